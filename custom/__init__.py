@@ -1,0 +1,1 @@
+"""The user's part: environments, agents, tools and rewards, made to be edited."""

@@ -1,0 +1,97 @@
+"""Scoring rules by data source: what `compute_score` is where the config names no function of the user's.
+
+A rule reads text and returns a number; it never sees tokens. For a data source of your own set
+`custom_reward_function.path`, or add a rule here.
+"""
+
+import json
+import re
+from decimal import Decimal
+from functools import cache
+from typing import Any, Literal, Protocol
+
+# The sign belongs to the number unless a digit stands before it: in "5-3" the last number is 3.
+NUMBER = re.compile(r"(?<!\d)-?\d[\d,]*(?:\.\d+)?")
+REASONING_GYM = "reasoning_gym/"
+
+
+class Verifier(Protocol):
+    """A reasoning-gym task's own score, 0 to 1."""
+
+    def __call__(self, answer: str | None, entry: dict[str, Any]) -> float: ...
+
+
+def default_compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    *,
+    method: Literal["strict", "flexible"] = "strict",
+) -> float:
+    """The score of one response, by its data source.
+
+    openai/gsm8k: 1.0 if the number after the last "####" equals the truth, else 0.0; method="flexible" (from YAML:
+    `reward_model.reward_kwargs.method`) takes the response's last number instead.
+    reasoning_gym/NAME: the task's own verifier on `extract_answer`; extra_info["entry"] is the task's entry as JSON.
+    """
+    if data_source == "openai/gsm8k":
+        return score_gsm8k(solution_str, ground_truth, method)
+    if data_source.startswith(REASONING_GYM):
+        return score_reasoning_gym(data_source.removeprefix(REASONING_GYM), solution_str, extra_info or {})
+    raise ValueError(
+        f"no scoring rule for data_source={data_source!r}; allowed: openai/gsm8k, {REASONING_GYM}NAME. "
+        "Set custom_reward_function.path to a file with your compute_score"
+    )
+
+
+def last_number(text: str) -> str | None:
+    """The last number as written, without thousands separators: "it costs $1,200.50." -> "1200.50"."""
+    numbers = NUMBER.findall(text)
+    return numbers[-1].replace(",", "") if numbers else None
+
+
+def score_gsm8k(solution_str: str, ground_truth: str, method: Literal["strict", "flexible"] = "strict") -> float:
+    """1.0 or 0.0; numbers are compared as numbers, so that 7.0 is 7."""
+    if method not in ("strict", "flexible"):
+        raise ValueError(
+            f"method={method!r} is unknown; allowed: strict (the number after '####'), flexible (the last number)"
+        )
+    if method == "strict":
+        _, marker, tail = solution_str.rpartition("####")
+        match = NUMBER.match(tail.lstrip(" $")) if marker else None
+        answer = match.group().replace(",", "") if match else None
+    else:
+        answer = last_number(solution_str)
+    return float(answer is not None and Decimal(answer) == Decimal(ground_truth.replace(",", "")))
+
+
+@cache
+def _verifier(name: str) -> Verifier:
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise ImportError(f"data_source {REASONING_GYM}{name} needs the package: pip install reasoning-gym") from error
+    return reasoning_gym.get_score_answer_fn(name)
+
+
+def extract_answer(solution_str: str, truth: str) -> str | None:
+    """The part of a response that a verifier judges.
+
+    What follows the last </think>; of that the last <answer>…</answer>, if there is any; and of that, where the truth
+    is a number, the last number, because small chat models answer in sentences: "4 + 3 = 7." -> "7".
+    """
+    text = solution_str.rpartition("</think>")[2]
+    tagged = re.findall(r"<answer>(.*?)</answer>", text, flags=re.DOTALL)
+    text = (tagged[-1] if tagged else text).strip()
+    return last_number(text) if NUMBER.fullmatch(truth.strip()) else text
+
+
+def score_reasoning_gym(name: str, solution_str: str, extra_info: dict[str, Any]) -> float:
+    """The verifier of task `name`; it may give part of a point (reasoning-gym does, "12" for "2" gives 0.5)."""
+    if "entry" not in extra_info:
+        raise ValueError(
+            f"{REASONING_GYM}{name}: extra_info has no 'entry', the task's entry as JSON (json.dumps(dataset[i]))"
+        )
+    entry = json.loads(extra_info["entry"])
+    return float(_verifier(name)(extract_answer(solution_str, str(entry["answer"])), entry))

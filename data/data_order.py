@@ -1,0 +1,79 @@
+"""The order of the training rows: a pure function of (seed, epoch), so that a resumed run continues inside an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from data.rl_dataset import collate_fn, normalise_row
+from data.seeding import seed_for
+
+
+class EpochOrder(Sampler[int]):
+    """Row numbers of one epoch, from a place inside it.
+
+    Args:
+        num_rows: rows of the dataset.
+        seed: the run's seed.
+        shuffle: a new permutation every epoch; otherwise ascending.
+        inner: a sampler of the user's, whose order is taken instead; its `set_epoch(epoch)` is called where it has one.
+    """
+
+    def __init__(self, num_rows: int, seed: int, shuffle: bool, inner: Sampler[int] | None = None) -> None:
+        self.num_rows, self.seed, self.shuffle, self.inner = num_rows, seed, shuffle, inner
+        self.start(epoch=0, skip=0)
+
+    def start(self, epoch: int, skip: int) -> None:
+        """The next iteration gives `epoch`'s order without its first `skip` rows."""
+        self.epoch, self.skip = epoch, skip
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(iter(self._order()), self.skip, None)
+
+    def __len__(self) -> int:
+        return (len(self.inner) if isinstance(self.inner, Sized) else self.num_rows) - self.skip
+
+    def _order(self) -> Sequence[int] | Sampler[int]:
+        if self.inner is not None:
+            if callable(set_epoch := getattr(self.inner, "set_epoch", None)):
+                set_epoch(self.epoch)
+            return self.inner
+        if not self.shuffle:
+            return range(self.num_rows)
+        generator = torch.Generator().manual_seed(seed_for(self.seed, 0, self.epoch))
+        return torch.randperm(self.num_rows, generator=generator).tolist()
+
+
+@dataclass(frozen=True)
+class PromptCollator:
+    """Collates rows of any torch Dataset that gives `input_ids` and `attention_mask` (see `normalise_row`)."""
+
+    max_prompt_length: int
+    pad_token_id: int
+    truncation: str
+    collate: Callable[[list[dict[str, Any]]], dict[str, Any]] = collate_fn
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        return self.collate(
+            [
+                normalise_row(
+                    row,
+                    max_prompt_length=self.max_prompt_length,
+                    pad_token_id=self.pad_token_id,
+                    truncation=self.truncation,
+                )
+                for row in rows
+            ]
+        )
+
+
+def num_rows(dataset: Dataset) -> int:
+    """Rows of a map-style dataset. Raises ValueError for one without a length."""
+    if not isinstance(dataset, Sized):
+        raise ValueError(f"{type(dataset).__name__} has no __len__; give a map-style torch Dataset")
+    return len(dataset)

@@ -1,0 +1,47 @@
+"""Loading users' objects: a name out of a Python file that belongs to no package."""
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def load_extern_object(path: str, name: str) -> Any:
+    """The object `name` that the file `path` defines.
+
+    A file is executed once per process, however often and under whatever spelling it is named, so that its classes
+    keep their identity and its registrations happen once. An exception inside it keeps its own traceback.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not Python, or does not define the name.
+    """
+    module = _load_module(Path(path).expanduser().resolve(), given=path)
+    if name not in vars(module):
+        public = sorted(n for n in vars(module) if not n.startswith("_"))
+        raise ValueError(f"{path} does not define {name!r}; it has: {', '.join(public) or 'nothing'}")
+    return vars(module)[name]
+
+
+def _load_module(file: Path, given: str) -> ModuleType:
+    if not file.is_file():
+        raise FileNotFoundError(f"{given!r} is not a file (looked for {file}); give the path of a .py file")
+    for loaded in list(sys.modules.values()):
+        if vars(loaded).get("__file__") == str(file):
+            return loaded
+    # Registered before it runs: dataclasses and pickle look a class's module up by name.
+    name = f"extern_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{given!r} is not a Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        error.add_note(f"raised while loading {file}")
+        raise
+    return module

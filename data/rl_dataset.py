@@ -1,0 +1,277 @@
+"""Datasets of prompts: files of verl-form rows, and any PyTorch Dataset, as left-padded rows of equal length.
+
+A row of a file: `{"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "2 + 3 = ?"}],
+"ability": "math", "reward_model": {"ground_truth": "5"}, "extra_info": {"index": 0}}`. Files are checked when they are
+read, so that a bad row shows before a model is loaded, not hours later.
+
+Invariant: whatever Dataset a prompt comes from, `normalise_row` gives it its `input_ids`, `attention_mask` and
+`position_ids` (max_prompt_length,) int64, padded on the left:
+
+    tokens 7 8 9, length 5   ->   input_ids [0 0 7 8 9], attention_mask [0 0 1 1 1], position_ids [0 0 0 1 2]
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from data.containers import object_array
+from data.loading import load_extern_object
+from data.prompts import as_messages, encode_chat, pad_token_id
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+logger = logging.getLogger(__name__)
+
+
+class RLHFDataset(Dataset):
+    """Prompts from parquet, json (a list of objects) or jsonl files, one or several.
+
+    Args:
+        data_files: a path or a list of paths.
+        tokenizer: renders prompts by its chat template.
+        config: the frozen `DataConfig`; read are prompt_key, max_prompt_length, truncation, return_raw_chat,
+            filter_overlong_prompts, filter_overlong_prompts_workers and apply_chat_template_kwargs.
+        processor: kept for subclasses that read images; rows of text need none.
+        max_samples: use the first rows only; -1 uses all.
+        require_ground_truth: every row must have `reward_model.ground_truth`.
+
+    Rows are dicts of `input_ids`, `attention_mask`, `position_ids` (max_prompt_length,) int64, `raw_prompt_ids`,
+    `index` (extra_info.index, or the row's number), `raw_prompt` if return_raw_chat, and every other column.
+
+    Raises:
+        FileNotFoundError, ValueError: what is wrong with which file, line or row; rows count from 0.
+    """
+
+    def __init__(
+        self,
+        data_files: str | Sequence[str],
+        tokenizer: "PreTrainedTokenizerBase",
+        config: Any,
+        processor: "ProcessorMixin | None" = None,
+        *,
+        max_samples: int = -1,
+        require_ground_truth: bool = True,
+    ) -> None:
+        self.tokenizer, self.config, self.processor = tokenizer, config, processor
+        files = [data_files] if isinstance(data_files, str | Path) else list(data_files)
+        self.rows: list[dict[str, Any]] = []
+        self.origins: list[str] = []
+        for file in files:
+            rows = read_rows(file)
+            self.rows += rows
+            self.origins += [f"{file} row {number}" for number in range(len(rows))]
+        if max_samples >= 0:
+            del self.rows[max_samples:], self.origins[max_samples:]
+        self._check_rows(require_ground_truth)
+        self.numbers = list(range(len(self.rows)))
+        if config.filter_overlong_prompts:
+            self._drop_overlong_prompts()
+        if not self.numbers:
+            raise ValueError(f"no rows are left of {', '.join(map(str, files))}; max_samples={max_samples}")
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        number = self.numbers[item]
+        row = {key: value for key, value in self.rows[number].items() if key != self.config.prompt_key}
+        index = _entry(row, "extra_info", "index")
+        row["index"] = number if index is None else index
+        if self.config.return_raw_chat:
+            row["raw_prompt"] = as_messages(self.rows[number][self.config.prompt_key])
+        token_ids = self._encode(number)
+        row |= {"input_ids": token_ids, "attention_mask": [1] * len(token_ids)}
+        return normalise_row(
+            row,
+            max_prompt_length=self.config.max_prompt_length,
+            pad_token_id=pad_token_id(self.tokenizer),
+            truncation=self.config.truncation,
+            where=self.origins[number],
+        )
+
+    def _encode(self, number: int) -> list[int]:
+        prompt = self.rows[number][self.config.prompt_key]
+        return encode_chat(self.tokenizer, prompt, **self.config.apply_chat_template_kwargs)
+
+    def _check_rows(self, require_ground_truth: bool) -> None:
+        problems = []
+        for row, origin in zip(self.rows, self.origins, strict=True):
+            if not _is_prompt(row.get(self.config.prompt_key)):
+                problems.append(f"{origin} has no prompt (a string or chat messages) under {self.config.prompt_key!r}")
+            elif require_ground_truth and _entry(row, "reward_model", "ground_truth") is None:
+                problems.append(f"{origin} has no reward_model.ground_truth")
+        if problems:
+            shown = "; ".join(problems[:3]) + ("; …" if len(problems) > 3 else "")
+            raise ValueError(
+                f"{len(problems)} of {len(self.rows)} rows cannot be used: {shown}. Their columns are "
+                f"{sorted(self.rows[0])}; data.prompt_key names the prompt's"
+            )
+
+    def _drop_overlong_prompts(self) -> None:
+        with ThreadPoolExecutor(self.config.filter_overlong_prompts_workers) as pool:
+            lengths = list(pool.map(lambda number: len(self._encode(number)), self.numbers))
+        limit = self.config.max_prompt_length
+        self.numbers = [number for number in self.numbers if lengths[number] <= limit]
+        logger.info("dropped %d of %d prompts longer than %d tokens", len(lengths) - len(self), len(lengths), limit)
+
+
+def _entry(row: Mapping[str, Any], column: str, key: str) -> Any:
+    content = row.get(column)
+    return content.get(key) if isinstance(content, Mapping) else None
+
+
+def _is_prompt(prompt: Any) -> bool:
+    if isinstance(prompt, str):
+        return bool(prompt)
+    messages = isinstance(prompt, list) and len(prompt) > 0
+    return messages and all(isinstance(message, Mapping) and message.get("role") for message in prompt)
+
+
+def read_rows(file: str | Path) -> list[dict[str, Any]]:
+    """All rows of a parquet, json or jsonl file as dicts; errors name the file and the line."""
+    path = Path(file).expanduser()
+    readers = {".parquet": _read_parquet, ".json": _read_json, ".jsonl": _read_jsonl}
+    if path.suffix not in readers:
+        raise ValueError(f"{file}: a data file ends in {', '.join(readers)}; this one in {path.suffix or 'nothing'!r}")
+    if not path.is_file():
+        raise FileNotFoundError(f"data file {str(file)!r} does not exist (looked for {path.resolve()})")
+    rows = readers[path.suffix](path)
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"{file} row {number} is a {type(row).__name__}; every row must be an object")
+    if not rows:
+        raise ValueError(f"{file} has no rows")
+    return rows
+
+
+def _read_parquet(path: Path) -> list[Any]:
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a readable parquet file: {error}") from error
+
+
+def _read_json(path: Path) -> list[Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}. One object per line is .jsonl") from error
+    if not isinstance(content, list):
+        raise ValueError(f"{path} holds a {type(content).__name__}; a .json data file holds a list of objects")
+    return content
+
+
+def _read_jsonl(path: Path) -> list[Any]:
+    def parse(number: int, line: str) -> Any:
+        try:
+            return json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} line {number} is not JSON: {error}") from error
+
+    with path.open(encoding="utf-8") as lines:
+        return [parse(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def normalise_row(
+    row: Mapping[str, Any], *, max_prompt_length: int, pad_token_id: int, truncation: str, where: str = "a row"
+) -> dict[str, Any]:
+    """The row with its prompt padded on the left to max_prompt_length tokens; all other keys travel unchanged.
+
+    Args:
+        row: `input_ids` and `attention_mask`, 1-D tensors or lists of any length, padded on any side.
+        truncation: "left" keeps the end, "right" the start, "middle" both ends, "error" raises.
+        where: names the row in errors.
+    Returns:
+        the row with `input_ids`, `attention_mask`, `position_ids` (max_prompt_length,) int64, and
+        `raw_prompt_ids`, the same tokens as a list without padding.
+    """
+    token_ids = truncate(_real_tokens(row, where), max_prompt_length, truncation, where)
+    length = len(token_ids)
+    input_ids = torch.full((max_prompt_length,), pad_token_id)
+    input_ids[max_prompt_length - length :] = torch.tensor(token_ids)
+    positions = torch.arange(max_prompt_length) - (max_prompt_length - length)
+    return {
+        **row,
+        "input_ids": input_ids,
+        "attention_mask": (positions >= 0).long(),
+        "position_ids": positions.clamp(min=0),
+        "raw_prompt_ids": token_ids,
+    }
+
+
+def _real_tokens(row: Mapping[str, Any], where: str) -> list[int]:
+    if missing := {"input_ids", "attention_mask"} - row.keys():
+        raise ValueError(f"{where} lacks {sorted(missing)}; a Dataset's rows need input_ids and attention_mask")
+    input_ids, mask = torch.as_tensor(row["input_ids"]), torch.as_tensor(row["attention_mask"])
+    if input_ids.ndim != 1 or input_ids.shape != mask.shape:
+        shapes = f"{tuple(input_ids.shape)} and {tuple(mask.shape)}"
+        raise ValueError(f"{where}: input_ids and attention_mask must be 1-D and of one length; their shapes: {shapes}")
+    token_ids = input_ids[mask.bool()].tolist()
+    if not token_ids:
+        raise ValueError(f"{where}: the prompt has no tokens; its attention_mask is all zero")
+    return token_ids
+
+
+def truncate(token_ids: list[int], max_length: int, truncation: str, where: str) -> list[int]:
+    """At most max_length of the tokens; see `normalise_row`."""
+    excess = len(token_ids) - max_length
+    if excess <= 0:
+        return token_ids
+    if truncation == "left":
+        return token_ids[excess:]
+    if truncation == "right":
+        return token_ids[:max_length]
+    if truncation == "middle":
+        start = max_length // 2
+        return token_ids[:start] + token_ids[start + excess :]
+    if truncation == "error":
+        raise ValueError(
+            f"{where}: the prompt has {len(token_ids)} tokens, data.max_prompt_length is {max_length}; raise it, "
+            "set data.filter_overlong_prompts=true, or data.truncation to left, right or middle"
+        )
+    raise ValueError(f"data.truncation={truncation!r} is unknown; allowed: left, right, middle, error")
+
+
+def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Tensor | np.ndarray]:
+    """Rows into columns: tensors are stacked to (B, …), all else becomes a 1-D object array of B entries."""
+    keys = data_list[0].keys()
+    for position, row in enumerate(data_list):
+        if difference := row.keys() ^ keys:
+            raise ValueError(f"rows of a batch need the same keys; row {position} and row 0 differ in {difference}")
+    columns = {key: [row[key] for row in data_list] for key in keys}
+    return {
+        key: torch.stack(column) if isinstance(column[0], Tensor) else object_array(column)
+        for key, column in columns.items()
+    }
+
+
+def create_dataset(
+    data_files: str | Sequence[str],
+    data_config: Any,
+    tokenizer: "PreTrainedTokenizerBase",
+    processor: "ProcessorMixin | None" = None,
+    max_samples: int = -1,
+) -> Dataset:
+    """The Dataset of `data.custom_cls.path` and `.name` where a path is set, else an RLHFDataset.
+
+    A custom class is built with RLHFDataset's first four arguments, by keyword; max_samples then takes a Subset.
+    """
+    custom = data_config.custom_cls
+    if custom.path is None:
+        return RLHFDataset(data_files, tokenizer, data_config, processor, max_samples=max_samples)
+    dataset_cls = load_extern_object(custom.path, custom.name)
+    if not (isinstance(dataset_cls, type) and issubclass(dataset_cls, Dataset)):
+        raise TypeError(f"data.custom_cls: {custom.name} of {custom.path} must subclass torch.utils.data.Dataset")
+    dataset = dataset_cls(data_files=data_files, tokenizer=tokenizer, config=data_config, processor=processor)
+    return Subset(dataset, range(max_samples)) if 0 <= max_samples < len(dataset) else dataset

@@ -1,0 +1,16 @@
+"""The quickstart's reward: 1 for a guess that halves what is left, 0.2 for one that only respects it, 0 for the rest."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None) -> float:
+    """`ground_truth` is "ABOVE BELOW"; the answer must be exactly "guess N"."""
+    above, below = (int(bound) for bound in ground_truth.split())
+    match = re.fullmatch(r"\s*guess (\d+)\s*", solution_str)
+    if match is None or not above < int(match[1]) < below:
+        return 0.0
+    guess = int(match[1])
+    return 1.0 if abs((guess - above) - (below - guess)) <= 1 else 0.2

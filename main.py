@@ -1,0 +1,68 @@
+"""Trains: `python main.py CONFIG.yaml key=value ...`; `--explain` shows every value and where it came from."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from training.config import PPOConfig
+from training.config_loader import ConfigError, explain, load_config, to_yaml
+
+
+def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]  # the heavy imports come after the config's checks
+    """The trainer of this config, with its datasets, reward functions and workers' classes; no model is loaded yet."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from data.loading import load_extern_object
+    from data.rl_dataset import create_dataset
+    from training.ray_trainer import RayPPOTrainer
+    from training.reward import load_reward_manager
+
+    if config.trainer.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    model = config.actor_rollout_ref.model
+    tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    data = config.data
+    train = create_dataset(data.train_files, data, tokenizer, max_samples=data.train_max_samples)
+    val = create_dataset(data.val_files, data, tokenizer, max_samples=data.val_max_samples) if data.val_files else None
+    sampler = None
+    if data.sampler.class_path:
+        sampler = load_extern_object(data.sampler.class_path, str(data.sampler.class_name))(train, data)
+    return RayPPOTrainer(
+        config,
+        tokenizer,
+        reward_fn=load_reward_manager(config, tokenizer, num_examine=0),
+        val_reward_fn=load_reward_manager(config, tokenizer, num_examine=1),
+        train_dataset=train,
+        val_dataset=val,
+        train_sampler=sampler,
+    )
+
+
+def main(argv: list[str]) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        loaded = load_config(argv)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if loaded.explain:
+        print(explain(loaded))
+        return 0
+    run_dir = Path(loaded.config.trainer.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.yaml").write_text(to_yaml(loaded.config))
+    trainer = build_trainer(loaded.config)
+    trainer.init_workers()
+    trainer.fit()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,47 @@
+"""Shared fixtures: the tiny task of the quickstart (tokenizer, model, prompts), made once a session."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from examples.prepare_quickstart import make_model, make_tokenizer, warm_up, write_prompts
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with model/ (untied), train.parquet and val.parquet, after a very short warm-up."""
+    folder = tmp_path_factory.mktemp("task")
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    warm_up(model, tokenizer, rng, steps=60)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    write_prompts(folder / "train.parquet", 64, rng)
+    write_prompts(folder / "val.parquet", 16, rng)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with tied embeddings, random weights."""
+    folder = tmp_path_factory.mktemp("tied")
+    torch.manual_seed(1)
+    tokenizer = make_tokenizer()
+    config = LlamaConfig.from_dict(make_model(tokenizer).config.to_dict() | {"tie_word_embeddings": True})
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,220 @@
+"""Partitions, dynamic batches and the plan of an update: every row exactly once, budgets kept, little padding."""
+
+from itertools import chain, combinations, pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.protocol import DataProto
+from training import batching
+
+lengths_lists = st.lists(st.integers(0, 60), min_size=1, max_size=24)
+
+
+def spread(partitions, lengths):
+    sums = [sum(lengths[i] for i in part) for part in partitions]
+    return max(sums) - min(sums)
+
+
+@given(lengths_lists, st.data())
+@settings(max_examples=60, deadline=None)
+def test_partitions_hold_every_row_once_and_are_not_empty(lengths, data):
+    k = data.draw(st.integers(1, len(lengths)))
+    partitions = batching.get_seqlen_balanced_partitions(lengths, k, equal_size=False)
+    assert len(partitions) == k and all(partitions)
+    assert sorted(chain.from_iterable(partitions)) == list(range(len(lengths)))
+    # Any differencing keeps the spread within the longest row.
+    assert spread(partitions, lengths) <= max(lengths)
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_equal_size_partitions_have_the_same_number_of_rows(k, size, random):
+    lengths = [random.randint(1, 50) for _ in range(k * size)]
+    partitions = batching.get_seqlen_balanced_partitions(lengths, k, equal_size=True)
+    assert [len(part) for part in partitions] == [size] * k
+    assert sorted(chain.from_iterable(partitions)) == list(range(k * size))
+    assert spread(partitions, lengths) <= max(lengths)
+
+
+def test_two_way_differencing_of_the_textbook_example():
+    # 8, 7, 6, 5, 4: 8 - 7 = 1, 6 - 5 = 1, 4 - 1 = 3, 3 - 1 = 2, a difference of 2; greedy filling ends with 4.
+    partitions = batching.get_seqlen_balanced_partitions([8, 7, 6, 5, 4], 2, equal_size=False)
+    assert spread(partitions, [8, 7, 6, 5, 4]) == 2
+
+
+def test_partitions_are_close_to_the_best_by_brute_force():
+    lengths = [31, 27, 22, 18, 14, 11, 7, 3]
+    best = min(
+        spread([half, set(range(8)) - set(half)], lengths) for n in range(1, 8) for half in combinations(range(8), n)
+    )
+    assert spread(batching.get_seqlen_balanced_partitions(lengths, 2, equal_size=False), lengths) <= best + 4
+
+
+def test_impossible_partitions_are_refused():
+    with pytest.raises(ValueError, match="cannot cut 2 rows into 3"):
+        batching.get_seqlen_balanced_partitions([1, 2], 3, equal_size=False)
+    with pytest.raises(ValueError, match="3 rows do not divide into 2 partitions"):
+        batching.get_seqlen_balanced_partitions([1, 2, 3], 2, equal_size=True)
+
+
+def test_unbalance_is_reported_before_and_after():
+    assert batching.log_seqlen_unbalance([10, 8, 2, 1], [[0, 3], [1, 2]], "seqlen") == {
+        "seqlen/min": 3,
+        "seqlen/max": 18,
+        "seqlen/minmax_diff": 15,
+        "seqlen/balanced_min": 10,
+        "seqlen/balanced_max": 11,
+        "seqlen/mean": 10.5,
+    }
+
+
+def dynamic_data(lengths):
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    return DataProto.from_dict(tensors={"attention_mask": mask, "row": torch.arange(len(lengths))})
+
+
+@pytest.mark.parametrize("budget", [10, 13, 100])
+def test_dynamic_batches_keep_the_budget_and_are_restored_in_order(budget):
+    lengths = [3, 10, 4, 9, 1, 1, 7]
+    micro_batches, rows = batching.prepare_dynamic_batch(dynamic_data(lengths), budget)
+    assert all(micro_batch.batch["attention_mask"].sum() <= budget for micro_batch in micro_batches)
+    assert len(micro_batches) >= batching.ceildiv(sum(lengths), budget)
+    results = torch.cat([micro_batch.batch["row"] * 10 for micro_batch in micro_batches])
+    assert batching.restore_dynamic_batch(results, rows).tolist() == [0, 10, 20, 30, 40, 50, 60]
+
+
+def test_dynamic_batches_refuse_a_row_above_the_budget_and_obey_the_minimum():
+    batch = dynamic_data([3, 10]).batch
+    with pytest.raises(ValueError, match="a row has 10 tokens, above max_token_len=9"):
+        batching.rearrange_micro_batches(batch, 9)
+    assert len(batching.rearrange_micro_batches(batch, 100)[0]) == 1
+    assert len(batching.rearrange_micro_batches(batch, 100, min_num_micro_batch=2)[0]) == 2
+
+
+def test_reverse_index_undoes_a_permutation_and_rounding_rounds_up():
+    assert batching.get_reverse_idx([2, 0, 1]) == [1, 2, 0]
+    assert [batching.ceildiv(a, 4) for a in (0, 1, 4, 5)] == [0, 1, 1, 2]
+    assert [batching.roundup_divisible(a, 4) for a in (0, 1, 4, 5)] == [0, 4, 4, 8]
+
+
+# The plan
+
+
+def plan(keys, prompts, responses, **limits):
+    defaults = {"max_token_len": None, "micro_batch_size": None, "share_prompts": True, "max_tree_tokens": 10**6}
+    return batching.plan_micro_batches(keys, prompts, responses, **defaults | limits)
+
+
+def tree_tokens(tree, prompts, responses):
+    return prompts[tree[0]] + sum(responses[row] for row in tree)
+
+
+def padded_tokens(micro_batch, prompts, responses):
+    return len(micro_batch) * max(tree_tokens(tree, prompts, responses) for tree in micro_batch)
+
+
+@st.composite
+def batches(draw):
+    groups = draw(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 5)), min_size=1, max_size=6))
+    rows = [(f"p{g}", prompt) for g, (prompt, n) in enumerate(groups) for _ in range(n)]
+    rows = draw(st.permutations(rows))
+    responses = draw(st.lists(st.integers(0, 20), min_size=len(rows), max_size=len(rows)))
+    return [key for key, _ in rows], [prompt for _, prompt in rows], responses
+
+
+@given(batches(), st.integers(5, 80), st.integers(5, 60), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_token_plan_holds_every_row_once_within_the_budget(batch, budget, max_tree, share):
+    keys, prompts, responses = batch
+    micro_batches = plan(*batch, max_token_len=budget, share_prompts=share, max_tree_tokens=max_tree)
+    trees = list(chain.from_iterable(micro_batches))
+    assert sorted(chain.from_iterable(trees)) == list(range(len(keys)))
+    for tree in trees:
+        assert len({keys[row] for row in tree}) == 1 and (share or len(tree) == 1)
+        assert len(tree) == 1 or tree_tokens(tree, prompts, responses) <= min(max_tree, budget)
+    for micro_batch in micro_batches:
+        alone = len(micro_batch) == 1 and len(micro_batch[0]) == 1
+        assert alone or padded_tokens(micro_batch, prompts, responses) <= budget
+    assert plan(*batch, max_token_len=budget, share_prompts=share, max_tree_tokens=max_tree) == micro_batches
+
+
+@given(batches(), st.integers(1, 7), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_row_plan_holds_every_row_once_within_the_size(batch, size, share):
+    micro_batches = plan(*batch, micro_batch_size=size, share_prompts=share)
+    rows = [list(chain.from_iterable(micro_batch)) for micro_batch in micro_batches]
+    assert sorted(chain.from_iterable(rows)) == list(range(len(batch[0])))
+    assert all(1 <= len(part) <= size for part in rows)
+    if not share:
+        assert len(micro_batches) == batching.ceildiv(len(batch[0]), size)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.integers(20, 50))
+@settings(max_examples=60, deadline=None)
+def test_plan_has_the_fewest_micro_batches_and_then_the_least_padding(responses, budget):
+    """Against every way of cutting the sorted rows."""
+    rows, prompts = len(responses), [0] * len(responses)
+    ordered = sorted(responses, reverse=True)
+
+    def cost(cuts):
+        parts = [ordered[a:b] for a, b in zip((0, *cuts), (*cuts, rows), strict=True)]
+        padded = [len(part) * part[0] for part in parts]
+        return (len(parts), sum(padded)) if max(padded) <= budget else (rows + 1, 0)
+
+    best = min(cost(cuts) for n in range(rows) for cuts in combinations(range(1, rows), n))
+    micro_batches = plan(range(rows), prompts, responses, max_token_len=budget, share_prompts=False)
+    assert (len(micro_batches), sum(padded_tokens(m, prompts, responses) for m in micro_batches)) == best
+
+
+def test_the_documented_example():
+    assert plan("aab", [10, 10, 10], [5, 3, 6], max_token_len=40) == [[[0, 1], [2]]]
+    assert plan("aab", [10, 10, 10], [5, 3, 6], max_token_len=35) == [[[0, 1]], [[2]]]
+
+
+def test_a_group_above_the_tree_limit_is_split_evenly():
+    # 4 + 6 x 5 = 34 tokens; of at most 20, so two trees of 4 + 15 = 19.
+    (micro_batch,) = plan(["a"] * 6, [4] * 6, [5] * 6, max_token_len=40, max_tree_tokens=20)
+    assert sorted(map(len, micro_batch)) == [3, 3]
+
+
+def test_a_row_larger_than_both_limits_is_its_own_tree_and_micro_batch():
+    micro_batches = plan(["a", "a", "a"], [4] * 3, [50, 3, 2], max_token_len=20, max_tree_tokens=12)
+    assert micro_batches == [[[0]], [[1, 2]]]
+
+
+def test_contradictory_or_mismatched_arguments_are_refused():
+    with pytest.raises(ValueError, match=r"exactly one of .* given: max_token_len=8, micro_batch_size=2"):
+        plan("a", [1], [1], max_token_len=8, micro_batch_size=2)
+    with pytest.raises(ValueError, match="given: max_token_len=None, micro_batch_size=None"):
+        plan("a", [1], [1])
+    with pytest.raises(ValueError, match=r"rows \[0, 1\] share the prompt key 'a' but not the prompt's length"):
+        plan("aa", [1, 2], [1, 1], max_token_len=8)
+    with pytest.raises(ValueError, match="one entry per row"):
+        plan("aa", [1], [1, 1], max_token_len=8)
+
+
+def test_mini_batches_divide_the_rows_or_are_refused():
+    assert batching.plan_mini_batches(6, 2) == [range(2), range(2, 4), range(4, 6)]
+    with pytest.raises(ValueError, match=r"6 rows .* mini-batches of 4; choose a ppo_mini_batch_size that divides"):
+        batching.plan_mini_batches(6, 4)
+
+
+def test_shuffling_permutes_groups_and_keeps_their_rows_together():
+    uids = np.array([*list("aabbccddee"), "a"], dtype=object)
+    order = batching.shuffled_groups(uids, torch.Generator().manual_seed(1)).tolist()
+    assert sorted(order) == list(range(11)) and order != list(range(11))
+    groups = [uids[row] for row in order]
+    assert sum(a != b for a, b in pairwise(groups)) == 4
+    assert [row for row in order if uids[row] == "a"] == [0, 1, 10]
+
+
+def test_shuffling_depends_on_the_seed_and_not_on_what_the_uids_are():
+    def shuffled(uids, seed):
+        return batching.shuffled_groups(uids, torch.Generator().manual_seed(seed)).tolist()
+
+    assert shuffled("xxyyzz", 3) == shuffled("zzaamm", 3)
+    assert len({tuple(shuffled("aabbccdd", seed)) for seed in range(8)}) > 1

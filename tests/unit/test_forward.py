@@ -1,0 +1,159 @@
+"""The packed forward pass against the plain one: same log-probs, entropies, values and gradients for every way of packing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+import workers.forward as forward
+from data.protocol import DataProto
+from training.config import MicroBatching
+from workers.forward import ForwardSettings, PolicyModel, ValueModel, iter_micro_batches, on_grid
+from workers.model_builder import ModelSpec
+
+PROMPT, RESPONSE = 6, 5
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_task: Path) -> nn.Module:
+    return AutoModelForCausalLM.from_pretrained(tiny_task / "model").eval()
+
+
+def make_batch(seed: int = 0, pad_prompt: int = 0, pad_response: int = 0) -> DataProto:
+    """Three groups of four, two and one rows; responses of any length, one empty, one with a hole that was not sampled."""
+    generator = torch.Generator().manual_seed(seed)
+    groups, prompt_lengths = [0, 0, 0, 0, 1, 1, 2], [4, 6, 2]
+    response_lengths = [5, 1, 0, 3, 2, 5, 4]
+    prompts = torch.zeros(7, PROMPT + pad_prompt, dtype=torch.long)
+    responses = torch.zeros(7, RESPONSE + pad_response, dtype=torch.long)
+    attention = torch.zeros(7, prompts.shape[1] + responses.shape[1], dtype=torch.long)
+    mask = torch.zeros_like(responses)
+    group_prompts = [torch.randint(4, 60, (n,), generator=generator) for n in prompt_lengths]
+    for row, (group, n) in enumerate(zip(groups, response_lengths, strict=True)):
+        p = group_prompts[group]
+        prompts[row, -len(p) :] = p
+        responses[row, :n] = torch.randint(4, 60, (n,), generator=generator)
+        attention[row, prompts.shape[1] - len(p) : prompts.shape[1] + n] = 1
+        mask[row, :n] = 1
+    mask[5, 2:4] = 0  # the environment's reply inside row 5
+    return DataProto.from_dict(
+        tensors={"prompts": prompts, "responses": responses, "response_mask": mask, "attention_mask": attention}
+    )
+
+
+def plain_log_probs(lm: nn.Module, data: DataProto, temperature: float) -> tuple[Tensor, Tensor]:
+    """Row by row, without padding: the definition."""
+    width = data.batch["prompts"].shape[1]
+    log_probs = torch.zeros(data.batch["responses"].shape)
+    entropies = torch.zeros_like(log_probs)
+    for row in range(len(data)):
+        valid = data.batch["attention_mask"][row].bool()
+        ids = torch.cat([data.batch["prompts"][row], data.batch["responses"][row]])[valid][None]
+        distribution = (lm(ids).logits[0].float() / temperature).log_softmax(-1)
+        start = int(valid[:width].sum())
+        for column in range(int(valid[width:].sum())):
+            if data.batch["response_mask"][row, column]:
+                before = distribution[start + column - 1]
+                log_probs[row, column] = before[ids[0, start + column]]
+                entropies[row, column] = -(before.exp() * before).sum()
+    return log_probs, entropies
+
+
+def packed(lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: MicroBatching, t: float = 1.0):
+    log_probs, entropies = torch.zeros(data.batch["responses"].shape), torch.zeros(data.batch["responses"].shape)
+    for rows, micro, trees in iter_micro_batches(data, settings, limits):
+        stats = PolicyModel(lm)(trees, t, "grad")
+        shape = micro.batch["responses"].shape
+        log_probs[rows] = on_grid(stats.log_probs, trees, shape)
+        entropies[rows] = on_grid(stats.entropy, trees, shape)
+    return log_probs, entropies
+
+
+WAYS = [
+    (ForwardSettings(), MicroBatching(max_token_len=1000)),
+    (ForwardSettings(), MicroBatching(max_token_len=24)),
+    (ForwardSettings(), MicroBatching(micro_batch_size=3)),
+    (ForwardSettings(share_prompts=False), MicroBatching(max_token_len=40)),
+    (ForwardSettings(share_prompts=False), MicroBatching(micro_batch_size=1)),
+    (ForwardSettings(strip_padding=False), MicroBatching(micro_batch_size=4)),
+]
+
+
+@pytest.mark.parametrize(("settings", "limits"), WAYS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_every_packing_gives_the_log_probs_of_single_unpadded_rows(lm, settings, limits, temperature) -> None:
+    data = make_batch()
+    expected = plain_log_probs(lm, data, temperature)
+    got = packed(lm, data, settings, limits, temperature)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-5, atol=2e-6)
+
+
+def gradient(lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: MicroBatching) -> Tensor:
+    lm.zero_grad()
+    weights = torch.arange(data.batch["responses"].numel()).view(data.batch["responses"].shape) / 10
+    for rows, micro, trees in iter_micro_batches(data, settings, limits):
+        stats = PolicyModel(lm)(trees, 1.0, "grad")
+        shape = micro.batch["responses"].shape
+        loss = (on_grid(stats.log_probs, trees, shape) * weights[rows]).sum()
+        (loss + on_grid(stats.entropy, trees, shape).sum()).backward()
+    return torch.cat([p.grad.flatten() for p in lm.parameters()])
+
+
+@pytest.mark.parametrize(("settings", "limits"), WAYS[1:])
+def test_gradient_does_not_depend_on_the_packing(lm, settings, limits) -> None:
+    data = make_batch()
+    expected = gradient(lm, data, *WAYS[0])
+    got = gradient(lm, data, settings, limits)
+    assert (got - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_padding_on_either_side_changes_nothing(lm) -> None:
+    one, _ = packed(lm, make_batch(), *WAYS[0])
+    other, _ = packed(lm, make_batch(pad_prompt=3, pad_response=4), *WAYS[0])
+    torch.testing.assert_close(other[:, :RESPONSE], one, rtol=1e-5, atol=1e-6)
+    assert not other[:, RESPONSE:].any()
+
+
+def test_chunked_head_gives_the_same_log_probs_and_gradient(lm, monkeypatch) -> None:
+    data = make_batch()
+    expected_lp, _ = packed(lm, data, *WAYS[0])
+    expected = gradient(lm, data, *WAYS[0])
+    monkeypatch.setattr(forward, "LOGITS_CHUNK_BYTES", 4 * 64 * 3)  # three positions of a 64-word vocabulary
+    got_lp, _ = packed(lm, data, *WAYS[0])
+    torch.testing.assert_close(got_lp, expected_lp, rtol=1e-5, atol=1e-6)
+    assert (gradient(lm, data, *WAYS[0]) - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_a_shared_prompt_is_computed_once() -> None:
+    data = make_batch()
+    tokens = {}
+    for share in (True, False):
+        settings = ForwardSettings(share_prompts=share)
+        batches = iter_micro_batches(data, settings, MicroBatching(max_token_len=1000))
+        tokens[share] = sum(int((trees.input_ids != 0).sum()) for _, _, trees in batches)
+    responses = int(data.batch["attention_mask"][:, PROMPT:].sum())
+    assert tokens[True] == 4 + 6 + 2 + responses
+    assert tokens[False] == 4 * 4 + 2 * 6 + 2 + responses
+
+
+def test_values_are_those_of_the_state_before_each_sampled_token(tiny_task: Path) -> None:
+    from training.config import CriticModelConfig
+
+    spec = ModelSpec(CriticModelConfig(enable_gradient_checkpointing=False), str(tiny_task / "model"), torch.device("cpu"))
+    transformer = spec.value_model().eval()
+    assert not transformer.score.weight.any()
+    nn.init.normal_(transformer.score.weight)
+    data = make_batch()
+    for settings, limits in WAYS:
+        values = torch.zeros(data.batch["responses"].shape)
+        for rows, micro, trees in iter_micro_batches(data, settings, limits):
+            values[rows] = on_grid(ValueModel(transformer)(trees), trees, micro.batch["responses"].shape).detach()
+        row, width = 5, data.batch["prompts"].shape[1]
+        ids = torch.cat([data.batch["prompts"][row], data.batch["responses"][row]])[None]
+        expected = transformer(ids).logits[0, width - 1 : -1, 0] * data.batch["response_mask"][row]
+        torch.testing.assert_close(values[row], expected.detach(), rtol=1e-5, atol=1e-6)

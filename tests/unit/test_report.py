@@ -1,0 +1,99 @@
+"""The report: reading metrics.jsonl, smoothing, shares of time, the table and the picture."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.report import Series, phase_times, read_metrics, smooth, write_report
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_run(folder, records):
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def steps(count):
+    return [
+        {
+            "step": n,
+            "critic/score/mean": n / 10,
+            "response_length/mean": 30.0,
+            "timing_s/step": 10.0,
+            "timing_s/gen": 6.0,
+            "timing_s/update_actor": 3.0,
+        }
+        for n in range(1, count + 1)
+    ]
+
+
+def test_the_later_value_of_a_step_counts_and_torn_lines_are_skipped(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(
+        '{"step": 2, "a": 5}\n{"step": 1, "a": "nan", "b": 1}\n{"step": 2, "a": 7, "b": 2}\n{"step": 3, "a"'
+    )
+    metrics = read_metrics(file)
+    assert metrics["b"] == Series([1, 2], [1.0, 2.0])
+    assert metrics["a"].steps == [1, 2] and math.isnan(metrics["a"].values[0]) and metrics["a"].values[1] == 7.0
+
+
+def test_smoothing_is_a_mean_around_each_value_without_nan():
+    assert smooth([1.0, 2.0, 6.0, math.nan, 3.0], 3) == [1.5, 3.0, 4.0, 4.5, 3.0]
+    assert smooth([1.0, 2.0], 1) == [1.0, 2.0]
+
+
+def test_phases_are_longest_first_and_the_rest_is_other():
+    metrics = {
+        "timing_s/step": Series([1, 2], [10.0, 20.0]),
+        "timing_s/reward": Series([1, 2], [1.0, 1.0]),
+        "timing_s/gen": Series([1, 2], [6.0, 6.0]),
+        "timing_s/testing": Series([2], [9.0]),
+    }
+    phases = phase_times(metrics)
+    assert list(phases) == ["gen", "testing", "reward", "other"]
+    assert phases["testing"].values == [0.0, 9.0] and phases["other"].values == [3.0, 4.0]
+    assert phase_times({"timing_s/gen": Series([1], [1.0])}) == {}
+
+
+def test_table_has_first_last_and_best_and_shares(tmp_path):
+    records = [{"step": 0, "val-core/sum/reward/mean@1": 0.1}, *steps(9)]
+    records[3]["critic/score/mean"] = 2.0
+    lines = {line.split("  ")[0]: line.split() for line in write_report(write_run(tmp_path, records)).splitlines()}
+    reward, duration = lines["reward"], lines["time per step, s"]
+    assert reward[1:] == ["0.64", "0.7", "2", "(3)"]  # (0.1 + 0.2 + 2 + 0.4 + 0.5) / 5 and the mean of 0.5 … 0.9
+    assert duration[4:] == ["10", "10", "10", "(1)"]
+    shares = write_report(tmp_path)
+    assert "share of gen" in shares and "60.0%" in shares and "10.0%" in shares
+
+
+def test_picture_is_written(tmp_path):
+    write_report(write_run(tmp_path, steps(12)))
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG") and (
+        tmp_path / "report.png"
+    ).stat().st_size > 20_000
+
+
+def test_a_run_of_one_step_with_nothing_but_a_reward_works(tmp_path):
+    table = write_report(write_run(tmp_path, [{"step": 1, "critic/score/mean": 0.5}]))
+    assert "0.5 (1)" in table and (tmp_path / "report.png").exists()
+
+
+def test_missing_file_and_missing_metric_say_what_there_is(tmp_path):
+    with pytest.raises(ValueError, match=r"trainer.logger has 'file'"):
+        write_report(tmp_path)
+    with pytest.raises(ValueError, match="no 'critic/score/mean'; it has: loss"):
+        write_report(write_run(tmp_path, [{"step": 1, "loss": 0.5}]))
+
+
+def test_command_line_prints_the_table_and_the_pictures_place(tmp_path):
+    command = [sys.executable, "-m", "training.report", str(write_run(tmp_path, steps(3)))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "reward" in done.stdout and str(tmp_path / "report.png") in done.stdout
+    failed = subprocess.run([*command[:-1], str(tmp_path / "none")], cwd=ROOT, capture_output=True, text=True)
+    assert failed.returncode == 1 and failed.stderr.startswith("report: ")

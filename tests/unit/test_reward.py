@@ -1,0 +1,387 @@
+"""Rewards: where they land, what reward functions may return, and the managers and rules that score text."""
+
+import json
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from custom.reward_manager import (
+    BatchRewardManager,
+    NaiveRewardManager,
+    get_reward_manager_cls,
+    register_reward_manager,
+)
+from custom.reward_score import default_compute_score, extract_answer
+from data.protocol import DataProto
+from training.reward import (
+    compute_reward,
+    compute_reward_async,
+    get_custom_reward_fn,
+    load_reward_manager,
+    move_to_sampled_tokens,
+    place_outcome_rewards,
+)
+
+WORDS = ["<pad>", "</s>", "what", "is", "one", "two", "five", "tool", "says", "####", "5", "7"]
+IDS = {word: i for i, word in enumerate(WORDS)}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    backend = Tokenizer(models.WordLevel(IDS, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>")
+
+
+def ids(text, width):
+    row = [IDS[word] for word in text.split()]
+    return row + [0] * (width - len(row))
+
+
+def make_batch():
+    """Row 0 ends with its own answer, row 1 with a tool's, row 2 sampled nothing, row 3 fills the response."""
+    responses = ["#### 5 </s>", "#### 7 tool says 5", "", "one two five #### 5"]
+    mask = [[1, 1, 1, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]
+    prompts = [[0, IDS["what"], IDS["is"]]] * 4
+    attention = [[0, 1, 1] + [1 if i < len(r.split()) else 0 for i in range(5)] for r in responses]
+    return DataProto.from_dict(
+        tensors={
+            "prompts": torch.tensor(prompts),
+            "responses": torch.tensor([ids(r, 5) for r in responses]),
+            "response_mask": torch.tensor(mask),
+            "attention_mask": torch.tensor(attention),
+        },
+        non_tensors={
+            "data_source": np.array(["openai/gsm8k", "openai/gsm8k", "openai/gsm8k", "other"], dtype=object),
+            "reward_model": np.array([{"ground_truth": t} for t in ("5", "5", "5", "5")], dtype=object),
+            "extra_info": np.array([{"index": i} for i in range(4)], dtype=object),
+        },
+    )
+
+
+SCORES = [0.5, -1.0, 2.0, 0.25]
+PLACED = torch.tensor([[0, 0, 0.5, 0, 0], [0, -1.0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0.25]])
+
+
+# Placing
+
+
+def test_outcome_lands_on_the_last_sampled_token_even_if_the_environment_spoke_last():
+    placed = place_outcome_rewards(torch.tensor(SCORES), make_batch().batch["response_mask"])
+    assert placed.dtype == torch.float32
+    torch.testing.assert_close(placed, PLACED)
+
+
+def test_rewards_on_environment_tokens_move_to_the_action_before_them():
+    mask = torch.tensor([[1, 1, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0], [0] * 7])
+    rewards = torch.tensor([[0.1, 0, 1.0, 0, 0.5, 0, 0.25], [1.0, 0, 0, 2.0, 0, 0, 0], [1.0] * 7])
+    expected = torch.tensor([[0.1, 1.0, 0, 0, 0.75, 0, 0], [0, 3.0, 0, 0, 0, 0, 0], [0.0] * 7])
+    torch.testing.assert_close(move_to_sampled_tokens(rewards, mask), expected)
+
+
+def test_placing_agrees_with_a_loop_over_random_masks():
+    generator = torch.Generator().manual_seed(0)
+    mask = (torch.rand(200, 9, generator=generator) < 0.3).long()
+    scores = torch.randn(200, generator=generator)
+    expected = torch.zeros(200, 9)
+    for row in range(200):
+        sampled = [t for t in range(9) if mask[row, t]]
+        if sampled:
+            expected[row, sampled[-1]] = scores[row]
+    torch.testing.assert_close(place_outcome_rewards(scores, mask), expected)
+
+
+# What a reward function may return
+
+
+def full(scores):
+    return torch.tensor(scores)[:, None] * torch.tensor([0.0, 0, 0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    "reward_fn",
+    [
+        lambda data: torch.tensor(SCORES),
+        lambda data: torch.tensor(SCORES, dtype=torch.float64, requires_grad=True),
+        lambda data: SCORES,
+        lambda data: np.array(SCORES),
+        lambda data: full(SCORES),
+        lambda data: {"reward_tensor": torch.tensor(SCORES)},
+        lambda data, return_dict: {"reward_tensor": full(SCORES), "reward_extra_info": {}},
+        lambda data, **kwargs: torch.tensor(SCORES) if kwargs["return_dict"] else None,
+        lambda data, return_dict=False: {"reward_tensor": SCORES} if return_dict else None,
+    ],
+)
+def test_every_form_of_answer_gives_the_same_rewards(reward_fn):
+    rewards, infos = compute_reward(make_batch(), reward_fn)
+    torch.testing.assert_close(rewards, PLACED)
+    assert infos == {} and not rewards.requires_grad
+
+
+def test_integer_scores_become_float32():
+    rewards, _ = compute_reward(make_batch(), lambda data: torch.tensor([1, 0, 1, 1]))
+    assert rewards.dtype == torch.float32 and rewards.sum() == 2  # row 2 has no token to carry its score
+
+
+def test_extra_infos_become_lists_of_one_value_per_row():
+    infos = {"acc": np.array([1, 0, 1, 1]), "length": torch.tensor([1.0, 2, 3, 4]), "pred": ("a", "b", "c", "d")}
+    _, lists = compute_reward(make_batch(), lambda data: {"reward_tensor": SCORES, "reward_extra_info": infos})
+    assert lists == {"acc": [1, 0, 1, 1], "length": [1.0, 2.0, 3.0, 4.0], "pred": ["a", "b", "c", "d"]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (torch.zeros(3), r"shape \(3,\); allowed: \(4,\) or \(4, 5\)"),
+        (torch.zeros(4, 4), r"shape \(4, 4\); allowed: \(4,\) or \(4, 5\)"),
+        (torch.zeros(5, 4), r"shape \(5, 4\)"),
+        (torch.tensor(1.0), r"shape \(\)"),
+        ([1.0, float("nan"), 0.0, float("inf")], r"2 rows: \[1, 3\]"),
+        (full([0.0, 0.0, float("nan"), 0.0]), r"1 rows: \[2\]"),
+        (None, "NoneType, not numbers"),
+        ([[1.0], [1.0, 2.0], [], []], "list, not numbers"),
+        ({"rewards": SCORES}, "'reward_tensor' is missing"),
+        ({"reward_tensor": SCORES, "reward_extra_info": {"acc": [1, 2]}}, r"\['acc'\] has 2 values.*4"),
+    ],
+)
+def test_bad_answers_say_what_is_wrong_and_allowed(answer, message):
+    with pytest.raises(ValueError, match=message):
+        compute_reward(make_batch(), lambda data: answer)
+
+
+def test_async_reward_equals_the_sync_one_and_does_not_see_later_fields():
+    added = threading.Event()
+
+    def slow(data):
+        assert added.wait(timeout=10)
+        assert "old_log_probs" not in data.batch and data.meta_info == {}
+        return SCORES
+
+    data = make_batch()
+    future = compute_reward_async(data, slow)
+    data.batch["old_log_probs"] = torch.zeros(4, 5)
+    data.meta_info["temperature"] = 1.0
+    added.set()
+    rewards, infos = future.result(timeout=10)
+    torch.testing.assert_close(rewards, PLACED)
+    assert infos == {}
+
+
+def test_async_reward_raises_the_functions_error():
+    future = compute_reward_async(make_batch(), lambda data: [float("nan")] * 4)
+    with pytest.raises(ValueError, match="4 rows"):
+        future.result(timeout=10)
+
+
+# Managers
+
+
+def test_naive_manager_scores_only_what_the_policy_sampled(tokenizer):
+    seen = []
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info):
+        seen.append((data_source, solution_str, ground_truth, extra_info["index"]))
+        return extra_info["index"] + 1
+
+    rewards = NaiveRewardManager(tokenizer, 0, compute_score)(make_batch())
+    assert seen == [
+        ("openai/gsm8k", "#### 5", "5", 0),
+        ("openai/gsm8k", "#### 7", "5", 1),
+        ("openai/gsm8k", "", "5", 2),
+        ("other", "one two five #### 5", "5", 3),
+    ]
+    assert rewards.tolist() == [[0, 0, 1, 0, 0], [0, 2, 0, 0, 0], [0] * 5, [0, 0, 0, 0, 4]]
+
+
+def test_naive_manager_uses_the_built_in_rules_by_default(tokenizer):
+    rewards = NaiveRewardManager(tokenizer, 0)(make_batch()[:3])
+    assert rewards.sum(dim=1).tolist() == [1, 0, 0]  # the tool's "5" in row 1 does not count
+
+
+def test_dict_results_become_extra_infos_with_none_where_a_row_lacks_one(tokenizer):
+    def compute_score(extra_info, **_):
+        return {"score": 1.0, "acc": True} if extra_info["index"] % 2 else 0.5
+
+    result = NaiveRewardManager(tokenizer, 0, compute_score)(make_batch(), return_dict=True)
+    assert result["reward_extra_info"] == {"score": [0.5, 1.0, 0.5, 1.0], "acc": [None, True, None, True]}
+    assert result["reward_tensor"].sum(dim=1).tolist() == [0.5, 1, 0, 1]
+
+
+def test_plain_scores_give_no_extra_infos(tokenizer):
+    manager = NaiveRewardManager(tokenizer, 0, lambda **_: torch.tensor(0.5))
+    rewards, infos = compute_reward(make_batch(), manager)
+    assert infos == {} and rewards.sum() == 1.5
+
+
+def test_batch_manager_passes_lists_and_equals_the_naive_one(tokenizer):
+    def one(data_source, solution_str, ground_truth, extra_info, bonus):
+        return {"score": float(solution_str.endswith(ground_truth)) + bonus, "n": extra_info["index"]}
+
+    def many(data_sources, solution_strs, ground_truths, extra_infos, bonus):
+        rows = zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
+        return [one(*row, bonus=bonus) for row in rows]
+
+    single = NaiveRewardManager(tokenizer, 0, one, bonus=0.25)(make_batch(), return_dict=True)
+    batch = BatchRewardManager(tokenizer, 0, many, bonus=0.25)(make_batch(), return_dict=True)
+    torch.testing.assert_close(single["reward_tensor"], batch["reward_tensor"])
+    assert batch["reward_tensor"].sum(dim=1).tolist() == [1.25, 0.25, 0, 1.25]
+    assert single["reward_extra_info"] == batch["reward_extra_info"]
+
+
+def test_batch_manager_wants_a_function_and_one_result_per_row(tokenizer):
+    with pytest.raises(ValueError, match=r"custom_reward_function.path"):
+        BatchRewardManager(tokenizer, 0)
+    with pytest.raises(ValueError, match="returned 1 results; allowed: one per row, 4"):
+        BatchRewardManager(tokenizer, 0, lambda **_: [1.0])(make_batch())
+
+
+@pytest.mark.parametrize("manager_cls", [NaiveRewardManager, BatchRewardManager])
+def test_an_error_in_the_users_function_names_the_row_and_keeps_its_cause(tokenizer, manager_cls):
+    def broken(**_):
+        raise KeyError("answer")
+
+    with pytest.raises(RuntimeError, match=r"row 0, data_source='openai/gsm8k', response: '#### 5'") as caught:
+        manager_cls(tokenizer, 0, broken)(make_batch())
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("result", [None, {"acc": 1}, "good"])
+def test_a_result_that_is_no_score_names_the_row(tokenizer, result):
+    with pytest.raises(ValueError, match=r"row 0.*allowed: a number, or a dict with the number as 'score'"):
+        NaiveRewardManager(tokenizer, 0, lambda **_: result)(make_batch())
+
+
+def test_examples_are_printed_per_data_source(tokenizer, capsys):
+    NaiveRewardManager(tokenizer, 1, lambda **_: 0.5)(make_batch())
+    printed = capsys.readouterr().out
+    assert printed.count("prompt: what is\n") == 2 and printed.count("score: 0.5") == 2
+    assert "[openai/gsm8k]" in printed and "[other]" in printed and "#### 7" not in printed
+
+
+def test_a_missing_field_is_named_with_its_writer(tokenizer):
+    data = make_batch()
+    del data.non_tensor_batch["reward_model"]
+    with pytest.raises(KeyError, match="NaiveRewardManager needs 'reward_model'"):
+        NaiveRewardManager(tokenizer, 0)(data)
+
+
+def test_registry_names_the_nearest_and_refuses_a_taken_name():
+    assert get_reward_manager_cls("batch") is BatchRewardManager
+    with pytest.raises(ValueError, match=r"'naiv' is unknown; allowed: naive, batch.*Did you mean 'naive'\?"):
+        get_reward_manager_cls("naiv")
+    with pytest.raises(ValueError, match="'naive' is already NaiveRewardManager"):
+        register_reward_manager("naive")(BatchRewardManager)
+    assert register_reward_manager("naive")(NaiveRewardManager) is NaiveRewardManager
+
+
+# From the config
+
+
+def make_config(path=None, name="compute_score", fn_kwargs=None, manager="naive", manager_kwargs=None):
+    return SimpleNamespace(
+        custom_reward_function=SimpleNamespace(path=path, name=name, reward_kwargs=fn_kwargs or {}),
+        reward_model=SimpleNamespace(reward_manager=manager, reward_kwargs=manager_kwargs or {}),
+        data=SimpleNamespace(reward_fn_key="data_source"),
+    )
+
+
+@pytest.fixture
+def user_file(tmp_path):
+    file = tmp_path / "my_reward.py"
+    file.write_text(
+        "def length_score(data_source, solution_str, ground_truth, extra_info, scale=1.0, offset=0.0):\n"
+        "    return scale * len(solution_str.split()) + offset\n"
+        "NUMBER = 3\n"
+    )
+    return str(file)
+
+
+def test_custom_function_and_both_kinds_of_kwargs_reach_the_score(tokenizer, user_file):
+    config = make_config(user_file, "length_score", {"scale": 2.0}, manager_kwargs={"offset": 0.5})
+    rewards, _ = compute_reward(make_batch(), load_reward_manager(config, tokenizer, num_examine=0))
+    assert rewards.sum(dim=1).tolist() == [4.5, 4.5, 0, 10.5]
+    override = load_reward_manager(config, tokenizer, num_examine=0, offset=1.0)
+    assert compute_reward(make_batch(), override)[0].sum(dim=1).tolist() == [5, 5, 0, 11]
+
+
+def test_no_path_means_no_custom_function_and_a_non_function_is_an_error(user_file):
+    assert get_custom_reward_fn(make_config()) is None
+    with pytest.raises(ValueError, match="NUMBER is a int; it must be a function"):
+        get_custom_reward_fn(make_config(user_file, "NUMBER"))
+
+
+def test_reward_kwargs_choose_the_flexible_gsm8k_rule(tokenizer):
+    data = make_batch()[3:]
+    data.non_tensor_batch["data_source"][0] = "openai/gsm8k"
+    data.batch["responses"][0, 3] = IDS["is"]  # "one two five is 5"
+    strict = load_reward_manager(make_config(), tokenizer, 0)
+    flexible = load_reward_manager(make_config(manager_kwargs={"method": "flexible"}), tokenizer, 0)
+    assert strict(data).sum() == 0 and flexible(data).sum() == 1
+
+
+# Built-in rules
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "strict", "flexible"),
+    [
+        ("so it is #### 72", "72", 1, 1),
+        ("#### $1,200.", "1200", 1, 1),
+        ("#### 1200.00", "1,200", 1, 1),
+        ("#### 7 and then #### 8", "7", 0, 0),
+        ("the answer is 72", "72", 0, 1),
+        ("#### 72 apples, not 3", "72", 1, 0),
+        ("#### -4", "-4", 1, 1),
+        ("#### ", "4", 0, 0),
+        ("#### none", "4", 0, 0),
+        ("", "4", 0, 0),
+    ],
+)
+def test_gsm8k_rule(text, truth, strict, flexible):
+    assert default_compute_score("openai/gsm8k", text, truth) == strict
+    assert default_compute_score("openai/gsm8k", text, truth, method="flexible") == flexible
+
+
+def test_gsm8k_refuses_an_unknown_method():
+    with pytest.raises(ValueError, match="method='loose' is unknown; allowed: strict"):
+        default_compute_score("openai/gsm8k", "#### 1", "1", method="loose")
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "answer"),
+    [
+        ("4 + 3 = 7.", "7", "7"),
+        ("3 - 7 equals -4", "-4", "-4"),
+        ("that is 5-3", "2", "3"),
+        ("<think>9</think> it is 7", "7", "7"),
+        ("<answer>7</answer> because 3 + 4", "7", "7"),
+        ("<answer>1</answer> no, <answer>x = 2</answer>", "2", "2"),
+        ("about 1,200", "1200", "1200"),
+        ("I do not know", "7", None),
+        (" <answer> blue </answer>", "blue", "blue"),
+        ("the sky is blue ", "blue", "the sky is blue"),
+    ],
+)
+def test_answer_is_found_in_a_sentence(text, truth, answer):
+    assert extract_answer(text, truth) == answer
+
+
+def test_reasoning_gym_task_is_scored_by_its_own_verifier():
+    entry = {"question": "3 - 7 =", "answer": "-4", "metadata": {}}
+    infos = {"entry": json.dumps(entry)}
+    score = [
+        default_compute_score("reasoning_gym/chain_sum", text, "-4", infos) for text in ("It is -4.", "4", "", "-40")
+    ]
+    assert score == [1.0, 0.0, 0.0, pytest.approx(2 / 3)]
+
+
+def test_a_missing_entry_and_an_unknown_source_say_what_to_do():
+    with pytest.raises(ValueError, match="extra_info has no 'entry'"):
+        default_compute_score("reasoning_gym/chain_sum", "4", "4")
+    with pytest.raises(ValueError, match=r"data_source='mine'.*Set custom_reward_function.path"):
+        default_compute_score("mine", "4", "4")

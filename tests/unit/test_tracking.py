@@ -1,0 +1,127 @@
+"""Tracking: what each backend writes, resuming, torn files, and trackers that fail."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from training.tracking import Tracking, cut_back, format_line
+
+
+def open_tracking(folder, backends="file", resume_step=0):
+    return Tracking("project", "experiment", backends, {"lr": 1e-3}, folder, resume_step)
+
+
+def read_lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_file_gets_one_json_object_per_step(tmp_path):
+    with open_tracking(tmp_path / "run") as tracking:
+        tracking.log({"a": 1, "b": np.float32(0.5), "c": torch.tensor(2.0)}, step=1)
+        assert read_lines(tmp_path / "run") == [{"step": 1, "a": 1.0, "b": 0.5, "c": 2.0}]  # there before close
+        tracking.log({"a": 2}, step=2)
+    assert read_lines(tmp_path / "run")[1] == {"step": 2, "a": 2.0}
+
+
+def test_non_finite_values_stay_valid_json(tmp_path):
+    with open_tracking(tmp_path) as tracking:
+        tracking.log({"a": float("nan"), "b": float("inf"), "c": float("-inf")}, step=1)
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    record = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert record == {"step": 1, "a": "nan", "b": "inf", "c": "-inf"}
+    assert float(record["c"]) == float("-inf")
+
+
+def test_resuming_cuts_later_steps_and_torn_lines(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(
+        '{"step": 0, "v": 1}\n{"step": 1}\n\x00\x00{"st\n{"step": 2}\n[3]\n{"step": 3}\n{"step": 2, "x": 0.'
+    )
+    with open_tracking(tmp_path, resume_step=2) as tracking:
+        tracking.log({"a": 1}, step=3)
+    assert read_lines(tmp_path) == [{"step": 0, "v": 1}, {"step": 1}, {"step": 2}, {"step": 3, "a": 1.0}]
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_whole_last_line_without_newline_is_kept(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2}')
+    cut_back(file, resume_step=2)
+    assert file.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_new_run_starts_the_file_anew(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n')
+    with open_tracking(tmp_path) as tracking:
+        tracking.log({"a": 1}, step=0)
+    assert read_lines(tmp_path) == [{"step": 0, "a": 1.0}]
+
+
+def test_cutting_back_to_the_same_step_twice_changes_nothing(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(f'{{"step": {n}}}\n' for n in range(10)))
+    cut_back(file, resume_step=4)
+    once = file.read_bytes()
+    cut_back(file, resume_step=4)
+    assert file.read_bytes() == once and once.count(b"\n") == 5
+
+
+def test_console_prints_one_aligned_line_per_step(tmp_path, capsys):
+    with open_tracking(tmp_path, "console") as tracking:
+        for step, reward in ((1, 0.25), (120, -0.5)):
+            tracking.log({"perf/time_per_step": 11.25, "critic/score/mean": reward, "unknown/metric": 1.0}, step)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "step     1 | reward  0.2500 | s/step   11.2"
+    assert second == "step   120 | reward -0.5000 | s/step   11.2"
+    assert not list(tmp_path.iterdir())
+
+
+def test_console_shows_validation_rewards():
+    assert format_line({"val-core/gsm8k/reward/mean@1": 0.5}, 0) == "step     0 | gsm8k/reward/mean@1 0.5000"
+
+
+def test_tensorboard_hides_what_came_after_the_checkpoint(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with open_tracking(tmp_path, ["tensorboard"]) as tracking:
+        for step in (1, 2, 3):
+            tracking.log({"a": step}, step)
+    with open_tracking(tmp_path, ["tensorboard"], resume_step=2) as tracking:
+        tracking.log({"a": 30}, 3)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("a")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_a_failing_tracker_warns_once_and_the_others_go_on(tmp_path, capsys, caplog):
+    with caplog.at_level(logging.WARNING), open_tracking(tmp_path, ["file", "console"]) as tracking:
+        tracking.log({"a": 1}, step=1)
+        tracking._trackers["file"].close()  # the next write fails, as on a full disk
+        tracking.log({"a": 2}, step=2)
+        tracking.log({"a": 3}, step=3)
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert caplog.text.count("tracker file failed") == 1
+    assert read_lines(tmp_path) == [{"step": 1, "a": 1.0}]
+
+
+def test_a_tracker_that_cannot_open_warns_and_the_run_goes_on(tmp_path, capsys, caplog):
+    (tmp_path / "run").write_text("a file where the folder should be")
+    with open_tracking(tmp_path / "run", ["file", "console"]) as tracking:
+        tracking.log({"a": 1}, step=1)
+    assert "tracker file failed" in caplog.text and capsys.readouterr().out == "step     1\n"
+
+
+def test_unknown_backends_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"\['mlflow'\]; allowed: console, file, tensorboard, wandb"):
+        open_tracking(tmp_path, ["console", "mlflow"])
+
+
+def test_a_missing_package_is_an_error_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(ImportError, match="pip install wandb"):
+        open_tracking(tmp_path, "wandb")

@@ -1,0 +1,1 @@
+"""The algorithm and the driver: configuration, the PPO maths, rewards and the trainer."""

@@ -1,0 +1,124 @@
+"""Checkpoint folders: complete or invisible, found again, pruned only when a newer one is complete.
+
+    RUN_DIR/global_step_N/{actor,critic}/   written by the workers        RUN_DIR/latest_checkpointed_iteration.txt   N
+    RUN_DIR/global_step_N/data.pt           the driver's state: step, place in the data, KL coefficient
+
+A checkpoint is written under a temporary name, forced to disk and renamed; a folder with the final name is therefore always whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+LATEST = "latest_checkpointed_iteration.txt"
+TEMPORARY = ".incomplete"
+
+
+@contextmanager
+def new_checkpoint(run_dir: Path, step: int) -> Iterator[Path]:
+    """Gives a temporary folder to write into; it becomes `global_step_N` when the block ends well, and is removed when not."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    final = run_dir / f"global_step_{step}"
+    temporary = run_dir / f"{final.name}{TEMPORARY}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        force_to_disk(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    remove_checkpoint(final)
+    temporary.rename(final)
+    write_atomically(run_dir / LATEST, str(step))
+
+
+def force_to_disk(folder: Path) -> None:
+    """fsync of every file and folder below `folder`, so that the rename cannot overtake the data."""
+    for path in [folder, *folder.rglob("*")]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Removes a checkpoint under a temporary name, so that a removal cut short never leaves half of one to be found."""
+    if folder.exists():
+        doomed = folder.rename(folder.with_name(f"{folder.name}.old{TEMPORARY}"))
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + TEMPORARY)
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def saved_steps(run_dir: Path, needs: Sequence[str] = ()) -> list[int]:
+    """Steps with a complete checkpoint that holds the folders in `needs`, ascending."""
+    found = ((path, re.fullmatch(r"global_step_(\d+)", path.name)) for path in run_dir.glob("global_step_*"))
+    return sorted(int(match[1]) for path, match in found if match and all((path / name).exists() for name in needs))
+
+
+def find_checkpoint(
+    run_dir: Path, resume_mode: str, resume_from_path: str | None, needs: Sequence[str] = ()
+) -> Path | None:
+    """The folder to resume from, or None to start afresh; `needs` names the workers' folders it must hold.
+
+    Raises:
+        FileNotFoundError: `resume_path` names no complete checkpoint.
+    """
+    if resume_mode == "disable":
+        return None
+    if resume_mode == "resume_path":
+        path = Path(str(resume_from_path))
+        missing = [name for name in ("data.pt", *needs) if not (path / name).exists()]
+        if missing:
+            raise FileNotFoundError(
+                f"trainer.resume_from_path={path} holds no {', '.join(missing)}; name a complete global_step_N folder"
+            )
+        return path
+    steps = saved_steps(run_dir, ("data.pt", *needs))
+    return run_dir / f"global_step_{steps[-1]}" if steps else None
+
+
+def save_driver_state(folder: Path, state: dict[str, Any]) -> None:
+    """Writes `data.pt`: tensors, numbers, strings, and lists and dicts of them."""
+    torch.save(state, folder / "data.pt")
+
+
+def load_driver_state(folder: Path) -> dict[str, Any]:
+    """Reads `data.pt` without running code from it."""
+    return torch.load(folder / "data.pt", weights_only=True)
+
+
+def prune(run_dir: Path, *, keep_actor: int | None, keep_critic: int | None) -> None:
+    """Removes what is older than the newest `keep_*` checkpoints, and leftovers of saves that were cut off.
+
+    A checkpoint without its actor cannot be resumed, so it goes whole; without its critic it stays as the actor's.
+    """
+    for leftover in run_dir.glob(f"global_step_*{TEMPORARY}"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    steps = saved_steps(run_dir)
+    old_actors = steps[:-keep_actor] if keep_actor else []
+    old_critics = steps[:-keep_critic] if keep_critic else []
+    for step in old_actors:
+        remove_checkpoint(run_dir / f"global_step_{step}")
+    for step in set(old_critics) - set(old_actors):
+        remove_checkpoint(run_dir / f"global_step_{step}" / "critic")

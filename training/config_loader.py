@@ -1,0 +1,510 @@
+"""YAML and command line -> PPOConfig: strict, all errors at once, and able to say where each value came from.
+
+    python main.py CONFIG.yaml key=value ...          CONFIG.yaml holds only what differs from the defaults
+    python main.py --config-path DIR --config-name NAME key=value ...
+    +key=value, ++key=value   the same as key=value          ~key   back to the default
+    --explain   print every value with its source            -h, --help   print every key with its documentation
+
+Later wins: defaults, `extends: other.yaml`, the YAML, the command line. Internally all layers are one flat table
+{"data.train_batch_size": value}, so that a mistake never hides the next one.
+"""
+
+import difflib
+import json
+import logging
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from training.config import PPOConfig, leaves
+from training.config_checks import check_config
+
+log = logging.getLogger(__name__)
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+
+# Keys of verl that live elsewhere here. A trailing * carries the rest of the key over.
+MOVED = {
+    "algorithm.clip_ratio": "actor_rollout_ref.actor.clip_ratio",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type": "actor_rollout_ref.actor.optim.scheduler",
+    "actor_rollout_ref.actor.optim.warmup_style": "actor_rollout_ref.actor.optim.scheduler",
+    "critic.optim.lr_scheduler_type": "critic.optim.scheduler",
+    "critic.optim.warmup_style": "critic.optim.scheduler",
+    "critic.model.fsdp_config.*": "critic.fsdp_config.*",
+    "actor_rollout_ref.rollout.prompt_length": "data.max_prompt_length",
+}
+# Keys of verl that scripts set and that mean nothing here: accepted, with the reason in the log.
+IGNORED = {
+    "actor_rollout_ref.hybrid_engine": "actor and rollout always share their devices",
+    "*.ppo_micro_batch_size": "sizes over all ranks are deprecated: set ppo_micro_batch_size_per_gpu",
+    "*.log_prob_micro_batch_size": "sizes over all ranks are deprecated: set log_prob_micro_batch_size_per_gpu",
+    "critic.forward_*": "values are computed with the micro-batches of the update",
+    "critic.rollout_n": "the group size is actor_rollout_ref.rollout.n",
+    "critic.strategy": "the critic is shared over the ranks as the actor is",
+    "critic.model.tokenizer_path": "actor and critic share one tokenizer",
+    "actor_rollout_ref.ref.strategy": "the reference is shared over the ranks as the actor is",
+    "*.optim.total_training_steps": "the schedule's length follows from trainer.total_training_steps",
+    "*.fsdp_config.grad_offload": "gradients are freed after each optimiser step",
+    "*.fsdp_config.fsdp_size": "weights are shared over all ranks",
+    "*.fsdp_config.forward_prefetch": "FSDP2 prefetches by itself",
+    "*.fsdp_config.wrap_policy*": "every transformer layer is one unit",
+    "*.fsdp_config.model_dtype": "master weights are float32; model.dtype is the compute type",
+    "*.use_shm": "models are read from their folder",
+    "*.external_lib": "custom_algorithm and the custom classes take a file",
+    "*.model.use_fused_kernels": "log-probs are computed on response positions only",
+    "*.model.lora_alpha": "it matters with LoRA only",
+    "*.model.target_modules": "it matters with LoRA only",
+    "*.use_torch_compile": "the forward pass runs as written",
+    "*.entropy_from_logits_with_chunking": "entropy is computed in chunks where logits are large",
+    "*.entropy_checkpointing": "entropy is computed in chunks where logits are large",
+    "actor_rollout_ref.rollout.disable_log_stats": "the engine's own statistics stay off",
+    "actor_rollout_ref.rollout.load_format": "the engine takes its weights from the actor",
+    "actor_rollout_ref.rollout.layered_summon": "weights are sent to the engine one at a time",
+    "data.tokenizer": "the tokenizer comes with the model",
+    "data.trust_remote_code": "actor_rollout_ref.model.trust_remote_code decides for the tokenizer too",
+    "data.return_raw_input_ids": "raw prompt ids are always kept",
+    "data.return_full_prompt": "raw prompt ids are always kept",
+    "trainer.use_legacy_worker_impl": "there is one implementation",
+    "trainer.ray_wait_register_center_timeout": "workers register without a centre",
+    "trainer.del_local_ckpt_after_load": "checkpoints are kept until newer ones are complete",
+}
+# Keys of parts that this project does not have: errors that say so.
+UNAVAILABLE = {
+    "*.megatron*": "the Megatron backend is not there; use actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.rollout.multi_turn*": "multi-turn rollouts are not there yet",
+    "actor_rollout_ref.rollout.agent.*": "agent loops are not there yet",
+    "agent.*": "agents are not there yet",
+    "reward_model.model.*": "reward models are not there yet; use custom_reward_function.path",
+    "reward_model.overlong_buffer*": "overlong penalties are not there yet; give them in your reward function",
+    "algorithm.filter_groups.*": "filtering of groups is not there yet",
+    "algorithm.rollout_correction.*": "rollout correction is not there yet",
+    "algorithm.*pf_ppo*": "pf_ppo is not there yet",
+    "trainer.default_hdfs_dir": "HDFS is not supported; use trainer.default_local_dir",
+}
+# Inputs that are looked for in the project's folder too, so that a run starts from any folder.
+INPUT_PATHS = (
+    *("data.train_files", "data.val_files", "data.custom_cls.path", "data.sampler.class_path", "custom_algorithm"),
+    *("actor_rollout_ref.model.path", "critic.model.path", "custom_reward_function.path"),
+)
+
+
+class ConfigError(ValueError):
+    """Everything that is wrong with a configuration, one problem per line."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__(f"{count} in the configuration:\n" + "\n".join(f"  - {problem}" for problem in problems))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedConfig:
+    """A configuration and, for each dotted key, "default", the name of a YAML file, or "command line"."""
+
+    config: PPOConfig
+    sources: dict[str, str]
+    explain: bool = False
+
+
+def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
+    """Read a command line (without the program's name).
+
+    Args:
+        check: also report impossible combinations and whatever this machine cannot run (config_checks).
+    Raises:
+        ConfigError: with all problems together. `--help` prints the keys and raises SystemExit(0).
+    """
+    if {"-h", "--help"} & set(argv):
+        print(__doc__ + "\n" + reference_yaml())
+        raise SystemExit(0)
+    reader = _Reader()
+    explain_it = reader.read_command_line(argv)
+    config = reader.build()
+    if check and not reader.problems:
+        reader.problems += check_config(config)
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    return LoadedConfig(
+        config=config, sources={key: reader.sources.get(key, "default") for key in reader.schema}, explain=explain_it
+    )
+
+
+class _Reader:
+    """Collects layers, sources and problems; `build` turns them into a config."""
+
+    def __init__(self) -> None:
+        self.schema = dict(leaves(PPOConfig()))
+        self.sections = {key[: dot.start()] for key in self.schema for dot in re.finditer(r"\.", key)}
+        self.values: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+        self.problems: list[str] = []
+
+    def read_command_line(self, argv: list[str]) -> bool:
+        """Reads the YAML that is named, then the overrides; returns whether --explain was given."""
+        flags: dict[str, str] = {}
+        overrides, files = [], []
+        words = iter(argv)
+        for word in words:
+            name, equals, text = word.partition("=")
+            if name in ("--config-path", "--config-name"):
+                flags[name] = text if equals else next(words, "")
+            elif word == "--explain":
+                flags[word] = word
+            elif equals or re.match(r"~[a-z]", word):
+                overrides.append(word)
+            else:
+                files.append(word)
+        if "--config-name" in flags:
+            name = flags["--config-name"].removesuffix(".yaml")
+            files.append(str(Path(flags.get("--config-path", "configs")) / f"{name}.yaml"))
+        elif "--config-path" in flags:
+            self.problems.append(f"--config-path={flags['--config-path']} needs --config-name=NAME too")
+        self._read_files(files)
+        for override in overrides:
+            self._read_override(override)
+        return "--explain" in flags
+
+    def _read_files(self, files: list[str]) -> None:
+        wrong = [word for word in files if word.startswith("-") or not word.endswith((".yaml", ".yml"))]
+        self.problems += [
+            f"{word!r} is neither CONFIG.yaml, key=value nor a known option (see --help)" for word in wrong
+        ]
+        chosen = [word for word in files if word not in wrong]
+        if len(chosen) > 1:
+            self.problems.append(
+                f"one YAML file at a time, not {', '.join(chosen)}; a YAML can say `extends: other.yaml`"
+            )
+        for word in chosen[:1]:
+            self._read_yaml(Path(_locate(word)), ())
+
+    def _read_yaml(self, path: Path, children: tuple[Path, ...]) -> None:
+        """One YAML file after the one that it extends; `children` are the files that led here."""
+        path = path.resolve()
+        if path in children:
+            chain = " -> ".join(file.name for file in (*children, path))
+            self.problems.append(f"`extends` goes in a circle: {chain}")
+            return
+        try:
+            tree = OmegaConf.to_container(OmegaConf.load(path))
+        except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
+            near = _nearest(path.name, [file.name for file in path.parent.glob("*.yaml")])
+            self.problems.append(f"cannot read {path}: {error}" if path.exists() else f"{path} does not exist{near}")
+            return
+        if not isinstance(tree, dict):
+            self.problems.append(f"{path.name} holds a list; it must hold keys with values")
+            return
+        if tree.pop("defaults", None) is not None:
+            self.problems.append(f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead")
+        parent = tree.pop("extends", None)
+        if parent is not None:
+            self._read_yaml(path.parent / str(parent), (*children, path))
+        self._add(tree, path.name)
+
+    def _read_override(self, override: str) -> None:
+        if override.startswith("~"):
+            self._reset(override[1:])
+            return
+        key, _, text = override.lstrip("+").partition("=")
+        is_free = any(
+            key.startswith(f"{name}.") and get_origin(leaf.kind) is dict for name, leaf in self.schema.items()
+        )
+        try:
+            value = _parse(text, as_yaml=is_free)
+        except yaml.YAMLError as error:
+            self.problems.append(
+                f"{key}={text!r} (command line): {str(error).splitlines()[0]}; check brackets and quotes"
+            )
+            return
+        self._add(_nest({key: value}), "command line")
+
+    def _reset(self, key: str) -> None:
+        known = [name for name in self.schema if name == key or name.startswith(f"{key}.")]
+        if not known:
+            self._report_unknown(key, "~", "command line")
+        for name in known:
+            self.values.pop(name, None)
+            self.sources.pop(name, None)
+
+    def _add(self, tree: Mapping[Any, Any], source: str, prefix: str = "") -> None:
+        """Enter a nested layer into the flat table, descending into sections and into what is unknown."""
+        for name, value in tree.items():
+            key = f"{prefix}{name}"
+            if key in self.schema:
+                self._set(key, value, source)
+            elif isinstance(value, Mapping) and (value or key in self.sections):
+                self._add(value, source, f"{key}.")
+            elif key not in self.sections:
+                self._set_foreign(key, value, source)
+            elif value is not None:
+                self.problems.append(
+                    f"{key}={value!r} ({source}): is a section; set its keys, as in {self._example(key)}"
+                )
+
+    def _example(self, section: str) -> str:
+        return next(
+            f"{key}={_as_text(leaf.value)}" for key, leaf in self.schema.items() if key.startswith(f"{section}.")
+        )
+
+    def _set(self, key: str, value: Any, source: str) -> None:
+        before = self.values.get(key)
+        self.values[key] = _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+        self.sources[key] = source
+
+    def _set_foreign(self, key: str, value: Any, source: str) -> None:
+        """A key that is not ours: moved, without meaning here, of a part that is missing, or a mistake."""
+        if (old := _match(key, MOVED)) is not None:
+            new = MOVED[old].replace("*", key[len(old) - 1 :])
+            log.warning("%s (%s) is called %s here; moved", key, source, new)
+            self._add(_nest({new: value}), source)
+        elif key == "actor_rollout_ref.hybrid_engine" and str(value).lower() != "true":
+            self.problems.append(
+                f"{key}={value!r} ({source}): actor and rollout always share devices here; leave it true"
+            )
+        elif (pattern := _match(key, IGNORED)) is not None:
+            log.warning("%s=%s (%s) has no effect here: %s", key, value, source, IGNORED[pattern])
+        elif (pattern := _match(key, UNAVAILABLE)) is not None:
+            if str(value).lower() in ("none", "false"):
+                return  # switched off, which is how things are
+            self.problems.append(f"{key}={value!r} ({source}): {UNAVAILABLE[pattern]}")
+        else:
+            self._report_unknown(key, value, source)
+
+    def _report_unknown(self, key: str, value: Any, source: str) -> None:
+        whole = [name for name in self.schema if name.endswith(f".{key}")]
+        last = [name for name in self.schema if name.endswith("." + key.split(".")[-1])]
+        near = _nearest(key, whole, cutoff=0.0) or _nearest(key, self.schema) or _nearest(key, last, cutoff=0.0)
+        self.problems.append(f"{key}={value!r} ({source}): there is no such key{near or '. --help lists all keys'}")
+
+    def build(self) -> PPOConfig:
+        """The config; where a value is wrong it keeps its default and the problem is noted."""
+        self._resolve_interpolations()
+        flat = {key: leaf.value for key, leaf in self.schema.items()}
+        for key, value in self.values.items():
+            try:
+                flat[key] = _convert(value, self.schema[key].kind)
+            except _MismatchError as error:
+                self.problems.append(f"{key}={value!r} ({self.sources[key]}): {error}")
+        for key in INPUT_PATHS:
+            value = flat[key]
+            flat[key] = tuple(map(_locate, value)) if isinstance(value, tuple) else value and _locate(value)
+        config: PPOConfig = _build(PPOConfig, flat)
+        return config
+
+    def _resolve_interpolations(self) -> None:
+        linked = {key: value for key, value in self.values.items() if "${" in str(value)}
+        if not linked:
+            return
+        plain = {key: _plain(leaf.value) for key, leaf in self.schema.items()} | self.values
+        root = OmegaConf.create(_nest({key: value for key, value in plain.items() if key not in linked}))
+        for key, value in linked.items():
+            with self._reporting_links(key):
+                OmegaConf.update(root, key, value, merge=False)
+        for key in [key for key in linked if key in self.values]:
+            with self._reporting_links(key):
+                resolved = OmegaConf.select(root, key)
+                self.values[key] = (
+                    OmegaConf.to_container(resolved, resolve=True) if OmegaConf.is_config(resolved) else resolved
+                )
+
+    @contextmanager
+    def _reporting_links(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except OmegaConfBaseException as error:
+            value, source = self.values.pop(key), self.sources.pop(key)
+            self.problems.append(f"{key}={value!r} ({source}): {str(error).splitlines()[0]}")
+
+
+class _MismatchError(ValueError):
+    """What would have been allowed instead of a value."""
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    """A YAML value or the text of an override as the type of a field."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return _choice(value, args)
+    if origin is tuple:
+        return _sequence(value, args)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise _MismatchError("must be a mapping, as in {key: value}")
+        return value
+    if NoneType in args:
+        if value is None or (isinstance(value, str) and value.lower() in ("null", "none", "")):
+            return None
+        try:
+            return _convert(value, args[0])
+        except _MismatchError as error:
+            raise _MismatchError(f"{error} (or null)") from None
+    return _scalar(value, kind)
+
+
+def _scalar(value: Any, kind: type) -> Any:
+    if kind is str and isinstance(value, str):
+        return value
+    if kind is bool and str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    if kind in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
+        number = _number(value) if isinstance(value, str) else value
+        if math.isfinite(number) and (kind is float or number == int(number)):
+            return kind(number)
+    expected = {str: "text; put it in quotes", bool: "true or false", int: "a whole number", float: "a finite number"}
+    raise _MismatchError(f"must be {expected[kind]}")
+
+
+def _number(text: str) -> int | float:
+    """NaN where it is none; whole numbers exactly, so that no digit of a long seed is lost."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return math.nan
+
+
+def _choice(value: Any, allowed: tuple[str, ...]) -> str:
+    if value in allowed:
+        return str(value)
+    missing = ". The Megatron backend is not there" if value == "megatron" else _nearest(str(value), allowed)
+    raise _MismatchError(f"must be one of {', '.join(allowed)}{missing}")
+
+
+def _sequence(value: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A list, or one item without brackets; `args` is (item type, ...) or one type per place."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = _parse(value.strip())
+        except yaml.YAMLError as error:
+            raise _MismatchError(f"must be a list: {str(error).splitlines()[0]}; check brackets and quotes") from None
+    if value is None or value == "":
+        value = []
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    kinds = [args[0]] * len(items) if args[-1] is Ellipsis else args
+    if len(items) != len(kinds):
+        raise _MismatchError(f"must be a list of {len(kinds)} values")
+    return tuple(_convert(item, kind) for item, kind in zip(items, kinds, strict=True))
+
+
+def _parse(text: str, *, as_yaml: bool = False) -> Any:
+    """An override's value. Plain words stay text, so that the field's type decides (run 007 is not run 7)."""
+    if text in ("null", "~"):
+        return None
+    if text[:1] == "{":
+        text = re.sub(r"([{,]\s*\w+):(?=[^\s/])", r"\1: ", text)  # Hydra writes {key:value} without a blank
+    if as_yaml or text[:1] in ("[", "{", '"', "'"):
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+    return text
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{"a.b": 1} -> {"a": {"b": 1}}."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *path, name = key.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[name] = value
+    return tree
+
+
+def _merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        name
+        for name in before.keys() & after.keys()
+        if isinstance(before[name], dict) and isinstance(after[name], dict)
+    }
+    return before | after | {name: _merged(before[name], after[name]) for name in both}
+
+
+def _match(key: str, patterns: Mapping[str, str]) -> str | None:
+    return next((pattern for pattern in patterns if fnmatchcase(key, pattern)), None)
+
+
+def _nearest(given: str, allowed: Any, cutoff: float = 0.6) -> str:
+    near = difflib.get_close_matches(given, list(allowed), n=1, cutoff=cutoff)
+    return f". Did you mean {near[0]!r}?" if near else ""
+
+
+def _locate(path: str) -> str:
+    """The path itself where it exists, seen from the current folder; else inside the project where it exists there."""
+    if Path(path).expanduser().exists():
+        return str(Path(path).expanduser())
+    return str(PROJECT_ROOT / path) if (PROJECT_ROOT / path).exists() else path
+
+
+def _build(section_type: Any, flat: Mapping[str, Any], prefix: str = "") -> Any:
+    kinds = get_type_hints(section_type)
+    return section_type(
+        **{
+            name: _build(kind, flat, f"{prefix}{name}.") if is_dataclass(kind) else flat[prefix + name]
+            for name, kind in kinds.items()
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _as_text(value: Any) -> str:
+    """A value as one would write it in a YAML file or an override."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/][\w./+-]*", value) and value.lower() not in ("null", "none"):
+        return value
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_as_text, value))}]"
+    return json.dumps(value)
+
+
+def explain(loaded: LoadedConfig) -> str:
+    """Every value with where it came from, one per line."""
+    rows = [(key, _as_text(leaf.value), loaded.sources[key]) for key, leaf in leaves(loaded.config)]
+    return "\n".join(f"{key:<66} {value:<28} {source}" for key, value, source in rows)
+
+
+def to_yaml(config: PPOConfig) -> str:
+    """The whole config as YAML; loading it again gives an equal config."""
+    return str(OmegaConf.to_yaml(OmegaConf.create(_nest({key: _plain(leaf.value) for key, leaf in leaves(config)}))))
+
+
+def reference_yaml() -> str:
+    """configs/ppo_trainer.yaml: every key with its default, its choices and its documentation."""
+    lines = ["# Every key with its default: python -m training.config_loader --reference > configs/ppo_trainer.yaml"]
+    lines += _reference_lines(PPOConfig(), "")
+    return "\n".join(lines) + "\n"
+
+
+def _reference_lines(section: Any, indent: str) -> Iterator[str]:
+    own = dict(leaves(section))
+    for item in fields(section):
+        value = getattr(section, item.name)
+        if is_dataclass(value):
+            yield f"{indent}{item.name}:  # {(type(value).__doc__ or '').splitlines()[0]}"
+            yield from _reference_lines(value, indent + "  ")
+        else:
+            yield f"{indent}{item.name}: {_as_text(value)}  # {own[item.name].doc}{_choices(own[item.name].kind)}"
+
+
+def _choices(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f" ({' | '.join(get_args(kind))})"
+    return next((_choices(arg) for arg in get_args(kind) if get_origin(arg) is Literal), "")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--reference"]:
+        raise SystemExit("usage: python -m training.config_loader --reference")
+    print(reference_yaml(), end="")

@@ -1,0 +1,246 @@
+"""Numbers for the logger, under verl's names.
+
+Invariant: averages are per episode, not per row. An episode may own several rows (they share an `episode_id`): it
+counts once, with the sum of its rows' scores and tokens. Dummy rows, which only pad a batch to the ranks, never count.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from data.protocol import DUMMY_UID, DataProto
+
+# Sections of a step whose time is put down to every token of the batch; generation's goes to the response's tokens.
+_SECTIONS_OVER_ALL_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
+
+
+def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Each metric's values to one float: the largest if its name has the word max, the smallest for min, else the mean.
+
+    Args:
+        metrics: name -> a number, a tensor of any shape, or a list of numbers and 0-dim tensors.
+    Tensors are reduced where they are and fetched together: one synchronisation per device.
+    Raises: ValueError for an empty list.
+    """
+    return _fetch({name: _reduced(name, values) for name, values in metrics.items()})
+
+
+def _reduced(name: str, values: Any) -> Tensor:
+    items = values if isinstance(values, list | tuple | np.ndarray | Tensor) else [values]
+    if isinstance(items, list | tuple):
+        if not items:
+            raise ValueError(f"metric '{name}' is an empty list: there is nothing to reduce")
+        device = next((item.device for item in items if isinstance(item, Tensor)), None)
+        items = torch.stack([torch.as_tensor(item, device=device).detach().double() for item in items])
+    numbers = torch.as_tensor(items).detach().double()
+    words = re.split(r"[^a-z]+", name.lower())
+    return numbers.max() if "max" in words else numbers.min() if "min" in words else numbers.mean()
+
+
+def _fetch(scalars: Mapping[str, Tensor]) -> dict[str, float]:
+    """0-dim tensors to floats, with one transfer per device."""
+    by_device: dict[torch.device, list[str]] = defaultdict(list)
+    for name, scalar in scalars.items():
+        by_device[scalar.device].append(name)
+    fetched: dict[str, float] = {}
+    for names in by_device.values():
+        fetched.update(zip(names, torch.stack([scalars[name] for name in names]).tolist(), strict=True))
+    return {name: fetched[name] for name in scalars}
+
+
+def _summary(name: str, values: Tensor) -> dict[str, Tensor]:
+    """`name`/mean, /max and /min of a 1-D tensor; nothing for an empty one."""
+    if values.numel() == 0:
+        return {}
+    values = values.double()
+    return {f"{name}/mean": values.mean(), f"{name}/max": values.max(), f"{name}/min": values.min()}
+
+
+def _real_rows(batch: DataProto) -> Tensor:
+    """(batch,) bool: False for dummy rows."""
+    if "uid" not in batch.non_tensor_batch:
+        return torch.ones(len(batch), dtype=torch.bool)
+    return torch.from_numpy(batch.non_tensor_batch["uid"].astype(object) != DUMMY_UID)
+
+
+class _Episodes:
+    """Folds row values (batch,) into episode values (episodes,), both on the CPU, where the driver's batches are."""
+
+    def __init__(self, batch: DataProto) -> None:
+        self.rows = _real_rows(batch)
+        ids = torch.arange(len(batch))
+        if "episode_id" in batch.non_tensor_batch:
+            names = batch.non_tensor_batch["episode_id"].astype(str)
+            ids = torch.from_numpy(np.unique(names, return_inverse=True)[1])
+        self.ids = ids[self.rows].unique(return_inverse=True)[1]
+
+    def fold(self, per_row: Tensor, how: str = "sum") -> Tensor:
+        """`how`: sum, amax or amin over the episode's rows."""
+        values = per_row[self.rows].double()
+        episodes = values.new_zeros(int(self.ids.max()) + 1 if len(self.ids) else 0)
+        return episodes.scatter_reduce(0, self.ids, values, how, include_self=False)
+
+
+def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str, float]:
+    """What the batch looks like: scores, rewards, lengths per episode; advantages, returns, values per sampled token.
+
+    Args:
+        batch: with token_level_scores, token_level_rewards, advantages, returns, response_mask (batch, response_len),
+            with `use_critic` values, attention_mask (batch, prompt_len + response_len); uid, episode_id where known.
+    Returns:
+        critic/{score,rewards,advantages,returns,values}/{mean,max,min}, critic/vf_explained_var,
+        {response,prompt}_length/{mean,max,min,clip_ratio} in tokens, environment tokens included (an episode's
+        prompt is its rows' shortest), response/aborted_ratio (episodes without a sampled token).
+    """
+    tensors: TensorDict = batch.batch
+    episodes = _Episodes(batch)
+    mask = tensors["response_mask"].bool()  # (batch, response_len)
+    prompt_width = tensors["attention_mask"].shape[-1] - mask.shape[-1]
+    prompts, responses = tensors["attention_mask"].bool().split([prompt_width, mask.shape[-1]], dim=-1)
+    metrics = {
+        **_summary("critic/score", episodes.fold(tensors["token_level_scores"].sum(-1))),
+        **_summary("critic/rewards", episodes.fold(tensors["token_level_rewards"].sum(-1))),
+        **_summary("critic/advantages", tensors["advantages"][mask]),
+        **_summary("critic/returns", tensors["returns"][mask]),
+        **_summary("response_length", episodes.fold(responses.sum(-1))),
+        **_summary("prompt_length", episodes.fold(prompts.sum(-1), "amin")),
+    }
+    if episodes.rows.any():
+        metrics["response_length/clip_ratio"] = episodes.fold(responses.all(-1), "amax").mean()
+        metrics["prompt_length/clip_ratio"] = episodes.fold(prompts.all(-1), "amax").mean()
+        metrics["response/aborted_ratio"] = 1 - episodes.fold(mask.any(-1), "amax").mean()
+    if use_critic and mask.any():
+        values, returns = tensors["values"][mask].double(), tensors["returns"][mask].double()
+        unexplained = (returns - values).var(correction=0) / (returns.var(correction=0) + 1e-5)
+        metrics |= {**_summary("critic/values", values), "critic/vf_explained_var": 1 - unexplained}
+    return _fetch(metrics)
+
+
+def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
+    """timing_s/NAME for every section, timing_per_token_ms/NAME for those that work on tokens (seconds in, ms out)."""
+    tensors: TensorDict = batch.batch
+    response_width = tensors["response_mask"].shape[-1]
+    attended = tensors["attention_mask"][_real_rows(batch)]
+    all_tokens = int(attended.sum())
+    tokens = dict.fromkeys(_SECTIONS_OVER_ALL_TOKENS, all_tokens)
+    tokens["gen"] = int(attended[:, -response_width:].sum())
+    per_token = {
+        f"timing_per_token_ms/{name}": timing_raw[name] * 1000 / tokens[name]
+        for name in timing_raw
+        if name in tokens and tokens[name] > 0
+    }
+    return {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()} | per_token
+
+
+def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
+    """perf/total_num_tokens, perf/time_per_step (s), perf/throughput (tokens/s per GPU); needs timing_raw["step"]."""
+    tensors: TensorDict = batch.batch
+    tokens = int(tensors["attention_mask"][_real_rows(batch)].sum())
+    return {
+        "perf/total_num_tokens": tokens,
+        "perf/time_per_step": timing_raw["step"],
+        "perf/throughput": tokens / (timing_raw["step"] * n_gpus),
+    }
+
+
+# Validation: several samples per prompt
+
+
+def bootstrap_metric(
+    data: Sequence[Any],
+    subset_size: int,
+    reduce_fns: Sequence[Callable[[list[Any]], float]],
+    n_bootstrap: int = 1000,
+    seed: int = 42,
+) -> list[tuple[float, float]]:
+    """(mean, std) of each function over `n_bootstrap` subsets, drawn with replacement."""
+    draws = np.random.default_rng(seed).integers(len(data), size=(n_bootstrap, subset_size))
+    subsets = [[data[i] for i in draw] for draw in draws.tolist()]
+    results = np.array([[fn(subset) for subset in subsets] for fn in reduce_fns], dtype=np.float64)
+    return [(float(row.mean()), float(row.std())) for row in results]
+
+
+def calc_maj_val(data: Sequence[Mapping[str, Any]], vote_key: str, val_key: str) -> float:
+    """The value of the most frequent vote; the earliest of equally frequent ones."""
+    winner = Counter(item[vote_key] for item in data).most_common(1)[0][0]
+    return next(item[val_key] for item in data if item[vote_key] == winner)
+
+
+def process_validation_metrics(
+    data_sources: Sequence[str], sample_uids: Sequence[str], infos_dict: Mapping[str, Sequence[Any]], seed: int = 42
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Per data source and variable, over the N samples of each prompt and then averaged over prompts.
+
+    Args:
+        data_sources, sample_uids: of each sample; samples of one prompt share their uid.
+        infos_dict: variable -> one entry per sample; text is left out, but `pred` is what majority votes are about.
+        seed: of the resampling behind maj@k.
+    Returns:
+        {source: {variable: {metric: value}}} with mean@N, and for N > 1: std@N and, for k = 2, 4, ... N,
+        {best,worst}@k/{mean,std} (exact, over k draws with replacement) and maj@k/{mean,std} (1,000 resamples) where
+        there is a `pred`.
+    """
+    prompts: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row, key in enumerate(zip(data_sources, sample_uids, strict=True)):
+        prompts[key].append(row)
+    same_shape: dict[tuple[str, int], list[list[int]]] = defaultdict(list)
+    for (source, _), rows in prompts.items():
+        same_shape[source, len(rows)].append(rows)
+    numeric = {
+        name: np.asarray(values, dtype=np.float64)
+        for name, values in infos_dict.items()
+        if len(values) and isinstance(values[0], int | float | np.number | np.bool_)
+    }
+    result: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for (source, _), groups in same_shape.items():
+        for name, values in numeric.items():
+            samples = values[np.array(groups)]  # (prompts, N)
+            result[source][name] |= _sample_metrics(samples)
+            if "pred" in infos_dict and samples.shape[1] > 1:
+                votes = [[infos_dict["pred"][row] for row in rows] for rows in groups]
+                result[source][name] |= _majority_metrics(samples, votes, seed)
+    return {source: dict(variables) for source, variables in result.items()}
+
+
+def _subset_sizes(n: int) -> list[int]:
+    """2, 4, 8, ... below n, and n itself."""
+    return [2**i for i in range(1, n.bit_length()) if 2**i < n] + [n]
+
+
+def _sample_metrics(samples: np.ndarray) -> dict[str, float]:
+    n = samples.shape[1]
+    metrics = {f"mean@{n}": float(samples.mean())}
+    if n == 1:
+        return metrics
+    metrics[f"std@{n}"] = float(samples.std(axis=1).mean())
+    ascending = np.sort(samples, axis=1)
+    for k in _subset_sizes(n):
+        # The largest of k draws with replacement is at most the i-th smallest with probability (i/n)^k.
+        largest = np.diff((np.arange(n + 1) / n) ** k)
+        for name, weights in (("best", largest), ("worst", largest[::-1])):
+            mean = ascending @ weights  # (prompts,)
+            variance = np.maximum(ascending**2 @ weights - mean**2, 0)
+            metrics |= {f"{name}@{k}/mean": float(mean.mean()), f"{name}@{k}/std": float(np.sqrt(variance).mean())}
+    return metrics
+
+
+def _majority_metrics(samples: np.ndarray, votes: Sequence[Sequence[Any]], seed: int) -> dict[str, float]:
+    majority = partial(calc_maj_val, vote_key="pred", val_key="val")
+    metrics: dict[str, float] = {}
+    for k in _subset_sizes(samples.shape[1]):
+        per_prompt = [
+            bootstrap_metric(
+                [{"pred": p, "val": v} for p, v in zip(preds, values, strict=True)], k, [majority], seed=seed
+            )[0]
+            for preds, values in zip(votes, samples.tolist(), strict=True)
+        ]
+        mean, std = np.mean(per_prompt, axis=0)
+        metrics |= {f"maj@{k}/mean": float(mean), f"maj@{k}/std": float(std)}
+    return metrics

@@ -1,0 +1,152 @@
+"""From a batch of responses to a reward per token, whatever form the user's reward function answers in.
+
+Invariant: rewards are finite float32 of shape (batch, response_len) and lie only on tokens that the policy sampled
+(response_mask 1). Example, with P0 the prompt, A the policy's tokens and E the environment's:
+
+    responses     = A0 A0 E0 A1 A1 E1 pad
+    response_mask =  1  1  0  1  1  0   0
+    outcome 0.5   =  0  0  0  0 .5  0   0      # on the last sampled token, although the environment spoke last
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from data.loading import load_extern_object
+from data.protocol import DataProto
+from training.config import PPOConfig
+
+RewardFunction = Callable[..., Any]
+RewardInfos = dict[str, list[Any]]
+
+
+def get_custom_reward_fn(config: PPOConfig) -> RewardFunction | None:
+    """The function that `custom_reward_function` names, its reward_kwargs bound; None where no path is set."""
+    custom = config.custom_reward_function
+    if custom.path is None:
+        return None
+    function = load_extern_object(custom.path, custom.name)
+    if not callable(function):
+        raise ValueError(f"{custom.path}: {custom.name} is a {type(function).__name__}; it must be a function")
+    return partial(function, **custom.reward_kwargs) if custom.reward_kwargs else function
+
+
+def load_reward_manager(
+    config: PPOConfig, tokenizer: PreTrainedTokenizerBase, num_examine: int, **kwargs: Any
+) -> RewardFunction:
+    """The reward manager that the config names, around the user's scoring function or the built-in rules.
+
+    `kwargs` go to the manager beside reward_model.reward_kwargs and win over them.
+    """
+    from custom.reward_manager import get_reward_manager_cls  # here: the managers import this module
+
+    return get_reward_manager_cls(config.reward_model.reward_manager)(
+        tokenizer,
+        num_examine,
+        compute_score=get_custom_reward_fn(config),
+        reward_fn_key=config.data.reward_fn_key,
+        **{**config.reward_model.reward_kwargs, **kwargs},
+    )
+
+
+def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, RewardInfos]:
+    """Runs the reward function and brings what it returns into one form.
+
+    Args:
+        data: a batch with `response_mask` (batch, response_len).
+        reward_fn: called as f(data, return_dict=True) where it takes return_dict, else as f(data). It returns a tensor,
+            array or list, on any device, of shape (batch,), one score per row that lands on its last sampled token, or
+            (batch, response_len); or a dict with that as "reward_tensor" and "reward_extra_info": name -> one value per
+            row.
+    Returns:
+        rewards (batch, response_len) float32 on the batch's device, extra infos as lists of length batch.
+    Raises ValueError for another shape, and for NaN or infinite rewards, with the rows.
+    """
+    data.require("response_mask", by="compute_reward")
+    assert data.batch is not None
+    result = reward_fn(data, return_dict=True) if _takes_return_dict(reward_fn) else reward_fn(data)
+    infos: Mapping[str, Any] = {}
+    if isinstance(result, Mapping):
+        if "reward_tensor" not in result:
+            raise ValueError(f"the reward function's dict has {sorted(result)}; 'reward_tensor' is missing")
+        infos = result.get("reward_extra_info", {})
+        result = result["reward_tensor"]
+    mask = data.batch["response_mask"]
+    rewards = _as_tensor(result, mask)
+    if rewards.dim() == 1:
+        return place_outcome_rewards(rewards, mask), _check_infos(infos, len(mask))
+    return move_to_sampled_tokens(rewards, mask), _check_infos(infos, len(mask))
+
+
+def compute_reward_async(data: DataProto, reward_fn: RewardFunction) -> Future[tuple[Tensor, RewardInfos]]:
+    """`compute_reward` in a thread of its own; `.result()` gives its answer or raises its error.
+
+    The thread sees the batch as it is now: fields that are added to it meanwhile do not disturb it.
+    """
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
+    future = executor.submit(compute_reward, data.select(), reward_fn)
+    executor.shutdown(wait=False)
+    return future
+
+
+def place_outcome_rewards(scores: Tensor, response_mask: Tensor) -> Tensor:
+    """Scores (batch,) -> (batch, response_len): each on its row's last sampled token, none in a row without one."""
+    rewards = torch.zeros(response_mask.shape, dtype=torch.float32, device=response_mask.device)
+    rewards[:, -1] = scores.to(rewards)
+    return move_to_sampled_tokens(rewards, response_mask)
+
+
+def move_to_sampled_tokens(rewards: Tensor, response_mask: Tensor) -> Tensor:
+    """Every reward to the last sampled token at or before it, the first one where none is before; sums stay the same.
+
+    Masked advantages would silently drop a reward on an environment's token; it belongs to the action it answers.
+    A row without sampled tokens gets zeros.
+    """
+    sampled = response_mask.bool()
+    positions = torch.arange(sampled.shape[1], device=sampled.device)
+    last = torch.where(sampled, positions, -1).cummax(dim=1).values  # (batch, response_len)
+    first = sampled.int().argmax(dim=1, keepdim=True)  # 0 in a row without sampled tokens
+    target = torch.where(last < 0, first, last)
+    return torch.zeros_like(rewards).scatter_add(1, target, rewards) * sampled
+
+
+def _takes_return_dict(reward_fn: RewardFunction) -> bool:
+    parameters = inspect.signature(reward_fn).parameters.values()
+    return any(p.name == "return_dict" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _as_tensor(result: Any, response_mask: Tensor) -> Tensor:
+    """float32 on the mask's device; ValueError for what is no number, has a wrong shape or is not finite."""
+    allowed = f"allowed: ({len(response_mask)},) or {tuple(response_mask.shape)}"
+    try:
+        rewards = torch.as_tensor(result).detach().to(response_mask.device, torch.float32)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"the reward function returned {type(result).__name__}, not numbers; {allowed}") from error
+    if rewards.shape not in (response_mask.shape[:1], response_mask.shape):
+        raise ValueError(f"the reward function returned shape {tuple(rewards.shape)}; {allowed}")
+    bad = (~rewards.reshape(len(rewards), -1).isfinite()).any(dim=1).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(
+            f"the reward function returned NaN or infinity in {len(bad)} rows: {bad[:10]}; return a finite score"
+        )
+    return rewards
+
+
+def _check_infos(infos: Mapping[str, Any], batch_size: int) -> RewardInfos:
+    lists = {
+        name: values.tolist() if isinstance(values, Tensor | np.ndarray) else list(values)
+        for name, values in infos.items()
+    }
+    for name, values in lists.items():
+        if len(values) != batch_size:
+            raise ValueError(
+                f"reward_extra_info[{name!r}] has {len(values)} values; allowed: one per row, {batch_size}"
+            )
+    return lists

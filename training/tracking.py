@@ -1,0 +1,212 @@
+"""Where metrics go: console, metrics.jsonl, TensorBoard, Weights & Biases.
+
+Invariant: metrics.jsonl holds whole lines only, one JSON object per logged step, in the order of the steps, also after
+a crash and a resume; and a tracker that fails (disk full, no network) costs its own records, never the run.
+"""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+logger = logging.getLogger(__name__)
+
+# (label, metric, format): what one looks at while a run goes on.
+CONSOLE_COLUMNS = (
+    ("reward", "critic/score/mean", "7.4f"),
+    ("length", "response_length/mean", "7.1f"),
+    ("entropy", "actor/entropy", "6.3f"),
+    ("kl", "actor/ppo_kl", "9.2e"),
+    ("clip", "actor/pg_clipfrac", "6.4f"),
+    ("grad", "actor/grad_norm", "7.3f"),
+    ("vf_loss", "critic/vf_loss", "7.4f"),
+    ("tok/s", "perf/throughput", "7.0f"),
+    ("s/step", "perf/time_per_step", "6.1f"),
+)
+
+
+class Tracker(Protocol):
+    """One destination of metrics."""
+
+    def log(self, data: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tracking:
+    """Sends each step's metrics to all chosen trackers; a context manager.
+
+    Args:
+        project_name, experiment_name: names under which wandb files the run.
+        default_backend: one or several of console, file, tensorboard, wandb (verl's argument name).
+        config: the run's resolved configuration, recorded by tensorboard and wandb.
+        local_dir: folder of metrics.jsonl and tensorboard/.
+        resume_step: the last step of the checkpoint that the run continues from; later records are cut. 0: a new run.
+    Raises ValueError for an unknown backend, ImportError for one whose package is missing. What goes wrong later is
+    logged, once per backend.
+    """
+
+    def __init__(
+        self,
+        project_name: str,
+        experiment_name: str,
+        default_backend: str | list[str],
+        config: dict[str, Any],
+        local_dir: str | Path,
+        resume_step: int = 0,
+    ) -> None:
+        names = [default_backend] if isinstance(default_backend, str) else list(default_backend)
+        folder = Path(local_dir)
+        openers: dict[str, Callable[[], Tracker]] = {
+            "console": ConsoleTracker,
+            "file": lambda: FileTracker(folder / "metrics.jsonl", resume_step),
+            "tensorboard": lambda: TensorboardTracker(folder / "tensorboard", config, resume_step),
+            "wandb": lambda: WandbTracker(project_name, experiment_name, config, folder),
+        }
+        if unknown := [name for name in names if name not in openers]:
+            raise ValueError(f"trainer.logger has {unknown}; allowed: {', '.join(openers)}")
+        self._warned: set[str] = set()
+        self._trackers: dict[str, Tracker] = {}
+        for name in names:
+            try:
+                self._trackers[name] = openers[name]()
+            except ImportError as error:
+                raise ImportError(
+                    f"trainer.logger has {name!r}, whose package is missing: pip install {name}"
+                ) from error
+            except Exception as error:
+                self._warn(name, error)
+
+    def log(self, data: Mapping[str, float], step: int) -> None:
+        """Records one step; values are numbers or 0-dim arrays and tensors."""
+        numbers = {key: float(value) for key, value in data.items()}
+        for name, tracker in self._trackers.items():
+            try:
+                tracker.log(numbers, step)
+            except Exception as error:
+                self._warn(name, error)
+
+    def close(self) -> None:
+        for name, tracker in self._trackers.items():
+            try:
+                tracker.close()
+            except Exception as error:
+                self._warn(name, error)
+        self._trackers = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _warn(self, name: str, error: Exception) -> None:
+        if name not in self._warned:
+            logger.warning("tracker %s failed, the run goes on without its records: %r", name, error)
+        self._warned.add(name)
+
+
+class ConsoleTracker:
+    """One line per step, its columns aligned: `step     3 | reward  0.4219 | length    31.5 | …`."""
+
+    def log(self, data: Mapping[str, float], step: int) -> None:
+        print(format_line(data, step), flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+def format_line(data: Mapping[str, float], step: int) -> str:
+    """The console's line: the columns that the step has, then its validation rewards."""
+    cells = [f"{label} {data[key]:{spec}}" for label, key, spec in CONSOLE_COLUMNS if key in data]
+    cells += [
+        f"{key.removeprefix('val-core/')} {value:.4f}" for key, value in data.items() if key.startswith("val-core/")
+    ]
+    return " | ".join([f"step {step:5d}", *cells])
+
+
+class FileTracker:
+    """Appends {"step": n, metric: value, …} to a .jsonl file, on the disk when `log` returns.
+
+    NaN and infinities are the strings "nan", "inf" and "-inf", which JSON has no numbers for and float() reads.
+    """
+
+    def __init__(self, path: Path, resume_step: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cut_back(path, resume_step)
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, data: Mapping[str, float], step: int) -> None:
+        values = {key: value if math.isfinite(value) else str(value) for key, value in data.items()}
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def cut_back(path: Path, resume_step: int) -> None:
+    """Drops the lines after `resume_step` and the torn ones from a metrics file; from a new run's (step 0) all lines.
+
+    The file is replaced in one rename, so that a crash leaves the old one or the new one.
+    """
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    kept = [line for line in lines if resume_step > 0 and _step_of(line) <= resume_step]
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; infinity, later than any, for one that is torn."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+class TensorboardTracker:
+    """Scalars for TensorBoard; on resuming, it hides what was recorded after the checkpoint."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], resume_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1 if resume_step else 0)
+        text = json.dumps(config, indent=2, default=str)
+        self._writer.add_text("config", f"```json\n{text}\n```", global_step=resume_step)
+
+    def log(self, data: Mapping[str, float], step: int) -> None:
+        for key, value in data.items():
+            self._writer.add_scalar(key, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbTracker:
+    """Weights & Biases; written against its documented API and not tested here, where there is no network."""
+
+    def __init__(self, project_name: str, experiment_name: str, config: dict[str, Any], folder: Path) -> None:
+        import wandb
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(project=project_name, name=experiment_name, config=config, dir=str(folder))
+
+    def log(self, data: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(data), step=step)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,227 @@
+"""The policy's two jobs: log-probs of given responses, and the PPO update over mini- and micro-batches.
+
+Invariant: the gradient of a mini-batch does not depend on how it is split into micro-batches; every mean is a sum divided by the count of
+the whole mini-batch, which is passed down.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from data.protocol import DataProto
+from data.seeding import seed_for
+from training.batching import plan_mini_batches, shuffled_groups
+from training.config import ActorConfig, MicroBatching
+from training.core_algos import GlobalBatchInfo, PolicyLossConfig, agg_loss, get_policy_loss_fn, kl_penalty
+from workers.forward import (
+    ForwardSettings,
+    PolicyModel,
+    TreeBatch,
+    iter_micro_batches,
+    on_grid,
+)
+
+UPDATE_FIELDS = ("prompts", "responses", "response_mask", "attention_mask", "advantages")
+
+
+def global_counts(response_mask: Tensor) -> GlobalBatchInfo:
+    """The denominators of a mini-batch, in the keys of `agg_loss`: its sampled tokens and the rows that have any."""
+    return GlobalBatchInfo(
+        dp_size=1,
+        batch_num_tokens=int(response_mask.sum()),
+        global_batch_size=int((response_mask.sum(dim=1) > 0).sum()),
+        loss_scale_factor=None,
+    )
+
+
+def order_rows(data: DataProto, epochs: int, shuffle: bool, mini_batch_rows: int) -> list[Tensor]:
+    """The row numbers of every mini-batch of an update, epoch by epoch; shuffling keeps a group's rows together.
+
+    meta_info `seed` and `global_steps` seed the shuffling.
+    """
+    generator = torch.Generator()
+    if shuffle:
+        generator.manual_seed(seed_for(data.meta_info["seed"], data.meta_info["global_steps"], 0))
+    batches = []
+    for _ in range(epochs):
+        order = shuffled_groups(data.non_tensor_batch["uid"], generator) if shuffle else torch.arange(len(data))
+        batches += [order[list(rows)] for rows in plan_mini_batches(len(data), mini_batch_rows)]
+    return batches
+
+
+class MetricSums:
+    """Metrics as detached tensors until the end of the update, when one synchronisation reads them all."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
+
+    def add(self, metrics: dict[str, Any], weight: float = 1.0) -> None:
+        for name, value in metrics.items():
+            value = torch.as_tensor(value).detach().float() * weight
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def maximum(self, name: str, value: Tensor) -> None:
+        value = value.detach().float()
+        self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
+
+    def read(self) -> dict[str, float]:
+        both = {**self._sums, **self._maxima}
+        if not both:
+            return {}
+        values = torch.stack([value.cpu() for value in both.values()]).tolist()
+        return dict(zip(both, values, strict=True))
+
+
+class DataParallelPPOActor:
+    """The policy of one data-parallel rank.
+
+    Args:
+        config: `actor_rollout_ref.actor`.
+        actor_module: a transformers causal language model, or a `PolicyModel` around one.
+        actor_optimizer: None for a model that is only read, such as the reference.
+        forward: compute type, device and packing.
+    """
+
+    def __init__(
+        self,
+        config: ActorConfig,
+        actor_module: nn.Module,
+        actor_optimizer: torch.optim.Optimizer | None = None,
+        *,
+        forward: ForwardSettings | None = None,
+    ) -> None:
+        self.config = config
+        self.actor_module = actor_module if isinstance(actor_module, PolicyModel) else PolicyModel(actor_module)
+        self.actor_optimizer = actor_optimizer
+        self.settings = forward or ForwardSettings()
+
+    def forward(
+        self, trees: TreeBatch, shape: torch.Size, temperature: float, entropy: Any = "none"
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and entropies on the micro-batch's (rows, response_len) grid, zero where nothing was sampled."""
+        with self.settings.autocast():
+            stats = self.actor_module(trees, temperature, entropy)
+        entropies = None if stats.entropy is None else on_grid(stats.entropy, trees, shape)
+        return on_grid(stats.log_probs, trees, shape), entropies
+
+    @torch.no_grad()
+    def compute_log_prob(
+        self, data: DataProto, calculate_entropy: bool = False, limits: MicroBatching | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs, and entropies where asked for, of every sampled token: (B, response_len) float32 on the CPU.
+
+        `data` holds prompts, responses, response_mask, attention_mask and meta_info `temperature`. `limits` are the micro-batch limits;
+        without them the update's own.
+        """
+        self.actor_module.eval()
+        data.require("prompts", "responses", "response_mask", "attention_mask", by="compute_log_prob")
+        log_probs = torch.zeros(data.batch["responses"].shape)
+        entropies = torch.zeros_like(log_probs) if calculate_entropy else None
+        for rows, micro, trees in iter_micro_batches(data, self.settings, limits or self.config.micro_batching):
+            shape = micro.batch["responses"].shape
+            lp, ent = self.forward(
+                trees, shape, data.meta_info["temperature"], "value" if calculate_entropy else "none"
+            )
+            log_probs[rows] = lp.cpu()
+            if entropies is not None and ent is not None:
+                entropies[rows] = ent.cpu()
+        return log_probs, entropies
+
+    def update_policy(self, data: DataProto, mini_batch_rows: int | None = None) -> dict[str, float]:
+        """`ppo_epochs` passes over `data` in mini-batches of `mini_batch_rows` rows (default: `ppo_mini_batch_size` rows).
+
+        Needs advantages, and old_log_probs unless there is exactly one mini-batch and one epoch (then the policy's own log-probs are the
+        old ones); ref_log_prob for the KL loss. Returns the mean over mini-batches of `actor/*` metrics.
+        """
+        self.actor_module.train()
+        data.require(*UPDATE_FIELDS, by="update_policy")
+        if self.config.use_kl_loss:
+            data.require("ref_log_prob", by="update_policy with actor.use_kl_loss")
+        cfg = self.config
+        batches = order_rows(data, cfg.ppo_epochs, cfg.shuffle, mini_batch_rows or cfg.ppo_mini_batch_size)
+        if len(batches) > 1:
+            data.require("old_log_probs", by="update_policy with several mini-batches")
+        sums = MetricSums()
+        for rows in batches:
+            self._update_mini_batch(data.select_idxs(rows), sums, 1 / len(batches))
+        return sums.read()
+
+    def _update_mini_batch(self, mini: DataProto, sums: MetricSums, weight: float) -> None:
+        assert self.actor_optimizer is not None
+        counts = global_counts(mini.batch["response_mask"])
+        self.actor_optimizer.zero_grad(set_to_none=True)
+        for _, micro, trees in iter_micro_batches(mini, self.settings, self.config.micro_batching):
+            loss, metrics = self._micro_loss(micro, trees, counts, sums)
+            loss.backward()
+            sums.add(metrics, weight)
+        norm = clip_grad_norm(self.actor_module, self.config.grad_clip)
+        if torch.isfinite(norm):
+            self.actor_optimizer.step()
+        sums.add({"actor/grad_norm": norm, "actor/skipped_updates": (~torch.isfinite(norm)).float() / weight}, weight)
+
+    def _micro_loss(
+        self, micro: DataProto, trees: TreeBatch, counts: GlobalBatchInfo, sums: MetricSums
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """This micro-batch's share of the mini-batch's loss, with the same share of each metric."""
+        cfg = self.config
+        fields = micro.batch.to(self.settings.device)
+        mask = fields["response_mask"]
+        log_prob, entropy = self.forward(
+            trees, mask.shape, micro.meta_info["temperature"], "grad" if cfg.entropy_coeff else "value"
+        )
+        old_log_prob = fields["old_log_probs"] if "old_log_probs" in fields else log_prob.detach()
+        loss, metrics = get_policy_loss_fn(cfg.policy_loss.loss_mode)(
+            old_log_prob=old_log_prob,
+            log_prob=log_prob,
+            advantages=fields["advantages"],
+            response_mask=mask,
+            loss_agg_mode=cfg.loss_agg_mode,
+            config=self._loss_config(counts),
+            rollout_is_weights=fields["rollout_is_weights"] if "rollout_is_weights" in fields else None,
+        )
+        metrics = {"actor/pg_loss": loss, **metrics}
+        entropy_loss = agg_loss(entropy, mask, cfg.loss_agg_mode, **counts)
+        metrics["actor/entropy"] = entropy_loss
+        loss = loss - cfg.entropy_coeff * entropy_loss if cfg.entropy_coeff else loss
+        if cfg.use_kl_loss:
+            kl = kl_penalty(log_prob, fields["ref_log_prob"], cfg.kl_loss_type)
+            kl_loss = agg_loss(kl, mask, cfg.loss_agg_mode, **counts)
+            loss = loss + cfg.kl_loss_coef * kl_loss
+            metrics |= {"actor/kl_loss": kl_loss}
+        if "rollout_log_probs" in fields and "old_log_probs" not in fields:
+            metrics |= mismatch_sums(log_prob.detach(), fields["rollout_log_probs"], mask, counts, sums)
+        return loss, metrics
+
+    def _loss_config(self, counts: GlobalBatchInfo) -> PolicyLossConfig:
+        cfg = self.config
+        return PolicyLossConfig(
+            clip_ratio=cfg.clip_ratio,
+            clip_ratio_low=cfg.clip_ratio_low,
+            clip_ratio_high=cfg.clip_ratio_high,
+            clip_ratio_c=cfg.clip_ratio_c,
+            loss_agg_mode=cfg.loss_agg_mode,
+            policy_loss=cfg.policy_loss,
+            global_batch_info=counts,
+        )
+
+
+def mismatch_sums(
+    log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, counts: GlobalBatchInfo, sums: MetricSums
+) -> dict[str, Tensor]:
+    """How far the engine's probabilities are from the trainer's, as shares of the mini-batch; the maximum goes to `sums`."""
+    difference = (log_probs.exp() - rollout_log_probs.exp()).abs() * mask
+    tokens = max(counts["batch_num_tokens"] or 0, 1)
+    sums.maximum("training/rollout_probs_diff_max", difference.max())
+    return {
+        "training/rollout_probs_diff_mean": difference.sum() / tokens,
+        "training/rollout_kl": ((rollout_log_probs - log_probs) * mask).sum() / tokens,
+    }
+
+
+def clip_grad_norm(module: nn.Module, max_norm: float) -> Tensor:
+    """The gradient's norm before clipping, as a scalar on the CPU."""
+    return torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm).detach().cpu()

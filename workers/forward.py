@@ -1,0 +1,257 @@
+"""The forward pass over packed rows: log-probs, entropies and values of the sampled tokens, and of no others.
+
+Rows that share a prompt form a tree: the prompt once, then every response as a branch that sees the prompt and itself (plan in
+training/batching.py). A row alone is a tree with one branch, so there is one path for all.
+
+    rows       P0 P1 A0 A1 | P0 P1 B0        tree   P0 P1 A0 A1 B0
+    segments                                         0  0  1  1  2        position_ids  0 1 2 3 2
+
+A token's log-prob comes from the hidden state before it: the last prompt token's predicts A0 and B0. The head runs on those states only;
+where their logits would be large they are computed in chunks that are made again in the backward pass, so whole logits never exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from data.protocol import DataProto
+from training.batching import MicroBatch, Tree, plan_micro_batches
+from training.config import MicroBatching
+from training.torch_functional import entropy_from_logits, logprobs_from_logits
+
+EntropyMode = Literal["none", "value", "grad"]
+"""Whether the entropy is computed, and whether gradients flow through it."""
+
+LOGITS_CHUNK_BYTES = 1 << 28  # float32 logits of one chunk; under this nothing is recomputed
+MAX_TREE_TOKENS = 4096  # a tree's mask is dense: its cost grows with the square
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardSettings:
+    """How a module is run: compute type, device and the use of shared prompts."""
+
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+    strip_padding: bool = True
+    share_prompts: bool = True
+
+    def autocast(self) -> AbstractContextManager[None]:
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+@dataclass(kw_only=True)
+class TreeBatch:
+    """One micro-batch on the device. T trees of at most L tokens, N sampled tokens."""
+
+    input_ids: Tensor  # (T, L)
+    position_ids: Tensor  # (T, L)
+    attention_mask: Tensor | None  # (T, 1, L, L) bool; None: causal with padding on the right
+    source: Tensor  # (N,) in T * L: the state that predicts each sampled token
+    labels: Tensor  # (N,) the sampled token
+    rows: Tensor  # (N,) the row of the batch it belongs to
+    columns: Tensor  # (N,) its column among the responses
+
+    def to(self, device: torch.device) -> TreeBatch:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return TreeBatch(**{k: v if v is None else v.to(device, non_blocking=True) for k, v in values.items()})
+
+
+@dataclass
+class SampledTokens:
+    """Per sampled token of a micro-batch, each (N,); `entropy` where it was asked for."""
+
+    log_probs: Tensor
+    entropy: Tensor | None
+
+
+def plan_batch(data: DataProto, settings: ForwardSettings, limits: MicroBatching) -> list[MicroBatch]:
+    """Micro-batches over the rows of `data` (prompts, responses, attention_mask), as training/batching.py plans them."""
+    width = data.batch["prompts"].shape[1]
+    mask = data.batch["attention_mask"]
+    prompt_lengths = mask[:, :width].sum(dim=1).tolist()
+    response_lengths = mask[:, width:].sum(dim=1).tolist()
+    prompts = data.batch["prompts"].numpy()
+    keys = [(n, row.tobytes()) for n, row in zip(prompt_lengths, prompts, strict=True)]
+    return plan_micro_batches(
+        keys,
+        prompt_lengths,
+        response_lengths,
+        max_token_len=limits.max_token_len,
+        micro_batch_size=limits.micro_batch_size,
+        share_prompts=settings.share_prompts and settings.strip_padding,
+        max_tree_tokens=MAX_TREE_TOKENS,
+    )
+
+
+def build_trees(data: DataProto, micro_batch: MicroBatch, *, strip_padding: bool = True) -> TreeBatch:
+    """Lays the trees of one micro-batch out as a rectangle; `strip_padding` false keeps each row's padding and masks it."""
+    prompts, responses = data.batch["prompts"], data.batch["responses"]
+    width = prompts.shape[1]
+    prompt_mask = data.batch["attention_mask"][:, :width].bool()
+    response_valid = data.batch["attention_mask"][:, width:].bool()
+    sampled = data.batch["response_mask"].bool() & response_valid
+    if not strip_padding:
+        prompt_mask, response_valid = torch.ones_like(prompt_mask), torch.ones_like(response_valid)
+
+    laid = [_lay_tree(tree, prompts, responses, prompt_mask, response_valid, sampled) for tree in micro_batch]
+    length = max(len(t.ids) for t in laid)
+    ids = torch.zeros(len(laid), length, dtype=torch.long)
+    segments = torch.full((len(laid), length), -1, dtype=torch.long)
+    # Padding continues the positions: numbers that start again would be read as packed sequences.
+    positions = torch.arange(length).repeat(len(laid), 1)
+    for i, tree in enumerate(laid):
+        ids[i, : len(tree.ids)], segments[i, : len(tree.ids)], positions[i, : len(tree.ids)] = (
+            tree.ids,
+            tree.segments,
+            tree.positions,
+        )
+    mask = None
+    if not strip_padding:
+        real = torch.stack([data.batch["attention_mask"][tree[0]] for tree in micro_batch]).bool()  # (T, P + R)
+        positions = (real.cumsum(dim=1) - 1).clamp(min=0)
+        mask = _padded_mask(real)
+    elif any(len(tree) > 1 for tree in micro_batch):
+        mask = _tree_mask(segments)
+    return TreeBatch(
+        input_ids=ids,
+        position_ids=positions,
+        attention_mask=mask,
+        source=torch.cat([i * length + t.source for i, t in enumerate(laid)]),
+        labels=torch.cat([t.labels for t in laid]),
+        rows=torch.cat([t.rows for t in laid]),
+        columns=torch.cat([t.columns for t in laid]),
+    )
+
+
+@dataclass
+class _LaidTree:
+    ids: Tensor
+    segments: Tensor
+    positions: Tensor
+    source: Tensor
+    labels: Tensor
+    rows: Tensor
+    columns: Tensor
+
+
+def _lay_tree(
+    tree: Tree, prompts: Tensor, responses: Tensor, prompt_mask: Tensor, response_valid: Tensor, sampled: Tensor
+) -> _LaidTree:
+    prompt = prompts[tree[0]][prompt_mask[tree[0]]]
+    start = n_prompt = len(prompt)
+    pieces, segments, positions = [prompt], [torch.zeros(n_prompt, dtype=torch.long)], [torch.arange(n_prompt)]
+    source, labels, rows, columns = [], [], [], []
+    for branch, row in enumerate(tree, start=1):
+        valid = response_valid[row].nonzero().squeeze(1)
+        pieces.append(responses[row, valid])
+        segments.append(torch.full((len(valid),), branch))
+        positions.append(torch.arange(n_prompt, n_prompt + len(valid)))
+        offsets = sampled[row, valid].nonzero().squeeze(1)  # within this branch
+        source.append(torch.where(offsets == 0, n_prompt - 1, start + offsets - 1))
+        labels.append(responses[row, valid[offsets]])
+        rows.append(torch.full((len(offsets),), row))
+        columns.append(valid[offsets])
+        start += len(valid)
+    cat = torch.cat
+    return _LaidTree(cat(pieces), cat(segments), cat(positions), cat(source), cat(labels), cat(rows), cat(columns))
+
+
+def _tree_mask(segments: Tensor) -> Tensor:
+    """(T, 1, L, L): causal, and within the prompt (segment 0) or one's own branch; padding (-1) sees itself, so no row is empty."""
+    length = segments.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    key = segments[:, None, :]
+    return (causal & ((key == 0) | (key == segments[:, :, None])))[:, None]
+
+
+def _padded_mask(real: Tensor) -> Tensor:
+    """(T, 1, L, L): causal over the real tokens; a padding position sees itself."""
+    length = real.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    return (causal & real[:, None, :] | torch.eye(length, dtype=torch.bool))[:, None]
+
+
+class PolicyModel(nn.Module):
+    """A causal language model whose forward returns what PPO needs of the sampled tokens, never the logits of a batch."""
+
+    def __init__(self, lm: nn.Module) -> None:
+        super().__init__()
+        self.lm = lm
+
+    def forward(self, batch: TreeBatch, temperature: float = 1.0, entropy: EntropyMode = "none") -> SampledTokens:
+        hidden = self.lm.base_model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            position_ids=batch.position_ids,
+            use_cache=False,
+        ).last_hidden_state  # (T, L, hidden)
+        states = hidden.flatten(0, 1)[batch.source]  # (N, hidden)
+        head = self.lm.get_output_embeddings()
+        chunk = max(1, LOGITS_CHUNK_BYTES // (4 * head.weight.shape[0]))
+        if len(states) <= chunk:
+            return SampledTokens(*_token_stats(head, states, batch.labels, temperature, entropy))
+        parts = [
+            checkpoint(_token_stats, head, s, y, temperature, entropy, use_reentrant=False)
+            for s, y in zip(states.split(chunk), batch.labels.split(chunk), strict=True)
+        ]
+        entropies = None if entropy == "none" else torch.cat([part[1] for part in parts])
+        return SampledTokens(torch.cat([part[0] for part in parts]), entropies)
+
+
+def _token_stats(
+    head: nn.Module, states: Tensor, labels: Tensor, temperature: float, entropy: EntropyMode
+) -> tuple[Tensor, Tensor | None]:
+    """Log-prob and entropy (n,) of the tokens after `states` (n, hidden), in float32."""
+    logits = head(states).float()  # (n, vocab)
+    if temperature != 1:
+        logits = logits / temperature
+    log_probs = logprobs_from_logits(logits, labels)
+    if entropy == "none":
+        return log_probs, None
+    return log_probs, entropy_from_logits(logits if entropy == "grad" else logits.detach())
+
+
+class ValueModel(nn.Module):
+    """A transformer with one output a token; forward returns the value (N,) of the state before each sampled token."""
+
+    def __init__(self, transformer: nn.Module) -> None:
+        super().__init__()
+        self.transformer = transformer
+
+    def forward(self, batch: TreeBatch) -> Tensor:
+        values = self.transformer(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            position_ids=batch.position_ids,
+            use_cache=False,
+        ).logits  # (T, L, 1)
+        return values.float().flatten()[batch.source]
+
+
+def iter_micro_batches(
+    data: DataProto, settings: ForwardSettings, limits: MicroBatching
+) -> Iterator[tuple[Tensor, DataProto, TreeBatch]]:
+    """Yields (rows, data[rows], their trees on the device); every row of `data` comes exactly once.
+
+    A micro-batch in which nothing was sampled (padding rows only) still comes: with several ranks all must run the same collectives.
+    """
+    for micro_batch in plan_batch(data, settings, limits):
+        rows = torch.tensor([row for tree in micro_batch for row in tree])
+        micro = data.select_idxs(rows)
+        numbers = iter(range(len(rows)))
+        local = [[next(numbers) for _ in tree] for tree in micro_batch]
+        yield rows, micro, build_trees(micro, local, strip_padding=settings.strip_padding).to(settings.device)
+
+
+def on_grid(values: Tensor, trees: TreeBatch, shape: Sequence[int]) -> Tensor:
+    """Puts per-token values (N,) at their places in a (rows, response_len) grid of zeros; differentiable."""
+    return values.new_zeros(tuple(shape)).index_put((trees.rows, trees.columns), values)

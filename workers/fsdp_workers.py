@@ -1,0 +1,204 @@
+"""The workers: thin compositions of a model, its optimiser, a rollout engine and their checkpoints.
+
+Each registered method takes and returns a DataProto or plain values, so that a worker can live in the driver's process or elsewhere. The config
+is never changed here; row counts per mini-batch are derived from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from data.protocol import DataProto
+from training.config import ActorRolloutRefConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig, PPOConfig
+from training.torch_functional import (
+    get_constant_schedule_with_warmup,
+    get_cosine_schedule_with_warmup,
+    get_wsd_schedule_with_warmup,
+)
+from workers import model_state
+from workers.dp_actor import DataParallelPPOActor
+from workers.dp_critic import DataParallelPPOCritic
+from workers.forward import ForwardSettings
+from workers.model_builder import ModelSpec, find_device, torch_dtype
+from workers.rollout_base import BaseRollout
+from workers.weight_sync import iter_weights, weight_manifest
+from workers.worker_group import Dispatch, register
+
+Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
+
+
+class ActorRolloutRefWorker:
+    """The policy in the uses that `role` names: trained, sampled from, and frozen as the reference."""
+
+    def __init__(self, config: PPOConfig, role: Role) -> None:
+        self.config = config
+        self.policy: ActorRolloutRefConfig = config.actor_rollout_ref
+        self.role = role
+        self.device = find_device(config.trainer.device)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def init_model(self, total_training_steps: int) -> None:
+        """Loads what the role needs. `total_training_steps` (optimiser calls of `update_actor`) shapes the schedule."""
+        spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
+        settings = forward_settings(self.policy.model, self.policy.actor.use_prefix_grouper, self.device)
+        if "actor" in self.role:
+            self.module = spec.causal_lm(trainable=True)
+            optim = self.policy.actor.optim
+            self.optimizer = build_optimizer(self.module, optim)
+            self.scheduler = build_scheduler(self.optimizer, optim, total_training_steps)
+            self.actor = DataParallelPPOActor(self.policy.actor, self.module, self.optimizer, forward=settings)
+            self.spec = spec
+        if "ref" in self.role:
+            self.ref = DataParallelPPOActor(self.policy.actor, spec.causal_lm(trainable=False), forward=settings)
+        if "rollout" in self.role:
+            self.rollout = build_rollout(self.config, spec)
+            self.rollout.sleep()
+            self.sync_weights()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def sync_weights(self) -> None:
+        """Sends the policy's weights to the rollout engine, which wakes up for it."""
+        self.rollout.wake_up()
+        dtype = torch_dtype(self.policy.rollout.dtype)
+        self.rollout.update_weights(iter_weights(self.module, dtype), weight_manifest(self.module))
+
+    @register(Dispatch.ONE_TO_ALL)
+    def sleep_rollout(self) -> None:
+        self.rollout.sleep()
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        return self.rollout.generate_sequences(prompts)
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """`old_log_probs` and `entropys`, (B, response_len) each."""
+        data = self._with_temperature(data)
+        log_probs, entropies = self.actor.compute_log_prob(
+            data, calculate_entropy=True, limits=self.policy.log_prob_micro_batching
+        )
+        return DataProto.from_dict(tensors={"old_log_probs": log_probs, "entropys": entropies})
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """`ref_log_prob`, (B, response_len)."""
+        log_probs, _ = self.ref.compute_log_prob(self._with_temperature(data), limits=self.policy.ref_micro_batching)
+        return DataProto.from_dict(tensors={"ref_log_prob": log_probs})
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def update_actor(self, data: DataProto) -> dict[str, float]:
+        """One call of `update_policy` and one step of the schedule; returns metrics."""
+        rows = self.policy.actor.ppo_mini_batch_size * self.policy.rollout.n
+        metrics = self.actor.update_policy(self._with_temperature(data), mini_batch_rows=rows)
+        metrics["actor/lr"] = self.scheduler.get_last_lr()[0]
+        self.scheduler.step()
+        return metrics
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        contents = self.policy.actor.checkpoint.save_contents
+        model_state.save(Path(folder), self.module, self.optimizer, self.scheduler, contents)
+        model_state.save_huggingface(
+            Path(folder) / "huggingface", self.module, self.spec.tokenizer, weights="hf_model" in contents
+        )
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: str) -> None:
+        contents = self.policy.actor.checkpoint.load_contents
+        model_state.load(Path(folder), self.module, self.optimizer, self.scheduler, contents)
+
+    def _with_temperature(self, data: DataProto) -> DataProto:
+        """Log-probs are always those of the distribution that was sampled."""
+        meta_info = data.meta_info | {"temperature": self.policy.rollout.temperature}
+        return DataProto(batch=data.batch, non_tensor_batch=data.non_tensor_batch, meta_info=meta_info)
+
+
+class CriticWorker:
+    """The value model and its optimiser."""
+
+    def __init__(self, config: PPOConfig) -> None:
+        self.config: CriticConfig = config.resolved_critic
+        self.rows_per_prompt = config.actor_rollout_ref.rollout.n
+        self.device = find_device(config.trainer.device)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def init_model(self, total_training_steps: int) -> None:
+        cfg = self.config
+        self.module = ModelSpec(cfg.model, str(cfg.model.path), self.device).value_model()
+        self.optimizer = build_optimizer(self.module, cfg.optim)
+        self.scheduler = build_scheduler(self.optimizer, cfg.optim, total_training_steps)
+        settings = forward_settings(cfg.model, cfg.use_prefix_grouper, self.device)
+        self.critic = DataParallelPPOCritic(cfg, self.module, self.optimizer, forward=settings)
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def compute_values(self, data: DataProto) -> DataProto:
+        """`values`, (B, response_len)."""
+        return DataProto.from_dict(tensors={"values": self.critic.compute_values(data)})
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def update_critic(self, data: DataProto) -> dict[str, float]:
+        assert self.config.ppo_mini_batch_size is not None
+        metrics = self.critic.update_critic(data, self.config.ppo_mini_batch_size * self.rows_per_prompt)
+        metrics["critic/lr"] = self.scheduler.get_last_lr()[0]
+        self.scheduler.step()
+        return metrics
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        contents = self.config.checkpoint.save_contents
+        model_state.save(Path(folder), self.module, self.optimizer, self.scheduler, contents)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: str) -> None:
+        contents = self.config.checkpoint.load_contents
+        model_state.load(Path(folder), self.module, self.optimizer, self.scheduler, contents)
+
+
+def forward_settings(
+    model: ModelConfig | CriticModelConfig, share_prompts: bool, device: torch.device
+) -> ForwardSettings:
+    return ForwardSettings(
+        device=device,
+        dtype=torch_dtype(model.dtype),
+        strip_padding=model.use_remove_padding,
+        share_prompts=share_prompts,
+    )
+
+
+def build_rollout(config: PPOConfig, spec: ModelSpec) -> BaseRollout:
+    """The engine that `rollout.name` names; its package is imported only here."""
+    rollout = config.resolved_rollout
+    if rollout.name == "vllm":
+        from workers.vllm_rollout_spmd import vLLMRollout
+
+        return vLLMRollout(rollout, spec)
+    from workers.hf_rollout import HFRollout
+
+    return HFRollout(rollout, spec)
+
+
+def build_optimizer(module: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
+    """AdamW in its fused form: one pass over memory on CPU and CUDA alike."""
+    return torch.optim.AdamW(
+        module.parameters(), lr=optim.lr, betas=tuple(optim.betas), weight_decay=optim.weight_decay, fused=True
+    )
+
+
+def build_scheduler(
+    optimizer: torch.optim.Optimizer, optim: OptimConfig, total_steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """The schedule over `total_steps` updates; warm-up is `lr_warmup_steps`, or a ratio of all where that is negative."""
+    warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * total_steps)
+    builders: dict[str, Callable[[], Any]] = {
+        "constant": lambda: get_constant_schedule_with_warmup(optimizer, warmup),
+        "cosine": lambda: get_cosine_schedule_with_warmup(
+            optimizer, warmup, total_steps, min_lr_ratio=optim.min_lr_ratio, num_cycles=optim.num_cycles
+        ),
+        "wsd": lambda: get_wsd_schedule_with_warmup(optimizer, warmup, total_steps, min_lr_ratio=optim.min_lr_ratio),
+    }
+    return builders[optim.scheduler]()

