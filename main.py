@@ -10,23 +10,28 @@ from pathlib import Path
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from training.config import PPOConfig
+from training.config_checks import load_custom_algorithm
 from training.config_loader import ConfigError, explain, load_config, to_yaml
 
 
 def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]  # the heavy imports come after the config's checks
     """The trainer of this config, with its datasets, reward functions and workers' classes; no model is loaded yet."""
     import torch
-    from transformers import AutoTokenizer
+    import transformers
 
     from data.loading import load_extern_object
     from data.rl_dataset import create_dataset
     from training.ray_trainer import RayPPOTrainer
     from training.reward import load_reward_manager
 
+    if config.custom_algorithm:
+        load_custom_algorithm(config.custom_algorithm)
     if config.trainer.deterministic:
         torch.use_deterministic_algorithms(True, warn_only=True)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     model = config.actor_rollout_ref.model
-    tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     data = config.data
     train = create_dataset(data.train_files, data, tokenizer, max_samples=data.train_max_samples)
     val = create_dataset(data.val_files, data, tokenizer, max_samples=data.val_max_samples) if data.val_files else None
@@ -58,9 +63,14 @@ def main(argv: list[str]) -> int:
     run_dir = Path(loaded.config.trainer.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.yaml").write_text(to_yaml(loaded.config))
+    from training.report import write_report
+
     trainer = build_trainer(loaded.config)
     trainer.init_workers()
     trainer.fit()
+    if "file" in loaded.config.trainer.logger and not loaded.config.trainer.val_only:
+        print(write_report(run_dir))
+        print(f"reward curve: {run_dir / 'report.png'}")
     return 0
 
 

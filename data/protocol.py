@@ -72,7 +72,7 @@ FIELDS: dict[str, Field] = {
 class DataProtoItem:
     """One row of a DataProto."""
 
-    batch: TensorDict | None = None
+    batch: TensorDict = None  # None: a batch without tensors
     non_tensor_batch: dict[str, Any] = field(default_factory=dict)
     meta_info: dict[str, Any] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ class DataProtoItem:
 class DataProto:
     """A batch of rows; see the module's docstring for its parts and `FIELDS` for what they hold."""
 
-    batch: TensorDict | None = None
+    batch: TensorDict = None  # None: a batch without tensors
     non_tensor_batch: dict[str, np.ndarray] = field(default_factory=dict)
     meta_info: dict[str, Any] = field(default_factory=dict)
 

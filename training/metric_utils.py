@@ -5,8 +5,10 @@ counts once, with the sum of its rows' scores and tokens. Dummy rows, which only
 """
 
 import re
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -244,3 +246,26 @@ def _majority_metrics(samples: np.ndarray, votes: Sequence[Sequence[Any]], seed:
         mean, std = np.mean(per_prompt, axis=0)
         metrics |= {f"maj@{k}/mean": float(mean), f"maj@{k}/std": float(std)}
     return metrics
+
+
+def flatten_validation_metrics(nested: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
+    """{source: {variable: {metric: value}}} to val-core/SOURCE/VARIABLE/METRIC for the reward, val-aux/... for the rest."""
+    return {
+        f"{'val-core' if variable == 'reward' else 'val-aux'}/{source}/{variable}/{metric}": value
+        for source, variables in nested.items()
+        for variable, metrics in variables.items()
+        for metric, value in metrics.items()
+    }
+
+
+class StepTimer:
+    """Seconds per named section of a step: `with timer("gen"): ...`; a section that comes twice adds up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

@@ -79,7 +79,9 @@ class ResourcePoolManager:
     def __init__(self, resource_pool_spec: dict[str, list[int]], mapping: dict[Role, str]) -> None:
         unknown = set(mapping.values()) - resource_pool_spec.keys()
         if unknown:
-            raise ValueError(f"roles are mapped to unknown pools {sorted(unknown)}; pools: {sorted(resource_pool_spec)}")
+            raise ValueError(
+                f"roles are mapped to unknown pools {sorted(unknown)}; pools: {sorted(resource_pool_spec)}"
+            )
         self.resource_pool_spec = resource_pool_spec
         self.mapping = mapping
 
@@ -284,7 +286,8 @@ class RayPPOTrainer:
         samples = np.tile(np.arange(repeat), len(groups))
         batch.non_tensor_batch["sample_index"] = samples
         batch.non_tensor_batch["episode_id"] = np.array(
-            [f"{uid}.{sample}" for uid, sample in zip(batch.non_tensor_batch["uid"], samples, strict=True)], dtype=object
+            [f"{uid}.{sample}" for uid, sample in zip(batch.non_tensor_batch["uid"], samples, strict=True)],
+            dtype=object,
         )
         batch.meta_info = {
             "global_steps": self.global_steps,
@@ -384,7 +387,9 @@ class RayPPOTrainer:
     def _validate_batch(self, rows: dict[str, Any], offset: int) -> tuple[DataProto, dict[str, list[Any]]]:
         prompts = self._prompt_batch(rows, self.config.actor_rollout_ref.rollout.val_kwargs.n, validate=True)
         prompts.non_tensor_batch["group_index"] = prompts.non_tensor_batch["group_index"] + offset
-        prompts.non_tensor_batch["uid"] = np.array([f"val.{g}" for g in prompts.non_tensor_batch["group_index"]], dtype=object)
+        prompts.non_tensor_batch["uid"] = np.array(
+            [f"val.{g}" for g in prompts.non_tensor_batch["group_index"]], dtype=object
+        )
         batch = self.actor_rollout_wg.generate_sequences(prompts)
         scores, infos = compute_reward(batch, self.val_reward_fn)
         batch.batch["token_level_scores"] = scores

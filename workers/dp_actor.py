@@ -47,7 +47,9 @@ def order_rows(data: DataProto, epochs: int, shuffle: bool, mini_batch_rows: int
         generator.manual_seed(seed_for(data.meta_info["seed"], data.meta_info["global_steps"], 0))
     batches = []
     for _ in range(epochs):
-        order = shuffled_groups(data.non_tensor_batch["uid"], generator) if shuffle else torch.arange(len(data))
+        order = (
+            shuffled_groups(data.non_tensor_batch["uid"].tolist(), generator) if shuffle else torch.arange(len(data))
+        )
         batches += [order[list(rows)] for rows in plan_mini_batches(len(data), mini_batch_rows)]
     return batches
 
@@ -173,7 +175,8 @@ class DataParallelPPOActor:
         log_prob, entropy = self.forward(
             trees, mask.shape, micro.meta_info["temperature"], "grad" if cfg.entropy_coeff else "value"
         )
-        old_log_prob = fields["old_log_probs"] if "old_log_probs" in fields else log_prob.detach()
+        old_log_prob = fields.get("old_log_probs", None)
+        old_log_prob = log_prob.detach() if old_log_prob is None else old_log_prob
         loss, metrics = get_policy_loss_fn(cfg.policy_loss.loss_mode)(
             old_log_prob=old_log_prob,
             log_prob=log_prob,
@@ -181,7 +184,7 @@ class DataParallelPPOActor:
             response_mask=mask,
             loss_agg_mode=cfg.loss_agg_mode,
             config=self._loss_config(counts),
-            rollout_is_weights=fields["rollout_is_weights"] if "rollout_is_weights" in fields else None,
+            rollout_is_weights=fields.get("rollout_is_weights", None),
         )
         metrics = {"actor/pg_loss": loss, **metrics}
         entropy_loss = agg_loss(entropy, mask, cfg.loss_agg_mode, **counts)

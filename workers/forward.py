@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import torch
@@ -37,7 +37,7 @@ MAX_TREE_TOKENS = 4096  # a tree's mask is dense: its cost grows with the square
 class ForwardSettings:
     """How a module is run: compute type, device and the use of shared prompts."""
 
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     strip_padding: bool = True
     share_prompts: bool = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedTokenizerBase
 
-Scheduler = torch.optim.lr_scheduler.LRScheduler
+Scheduler: TypeAlias = torch.optim.lr_scheduler.LRScheduler
 
 
 def save(

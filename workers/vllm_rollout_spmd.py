@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 CPU_KV_CACHE_BYTES = 1 << 30  # at most, unless engine_kwargs.vllm.kv_cache_memory_bytes says otherwise
 
 
-class vLLMRollout(BaseRollout):  # noqa: N801  (the name verl users know)
+class vLLMRollout(BaseRollout):
     """See `BaseRollout`. `rollout.engine_kwargs.vllm` is passed on and wins over what is derived here."""
 
     def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:

@@ -144,7 +144,9 @@ def test_a_shared_prompt_is_computed_once() -> None:
 def test_values_are_those_of_the_state_before_each_sampled_token(tiny_task: Path) -> None:
     from training.config import CriticModelConfig
 
-    spec = ModelSpec(CriticModelConfig(enable_gradient_checkpointing=False), str(tiny_task / "model"), torch.device("cpu"))
+    spec = ModelSpec(
+        CriticModelConfig(enable_gradient_checkpointing=False), str(tiny_task / "model"), torch.device("cpu")
+    )
     transformer = spec.value_model().eval()
     assert not transformer.score.weight.any()
     nn.init.normal_(transformer.score.weight)

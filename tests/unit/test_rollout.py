@@ -37,7 +37,10 @@ def model_spec(path: Path) -> ModelSpec:
     return ModelSpec(ModelConfig(dtype="float32", enable_gradient_checkpointing=False), str(path), torch.device("cpu"))
 
 
-@pytest.fixture(scope="module", params=[(e.values[0] if hasattr(e, "values") else e, t) for e in ENGINES for t in ("untied", "tied")])
+@pytest.fixture(
+    scope="module",
+    params=[(e.values[0] if hasattr(e, "values") else e, t) for e in ENGINES for t in ("untied", "tied")],
+)
 def engine(request, tiny_task: Path, tied_model: Path) -> Iterator[tuple[BaseRollout, nn.Module, ModelSpec]]:
     """An engine, and a policy whose weights it has after one update away from the folder's."""
     name, tying = request.param

