@@ -236,8 +236,12 @@ def _not_there_yet(config: PPOConfig) -> Iterator[str]:
         )
     for key in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
         fsdp = attrgetter(f"{key}.fsdp_config")(config)
-        if fsdp.param_offload or fsdp.optimizer_offload:
-            log.warning("%s.fsdp_config: offloading has no effect on one rank", key)
+        if fsdp.param_offload or fsdp.optimizer_offload or not fsdp.reshard_after_forward:
+            log.warning("%s.fsdp_config: sharding and offloading have no effect on one rank", key)
+    if config.actor_rollout_ref.actor.strategy == "fsdp":
+        log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
+    if config.ray_kwargs.ray_init and not config.trainer.use_ray:
+        log.warning("ray_kwargs.ray_init has no effect with trainer.launcher=local")
 
 
 def _files(config: PPOConfig) -> Iterator[str]:

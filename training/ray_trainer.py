@@ -28,6 +28,7 @@ from data.protocol import DataProto
 from data.rl_dataset import collate_fn as default_collate_fn
 from data.seeding import seed_for
 from training import checkpoint
+from training.batching import get_seqlen_balanced_partitions
 from training.config import PPOConfig
 from training.core_algos import (
     AdaptiveKLController,
@@ -248,6 +249,7 @@ class RayPPOTrainer:
             prompts = self._prompt_batch(rows, self.config.actor_rollout_ref.rollout.n)
             with timer("gen"):
                 batch = self._generate(prompts)
+            batch = self._balance(batch)
             with timer("reward"):
                 reward = self._start_reward(batch)
             if self._needs_old_log_probs():
@@ -301,6 +303,15 @@ class RayPPOTrainer:
         batch = self.actor_rollout_wg.generate_sequences(prompts)
         self.actor_rollout_wg.sleep_rollout()
         return batch
+
+    def _balance(self, batch: DataProto) -> DataProto:
+        """Orders rows so that equal chunks, one per rank, hold about the same number of tokens; nothing to do on one."""
+        ranks = self.config.trainer.num_ranks
+        if not self.config.trainer.balance_batch or ranks == 1:
+            return batch
+        lengths = batch.batch["attention_mask"].sum(dim=1).tolist()
+        parts = get_seqlen_balanced_partitions(lengths, ranks, equal_size=True)
+        return batch.select_idxs(torch.tensor([row for part in parts for row in part]))
 
     def _start_reward(self, batch: DataProto) -> Callable[[], tuple[Tensor, dict[str, list[Any]]]]:
         """Scores the batch, beside the passes that follow where `launch_reward_fn_async`; calling the result waits for it."""

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedTokenizerBase
 
-Scheduler: TypeAlias = torch.optim.lr_scheduler.LRScheduler
+Scheduler: TypeAlias = torch.optim.lr_scheduler.LambdaLR
 
 
 def save(
@@ -36,9 +36,9 @@ def save(
     """Writes the parts in `contents` (model, optimizer, extra) below `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     if "model" in contents:
-        dcp.save(model_tensors(module), checkpoint_id=folder / "model")
+        _save(model_tensors(module), folder / "model")
     if "optimizer" in contents:
-        dcp.save(optimizer_tensors(module, optimizer), checkpoint_id=folder / "optimizer")
+        _save(optimizer_tensors(module, optimizer), folder / "optimizer")
     if "extra" in contents:
         (folder / "scheduler.json").write_text(json.dumps({"last_epoch": scheduler.last_epoch}))
 
@@ -64,7 +64,7 @@ def load(
         load_model(folder, module)
     if "optimizer" in contents:
         tensors = optimizer_tensors(module, optimizer)
-        dcp.load(tensors, checkpoint_id=folder / "optimizer")
+        _load(tensors, folder / "optimizer")
         _set_optimizer_tensors(module, optimizer, tensors)
     if "extra" in contents:
         _set_scheduler(scheduler, json.loads((folder / "scheduler.json").read_text())["last_epoch"])
@@ -73,8 +73,16 @@ def load(
 def load_model(folder: Path, module: nn.Module) -> None:
     """Reads the weights alone."""
     tensors = model_tensors(module)
-    dcp.load(tensors, checkpoint_id=folder / "model")
+    _load(tensors, folder / "model")
     set_model_state_dict(module, tensors, options=StateDictOptions(strict=False))
+
+
+def _save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    dcp.save(tensors, checkpoint_id=folder, no_dist=not torch.distributed.is_initialized())
+
+
+def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    dcp.load(tensors, checkpoint_id=folder, no_dist=not torch.distributed.is_initialized())
 
 
 def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -101,7 +109,9 @@ def _set_optimizer_tensors(
 def _set_scheduler(scheduler: Scheduler, last_epoch: int) -> None:
     """Puts the schedule at `last_epoch` calls of `step` and the learning rates with it."""
     scheduler.last_epoch = last_epoch
-    scheduler._last_lr = scheduler.get_lr()
+    scheduler._last_lr = [
+        base * factor(last_epoch) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    ]
     for group, lr in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=True):
         group["lr"] = lr
 

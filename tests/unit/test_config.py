@@ -752,7 +752,7 @@ def test_what_is_merely_unusual_is_a_word_in_the_log(runnable: list[str], caplog
     caplog.set_level(logging.WARNING)
     assert checked(runnable, "algorithm.adv_estimator=grpo", "critic.fsdp_config.param_offload=true") == []
     assert "each keeps its raw score" in caplog.text
-    assert "critic.fsdp_config: offloading has no effect on one rank" in caplog.text
+    assert "critic.fsdp_config: sharding and offloading have no effect on one rank" in caplog.text
     caplog.clear()
     assert checked(runnable, "algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4") == []
     assert caplog.text == ""
@@ -782,7 +782,7 @@ def test_every_config_field_has_a_reader() -> None:
     for kind in _sections(PPOConfig()):
         unread |= {name: f"{kind.__name__}.{name}" for name, value in vars(kind).items() if isinstance(value, property)}
     for file in files:
-        if file.exists() and file.name not in ("config_loader.py", "config_checks.py"):
+        if file.exists() and file.name != "config_loader.py":  # a check that refuses a value is its reader
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                     unread.pop(node.attr, None)

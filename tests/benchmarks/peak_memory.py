@@ -1,0 +1,112 @@
+"""Peak memory of a GRPO run on SmolLM2-135M against the sum of what must be held at once, above the memory of the imports.
+
+Run with nothing else on the machine: python -m tests.benchmarks.peak_memory [STEPS]
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from itertools import islice
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+MIB = 1 << 20
+
+
+def resident() -> float:
+    """This process's resident memory now, in MiB."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / MIB
+
+
+class PeakWatcher(threading.Thread):
+    """Samples the resident memory every 5 ms and keeps the peak of each phase, named by the caller."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.phase, self.peaks = "start", {}
+
+    def run(self) -> None:
+        while True:
+            self.peaks[self.phase] = max(self.peaks.get(self.phase, 0.0), resident())
+            time.sleep(0.005)
+
+
+def activation_bytes(worker, batch) -> int:
+    """What autograd keeps between forward and backward of the largest micro-batch, parameters apart, each storage once."""
+    from workers.forward import iter_micro_batches
+
+    actor = worker.actor
+    parameters = {p.untyped_storage().data_ptr() for p in worker.module.parameters()}
+    largest = 0
+    for _, micro, trees in iter_micro_batches(batch, actor.settings, actor.config.micro_batching):
+        seen: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor, seen: dict[int, int] = seen) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                seen[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            log_probs, _ = actor.forward(trees, micro.batch["responses"].shape, 1.0, "value")
+        largest = max(largest, sum(seen.values()))
+        del log_probs
+    return largest
+
+
+def main(steps: int) -> None:
+    import vllm  # noqa: F401
+
+    import workers.fsdp_workers
+    import workers.vllm_rollout_spmd  # noqa: F401
+    from main import build_trainer
+    from training.config_loader import load_config
+
+    overrides = ["data.max_response_length=64", "data.val_files=null", "trainer.logger=file"]
+    config = load_config(
+        ["configs/smollm2_arithmetic.yaml", *overrides, "trainer.default_local_dir=outputs/benchmark"]
+    ).config
+    trainer = build_trainer(config)
+    baseline = resident()
+    watcher = PeakWatcher()
+    watcher.start()
+    trainer.init_workers()
+    batches = []
+    step_metrics = trainer._step_metrics
+    trainer._step_metrics = lambda batch, timer: batches.append(batch) or step_metrics(batch, timer)  # type: ignore[method-assign,func-returns-value]
+    for number, rows in enumerate(islice(trainer._training_batches(), steps)):
+        watcher.phase = f"step {number + 1}"
+        trainer.train_step(rows)
+    watcher.phase = "measuring"
+    worker = trainer.actor_rollout_wg.worker
+    count = sum(p.numel() for p in worker.module.parameters())
+    kv = worker.rollout.engine.vllm_config.cache_config.kv_cache_memory_bytes
+    head = worker.module.get_output_embeddings().weight.numel()
+    batches[-1].meta_info["temperature"] = 1.0
+    parts = {
+        "weights, float32": 4 * count,
+        "gradients, float32": 4 * count,
+        "AdamW, 2 x float32": 8 * count,
+        "activations of one micro-batch": max(activation_bytes(worker, batch) for batch in batches),
+        "engine weights, bfloat16": 2 * count,
+        "engine's packed lm_head": 2 * head,
+        "engine KV cache": kv,
+    }
+    total = sum(parts.values()) / MIB
+    print(f"\n{count / 1e6:.1f}M parameters; imports {baseline:.0f} MiB")
+    for name, value in parts.items():
+        print(f"  {name:32s} {value / MIB:8.0f} MiB")
+    print(f"  {'computed sum':32s} {total:8.0f} MiB")
+    for phase, peak in watcher.peaks.items():
+        if phase != "measuring":
+            print(f"  peak in {phase:24s} {peak - baseline:8.0f} MiB above imports")
+    peak = max(peak for phase, peak in watcher.peaks.items() if phase != "measuring") - baseline
+    print(f"  peak / computed {peak / total:.3f}   (at most 1.15)")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)

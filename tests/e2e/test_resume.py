@@ -1,0 +1,117 @@
+"""Exact resume: a run that is killed and started again ends bitwise like one that was not."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from tests.conftest import PROJECT
+
+STEPS = 8
+TIMINGS = ("timing", "perf/")
+
+
+def command(task: Path, run_dir: Path, engine: str) -> list[str]:
+    return [
+        sys.executable,
+        str(PROJECT / "main.py"),
+        str(PROJECT / "configs/quickstart.yaml"),
+        f"data.train_files={task}/train.parquet",
+        f"data.val_files={task}/val.parquet",
+        f"actor_rollout_ref.model.path={task}/model",
+        f"custom_reward_function.path={PROJECT}/examples/quickstart_reward.py",
+        f"trainer.default_local_dir={run_dir}",
+        "data.train_batch_size=24",  # 64 rows: the epochs end inside the run
+        "actor_rollout_ref.actor.ppo_mini_batch_size=12",
+        "actor_rollout_ref.actor.shuffle=true",
+        f"actor_rollout_ref.rollout.name={engine}",
+        "actor_rollout_ref.rollout.max_num_seqs=32",
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.deterministic=true",
+        "trainer.save_freq=1",
+        "trainer.test_freq=3",
+        "trainer.max_actor_ckpt_to_keep=2",
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl.type=adaptive",
+        "trainer.logger=[file,tensorboard]",
+    ]
+
+
+def steps_logged(run_dir: Path) -> int:
+    path = run_dir / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def run_and_kill(argv: list[str], run_dir: Path, rng: random.Random) -> bool:
+    """Starts the run and kills it at a random moment after its first new step; True where it had ended before."""
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    before = steps_logged(run_dir)
+    while process.poll() is None and steps_logged(run_dir) <= before:
+        time.sleep(0.01)
+    time.sleep(rng.uniform(0, 0.6))
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+    _, errors = process.communicate()
+    assert process.returncode in (0, -signal.SIGKILL), errors
+    return process.returncode == 0
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    state = {name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in metadata.items()}
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    return state
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(TIMINGS)} for line in lines]
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    for part in ("actor/model", "actor/optimizer", "critic/model", "critic/optimizer"):
+        a, b = tensors(one / f"global_step_{STEPS}" / part), tensors(other / f"global_step_{STEPS}" / part)
+        assert a.keys() == b.keys()
+        different = [name for name in a if not torch.equal(a[name], b[name])]
+        assert not different, f"{part}: {different}"
+    assert metrics(one) == metrics(other)
+    assert [line["step"] for line in metrics(one)] == list(range(STEPS + 1))
+
+
+def check_kills(task: Path, folder: Path, engine: str, kills: int, seed: int) -> None:
+    rng = random.Random(seed)
+    whole, broken = folder / "whole", folder / "broken"
+    subprocess.run(command(task, whole, engine), check=True, capture_output=True)
+    killed = 0
+    while killed < kills:
+        if run_and_kill(command(task, broken, engine), broken, rng):
+            break
+        killed += 1
+    subprocess.run(command(task, broken, engine), check=True, capture_output=True)
+    assert_same_end(whole, broken)
+    assert not list(broken.glob("*.incomplete"))
+    assert len(list(broken.glob("global_step_*"))) == 2
+
+
+@pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_a_killed_run_ends_bitwise_like_one_that_was_not(tiny_task, tmp_path, engine) -> None:
+    if engine == "vllm":
+        pytest.importorskip("vllm")
+    check_kills(tiny_task, tmp_path, engine, kills=2, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_kills_at_many_moments_change_nothing(tiny_task, tmp_path, engine, seed) -> None:
+    check_kills(tiny_task, tmp_path, engine, kills=6, seed=seed)

@@ -1,0 +1,262 @@
+"""The updates: one gradient for every way of cutting a mini-batch, and the same numbers as a plain PPO step."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from data.protocol import DataProto
+from tests.unit.test_forward import make_batch, plain_log_probs
+from training.config import ActorConfig, CriticConfig, CriticModelConfig, MicroBatching, OptimConfig
+from training.core_algos import LOSS_AGG_MODES
+from workers.dp_actor import DataParallelPPOActor
+from workers.dp_critic import DataParallelPPOCritic
+from workers.forward import ForwardSettings
+from workers.fsdp_workers import build_scheduler
+from workers.model_builder import ModelSpec
+
+SPLITS = [
+    {"ppo_max_token_len_per_gpu": 1000},
+    {"ppo_max_token_len_per_gpu": 24},
+    {"ppo_micro_batch_size_per_gpu": 1},
+    {"ppo_micro_batch_size_per_gpu": 3},
+]
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_task: Path) -> nn.Module:
+    return AutoModelForCausalLM.from_pretrained(tiny_task / "model")
+
+
+def make_update(seed: int = 0, **padding: int) -> DataProto:
+    """`make_batch` with everything an update reads; random numbers that do not depend on the padding."""
+    data = make_batch(seed, **padding)
+    mask = data.batch["response_mask"]
+    generator = torch.Generator().manual_seed(seed + 1)
+
+    def noise(scale: float) -> Tensor:
+        out = torch.zeros(mask.shape)
+        out[:, :5] = scale * torch.randn(7, 5, generator=generator)
+        return out * mask
+
+    data.batch["advantages"] = noise(1.0)
+    data.batch["old_log_probs"] = -3.5 + noise(0.3)
+    data.batch["ref_log_prob"] = -3.5 + noise(0.3)
+    data.batch["values"], data.batch["returns"] = noise(1.0), noise(1.0)
+    data.non_tensor_batch["uid"] = np.array(list("aaaabbc"), dtype=object)
+    data.meta_info = {"temperature": 1.0, "seed": 0, "global_steps": 1}
+    return data
+
+
+def weights_after(
+    lm: nn.Module, data: DataProto, config: ActorConfig, rows: int = 7, **settings: bool
+) -> tuple[Tensor, dict]:
+    module = copy.deepcopy(lm)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    actor = DataParallelPPOActor(config, module, optimizer, forward=ForwardSettings(**settings))
+    metrics = actor.update_policy(data, mini_batch_rows=rows)
+    change = [p - q for p, q in zip(module.parameters(), lm.parameters(), strict=True)]
+    return torch.cat([c.detach().flatten() for c in change]), metrics
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).norm() <= 1e-5 * b.norm()) and bool(b.norm() > 0)
+
+
+@pytest.mark.parametrize("loss_agg_mode", LOSS_AGG_MODES)
+@pytest.mark.parametrize("split", SPLITS[1:])
+def test_gradient_and_metrics_do_not_depend_on_micro_batch_size(lm, split, loss_agg_mode) -> None:
+    config = ActorConfig(
+        loss_agg_mode=loss_agg_mode, entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.2, grad_clip=1e9
+    )
+    data = make_update()
+    expected, expected_metrics = weights_after(lm, data, replace(config, **SPLITS[0]))
+    got, metrics = weights_after(lm, data, replace(config, **split))
+    assert close(got, expected)
+    assert metrics == pytest.approx(expected_metrics, rel=2e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_gradient_does_not_depend_on_padding_or_row_order(lm, share_prompts) -> None:
+    config = ActorConfig(grad_clip=1e9, ppo_max_token_len_per_gpu=40)
+    data = make_update()
+    expected, _ = weights_after(lm, data, config)
+    padded, _ = weights_after(lm, make_update(pad_prompt=3, pad_response=2), config, share_prompts=share_prompts)
+    assert close(padded, expected)
+    shuffled = data.select_idxs(torch.tensor([6, 2, 4, 0, 5, 1, 3]))
+    reordered, _ = weights_after(lm, shuffled, config, share_prompts=share_prompts)
+    assert close(reordered, expected)
+
+
+def test_rows_of_zero_mask_change_nothing(lm) -> None:
+    config = ActorConfig(grad_clip=1e9, ppo_max_token_len_per_gpu=40)
+    data = make_update()
+    expected, _ = weights_after(lm, data, config)
+    padded = data.pad_with_dummies(4)
+    assert len(padded) == 8
+    got, _ = weights_after(lm, padded, config, rows=8)
+    assert close(got, expected)
+    empty = make_update()
+    empty.batch["response_mask"] = torch.zeros_like(empty.batch["response_mask"])
+    change, metrics = weights_after(lm, empty, config)
+    assert not change.any()
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_update_is_plain_ppo_with_dual_clip(lm) -> None:
+    """Against the formula written out over single rows."""
+    config = ActorConfig(grad_clip=1e9, clip_ratio_low=0.1, clip_ratio_high=0.3)
+    data = make_update()
+    got, metrics = weights_after(lm, data, config)
+    module = copy.deepcopy(lm)
+    log_probs, _ = plain_log_probs(module, data, 1.0)
+    advantages, mask = data.batch["advantages"], data.batch["response_mask"]
+    ratio = (log_probs - data.batch["old_log_probs"]).exp()
+    clipped = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.9, 1.3))
+    losses = torch.where(advantages < 0, torch.minimum(clipped, -3.0 * advantages), clipped)
+    loss = (losses * mask).sum() / mask.sum()
+    loss.backward()
+    expected = torch.cat([(-0.1 * p.grad).flatten() for p in module.parameters()])
+    assert close(got, expected)
+    assert metrics["actor/pg_loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_mini_batches_are_steps_of_their_own_and_need_old_log_probs(lm) -> None:
+    data = make_update().select_idxs(torch.arange(6))
+    config = ActorConfig(ppo_epochs=2, grad_clip=1e9)
+    one, _ = weights_after(lm, data, replace(config, ppo_epochs=1), rows=6)
+    four, _ = weights_after(lm, data, config, rows=3)
+    assert not close(four, one)
+    missing = data.select(batch_keys=[k for k in data.batch.keys() if k != "old_log_probs"])  # noqa: SIM118
+    with pytest.raises(KeyError, match="old_log_probs"):
+        weights_after(lm, missing, config, rows=3)
+
+
+def test_gradient_clipping_bounds_the_step_and_reports_the_norm_before(lm) -> None:
+    change, metrics = weights_after(lm, make_update(), ActorConfig(grad_clip=0.01))
+    assert metrics["actor/grad_norm"] > 0.01
+    assert change.norm().item() == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
+def test_an_update_with_infinite_gradient_is_skipped_and_counted(lm) -> None:
+    data = make_update()
+    data.batch["advantages"][0, 0] = float("inf")
+    change, metrics = weights_after(lm, data, ActorConfig())
+    assert not change.any()
+    assert metrics["actor/skipped_updates"] == 1
+
+
+def test_compute_log_prob_gives_the_log_probs_at_the_temperature(lm) -> None:
+    data = make_update()
+    data.meta_info["temperature"] = 0.5
+    actor = DataParallelPPOActor(ActorConfig(), lm)
+    log_probs, entropies = actor.compute_log_prob(data, calculate_entropy=True)
+    expected, expected_entropies = plain_log_probs(lm.eval(), data, 0.5)
+    torch.testing.assert_close(log_probs, expected.detach(), rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(entropies, expected_entropies.detach(), rtol=1e-5, atol=2e-6)
+    small, none = actor.compute_log_prob(data, limits=MicroBatching(micro_batch_size=2))
+    torch.testing.assert_close(small, log_probs, rtol=1e-5, atol=2e-6)
+    assert none is None
+
+
+def test_bfloat16_autocast_stays_near_float32_and_keeps_float32_weights(lm) -> None:
+    data = make_update()
+    settings = ForwardSettings(dtype=torch.bfloat16)
+    exact, _ = DataParallelPPOActor(ActorConfig(), lm).compute_log_prob(data)
+    rough, _ = DataParallelPPOActor(ActorConfig(), lm, forward=settings).compute_log_prob(data)
+    assert 0 < (exact - rough).abs().max() < 0.1
+    assert rough.dtype == torch.float32
+    module = copy.deepcopy(lm)
+    DataParallelPPOActor(
+        ActorConfig(), module, torch.optim.SGD(module.parameters(), lr=0.1), forward=settings
+    ).update_policy(data, 7)
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+
+
+def test_gradient_checkpointing_changes_no_gradient(tiny_task: Path) -> None:
+    from training.config import ModelConfig
+
+    data, config = make_update(), ActorConfig(grad_clip=1e9)
+    changes = []
+    for checkpointing in (False, True):
+        spec = ModelSpec(
+            ModelConfig(enable_gradient_checkpointing=checkpointing), str(tiny_task / "model"), torch.device("cpu")
+        )
+        module = spec.causal_lm(trainable=True)
+        assert module.is_gradient_checkpointing == checkpointing
+        changes.append(weights_after(module, data, config)[0])
+    assert close(changes[1], changes[0])
+
+
+# The critic
+
+
+@pytest.fixture(scope="module")
+def transformer(tiny_task: Path) -> nn.Module:
+    spec = ModelSpec(
+        CriticModelConfig(enable_gradient_checkpointing=False), str(tiny_task / "model"), torch.device("cpu")
+    )
+    module = spec.value_model()
+    torch.manual_seed(0)
+    nn.init.normal_(module.score.weight, std=0.1)
+    return module
+
+
+def critic_change(transformer: nn.Module, data: DataProto, config: CriticConfig) -> tuple[Tensor, dict]:
+    module = copy.deepcopy(transformer)
+    critic = DataParallelPPOCritic(config, module, torch.optim.SGD(module.parameters(), lr=0.1))
+    metrics = critic.update_critic(data, mini_batch_rows=7)
+    change = [p - q for p, q in zip(module.parameters(), transformer.parameters(), strict=True)]
+    return torch.cat([c.detach().flatten() for c in change]), metrics
+
+
+@pytest.mark.parametrize("split", SPLITS[1:])
+def test_critic_gradient_does_not_depend_on_micro_batch_size(transformer, split) -> None:
+    data, config = make_update(), CriticConfig(grad_clip=1e9)
+    expected, expected_metrics = critic_change(transformer, data, config)
+    got, metrics = critic_change(transformer, data, replace(config, **split))
+    assert close(got, expected)
+    assert metrics == pytest.approx(expected_metrics, rel=2e-5, abs=1e-7)
+
+
+def test_critic_loss_is_the_clipped_squared_error(transformer) -> None:
+    data = make_update()
+    values = DataParallelPPOCritic(CriticConfig(), transformer).compute_values(data)
+    mask, old, returns = data.batch["response_mask"], data.batch["values"], data.batch["returns"]
+    clipped = values.clamp(old - 0.5, old + 0.5)
+    expected = 0.5 * (torch.maximum((values - returns) ** 2, (clipped - returns) ** 2) * mask).sum() / mask.sum()
+    _, metrics = critic_change(transformer, data, CriticConfig())
+    assert metrics["critic/vf_loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+# The schedules
+
+
+@pytest.mark.parametrize(
+    ("optim", "expected"),
+    [
+        (OptimConfig(lr=1.0), [1, 1, 1, 1]),
+        (OptimConfig(lr=1.0, lr_warmup_steps=2), [0, 0.5, 1, 1]),
+        (OptimConfig(lr=1.0, lr_warmup_steps_ratio=0.5), [0, 0.5, 1, 1]),
+        (
+            OptimConfig(lr=1.0, scheduler="cosine", min_lr_ratio=0.2),
+            [1, 0.2 + 0.8 * (2 + 2**0.5) / 4, 0.6, 0.2 + 0.8 * (2 - 2**0.5) / 4],
+        ),
+    ],
+)
+def test_schedules_by_hand_over_four_steps(optim: OptimConfig, expected: list[float]) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=optim.lr)
+    scheduler = build_scheduler(optimizer, optim, total_steps=4)
+    rates = []
+    for _ in range(4):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx(expected)

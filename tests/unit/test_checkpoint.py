@@ -1,0 +1,114 @@
+"""Checkpoint folders: complete or invisible, found, pruned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from training import checkpoint
+from training.config import OptimConfig
+from workers import model_state
+from workers.fsdp_workers import build_optimizer, build_scheduler
+
+
+def write(run_dir: Path, step: int, parts: tuple[str, ...] = ("actor", "critic")) -> None:
+    with checkpoint.new_checkpoint(run_dir, step) as folder:
+        for part in parts:
+            (folder / part).mkdir()
+            (folder / part / "weights").write_text(str(step))
+        checkpoint.save_driver_state(folder, {"global_steps": step, "kl_coef": 0.5})
+
+
+def test_a_checkpoint_is_seen_only_when_it_is_whole(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    with pytest.raises(OSError, match="disk full"), checkpoint.new_checkpoint(tmp_path, 2) as folder:
+        (folder / "actor").mkdir()
+        assert checkpoint.saved_steps(tmp_path) == [1]
+        raise OSError("disk full")
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["global_step_1", checkpoint.LATEST]
+    assert (tmp_path / checkpoint.LATEST).read_text() == "1"
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    write(tmp_path, 3, parts=("actor",))
+    assert not (tmp_path / "global_step_3/critic").exists()
+
+
+def test_resume_takes_the_latest_that_holds_what_is_needed(tmp_path: Path) -> None:
+    write(tmp_path, 9)
+    write(tmp_path, 10, parts=("actor",))
+    (tmp_path / "global_step_11.incomplete").mkdir()
+    find = checkpoint.find_checkpoint
+    assert find(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_10"
+    assert find(tmp_path, "auto", None, ("actor", "critic")) == tmp_path / "global_step_9"
+    assert find(tmp_path, "disable", None) is None
+    assert find(tmp_path / "empty", "auto", None) is None
+    assert find(tmp_path, "resume_path", str(tmp_path / "global_step_9")) == tmp_path / "global_step_9"
+    with pytest.raises(FileNotFoundError, match="holds no critic"):
+        find(tmp_path, "resume_path", str(tmp_path / "global_step_10"), ("actor", "critic"))
+
+
+def test_pruning_keeps_the_newest_and_clears_leftovers(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 10):
+        write(tmp_path, step)
+    (tmp_path / "global_step_4.incomplete").mkdir()
+    checkpoint.prune(tmp_path, keep_actor=3, keep_critic=1)
+    assert checkpoint.saved_steps(tmp_path) == [2, 3, 10]
+    assert checkpoint.saved_steps(tmp_path, ("critic",)) == [10]
+    assert not list(tmp_path.rglob("*.incomplete"))
+    checkpoint.prune(tmp_path, keep_actor=None, keep_critic=None)
+    assert checkpoint.saved_steps(tmp_path) == [2, 3, 10]
+
+
+def test_driver_state_runs_no_code(tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple:
+            return (Path.touch, (tmp_path / "hacked",))
+
+    torch.save({"global_steps": Payload()}, tmp_path / "data.pt")
+    with pytest.raises(Exception, match="Weights only load failed"):
+        checkpoint.load_driver_state(tmp_path)
+    assert not (tmp_path / "hacked").exists()
+
+
+def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
+    optim = OptimConfig(lr=0.1, scheduler="cosine")
+    optimizer = build_optimizer(module, optim)
+    return module, optimizer, build_scheduler(optimizer, optim, 10)
+
+
+def step(module: nn.Module, optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+    module(torch.ones(1, 3)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    scheduler.step()
+
+
+def test_training_goes_on_from_a_saved_state_bitwise(tmp_path: Path) -> None:
+    parts = ("model", "optimizer", "extra")
+    original = trained(0)
+    for _ in range(3):
+        step(*original)
+    model_state.save(tmp_path, *original, parts)
+    restored = trained(1)
+    model_state.load(tmp_path, *restored, parts)
+    for _ in range(3):
+        step(*original)
+        step(*restored)
+    assert original[1].param_groups[0]["lr"] == restored[1].param_groups[0]["lr"]
+    for a, b in zip(original[0].parameters(), restored[0].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_part_that_was_not_saved_is_named(tmp_path: Path) -> None:
+    state = trained(0)
+    model_state.save(tmp_path, *state, ("model",))
+    model_state.load(tmp_path, *state, ("model",))
+    with pytest.raises(FileNotFoundError, match="holds no 'optimizer'.*load_contents"):
+        model_state.load(tmp_path, *state, ("model", "optimizer"))
