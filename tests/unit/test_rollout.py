@@ -178,7 +178,7 @@ def make_prompts(spec: ModelSpec, width: int = 14) -> DataProto:
 
 
 def test_generate_sequences_lays_out_the_documented_fields(engine) -> None:
-    rollout, lm, spec = engine
+    rollout, _, spec = engine
     prompts = make_prompts(spec)
     batch = rollout.generate_sequences(prompts)
     mask, valid = batch.batch["response_mask"].bool(), batch.batch["attention_mask"][:, 14:].bool()
