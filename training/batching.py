@@ -177,7 +177,7 @@ def plan_micro_batches(
     share_prompts: bool,
     max_tree_tokens: int,
 ) -> list[MicroBatch]:
-    """Cuts rows into few micro-batches with little padding; the longest trees come first.
+    """Cuts rows into few micro-batches with little padding; the one of most padded tokens comes first.
 
     Two prompts of 10 tokens, responses of 5, 3 and 6, a budget of 40:
 
@@ -266,4 +266,6 @@ def _cut_sorted_trees(trees: Sequence[tuple[int, Tree]], max_token_len: int | No
     cuts = [len(trees)]
     while cuts[-1] > 0:
         cuts.append(start_of[cuts[-1]])
-    return [[tree for _, tree in trees[start:end]] for start, end in pairwise(reversed(cuts))]
+    # The largest comes first: what the smaller ones allocate fits into what it freed, so memory does not grow in pieces.
+    spans = sorted(pairwise(reversed(cuts)), key=lambda span: -(span[1] - span[0]) * trees[span[0]][0])
+    return [[tree for _, tree in trees[start:end]] for start, end in spans]

@@ -481,6 +481,7 @@ class RayPPOTrainer:
             config=asdict(self.config),
             local_dir=str(self.run_dir),
             resume_step=self.global_steps,
+            total_steps=self.total_training_steps,
         )
 
 

@@ -5,7 +5,7 @@ Invariant: a masked reduction over nothing is zero, never NaN, and what is maske
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as nnf
@@ -42,6 +42,61 @@ def entropy_from_logits_with_chunking(logits: Tensor, chunk_size: int = 2048) ->
     """`entropy_from_logits` for `chunk_size` tokens at a time, so that float32 copies of few logits exist at once."""
     chunks = logits.flatten(0, -2).split(chunk_size)
     return torch.cat([entropy_from_logits(chunk) for chunk in chunks]).view(logits.shape[:-1])
+
+
+class _LogProbsAndEntropy(torch.autograd.Function):
+    """Log-prob of each label and entropy of each row, with no float32 copy of the logits but a few rows' at a time.
+
+    Saves the logits as they came; backward writes their gradient row block by row block:
+    d log p(y) / d z = onehot(y) - p        d H / d z = -p * (log p + H)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        log_probs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+        entropies, log_sums = torch.empty_like(log_probs), torch.empty_like(log_probs)
+        for rows in _row_blocks(logits):
+            z = logits[rows].float() / temperature  # (block, vocabulary)
+            log_sums[rows] = z.logsumexp(-1)
+            log_p = z.sub_(log_sums[rows, None])
+            log_probs[rows] = log_p.gather(1, labels[rows, None]).squeeze(1)
+            entropies[rows] = -log_p.exp().mul_(log_p).sum(-1)
+        ctx.save_for_backward(logits, labels, log_sums, entropies)
+        ctx.temperature = temperature
+        return log_probs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad_log_probs: Tensor, grad_entropies: Tensor) -> tuple[Tensor, None, None]:
+        logits, labels, log_sums, entropies = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        with_entropy = bool(grad_entropies.any())
+        for rows in _row_blocks(logits):
+            log_p = logits[rows].float().div_(ctx.temperature).sub_(log_sums[rows, None])  # (block, vocabulary)
+            p = log_p.exp()
+            weight = grad_log_probs[rows, None].neg()
+            if with_entropy:
+                weight = weight - grad_entropies[rows, None] * (log_p + entropies[rows, None])
+            block = p.mul_(weight)
+            block.scatter_add_(1, labels[rows, None], grad_log_probs[rows, None])
+            gradient[rows] = block.div_(ctx.temperature).to(gradient.dtype)
+        return gradient, None, None
+
+
+def _row_blocks(logits: Tensor, block_bytes: int = 1 << 23) -> list[slice]:
+    """Slices over the rows of (tokens, vocabulary) whose float32 copy is at most `block_bytes`, on a GPU 16 times that."""
+    block_bytes *= 16 if logits.is_cuda else 1
+    size = max(1, block_bytes // (4 * logits.shape[1]))
+    return [slice(start, start + size) for start in range(0, len(logits), size)]
+
+
+def log_probs_and_entropy(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-prob of each label and the entropy, both (tokens,) float32, of softmax(logits / temperature); differentiable.
+
+    Args:
+        logits: (tokens, vocabulary), finite, any float dtype; kept for the backward pass in that dtype.
+        labels: (tokens,) int64.
+    """
+    return _LogProbsAndEntropy.apply(logits, labels, temperature)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -46,6 +48,7 @@ class Tracking:
         config: the run's resolved configuration, recorded by tensorboard and wandb.
         local_dir: folder of metrics.jsonl and tensorboard/.
         resume_step: the last step of the checkpoint that the run continues from; later records are cut. 0: a new run.
+        total_steps: of the whole run, for the console's progress.
     Raises ValueError for an unknown backend, ImportError for one whose package is missing. What goes wrong later is
     logged, once per backend.
     """
@@ -58,11 +61,12 @@ class Tracking:
         config: dict[str, Any],
         local_dir: str | Path,
         resume_step: int = 0,
+        total_steps: int | None = None,
     ) -> None:
         names = [default_backend] if isinstance(default_backend, str) else list(default_backend)
         folder = Path(local_dir)
         openers: dict[str, Callable[[], Tracker]] = {
-            "console": ConsoleTracker,
+            "console": lambda: ConsoleTracker(resume_step, total_steps),
             "file": lambda: FileTracker(folder / "metrics.jsonl", resume_step),
             "tensorboard": lambda: TensorboardTracker(folder / "tensorboard", config, resume_step),
             "wandb": lambda: WandbTracker(project_name, experiment_name, config, folder),
@@ -113,22 +117,29 @@ class Tracking:
 
 
 class ConsoleTracker:
-    """One line per step, its columns aligned: `step     3 | reward  0.4219 | length    31.5 | …`."""
+    """One line per step, its columns aligned: `step   3/60 | reward  0.4219 | … | left 0:01:12`."""
+
+    def __init__(self, first_step: int, total_steps: int | None) -> None:
+        self.first_step, self.total_steps, self.start = first_step, total_steps, time.monotonic()
 
     def log(self, data: Mapping[str, float], step: int) -> None:
-        print(format_line(data, step), flush=True)
+        line = format_line(data, step, self.total_steps)
+        if self.total_steps and self.first_step < step < self.total_steps:
+            per_step = (time.monotonic() - self.start) / (step - self.first_step)
+            line += f" | left {timedelta(seconds=round(per_step * (self.total_steps - step)))}"
+        print(line, flush=True)
 
     def close(self) -> None:
         pass
 
 
-def format_line(data: Mapping[str, float], step: int) -> str:
+def format_line(data: Mapping[str, float], step: int, total_steps: int | None = None) -> str:
     """The console's line: the columns that the step has, then its validation rewards."""
     cells = [f"{label} {data[key]:{spec}}" for label, key, spec in CONSOLE_COLUMNS if key in data]
     cells += [
         f"{key.removeprefix('val-core/')} {value:.4f}" for key, value in data.items() if key.startswith("val-core/")
     ]
-    return " | ".join([f"step {step:5d}", *cells])
+    return " | ".join([f"step {step:5d}" + (f"/{total_steps}" if total_steps else ""), *cells])
 
 
 class FileTracker:

@@ -24,12 +24,12 @@ from torch.utils.checkpoint import checkpoint
 from data.protocol import DataProto
 from training.batching import MicroBatch, Tree, plan_micro_batches
 from training.config import MicroBatching
-from training.torch_functional import entropy_from_logits, logprobs_from_logits
+from training.torch_functional import log_probs_and_entropy
 
 EntropyMode = Literal["none", "value", "grad"]
 """Whether the entropy is computed, and whether gradients flow through it."""
 
-LOGITS_CHUNK_BYTES = 1 << 28  # float32 logits of one chunk; under this nothing is recomputed
+LOGITS_CHUNK_BYTES = 1 << 28  # logits of one chunk, at two bytes each; under this nothing is recomputed
 MAX_TREE_TOKENS = 4096  # a tree's mask is dense: its cost grows with the square
 
 
@@ -196,7 +196,7 @@ class PolicyModel(nn.Module):
         ).last_hidden_state  # (T, L, hidden)
         states = hidden.flatten(0, 1)[batch.source]  # (N, hidden)
         head = self.lm.get_output_embeddings()
-        chunk = max(1, LOGITS_CHUNK_BYTES // (4 * head.weight.shape[0]))
+        chunk = max(1, LOGITS_CHUNK_BYTES // (2 * head.weight.shape[0]))
         if len(states) <= chunk:
             return SampledTokens(*_token_stats(head, states, batch.labels, temperature, entropy))
         parts = [
@@ -211,13 +211,10 @@ def _token_stats(
     head: nn.Module, states: Tensor, labels: Tensor, temperature: float, entropy: EntropyMode
 ) -> tuple[Tensor, Tensor | None]:
     """Log-prob and entropy (n,) of the tokens after `states` (n, hidden), in float32."""
-    logits = head(states).float()  # (n, vocab)
-    if temperature != 1:
-        logits = logits / temperature
-    log_probs = logprobs_from_logits(logits, labels)
+    log_probs, entropies = log_probs_and_entropy(head(states), labels, temperature)
     if entropy == "none":
         return log_probs, None
-    return log_probs, entropy_from_logits(logits if entropy == "grad" else logits.detach())
+    return log_probs, entropies if entropy == "grad" else entropies.detach()
 
 
 class ValueModel(nn.Module):

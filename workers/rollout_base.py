@@ -10,6 +10,7 @@ sees) is here and the same for every engine. Invariant: the token ids that an en
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -121,8 +122,9 @@ class BaseRollout(ABC):
     def begin(self) -> None:  # noqa: B027  (optional hook)
         """Called before each batch of episodes: drops caches, so that a batch's results depend on its inputs alone."""
 
-    def sleep(self) -> None:  # noqa: B027  (optional hook)
-        """Frees the device memory that generation needs, while the trainer works."""
+    def sleep(self) -> None:
+        """Gives the memory that only generation needs back, while the trainer works; on a CPU that is free heap."""
+        return_free_heap()
 
     def wake_up(self) -> None:  # noqa: B027  (optional hook)
         """Takes back what `sleep` freed; weights may have to be sent again."""
@@ -215,6 +217,13 @@ class BaseRollout(ABC):
         non_tensors = dict(prompts.non_tensor_batch)
         non_tensors["ending"] = np.array([e.ending for e in episodes], dtype=object)
         return DataProto.from_dict(tensors=tensors, non_tensors=non_tensors, meta_info=dict(prompts.meta_info))
+
+
+def return_free_heap() -> None:
+    """Hands freed memory back to the system: what generation leaves behind is too scattered for the update to use again."""
+    libc = ctypes.CDLL(None)
+    if trim := getattr(libc, "malloc_trim", None):  # glibc only
+        trim(0)
 
 
 def start_episodes(prompts: DataProto) -> list[Episode]:

@@ -107,7 +107,9 @@ class vLLMRollout(BaseRollout):
         self.engine.reset_prefix_cache()
 
     def sleep(self) -> None:
-        if self.config.free_cache_engine and not self.on_cpu:
+        if self.on_cpu:
+            super().sleep()
+        elif self.config.free_cache_engine:
             self.engine.reset_prefix_cache()
             self.engine.sleep(level=1)
 

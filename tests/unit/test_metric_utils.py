@@ -185,3 +185,19 @@ def test_bootstrap_estimates_the_mean_of_subsets_and_repeats_with_its_seed():
     assert mean == pytest.approx(0.5, abs=0.03) and std == pytest.approx(0.25, abs=0.02)
     assert largest == pytest.approx(15 / 16, abs=0.03)
     assert metrics.bootstrap_metric([0, 1], 4, [max], seed=1) == metrics.bootstrap_metric([0, 1], 4, [max], seed=1)
+
+
+def test_validation_metrics_are_flattened_by_source_and_variable():
+    nested = {"gsm8k": {"reward": {"mean@1": 0.5}, "length": {"mean@1": 3.0}}}
+    flat = {"val-core/gsm8k/reward/mean@1": 0.5, "val-aux/gsm8k/length/mean@1": 3.0}
+    assert metrics.flatten_validation_metrics(nested) == flat
+
+
+def test_step_timer_adds_up_sections_that_come_twice(monkeypatch):
+    clock = iter([0.0, 1.0, 10.0, 12.0])
+    monkeypatch.setattr("training.metric_utils.time.perf_counter", lambda: next(clock))
+    timer = metrics.StepTimer()
+    for _ in range(2):
+        with timer("gen"):
+            pass
+    assert timer.seconds == {"gen": 3.0}

@@ -153,3 +153,40 @@ def test_wsd_schedule_stays_full_and_then_decays():
     settings = {"num_warmup_steps": 2, "num_training_steps": 12, "stable_ratio": 0.8}
     measured = rates(F.get_wsd_schedule_with_warmup, 14, **settings)
     assert measured == pytest.approx([0, 1, *[2] * 9, 1, 0, 0])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_fused_log_probs_and_entropy_match_autograd_through_the_plain_formulas(temperature, monkeypatch):
+    torch.manual_seed(0)
+    logits, labels = 3 * torch.randn(11, 7, dtype=torch.float32), torch.randint(7, (11,))
+    a, b = torch.randn(11), torch.randn(11)
+    monkeypatch.setattr(F._row_blocks, "__defaults__", (4 * 7 * 4,))  # blocks of four rows: 11 rows make three
+    results = []
+    for fused in (True, False):
+        z = logits.clone().requires_grad_()
+        if fused:
+            log_probs, entropies = F.log_probs_and_entropy(z, labels, temperature)
+        else:
+            log_probs = F.logprobs_from_logits(z / temperature, labels)
+            entropies = F.entropy_from_logits(z / temperature)
+        (log_probs @ a + entropies @ b).backward()
+        results.append((log_probs, entropies, z.grad))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_fused_log_probs_keep_the_dtype_of_bfloat16_logits_in_the_gradient():
+    logits = torch.randn(5, 9, dtype=torch.bfloat16, requires_grad=True)
+    log_probs, _ = F.log_probs_and_entropy(logits, torch.arange(5))
+    assert log_probs.dtype == torch.float32
+    log_probs.sum().backward()
+    expected = torch.eye(5, 9) - logits.detach().float().softmax(-1)
+    torch.testing.assert_close(logits.grad.float(), expected, rtol=0.01, atol=0.004)
+
+
+def test_fused_log_probs_of_no_tokens_are_empty():
+    logits = torch.zeros(0, 9, requires_grad=True)
+    log_probs, entropies = F.log_probs_and_entropy(logits, torch.zeros(0, dtype=torch.long))
+    (log_probs.sum() + entropies.sum()).backward()
+    assert log_probs.shape == entropies.shape == (0,)
+    assert logits.grad.shape == (0, 9)
