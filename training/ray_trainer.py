@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -47,62 +46,35 @@ from training.metric_utils import (
     process_validation_metrics,
 )
 from training.reward import RewardFunction, compute_reward, compute_reward_async
+from training.roles import (
+    ResourcePoolManager,
+    Role,
+    default_resource_pool,
+    default_role_mapping,
+    need_critic,
+    need_reference_policy,
+    need_reward_model,
+)
 from training.torch_functional import masked_mean
 from training.tracking import Tracking
 from workers.worker_group import LocalWorkerGroup, WorkerSpec
 
+__all__ = [
+    "RayPPOTrainer",
+    "ResourcePoolManager",
+    "Role",
+    "apply_kl_penalty",
+    "compute_advantage",
+    "compute_response_mask",
+    "default_resource_pool",
+    "default_role_mapping",
+    "need_critic",
+    "need_reference_policy",
+    "need_reward_model",
+]
 logger = logging.getLogger(__name__)
 
 KLController = AdaptiveKLController | FixedKLController
-
-
-class Role(Enum):
-    """What a worker group does."""
-
-    Actor = "actor"
-    Rollout = "rollout"
-    ActorRollout = "actor_rollout"
-    Critic = "critic"
-    CriticValue = "critic"  # an alias from older guides
-    RefPolicy = "ref"
-    RewardModel = "reward_model"
-    ActorRolloutRef = "actor_rollout_ref"
-
-
-class ResourcePoolManager:
-    """Which role runs in which pool of ranks.
-
-    Args:
-        resource_pool_spec: pool name -> ranks on each node.
-        mapping: role -> pool name.
-    """
-
-    def __init__(self, resource_pool_spec: dict[str, list[int]], mapping: dict[Role, str]) -> None:
-        unknown = set(mapping.values()) - resource_pool_spec.keys()
-        if unknown:
-            raise ValueError(
-                f"roles are mapped to unknown pools {sorted(unknown)}; pools: {sorted(resource_pool_spec)}"
-            )
-        self.resource_pool_spec = resource_pool_spec
-        self.mapping = mapping
-
-    def num_ranks(self, role: Role) -> int:
-        return sum(self.resource_pool_spec[self.mapping[role]])
-
-
-def default_role_mapping(config: PPOConfig) -> dict[Role, type]:
-    """The worker class of every role that this config needs."""
-    from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
-
-    policy_role = Role.ActorRolloutRef if config.need_reference else Role.ActorRollout
-    critic = {Role.Critic: CriticWorker} if config.need_critic else {}
-    return {policy_role: ActorRolloutRefWorker, **critic}
-
-
-def default_resource_pool(config: PPOConfig) -> ResourcePoolManager:
-    """One pool of all ranks, shared by every role."""
-    pool = {"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes}
-    return ResourcePoolManager(pool, dict.fromkeys(default_role_mapping(config), "global_pool"))
 
 
 class RayPPOTrainer:

@@ -61,7 +61,6 @@ def activation_bytes(worker, batch) -> int:
 def main(steps: int) -> None:
     # What the engine, the model class and the reward import when they are first used counts as imports.
     import reasoning_gym  # noqa: F401
-    import vllm.v1.worker.cpu_worker
     from transformers import LlamaForCausalLM  # noqa: F401
     from vllm import LLMEngine  # noqa: F401
 

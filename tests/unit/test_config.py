@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from training import config_checks
+from training import config_checks, core_algos, registry
 from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig, field_docs, leaves
 from training.config_checks import check_config
 from training.config_loader import ConfigError, LoadedConfig, explain, load_config, reference_yaml, to_yaml
@@ -734,7 +734,11 @@ def test_an_unregistered_name_is_refused_with_the_nearest(override: str, near: s
     assert f"Did you mean '{near}'?" in problem
 
 
-def test_a_custom_algorithm_file_registers_before_names_are_checked(runnable: list[str], tmp_path: Path) -> None:
+def test_a_custom_algorithm_file_registers_before_names_are_checked(
+    runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "ADV_ESTIMATOR_REGISTRY", dict(registry.ADV_ESTIMATOR_REGISTRY))
+    monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", registry.ADV_ESTIMATOR_REGISTRY)
     (tmp_path / "mine.py").write_text(
         "from training.core_algos import register_adv_est\n\n"
         "@register_adv_est('config_test_estimator', needs=('values',))\n"

@@ -30,8 +30,9 @@ ALLOWED = {
         *("data", "workers", "training.config", "training.core_algos", "training.batching"),
         *("training.torch_functional",),
     },
-    # the trainer knows worker interfaces; the default role mapping names the classes, when it is asked
-    "training.ray_trainer": {"data", "training", "workers.worker_group", "workers.fsdp_workers"},
+    # the trainer knows worker interfaces; the role mapping names the classes, when it is asked
+    "training.ray_trainer": {"data", "training", "workers.worker_group"},
+    "training.roles": {"training.config", "workers.fsdp_workers"},
 }
 HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym")
 
