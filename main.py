@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -57,6 +60,29 @@ def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]  # the hea
     )
 
 
+@contextmanager
+def ray_cluster(config: PPOConfig) -> Iterator[None]:
+    """Ray for the block, where the config asks for it: the cluster of `ray_kwargs.ray_init.address`, or one of its own on loopback."""
+    if not config.trainer.use_ray:
+        yield
+        return
+    import ray
+
+    settings = dict(config.ray_kwargs.ray_init)
+    if "address" not in settings:
+        # Logical CPUs only count ranks; how many threads a rank has is set with its process.
+        settings = {
+            "_node_ip_address": "127.0.0.1",
+            "include_dashboard": False,
+            "num_cpus": config.trainer.num_ranks,
+        } | settings
+    ray.init(**settings)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
 def return_large_blocks() -> None:
     """Has glibc map blocks from 2 MiB on by themselves, so that they go back when freed: a heap of activations of ever-changing sizes falls
     to pieces and grows by a tenth."""
@@ -65,6 +91,9 @@ def return_large_blocks() -> None:
 
 
 def main(argv: list[str]) -> int:
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # leave through `finally`, as Ctrl-C does
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
@@ -81,8 +110,9 @@ def main(argv: list[str]) -> int:
     from training.report import write_report
 
     trainer = build_trainer(loaded.config)
-    trainer.init_workers()
-    trainer.fit()
+    with ray_cluster(loaded.config):
+        trainer.init_workers()
+        trainer.fit()
     if "file" in loaded.config.trainer.logger and not loaded.config.trainer.val_only:
         print(write_report(run_dir))
         print(f"reward curve: {run_dir / 'report.png'}")

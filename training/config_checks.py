@@ -224,16 +224,23 @@ def _not_there_yet(config: PPOConfig) -> Iterator[str]:
     if policy.actor.ulysses_sequence_parallel_size != 1:
         size = policy.actor.ulysses_sequence_parallel_size
         yield f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={size} is not there yet; use 1"
-    if policy.rollout.tensor_model_parallel_size != 1:
-        size = policy.rollout.tensor_model_parallel_size
-        yield f"actor_rollout_ref.rollout.tensor_model_parallel_size={size} is not there yet with one rank; use 1"
-    if trainer.launcher == "ray":
-        yield "trainer.launcher=ray is not there yet; use local"
-    if trainer.num_ranks > 1:
+    size = policy.rollout.tensor_model_parallel_size
+    if trainer.num_ranks % size:
         yield (
-            f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node}: more than one rank "
-            "is not there yet with trainer.launcher=local; use 1 x 1"
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size} does not divide the {trainer.num_ranks} ranks "
+            "(trainer.nnodes x trainer.n_gpus_per_node)"
         )
+    if size > 1 and policy.rollout.name == "hf":
+        yield f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: rollout.name=hf has one rank an engine; use 1"
+    if trainer.launcher == "local" and trainer.num_ranks > 1:
+        yield (
+            f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node}: "
+            "trainer.launcher=local has one rank; use trainer.launcher=ray"
+        )
+    if trainer.use_ray and importlib.util.find_spec("ray") is None:
+        yield "trainer.launcher=ray needs the package: pip install ray; one rank runs without it (trainer.launcher=local)"
+    if trainer.num_ranks > 1:
+        return
     for key in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
         fsdp = attrgetter(f"{key}.fsdp_config")(config)
         if fsdp.param_offload or fsdp.optimizer_offload or not fsdp.reshard_after_forward:

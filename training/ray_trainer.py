@@ -25,9 +25,8 @@ from data.data_order import EpochOrder, PromptCollator, num_rows
 from data.prompts import pad_token_id
 from data.protocol import DataProto
 from data.rl_dataset import collate_fn as default_collate_fn
-from data.seeding import seed_for
 from training import checkpoint
-from training.batching import get_seqlen_balanced_partitions
+from training.batching import get_seqlen_balanced_partitions, plan_mini_batches
 from training.config import PPOConfig
 from training.core_algos import (
     AdaptiveKLController,
@@ -57,7 +56,12 @@ from training.roles import (
 )
 from training.torch_functional import masked_mean
 from training.tracking import Tracking
-from workers.worker_group import LocalWorkerGroup, WorkerSpec
+from workers.worker_group import (
+    ClassWithInitArgs,
+    LocalWorkerGroup,
+    RayWorkerGroup,
+    create_colocated_worker_cls,
+)
 
 __all__ = [
     "RayPPOTrainer",
@@ -85,7 +89,7 @@ class RayPPOTrainer:
         tokenizer: the policy's.
         role_worker_mapping: worker class per role; None: what the config needs.
         resource_pool_manager: pool per role; None: one pool of all ranks.
-        ray_worker_group_cls: how workers are run; `LocalWorkerGroup` is one worker in this process.
+        ray_worker_group_cls: how workers are run; None: as `trainer.launcher` says.
         processor: not used for text.
         reward_fn, val_reward_fn: DataProto -> rewards, see `training.reward.compute_reward`.
         train_dataset, val_dataset: torch Datasets of prompts; validation is left out without one.
@@ -100,7 +104,7 @@ class RayPPOTrainer:
         tokenizer: PreTrainedTokenizerBase,
         role_worker_mapping: Mapping[Role, type] | None = None,
         resource_pool_manager: ResourcePoolManager | None = None,
-        ray_worker_group_cls: type[LocalWorkerGroup] = LocalWorkerGroup,
+        ray_worker_group_cls: type[LocalWorkerGroup | RayWorkerGroup] | None = None,
         processor: object = None,
         reward_fn: RewardFunction | None = None,
         val_reward_fn: RewardFunction | None = None,
@@ -116,7 +120,7 @@ class RayPPOTrainer:
         self.tokenizer = tokenizer
         self.role_worker_mapping = role_worker_mapping or default_role_mapping(config)
         self.resource_pool_manager = resource_pool_manager or default_resource_pool(config)
-        self.worker_group_cls = ray_worker_group_cls
+        self.worker_group_cls = ray_worker_group_cls or (RayWorkerGroup if config.trainer.use_ray else LocalWorkerGroup)
         self.reward_fn = reward_fn
         self.val_reward_fn = val_reward_fn or reward_fn
         self.kl_controller: KLController = get_kl_controller(config.algorithm.kl_ctrl)
@@ -160,7 +164,12 @@ class RayPPOTrainer:
 
     def init_workers(self) -> None:
         """Builds every worker group and its models."""
-        groups = {role: self._worker_group(role, cls) for role, cls in self.role_worker_mapping.items()}
+        groups: dict[Role, Any] = {}
+        use_gpu = self.config.trainer.device != "cpu" and torch.cuda.is_available()
+        for pool, roles in self.resource_pool_manager.pools(self.role_worker_mapping, use_gpu=use_gpu):
+            colocated = create_colocated_worker_cls({role.value: self._worker_class(role) for role in roles})
+            started = self.worker_group_cls.start(pool, colocated)
+            groups |= {role: started[role.value] for role in roles}
         policy = Role.ActorRolloutRef if Role.ActorRolloutRef in groups else Role.ActorRollout
         self.actor_rollout_wg = groups[policy]
         self.critic_wg = groups.get(Role.Critic)
@@ -170,9 +179,9 @@ class RayPPOTrainer:
         # The rollout engine comes last: it sizes its cache by what the others left free.
         self.actor_rollout_wg.init_model(max(self.total_training_steps - self.config.trainer.critic_warmup, 1))
 
-    def _worker_group(self, role: Role, cls: type) -> LocalWorkerGroup:
+    def _worker_class(self, role: Role) -> ClassWithInitArgs:
         arguments = (self.config,) if role is Role.Critic else (self.config, role.value)
-        return self.worker_group_cls(WorkerSpec(cls, arguments))
+        return ClassWithInitArgs(self.role_worker_mapping[role], arguments)
 
     # The loop
 
@@ -182,9 +191,9 @@ class RayPPOTrainer:
         self._load_checkpoint()
         with self._tracking() as tracking:
             metrics: dict[str, float] = {}
-            if (trainer.val_before_train or trainer.val_only) and self.global_steps == 0:
+            if trainer.val_only or (trainer.val_before_train and self.global_steps == 0):
                 metrics = self._validate()
-                tracking.log(metrics, step=0)
+                tracking.log(metrics, step=self.global_steps)
             if trainer.val_only:
                 return metrics
             for rows in self._training_batches():
@@ -215,13 +224,12 @@ class RayPPOTrainer:
     def train_step(self, rows: dict[str, Any]) -> dict[str, float]:
         """One step on collated rows: from prompts to new weights. Returns its metrics."""
         timer = StepTimer()
-        torch.manual_seed(seed_for(self.seed, self.global_steps, 0))
         metrics: dict[str, float] = {}
         with timer("step"):
             prompts = self._prompt_batch(rows, self.config.actor_rollout_ref.rollout.n)
             with timer("gen"):
                 batch = self._generate(prompts)
-            batch = self._balance(batch)
+            batch = self._arrange(batch)
             with timer("reward"):
                 reward = self._start_reward(batch)
             if self._needs_old_log_probs():
@@ -276,14 +284,25 @@ class RayPPOTrainer:
         self.actor_rollout_wg.sleep_rollout()
         return batch
 
-    def _balance(self, batch: DataProto) -> DataProto:
-        """Orders rows so that equal chunks, one per rank, hold about the same number of tokens; nothing to do on one."""
-        ranks = self.config.trainer.num_ranks
-        if not self.config.trainer.balance_batch or ranks == 1:
+    def _arrange(self, batch: DataProto) -> DataProto:
+        """Orders rows for the ranks, each of which gets a consecutive chunk; nothing to do for one.
+
+        A mini-batch of several ranks then has the rows that it has on one, and with `balance_batch` its ranks about the same number of tokens.
+        """
+        ranks, actor = self.config.trainer.num_ranks, self.config.actor_rollout_ref.actor
+        if ranks == 1:
             return batch
         lengths = batch.batch["attention_mask"].sum(dim=1).tolist()
-        parts = get_seqlen_balanced_partitions(lengths, ranks, equal_size=True)
-        return batch.select_idxs(torch.tensor([row for part in parts for row in part]))
+        mini_batch = min(actor.ppo_mini_batch_size, self.config.resolved_critic.ppo_mini_batch_size or len(batch))
+        rows_of_rank: list[list[int]] = [[] for _ in range(ranks)]
+        for rows in plan_mini_batches(len(batch), mini_batch * self.config.actor_rollout_ref.rollout.n):
+            if self.config.trainer.balance_batch:
+                parts = get_seqlen_balanced_partitions([lengths[row] for row in rows], ranks, equal_size=True)
+            else:
+                parts = [list(part) for part in np.array_split(np.arange(len(rows)), ranks)]
+            for rank, part in enumerate(parts):
+                rows_of_rank[rank] += [rows[k] for k in part]
+        return batch.select_idxs(torch.tensor([row for rows in rows_of_rank for row in rows]))
 
     def _start_reward(self, batch: DataProto) -> Callable[[], tuple[Tensor, dict[str, list[Any]]]]:
         """Scores the batch, beside the passes that follow where `launch_reward_fn_async`; calling the result waits for it."""
@@ -410,7 +429,7 @@ class RayPPOTrainer:
     # Checkpoints
 
     @property
-    def _checkpoint_parts(self) -> dict[str, LocalWorkerGroup]:
+    def _checkpoint_parts(self) -> dict[str, Any]:
         critic = {} if self.critic_wg is None else {"critic": self.critic_wg}
         return {"actor": self.actor_rollout_wg, **critic}
 

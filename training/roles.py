@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 
 from training.config import PPOConfig
+from workers.worker_group import RayResourcePool
 
 
 class Role(Enum):
@@ -38,8 +40,15 @@ class ResourcePoolManager:
         self.resource_pool_spec = resource_pool_spec
         self.mapping = mapping
 
-    def num_ranks(self, role: Role) -> int:
-        return sum(self.resource_pool_spec[self.mapping[role]])
+    def pools(self, roles: Collection[Role], *, use_gpu: bool) -> Iterator[tuple[RayResourcePool, list[Role]]]:
+        """Each pool that has any of `roles`, with those it has; the CPU's threads are shared among a node's ranks."""
+        missing = [role.value for role in roles if role not in self.mapping]
+        if missing:
+            raise ValueError(f"no pool is mapped to {missing}; mapped: {[role.value for role in self.mapping]}")
+        for name, ranks in self.resource_pool_spec.items():
+            if mine := [role for role in roles if self.mapping[role] == name]:
+                threads = max(1, (os.cpu_count() or 1) // max(ranks))
+                yield RayResourcePool(tuple(ranks), use_gpu, cpus=threads, name_prefix=name), mine
 
 
 def default_role_mapping(config: PPOConfig) -> dict[Role, type]:

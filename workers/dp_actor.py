@@ -16,6 +16,7 @@ from data.seeding import seed_for
 from training.batching import plan_mini_batches, shuffled_groups
 from training.config import ActorConfig, MicroBatching
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig, agg_loss, get_policy_loss_fn, kl_penalty
+from workers.distributed import full_tensor, max_over_ranks, sum_over_ranks, world_size
 from workers.forward import (
     ForwardSettings,
     PolicyModel,
@@ -28,12 +29,11 @@ UPDATE_FIELDS = ("prompts", "responses", "response_mask", "attention_mask", "adv
 
 
 def global_counts(response_mask: Tensor) -> GlobalBatchInfo:
-    """The denominators of a mini-batch, in the keys of `agg_loss`: its sampled tokens and the rows that have any."""
+    """The denominators of a mini-batch over all ranks, in the keys of `agg_loss`: sampled tokens and the rows that have any."""
+    lengths = response_mask.sum(dim=1)
+    tokens, rows = sum_over_ranks(torch.stack([lengths.sum(), (lengths > 0).sum()])).tolist()
     return GlobalBatchInfo(
-        dp_size=1,
-        batch_num_tokens=int(response_mask.sum()),
-        global_batch_size=int((response_mask.sum(dim=1) > 0).sum()),
-        loss_scale_factor=None,
+        dp_size=world_size(), batch_num_tokens=tokens, global_batch_size=rows, loss_scale_factor=None
     )
 
 
@@ -55,7 +55,10 @@ def order_rows(data: DataProto, epochs: int, shuffle: bool, mini_batch_rows: int
 
 
 class MetricSums:
-    """Metrics as detached tensors until the end of the update, when one synchronisation reads them all."""
+    """Metrics as detached tensors until the end of the update, when one synchronisation reads them all.
+
+    What is added is this rank's share of a mean over all ranks' tokens: `read` sums the shares, and takes the largest maximum.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -71,11 +74,13 @@ class MetricSums:
         self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
 
     def read(self) -> dict[str, float]:
-        both = {**self._sums, **self._maxima}
-        if not both:
-            return {}
-        values = torch.stack([value.cpu() for value in both.values()]).tolist()
-        return dict(zip(both, values, strict=True))
+        sums = sum_over_ranks(_stack(self._sums)).tolist()
+        maxima = max_over_ranks(_stack(self._maxima)).tolist()
+        return dict(zip([*self._sums, *self._maxima], sums + maxima, strict=True))
+
+
+def _stack(values: dict[str, Tensor]) -> Tensor:
+    return torch.stack([value.cpu() for value in values.values()]) if values else torch.zeros(0)
 
 
 class DataParallelPPOActor:
@@ -163,7 +168,9 @@ class DataParallelPPOActor:
         norm = clip_grad_norm(self.actor_module, self.config.grad_clip)
         if torch.isfinite(norm):
             self.actor_optimizer.step()
-        sums.add({"actor/grad_norm": norm, "actor/skipped_updates": (~torch.isfinite(norm)).float() / weight}, weight)
+        share = weight / world_size()  # every rank has the same norm
+        sums.add({"actor/grad_norm": norm}, share)
+        sums.add({"actor/skipped_updates": ~torch.isfinite(norm)}, 1 / world_size())
 
     def _micro_loss(
         self, micro: DataProto, trees: TreeBatch, counts: GlobalBatchInfo, sums: MetricSums
@@ -186,15 +193,16 @@ class DataParallelPPOActor:
             config=self._loss_config(counts),
             rollout_is_weights=fields.get("rollout_is_weights", None),
         )
-        metrics = {"actor/pg_loss": loss, **metrics}
+        ranks = world_size()  # the losses carry this factor, because ranks average their gradients
+        metrics = {"actor/pg_loss": loss / ranks, **metrics}
         entropy_loss = agg_loss(entropy, mask, cfg.loss_agg_mode, **counts)
-        metrics["actor/entropy"] = entropy_loss
+        metrics["actor/entropy"] = entropy_loss / ranks
         loss = loss - cfg.entropy_coeff * entropy_loss if cfg.entropy_coeff else loss
         if cfg.use_kl_loss:
             kl = kl_penalty(log_prob, fields["ref_log_prob"], cfg.kl_loss_type)
             kl_loss = agg_loss(kl, mask, cfg.loss_agg_mode, **counts)
             loss = loss + cfg.kl_loss_coef * kl_loss
-            metrics |= {"actor/kl_loss": kl_loss}
+            metrics |= {"actor/kl_loss": kl_loss / ranks}
         if "rollout_log_probs" in fields and "old_log_probs" not in fields:
             metrics |= mismatch_sums(log_prob.detach(), fields["rollout_log_probs"], mask, counts, sums)
         return loss, metrics
@@ -226,5 +234,5 @@ def mismatch_sums(
 
 
 def clip_grad_norm(module: nn.Module, max_norm: float) -> Tensor:
-    """The gradient's norm before clipping, as a scalar on the CPU."""
-    return torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm).detach().cpu()
+    """The whole gradient's norm before clipping, as a scalar on the CPU; the same on every rank."""
+    return full_tensor(torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm).detach()).cpu()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from data.protocol import DataProto
 from training.config import CriticConfig
 from training.core_algos import compute_value_loss
+from workers.distributed import world_size
 from workers.dp_actor import MetricSums, clip_grad_norm, global_counts, order_rows
 from workers.forward import ForwardSettings, ValueModel, iter_micro_batches, on_grid
 
@@ -72,8 +73,12 @@ class DataParallelPPOCritic:
             )
             loss.backward()
             mean = (vpreds.detach() * mask).sum() / max(counts["batch_num_tokens"] or 0, 1)
-            sums.add({"critic/vf_loss": loss, "critic/vf_clipfrac": clip_fraction, "critic/vpred_mean": mean}, weight)
+            sums.add(
+                {"critic/vf_loss": loss / world_size(), "critic/vf_clipfrac": clip_fraction, "critic/vpred_mean": mean},
+                weight,
+            )
         norm = clip_grad_norm(self.critic_module, self.config.grad_clip)
         if torch.isfinite(norm):
             self.critic_optimizer.step()
-        sums.add({"critic/grad_norm": norm, "critic/skipped_updates": (~torch.isfinite(norm)).float() / weight}, weight)
+        sums.add({"critic/grad_norm": norm}, weight / world_size())
+        sums.add({"critic/skipped_updates": ~torch.isfinite(norm)}, 1 / world_size())

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from data.protocol import DataProto
 from training.batching import MicroBatch, Tree, plan_micro_batches
 from training.config import MicroBatching
 from training.torch_functional import log_probs_and_entropy
+from workers.distributed import max_over_ranks
 
 EntropyMode = Literal["none", "value", "grad"]
 """Whether the entropy is computed, and whether gradients flow through it."""
@@ -65,9 +66,8 @@ class TreeBatch:
         return TreeBatch(**{k: v if v is None else v.to(device, non_blocking=True) for k, v in values.items()})
 
 
-@dataclass
-class SampledTokens:
-    """Per sampled token of a micro-batch, each (N,); `entropy` where it was asked for."""
+class SampledTokens(NamedTuple):
+    """Per sampled token of a micro-batch, each (N,); `entropy` where it was asked for. A tuple, so that FSDP finds its tensors."""
 
     log_probs: Tensor
     entropy: Tensor | None
@@ -239,14 +239,22 @@ def iter_micro_batches(
 ) -> Iterator[tuple[Tensor, DataProto, TreeBatch]]:
     """Yields (rows, data[rows], their trees on the device); every row of `data` comes exactly once.
 
-    A micro-batch in which nothing was sampled (padding rows only) still comes: with several ranks all must run the same collectives.
+    With several ranks all get the same number of micro-batches, since each runs collectives: one that has fewer repeats its last one's
+    first row with nothing sampled in it.
     """
-    for micro_batch in plan_batch(data, settings, limits):
+    plan = plan_batch(data, settings, limits)
+    missing = int(max_over_ranks(torch.tensor(len(plan)))) - len(plan)
+    for micro_batch in plan:
         rows = torch.tensor([row for tree in micro_batch for row in tree])
         micro = data.select_idxs(rows)
         numbers = iter(range(len(rows)))
         local = [[next(numbers) for _ in tree] for tree in micro_batch]
         yield rows, micro, build_trees(micro, local, strip_padding=settings.strip_padding).to(settings.device)
+    for _ in range(missing):
+        micro = data.select_idxs(torch.tensor([plan[-1][0][0]]))
+        micro.batch["response_mask"] = torch.zeros_like(micro.batch["response_mask"])
+        trees = build_trees(micro, [[0]], strip_padding=settings.strip_padding).to(settings.device)
+        yield torch.empty(0, dtype=torch.long), micro, trees
 
 
 def on_grid(values: Tensor, trees: TreeBatch, shape: Sequence[int]) -> Tensor:

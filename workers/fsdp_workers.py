@@ -7,6 +7,7 @@ is never changed here; row counts per mini-batch are derived from it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from data.protocol import DataProto
+from data.seeding import seed_for
 from training.config import ActorRolloutRefConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig, PPOConfig
 from training.torch_functional import (
     get_constant_schedule_with_warmup,
@@ -21,13 +23,16 @@ from training.torch_functional import (
     get_wsd_schedule_with_warmup,
 )
 from workers import model_state
+from workers.distributed import on_device, rank, shard_model, start_process_group, world_size
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.forward import ForwardSettings
+from workers.forward import ForwardSettings, PolicyModel, ValueModel
 from workers.model_builder import ModelSpec, find_device, torch_dtype
 from workers.rollout_base import BaseRollout
 from workers.weight_sync import iter_weights, weight_manifest
 from workers.worker_group import Dispatch, register
+
+LOG_PROB_READS = ("prompts", "responses", "response_mask", "attention_mask")
 
 Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
 
@@ -44,57 +49,78 @@ class ActorRolloutRefWorker:
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int) -> None:
         """Loads what the role needs. `total_training_steps` (optimiser calls of `update_actor`) shapes the schedule."""
+        start_process_group(self.device)
         spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
         settings = forward_settings(self.policy.model, self.policy.actor.use_prefix_grouper, self.device)
         if "actor" in self.role:
             self.module = spec.causal_lm(trainable=True)
+            model = PolicyModel(self.module)
+            shard_model(model, self.policy.actor.fsdp_config, settings.dtype, self.device)
             optim = self.policy.actor.optim
             self.optimizer = build_optimizer(self.module, optim)
             self.scheduler = build_scheduler(self.optimizer, optim, total_training_steps)
-            self.actor = DataParallelPPOActor(self.policy.actor, self.module, self.optimizer, forward=settings)
+            self.actor = DataParallelPPOActor(self.policy.actor, model, self.optimizer, forward=settings)
             self.spec = spec
         if "ref" in self.role:
-            self.ref = DataParallelPPOActor(self.policy.actor, spec.causal_lm(trainable=False), forward=settings)
+            reference = PolicyModel(spec.causal_lm(trainable=False))
+            shard_model(reference, self.policy.ref.fsdp_config, settings.dtype, self.device)
+            self.ref = DataParallelPPOActor(self.policy.actor, reference, forward=settings)
         if "rollout" in self.role:
             self.rollout = build_rollout(self.config, spec)
             self.rollout.sleep()
             self.sync_weights()
+        self._offload()
 
     @register(Dispatch.ONE_TO_ALL)
     def sync_weights(self) -> None:
         """Sends the policy's weights to the rollout engine, which wakes up for it."""
         self.rollout.wake_up()
         dtype = torch_dtype(self.policy.rollout.dtype)
-        self.rollout.update_weights(iter_weights(self.module, dtype), weight_manifest(self.module))
+        with on_device(self.module, None, self.device, self.policy.actor.fsdp_config):
+            self.rollout.update_weights(iter_weights(self.module, dtype), weight_manifest(self.module))
 
     @register(Dispatch.ONE_TO_ALL)
     def sleep_rollout(self) -> None:
         self.rollout.sleep()
 
-    @register(Dispatch.DP_COMPUTE_PROTO)
+    @register(Dispatch.RANK_ZERO)
+    def ranks_per_engine(self) -> int:
+        return self.policy.rollout.tensor_model_parallel_size
+
+    @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine")
     def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """See `BaseRollout.generate_sequences`; what is not seeded by request draws from a generator of (run, step, engine)."""
+        engine = rank() // self.ranks_per_engine()
+        torch.manual_seed(seed_for(prompts.meta_info["seed"], prompts.meta_info["global_steps"], engine))
         return self.rollout.generate_sequences(prompts)
 
-    @register(Dispatch.DP_COMPUTE_PROTO)
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=LOG_PROB_READS)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """`old_log_probs` and `entropys`, (B, response_len) each."""
         data = self._with_temperature(data)
-        log_probs, entropies = self.actor.compute_log_prob(
-            data, calculate_entropy=True, limits=self.policy.log_prob_micro_batching
-        )
+        with on_device(self.module, None, self.device, self.policy.actor.fsdp_config):
+            log_probs, entropies = self.actor.compute_log_prob(
+                data, calculate_entropy=True, limits=self.policy.log_prob_micro_batching
+            )
         return DataProto.from_dict(tensors={"old_log_probs": log_probs, "entropys": entropies})
 
-    @register(Dispatch.DP_COMPUTE_PROTO)
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=LOG_PROB_READS)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """`ref_log_prob`, (B, response_len)."""
-        log_probs, _ = self.ref.compute_log_prob(self._with_temperature(data), limits=self.policy.ref_micro_batching)
+        data = self._with_temperature(data)
+        with on_device(self.ref.actor_module, None, self.device, self.policy.ref.fsdp_config):
+            log_probs, _ = self.ref.compute_log_prob(data, limits=self.policy.ref_micro_batching)
         return DataProto.from_dict(tensors={"ref_log_prob": log_probs})
 
-    @register(Dispatch.DP_COMPUTE_PROTO)
+    @register(
+        Dispatch.DP_COMPUTE_PROTO,
+        reads=(*LOG_PROB_READS, "advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs"),
+    )
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """One call of `update_policy` and one step of the schedule; returns metrics."""
-        rows = self.policy.actor.ppo_mini_batch_size * self.policy.rollout.n
-        metrics = self.actor.update_policy(self._with_temperature(data), mini_batch_rows=rows)
+        rows = self.policy.actor.ppo_mini_batch_size * self.policy.rollout.n // world_size()
+        with on_device(self.module, self.optimizer, self.device, self.policy.actor.fsdp_config):
+            metrics = self.actor.update_policy(self._with_temperature(data), mini_batch_rows=rows)
         metrics["actor/lr"] = self.scheduler.get_last_lr()[0]
         self.scheduler.step()
         return metrics
@@ -112,6 +138,15 @@ class ActorRolloutRefWorker:
         contents = self.policy.actor.checkpoint.load_contents
         model_state.load(Path(folder), self.module, self.optimizer, self.scheduler, contents)
 
+    def _offload(self) -> None:
+        """Sends what is kept in CPU memory between calls there."""
+        if "actor" in self.role:
+            with on_device(self.module, self.optimizer, self.device, self.policy.actor.fsdp_config):
+                pass
+        if "ref" in self.role:
+            with on_device(self.ref.actor_module, None, self.device, self.policy.ref.fsdp_config):
+                pass
+
     def _with_temperature(self, data: DataProto) -> DataProto:
         """Log-probs are always those of the distribution that was sampled."""
         meta_info = data.meta_info | {"temperature": self.policy.rollout.temperature}
@@ -128,22 +163,33 @@ class CriticWorker:
 
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int) -> None:
+        start_process_group(self.device)
         cfg = self.config
+        settings = forward_settings(cfg.model, cfg.use_prefix_grouper, self.device)
         self.module = ModelSpec(cfg.model, str(cfg.model.path), self.device).value_model()
+        model = ValueModel(self.module)
+        shard_model(model, cfg.fsdp_config, settings.dtype, self.device)
         self.optimizer = build_optimizer(self.module, cfg.optim)
         self.scheduler = build_scheduler(self.optimizer, cfg.optim, total_training_steps)
-        settings = forward_settings(cfg.model, cfg.use_prefix_grouper, self.device)
-        self.critic = DataParallelPPOCritic(cfg, self.module, self.optimizer, forward=settings)
+        self.critic = DataParallelPPOCritic(cfg, model, self.optimizer, forward=settings)
+        with self._on_device():  # afterwards offloaded, where that is configured
+            pass
 
-    @register(Dispatch.DP_COMPUTE_PROTO)
+    def _on_device(self) -> AbstractContextManager[None]:
+        return on_device(self.module, self.optimizer, self.device, self.config.fsdp_config)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=LOG_PROB_READS)
     def compute_values(self, data: DataProto) -> DataProto:
         """`values`, (B, response_len)."""
-        return DataProto.from_dict(tensors={"values": self.critic.compute_values(data)})
+        with self._on_device():
+            return DataProto.from_dict(tensors={"values": self.critic.compute_values(data)})
 
-    @register(Dispatch.DP_COMPUTE_PROTO)
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=(*LOG_PROB_READS, "values", "returns"))
     def update_critic(self, data: DataProto) -> dict[str, float]:
         assert self.config.ppo_mini_batch_size is not None
-        metrics = self.critic.update_critic(data, self.config.ppo_mini_batch_size * self.rows_per_prompt)
+        rows = self.config.ppo_mini_batch_size * self.rows_per_prompt // world_size()
+        with self._on_device():
+            metrics = self.critic.update_critic(data, rows)
         metrics["critic/lr"] = self.scheduler.get_last_lr()[0]
         self.scheduler.step()
         return metrics

@@ -23,6 +23,7 @@ from transformers import (
 
 from data.prompts import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
+from workers.distributed import world_size
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -105,7 +106,8 @@ class ModelSpec:
         model.requires_grad_(trainable)
         if trainable and self.config.enable_gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return model.to(self.device).train(trainable)
+        # Sharding moves each layer's own part to the device; the whole might not fit there.
+        return model.to(self.device if world_size() == 1 else "cpu").train(trainable)
 
 
 def _as_list(value: int | Sequence[int] | None) -> list[int]:

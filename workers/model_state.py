@@ -23,6 +23,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedTokenizerBase
 
+from workers.distributed import full_tensor, rank
+
 Scheduler: TypeAlias = torch.optim.lr_scheduler.LambdaLR
 
 
@@ -39,7 +41,7 @@ def save(
         _save(model_tensors(module), folder / "model")
     if "optimizer" in contents:
         _save(optimizer_tensors(module, optimizer), folder / "optimizer")
-    if "extra" in contents:
+    if "extra" in contents and rank() == 0:
         (folder / "scheduler.json").write_text(json.dumps({"last_epoch": scheduler.last_epoch}))
 
 
@@ -117,12 +119,19 @@ def _set_scheduler(scheduler: Scheduler, last_epoch: int) -> None:
 
 
 def save_huggingface(folder: Path, module: nn.Module, tokenizer: PreTrainedTokenizerBase, *, weights: bool) -> None:
-    """A plain Hugging Face folder: config, generation config and tokenizer; with `weights` in bfloat16 the model too."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(folder)
-    if not weights:
+    """A plain Hugging Face folder: config, generation config and tokenizer; with `weights` in bfloat16 the model too.
+
+    Every rank takes part in gathering the weights; the first one alone holds and writes them.
+    """
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in model_tensors(module).items() if weights else ():
+        whole = full_tensor(tensor.detach().to(torch.bfloat16))
+        if rank() == 0:
+            state[name] = whole.cpu()
+    if rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save_pretrained(folder)
         module.config.save_pretrained(folder)
         module.generation_config.save_pretrained(folder)
-        return
-    state = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model_tensors(module).items()}
-    module.save_pretrained(folder, state_dict=state)
+        if weights:
+            module.save_pretrained(folder, state_dict=state)

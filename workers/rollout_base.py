@@ -183,7 +183,9 @@ class BaseRollout(ABC):
 
         def submit(number: int, episode: Episode) -> None:
             left = self.response_length - len(episode.response_ids)
-            request = replace(sampling, max_tokens=left, seed=turn_seed(meta_info, episode))
+            # The ranks of a tensor-parallel engine sample by themselves, and must agree.
+            seeded = meta_info.get("seeded") or self.config.tensor_model_parallel_size > 1
+            request = replace(sampling, max_tokens=left, seed=turn_seed(meta_info, episode) if seeded else None)
             running[str(number)] = episode
             self.submit(str(number), episode.prompt_ids + episode.response_ids, request)
 
@@ -238,10 +240,8 @@ def start_episodes(prompts: DataProto) -> list[Episode]:
     ]
 
 
-def turn_seed(meta_info: dict[str, Any], episode: Episode) -> int | None:
-    """Sampling's seed of (run, step, group, sample, turn); None where the run does not ask for seeded requests."""
-    if not meta_info.get("seeded"):
-        return None
+def turn_seed(meta_info: dict[str, Any], episode: Episode) -> int:
+    """Sampling's seed of (run, step, group, sample, turn)."""
     return seed_for(meta_info["seed"], meta_info["global_steps"], episode.group, episode.sample, episode.turn)
 
 

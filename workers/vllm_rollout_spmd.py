@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from training.config import RolloutConfig
+from workers.distributed import rank
 from workers.model_builder import ModelSpec
 from workers.rollout_base import BaseRollout, Completion, NamedTensors, Sampling
 from workers.weight_sync import check_manifest, expected_manifest
@@ -60,7 +61,8 @@ class vLLMRollout(BaseRollout):
             "distributed_executor_backend": "external_launcher",
             "logprobs_mode": "processed_logprobs",
             "disable_log_stats": True,
-            "seed": 0,
+            # Engines of other ranks must not draw the same samples; the ranks of one engine must.
+            "seed": rank() // cfg.tensor_model_parallel_size,
         }
         if self.on_cpu:
             # A seeded request whose prefill is cut in chunks crashes on CPU, so prompts must fit one batch there.

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from workers.distributed import full_tensor
+
 
 def weight_manifest(module: nn.Module) -> dict[str, torch.Size]:
     """Names and shapes of everything `iter_weights` yields, tied copies included."""
@@ -19,12 +21,12 @@ def weight_manifest(module: nn.Module) -> dict[str, torch.Size]:
 
 
 def iter_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, tensor) one by one, cast to `dtype`: never a second full copy of the model.
+    """Yields (name, whole tensor) one by one, cast to `dtype`: never a second full copy of the model on a rank.
 
     A tied `lm_head.weight` is yielded as well: vLLM's CPU backend keeps a packed copy of it, which would go stale.
     """
     for name, tensor in module.state_dict().items():
-        yield name, tensor.detach().to(dtype)
+        yield name, full_tensor(tensor.detach().to(dtype))
 
 
 def expected_manifest(model_config: PretrainedConfig) -> dict[str, torch.Size]:

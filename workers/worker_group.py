@@ -1,22 +1,35 @@
 """Where workers live and how a call reaches them: `register` marks a worker's methods, a group offers them to the driver.
 
-`LocalWorkerGroup` runs one worker in the driver's own process: a call is a plain call, so breakpoints and tracebacks work. Groups over several
-processes offer the same methods.
+A pool is a number of ranks; each rank is one process (`WorkerHost`) that holds the workers of every role placed there, so that actor, rollout,
+reference and critic share it. A group is one role of a pool. `LocalWorkerGroup` is a pool of one rank in the driver's own process: a call is a plain
+call, so breakpoints and tracebacks work. `RayWorkerGroup` places the ranks with Ray. Both offer the same methods and give the same results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
+from data.protocol import DataProto, pad_dataproto_to_divisor
+
 Method = TypeVar("Method", bound=Callable[..., Any])
-DISPATCH_ATTRIBUTE = "_dispatch_mode"
+REGISTERED = "_registered"
+PROJECT = Path(__file__).resolve().parent.parent
 
 
 class Dispatch(Enum):
-    """How a call's arguments are spread over the ranks of a group, and its results collected."""
+    """How a call reaches the ranks of a group, and what comes back.
+
+    RANK_ZERO: the first rank alone. ONE_TO_ALL: every rank with the same arguments; the first rank's answer. ALL_TO_ALL: argument lists with one
+    entry a rank; the list of answers. DP_COMPUTE_PROTO: the DataProto is cut into equal chunks, padded with dummy rows where it does not divide;
+    answers that are DataProtos are joined, of others (metrics, which the ranks have summed up) the first rank's is given.
+    """
 
     RANK_ZERO = "rank_zero"
     ONE_TO_ALL = "one_to_all"
@@ -24,40 +37,238 @@ class Dispatch(Enum):
     DP_COMPUTE_PROTO = "dp_compute_proto"
 
 
-def register(dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL) -> Callable[[Method], Method]:
-    """Marks a worker's method as callable through its group."""
+@dataclass(frozen=True)
+class Registered:
+    """How a method wants to be called; `reads` are the batch fields that travel to it (none named: all)."""
+
+    mode: Dispatch
+    reads: tuple[str, ...] = ()
+    ranks_per_chunk: str | None = None
+
+
+def register(
+    dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL, *, reads: tuple[str, ...] = (), ranks_per_chunk: str | None = None
+) -> Callable[[Method], Method]:
+    """Marks a worker's method as callable through its group.
+
+    Args:
+        reads: of the batch's tensors, only these are sent (those of them that it has).
+        ranks_per_chunk: a registered method of the worker that says how many consecutive ranks share one chunk (tensor or sequence parallelism).
+    """
 
     def mark(method: Method) -> Method:
-        setattr(method, DISPATCH_ATTRIBUTE, dispatch_mode)
+        setattr(method, REGISTERED, Registered(dispatch_mode, reads, ranks_per_chunk))
         return method
 
     return mark
 
 
-def registered_methods(worker_cls: type) -> dict[str, Dispatch]:
+def registered_methods(worker_cls: type) -> dict[str, Registered]:
     found = ((name, getattr(worker_cls, name)) for name in dir(worker_cls))
-    return {name: getattr(method, DISPATCH_ATTRIBUTE) for name, method in found if hasattr(method, DISPATCH_ATTRIBUTE)}
+    return {name: getattr(method, REGISTERED) for name, method in found if hasattr(method, REGISTERED)}
 
 
 @dataclass
-class WorkerSpec:
-    """A worker class with its constructor's arguments, to be built where it will run."""
+class ClassWithInitArgs:
+    """A class with its constructor's arguments, to be built where it will run."""
 
     cls: type
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
+    def __call__(self) -> Any:
+        return self.cls(*self.args, **self.kwargs)
+
+
+RayClassWithInitArgs = ClassWithInitArgs
+Colocated = Mapping[str, ClassWithInitArgs]
+
+
+def create_colocated_worker_cls(class_dict: Colocated) -> Colocated:
+    """The workers of several roles that share each process of a pool, by role."""
+    return dict(class_dict)
+
 
 class LocalWorkerGroup:
-    """One worker in this process; its registered methods are this object's."""
+    """One role of a pool of one rank, in this process; its worker's registered methods are this object's."""
 
     world_size = 1
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self.worker = spec.cls(*spec.args, **spec.kwargs)
-        self._methods = registered_methods(spec.cls)
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+        self._methods = registered_methods(type(worker))
+
+    @classmethod
+    def start(cls, pool: RayResourcePool, class_dict: Colocated) -> dict[str, LocalWorkerGroup]:
+        """Builds the workers; one group a role."""
+        if pool.world_size != 1:
+            raise ValueError(
+                f"a pool of {pool.world_size} ranks needs trainer.launcher=ray; trainer.launcher=local has one rank"
+            )
+        return {role: cls(spec()) for role, spec in class_dict.items()}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods:
             raise AttributeError(f"{type(self.worker).__name__} has no registered method {name!r}")
         return getattr(self.worker, name)
+
+
+@dataclass(frozen=True)
+class RayResourcePool:
+    """Ranks on nodes: `process_on_nodes` = [8, 8] is two nodes of eight. Each rank gets a GPU, or `cpus` threads without."""
+
+    process_on_nodes: tuple[int, ...]
+    use_gpu: bool
+    cpus: int = 1
+    name_prefix: str = "pool"
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.process_on_nodes)
+
+    def place(self, timeout_s: float = 120.0) -> list[Any]:
+        """One placement group a node, its ranks packed on it; several nodes never share one.
+
+        Raises:
+            RuntimeError: the cluster cannot hold them; says what was asked for and what there is.
+        """
+        import ray
+        from ray.util.placement_group import placement_group
+
+        one_rank = {"CPU": 1.0, "GPU": 1.0} if self.use_gpu else {"CPU": 1.0}
+        nodes = [{key: value * count for key, value in one_rank.items()} for count in self.process_on_nodes]
+        # One bundle a node: the bundle keeps a node's ranks together, the strategy keeps the nodes apart.
+        group = placement_group(nodes, strategy="STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
+        if not group.wait(timeout_s):
+            raise RuntimeError(
+                f"no room for {self.process_on_nodes} ranks of {one_rank} (trainer.nnodes x trainer.n_gpus_per_node) after "
+                f"{timeout_s:.0f} s; the cluster has {ray.cluster_resources()}"
+            )
+        return [(group, node) for node, count in enumerate(self.process_on_nodes) for _ in range(count)]
+
+
+class WorkerHost:
+    """One rank's process: the workers of every role placed there."""
+
+    def __init__(self, rank: int, world_size: int, local_rank: int) -> None:
+        self.environment = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
+
+    def address(self) -> tuple[str, int]:
+        """A host and port at which this rank can be met."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return host, probe.getsockname()[1]
+
+    def build(self, address: tuple[str, int], class_dict: Colocated) -> None:
+        os.environ |= {**self.environment, "MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
+        self.workers = {role: spec() for role, spec in class_dict.items()}
+
+    def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.workers[role], method)(*args, **kwargs)
+
+
+class RayWorkerGroup:
+    """One role of a pool whose ranks Ray has placed."""
+
+    def __init__(self, hosts: list[Any], role: str, worker_cls: type) -> None:
+        self.hosts, self.role, self.worker_cls = hosts, role, worker_cls
+        self.world_size = len(hosts)
+        self._methods = registered_methods(worker_cls)
+
+    @classmethod
+    def start(cls, pool: RayResourcePool, class_dict: Colocated) -> dict[str, RayWorkerGroup]:
+        """Places the ranks, has them meet, and builds the workers; one group a role."""
+        import ray
+
+        host_cls = ray.remote(WorkerHost)
+        hosts, local_ranks = [], [local for count in pool.process_on_nodes for local in range(count)]
+        for rank, ((group, bundle), local_rank) in enumerate(zip(pool.place(), local_ranks, strict=True)):
+            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, bundle)
+            options = {
+                "num_cpus": 1,
+                "num_gpus": 1 if pool.use_gpu else 0,
+                "scheduling_strategy": strategy,
+                "runtime_env": {"env_vars": worker_environment(pool)},
+                "name": f"{pool.name_prefix}-{os.getpid()}-rank{rank}",
+            }
+            # Ray shows each rank its own GPU only, which is then device 0.
+            hosts.append(host_cls.options(**options).remote(rank, pool.world_size, 0 if pool.use_gpu else local_rank))
+        address = ray.get(hosts[0].address.remote())
+        ray.get([host.build.remote(address, dict(class_dict)) for host in hosts])
+        return {role: cls(hosts, role, spec.cls) for role, spec in class_dict.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._methods:
+            raise AttributeError(f"{self.worker_cls.__name__} has no registered method {name!r}")
+        how = self._methods[name]
+        by_mode: dict[Dispatch, Callable[..., Any]] = {
+            Dispatch.RANK_ZERO: self._rank_zero,
+            Dispatch.ONE_TO_ALL: self._one_to_all,
+            Dispatch.ALL_TO_ALL: self._all_to_all,
+            Dispatch.DP_COMPUTE_PROTO: self._dp_compute,
+        }
+        return partial(by_mode[how.mode], name, how)
+
+    def _rank_zero(self, name: str, how: Registered, *args: Any, **kwargs: Any) -> Any:
+        import ray
+
+        return ray.get(self.hosts[0].call.remote(self.role, name, *args, **kwargs))
+
+    def _one_to_all(self, name: str, how: Registered, *args: Any, **kwargs: Any) -> Any:
+        import ray
+
+        return ray.get([host.call.remote(self.role, name, *args, **kwargs) for host in self.hosts])[0]
+
+    def _all_to_all(self, name: str, how: Registered, *args: Any) -> list[Any]:
+        import ray
+
+        for argument in args:
+            if len(argument) != self.world_size:
+                raise ValueError(f"{name}: {len(argument)} arguments for {self.world_size} ranks; give one each")
+        calls = zip(self.hosts, *args, strict=True)
+        return ray.get([host.call.remote(self.role, name, *own) for host, *own in calls])
+
+    def _dp_compute(self, name: str, how: Registered, data: DataProto) -> Any:
+        import ray
+
+        ranks_per_chunk = self._ranks_per_chunk(how)
+        chunks = [ray.put(chunk) for chunk in cut(data, how.reads, self.world_size // ranks_per_chunk)]
+        calls = [
+            host.call.remote(self.role, name, chunks[rank // ranks_per_chunk]) for rank, host in enumerate(self.hosts)
+        ]
+        answers = ray.get(calls[::ranks_per_chunk])
+        ray.get(calls)  # an error on any rank is raised here
+        return DataProto.concat(answers).slice(0, len(data)) if isinstance(answers[0], DataProto) else answers[0]
+
+    def _ranks_per_chunk(self, how: Registered) -> int:
+        return 1 if how.ranks_per_chunk is None else getattr(self, how.ranks_per_chunk)()
+
+
+def cut(data: DataProto, reads: Iterable[str], chunks: int) -> list[DataProto]:
+    """Equal chunks with the fields that are read; rows that are added so that it divides come last and have nothing sampled."""
+    wanted = [name for name in reads if name in data.batch]
+    data = data.select(batch_keys=wanted) if wanted else data
+    if "response_mask" in data.batch:
+        return data.pad_with_dummies(chunks).chunk(chunks)
+    return pad_dataproto_to_divisor(data, chunks)[0].chunk(chunks)
+
+
+def worker_environment(pool: RayResourcePool) -> dict[str, str]:
+    """What a rank's process must find: this project's packages, and threads (Ray gives an actor of one CPU a single one)."""
+    threads = str(pool.cpus)
+    keep = (
+        "HF_HUB_OFFLINE",
+        "HF_HOME",
+        "TOKENIZERS_PARALLELISM",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+        "LRU_CACHE_CAPACITY",
+    )
+    return {
+        **{name: os.environ[name] for name in keep if name in os.environ},
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),
+        "OMP_NUM_THREADS": threads,
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }

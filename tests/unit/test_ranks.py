@@ -1,0 +1,130 @@
+"""Two data-parallel ranks under FSDP2 against one process: the same log-probs, weights and metrics (fp32)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from tests.unit.test_actor_critic import make_update
+from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, ModelConfig
+from workers.distributed import full_tensor, shard_model, start_process_group
+from workers.dp_actor import DataParallelPPOActor
+from workers.dp_critic import DataParallelPPOCritic
+from workers.forward import PolicyModel, ValueModel
+from workers.model_builder import ModelSpec
+
+CPU = torch.device("cpu")
+LIMITS = {"tokens": {"ppo_max_token_len_per_gpu": 30}, "rows": {"ppo_micro_batch_size_per_gpu": 1}}
+MODES = ("token-mean", "seq-mean-token-sum")
+
+
+def run_rank(folder: str, rank: int, world: int, port: int) -> None:
+    """Everything that is compared, on this rank's rows; rank 0 writes it down."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    start_process_group(CPU)
+    results: dict[str, Any] = {}
+    # Seven rows and a dummy: rank 0 has a group of four, rank 1 two groups of other lengths and the dummy.
+    data = make_update().pad_with_dummies(2).chunk(world)[rank]
+    for limits in LIMITS:
+        for mode in MODES:
+            actor = DataParallelPPOActor(
+                ActorConfig(**LIMITS[limits], loss_agg_mode=mode, entropy_coeff=0.1, use_kl_loss=True, grad_clip=0.5),
+                *build(folder, "actor"),
+            )
+            before = whole_weights(actor.actor_module)
+            metrics = actor.update_policy(data, len(data))
+            results[f"actor {limits} {mode}"] = (change(before, actor.actor_module), metrics)
+        critic = DataParallelPPOCritic(CriticConfig(**LIMITS[limits]), *build(folder, "critic"))
+        values = critic.compute_values(data)
+        before = whole_weights(critic.critic_module)
+        metrics = critic.update_critic(data, len(data))
+        results[f"critic {limits}"] = (change(before, critic.critic_module), metrics)
+    log_probs, _ = actor.compute_log_prob(data)
+    torch.save({"log_probs": log_probs, "values": values}, Path(folder) / f"rows-{world}-{rank}.pt")
+    if rank == 0:
+        torch.save(results, Path(folder) / f"results-{world}.pt")
+    if world > 1:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def change(before: dict[str, Tensor], module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: tensor - before[name] for name, tensor in whole_weights(module).items()}
+
+
+def build(folder: str, kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    path = str(Path(folder) / "model")
+    if kind == "actor":
+        spec = ModelSpec(ModelConfig(enable_gradient_checkpointing=False), path, CPU)
+        module: torch.nn.Module = PolicyModel(spec.causal_lm(trainable=True))
+    else:
+        spec = ModelSpec(CriticModelConfig(enable_gradient_checkpointing=True), path, CPU)
+        transformer = spec.value_model()
+        torch.nn.init.constant_(transformer.score.weight, 0.01)
+        module = ValueModel(transformer)
+    shard_model(module, FSDPConfig(), torch.float32, CPU)
+    return module, torch.optim.SGD(module.parameters(), lr=0.1)  # the change is then the gradient, to scale
+
+
+def whole_weights(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: full_tensor(p.detach()).clone() for name, p in module.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "model").symlink_to(tiny_task / "model")
+    for world in (1, 2):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        context = mp.get_context("spawn")
+        ranks = [context.Process(target=run_rank, args=(str(folder), rank, world, port)) for rank in range(world)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(180)
+        assert [process.exitcode for process in ranks] == [0] * world
+    return folder
+
+
+def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    scale = max(float(tensor.abs().max()) for tensor in one.values())
+    assert scale > 1e-4
+    return max(float((one[name] - other[name]).abs().max()) for name in one) / scale
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("mode", MODES)
+def test_two_ranks_make_the_policy_update_of_one(folder: Path, limits: str, mode: str) -> None:
+    (one, one_metrics), (two, two_metrics) = (
+        torch.load(folder / f"results-{world}.pt")[f"actor {limits} {mode}"] for world in (1, 2)
+    )
+    assert largest_difference(one, two) < 1e-5
+    assert two_metrics == pytest.approx(one_metrics, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_two_ranks_make_the_value_update_of_one(folder: Path, limits: str) -> None:
+    (one, one_metrics), (two, two_metrics) = (
+        torch.load(folder / f"results-{world}.pt")[f"critic {limits}"] for world in (1, 2)
+    )
+    assert largest_difference(one, two) < 1e-5
+    assert two_metrics == pytest.approx(one_metrics, rel=1e-5, abs=1e-7)
+
+
+def test_two_ranks_compute_the_log_probs_and_values_of_one(folder: Path) -> None:
+    one = torch.load(folder / "rows-1-0.pt")
+    halves = [torch.load(folder / f"rows-2-{rank}.pt") for rank in range(2)]
+    for name in ("log_probs", "values"):
+        both = torch.cat([half[name] for half in halves])
+        torch.testing.assert_close(both, one[name], rtol=1e-5, atol=1e-5)

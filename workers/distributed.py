@@ -1,0 +1,106 @@
+"""The ranks of a worker group: their process group, sums over them, and a model's shards.
+
+A group of one rank needs no process group: sums are then what they were, and models are not wrapped (FSDP2 on one rank costs a sixth).
+Invariant: every rank takes part in every collective in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from training.config import FSDPConfig
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def start_process_group(device: torch.device) -> None:
+    """Joins the ranks that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; nothing for a single one.
+
+    CPU tensors always have gloo, so that counts and checkpoints need no GPU.
+    """
+    if world_size() > 1 and not dist.is_initialized():
+        dist.init_process_group(backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """The elementwise sum of every rank's CPU tensor; on a single rank the tensor itself."""
+    if world_size() > 1:
+        values = values.clone()
+        dist.all_reduce(values)
+    return values
+
+
+def max_over_ranks(values: Tensor) -> Tensor:
+    """The elementwise maximum of every rank's CPU tensor."""
+    if world_size() > 1:
+        values = values.clone()
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values
+
+
+def shard_model(module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtype, device: torch.device) -> None:
+    """FSDP2 over all ranks, in place: each decoder layer by itself, then the rest; nothing on a single rank.
+
+    Parameters stay float32 shards; they are gathered in `compute_dtype`, and gradients are averaged in float32.
+    """
+    if world_size() == 1:
+        return
+    mesh = init_device_mesh(device.type, (world_size(),), mesh_dim_names=("dp",))
+    precision = MixedPrecisionPolicy(
+        param_dtype=None if compute_dtype == torch.float32 else compute_dtype, reduce_dtype=torch.float32
+    )
+    for layer in decoder_layers(module):
+        fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=config.reshard_after_forward)
+    fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=config.reshard_after_forward)
+
+
+def decoder_layers(module: nn.Module) -> list[nn.Module]:
+    """The blocks that transformers says must stay whole."""
+    names = {name for m in module.modules() for name in (getattr(m, "_no_split_modules", None) or ())}
+    return [m for m in module.modules() if type(m).__name__ in names]
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor (a collective: every rank must ask for it), or the tensor itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@contextmanager
+def on_device(
+    module: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, config: FSDPConfig
+) -> Iterator[None]:
+    """Brings offloaded parameters and optimiser state to the device for the block, and back to CPU memory after it."""
+    if config.param_offload:
+        module.to(device)
+    if config.optimizer_offload and optimizer is not None:
+        _move_state(optimizer, device)
+    try:
+        yield
+    finally:
+        cpu = torch.device("cpu")
+        if config.param_offload:
+            module.to(cpu)
+        if config.optimizer_offload and optimizer is not None:
+            _move_state(optimizer, cpu)
+
+
+def _move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and name != "step":
+                state[name] = value.to(device, non_blocking=True)
