@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -12,21 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# On a CPU every new shape of a matrix product caches about 300 KB here; batches have new shapes all the time, so by default memory grows by
-# 50 MB a step up to 1,024 entries, of which none is used again.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
 
 from training.config import PPOConfig
 from training.config_checks import load_custom_algorithm
 from training.config_loader import ConfigError, explain, load_config, to_yaml
-
-M_MMAP_THRESHOLD = -3  # of malloc.h
+from workers.memory import limit_caches, return_large_blocks
 
 
 def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]  # the heavy imports come after the config's checks
     """The trainer of this config, with its datasets, reward functions and workers' classes; no model is loaded yet."""
-    import torch
     import transformers
 
     from data.loading import load_extern_object
@@ -34,13 +27,10 @@ def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]  # the hea
     from training.ray_trainer import RayPPOTrainer
     from training.reward import load_reward_manager
 
+    limit_caches()
     return_large_blocks()
     if config.custom_algorithm:
         load_custom_algorithm(config.custom_algorithm)
-    if config.trainer.deterministic:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     model = config.actor_rollout_ref.model
     tokenizer = transformers.AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     data = config.data
@@ -83,13 +73,6 @@ def ray_cluster(config: PPOConfig) -> Iterator[None]:
         ray.shutdown()
 
 
-def return_large_blocks() -> None:
-    """Has glibc map blocks from 2 MiB on by themselves, so that they go back when freed: a heap of activations of ever-changing sizes falls
-    to pieces and grows by a tenth."""
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(M_MMAP_THRESHOLD, 2 << 20)
-
-
 def main(argv: list[str]) -> int:
     signal.signal(
         signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
@@ -104,12 +87,13 @@ def main(argv: list[str]) -> int:
     if loaded.explain:
         print(explain(loaded))
         return 0
-    run_dir = Path(loaded.config.trainer.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.yaml").write_text(to_yaml(loaded.config))
     from training.report import write_report
 
     trainer = build_trainer(loaded.config)
+    run_dir = Path(loaded.config.trainer.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if not loaded.config.trainer.val_only:
+        (run_dir / "config.yaml").write_text(to_yaml(loaded.config))
     with ray_cluster(loaded.config):
         trainer.init_workers()
         trainer.fit()

@@ -6,7 +6,7 @@ name. Only sampled tokens (response_mask 1) are decoded, so that an environment'
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +63,9 @@ class NaiveRewardManager:
     Args:
         tokenizer: decodes the responses, without special tokens.
         num_examine: rows per data source that are printed at each call.
-        compute_score: returns a number, or a dict with "score" whose entries all become extra infos; by default the
-            built-in rules by data source.
+        compute_score: returns a number, or a dict with "score" whose entries all become extra infos under their own
+            names, "score" too; by default the built-in rules by data source. An entry named "reward" scores nothing,
+            and in validation the trainer's own "reward", the sum of each row's rewards, stands in its place.
         reward_fn_key: the column that holds the data source.
         reward_kwargs: further keyword arguments for compute_score.
     """
@@ -110,7 +111,10 @@ class NaiveRewardManager:
             columns["extra_info"] if "extra_info" in columns else ({} for _ in texts)
         )
         rows = zip(columns[self.reward_fn_key], texts, columns["reward_model"], extra_infos, strict=True)
-        return [Sample(source, text, truth["ground_truth"], extra) for source, text, truth, extra in rows]
+        return [
+            Sample(source, text, _ground_truth(truth, row), {} if extra is None else extra)
+            for row, (source, text, truth, extra) in enumerate(rows)
+        ]
 
     def _score(self, samples: list[Sample]) -> list[Any]:
         results = []
@@ -168,6 +172,12 @@ class BatchRewardManager(NaiveRewardManager):
         return results
 
 
+def _ground_truth(reward_model: Any, row: int) -> Any:
+    if not isinstance(reward_model, Mapping) or "ground_truth" not in reward_model:
+        raise ValueError(f"row {row}: reward_model is {reward_model!r}; it must be a dict with 'ground_truth'")
+    return reward_model["ground_truth"]
+
+
 def _describe(row: int, sample: Sample) -> str:
     return f"row {row}, data_source={sample.data_source!r}, response: {sample.solution_str[:200]!r}"
 
@@ -175,9 +185,16 @@ def _describe(row: int, sample: Sample) -> str:
 def _score_of(result: Any, row: int, sample: Sample) -> float:
     try:
         return float(result["score"] if isinstance(result, dict) else result)
-    except (KeyError, TypeError, ValueError) as error:
-        given = f"compute_score returned {result!r} on {_describe(row, sample)}"
-        raise ValueError(f"{given}; allowed: a number, or a dict with the number as 'score'") from error
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        given = f"compute_score returned {_shown(result)} on {_describe(row, sample)}"
+        raise ValueError(f"{given}; allowed: a number that fits a float, or a dict with it as 'score'") from error
+
+
+def _shown(result: Any) -> str:
+    try:
+        return repr(result)[:200]
+    except ValueError:  # Python writes no int of more than 4,300 digits
+        return f"a {type(result).__name__} too large to print"
 
 
 def _extra_infos(results: list[Any], scores: list[float]) -> dict[str, list[Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -33,16 +32,18 @@ class EpochOrder(Sampler[int]):
         self.epoch, self.skip = epoch, skip
 
     def __iter__(self) -> Iterator[int]:
-        return islice(iter(self._order()), self.skip, None)
+        return iter(self._order()[self.skip :])
 
     def __len__(self) -> int:
         return (len(self.inner) if isinstance(self.inner, Sized) else self.num_rows) - self.skip
 
-    def _order(self) -> Sequence[int] | Sampler[int]:
+    def _order(self) -> Sequence[int]:
         if self.inner is not None:
             if callable(set_epoch := getattr(self.inner, "set_epoch", None)):
                 set_epoch(self.epoch)
-            return self.inner
+            with torch.random.fork_rng(devices=[]):  # torch's own samplers draw from the global generator
+                torch.manual_seed(seed_for(self.seed, 0, self.epoch))
+                return list(self.inner)
         if not self.shuffle:
             return range(self.num_rows)
         generator = torch.Generator().manual_seed(seed_for(self.seed, 0, self.epoch))

@@ -40,14 +40,16 @@ class RLHFDataset(Dataset):
     Args:
         data_files: a path or a list of paths.
         tokenizer: renders prompts by its chat template.
-        config: the frozen `DataConfig`; read are prompt_key, max_prompt_length, truncation, return_raw_chat,
-            filter_overlong_prompts, filter_overlong_prompts_workers and apply_chat_template_kwargs.
+        config: the frozen `DataConfig`; read are prompt_key, reward_fn_key, max_prompt_length, truncation,
+            return_raw_chat, filter_overlong_prompts, filter_overlong_prompts_workers and apply_chat_template_kwargs.
         processor: kept for subclasses that read images; rows of text need none.
         max_samples: use the first rows only; -1 uses all.
-        require_ground_truth: every row must have `reward_model.ground_truth`.
+        require_ground_truth: every row must have `reward_model.ground_truth` and the column config.reward_fn_key,
+            which the rules that score it read.
 
     Rows are dicts of `input_ids`, `attention_mask`, `position_ids` (max_prompt_length,) int64, `raw_prompt_ids`,
     `index` (extra_info.index, or the row's number), `raw_prompt` if return_raw_chat, and every other column.
+    With truncation=error, or filter_overlong_prompts, every prompt is tokenised once at construction.
 
     Raises:
         FileNotFoundError, ValueError: what is wrong with which file, line or row; rows count from 0.
@@ -77,6 +79,8 @@ class RLHFDataset(Dataset):
         self.numbers = list(range(len(self.rows)))
         if config.filter_overlong_prompts:
             self._drop_overlong_prompts()
+        elif config.truncation == "error":
+            self._refuse_overlong_prompts()
         if not self.numbers:
             raise ValueError(f"no rows are left of {', '.join(map(str, files))}; max_samples={max_samples}")
 
@@ -107,23 +111,44 @@ class RLHFDataset(Dataset):
     def _check_rows(self, require_ground_truth: bool) -> None:
         problems = []
         for row, origin in zip(self.rows, self.origins, strict=True):
-            if not _is_prompt(row.get(self.config.prompt_key)):
-                problems.append(f"{origin} has no prompt (a string or chat messages) under {self.config.prompt_key!r}")
-            elif require_ground_truth and _entry(row, "reward_model", "ground_truth") is None:
-                problems.append(f"{origin} has no reward_model.ground_truth")
+            if fault := self._fault_of(row, require_ground_truth):
+                problems.append(f"{origin} {fault}")
         if problems:
             shown = "; ".join(problems[:3]) + ("; …" if len(problems) > 3 else "")
             raise ValueError(
                 f"{len(problems)} of {len(self.rows)} rows cannot be used: {shown}. Their columns are "
-                f"{sorted(self.rows[0])}; data.prompt_key names the prompt's"
+                f"{sorted(self.rows[0])}; data.prompt_key names the prompt's, data.reward_fn_key the scoring rule's"
             )
 
-    def _drop_overlong_prompts(self) -> None:
+    def _fault_of(self, row: Mapping[str, Any], require_ground_truth: bool) -> str | None:
+        prompt_key, scoring_key = self.config.prompt_key, self.config.reward_fn_key
+        prompt = row.get(prompt_key)
+        if not (isinstance(prompt, str | list) and prompt):
+            return f"has no prompt (a string or chat messages) under {prompt_key!r}"
+        for number, message in enumerate(prompt if isinstance(prompt, list) else []):
+            if fault := _fault_of_message(message):
+                return f"has a bad prompt: message {number} of {prompt_key!r} {fault}"
+        if require_ground_truth and _entry(row, "reward_model", "ground_truth") is None:
+            return "has no reward_model.ground_truth"
+        if require_ground_truth and row.get(scoring_key) is None:
+            return f"has nothing under {scoring_key!r}, which chooses the scoring rule"
+        return None
+
+    def _lengths(self) -> list[int]:
+        """Tokens of each prompt."""
         with ThreadPoolExecutor(self.config.filter_overlong_prompts_workers) as pool:
-            lengths = list(pool.map(lambda number: len(self._encode(number)), self.numbers))
-        limit = self.config.max_prompt_length
+            return list(pool.map(lambda number: len(self._encode(number)), self.numbers))
+
+    def _drop_overlong_prompts(self) -> None:
+        lengths, limit = self._lengths(), self.config.max_prompt_length
         self.numbers = [number for number in self.numbers if lengths[number] <= limit]
         logger.info("dropped %d of %d prompts longer than %d tokens", len(lengths) - len(self), len(lengths), limit)
+
+    def _refuse_overlong_prompts(self) -> None:
+        lengths, limit = self._lengths(), self.config.max_prompt_length
+        overlong = [number for number in self.numbers if lengths[number] > limit]
+        if overlong:
+            raise _overlong_error(self.origins[overlong[0]], lengths[overlong[0]], limit, others=len(overlong) - 1)
 
 
 def _entry(row: Mapping[str, Any], column: str, key: str) -> Any:
@@ -131,11 +156,18 @@ def _entry(row: Mapping[str, Any], column: str, key: str) -> Any:
     return content.get(key) if isinstance(content, Mapping) else None
 
 
-def _is_prompt(prompt: Any) -> bool:
-    if isinstance(prompt, str):
-        return bool(prompt)
-    messages = isinstance(prompt, list) and len(prompt) > 0
-    return messages and all(isinstance(message, Mapping) and message.get("role") for message in prompt)
+def _fault_of_message(message: Any) -> str | None:
+    if not isinstance(message, Mapping):
+        return f"is a {type(message).__name__}; allowed: an object with role and content"
+    if not message.get("role"):
+        return "has no role"
+    content = message.get("content")
+    # An assistant's turn that only calls tools has null content in OpenAI's form, and templates know it.
+    if isinstance(content, str | list) or (content is None and message.get("tool_calls")):
+        return None
+    if content is None:
+        return "has no content"
+    return f"has a {type(content).__name__} as content; allowed: a string, or a list of parts"
 
 
 def read_rows(file: str | Path) -> list[dict[str, Any]]:
@@ -157,14 +189,27 @@ def read_rows(file: str | Path) -> list[dict[str, Any]]:
 
 def _read_parquet(path: Path) -> list[Any]:
     try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowInvalid as error:
+        names = pyarrow.parquet.read_schema(path).names
+        rows = [] if len(set(names)) < len(names) else pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} is not a readable parquet file: {error}") from error
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{path} has several columns named {', '.join(map(repr, twice))}; rename or drop all but one")
+    return rows
+
+
+def _decode(content: bytes, path: Path, first_line: int = 1) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = first_line + content[: error.start].count(b"\n")
+        raise ValueError(f"{path} line {line} is not UTF-8: {error}. Save the file as UTF-8") from error
 
 
 def _read_json(path: Path) -> list[Any]:
+    text = _decode(path.read_bytes(), path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}. One object per line is .jsonl") from error
     if not isinstance(content, list):
@@ -173,13 +218,14 @@ def _read_json(path: Path) -> list[Any]:
 
 
 def _read_jsonl(path: Path) -> list[Any]:
-    def parse(number: int, line: str) -> Any:
+    def parse(number: int, line: bytes) -> Any:
+        text = _decode(line, path, first_line=number)
         try:
-            return json.loads(line)
+            return json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} line {number} is not JSON: {error}") from error
 
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:  # as bytes, because a decoder of the whole file does not know the line it fails in
         return [parse(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
@@ -189,12 +235,14 @@ def normalise_row(
     """The row with its prompt padded on the left to max_prompt_length tokens; all other keys travel unchanged.
 
     Args:
-        row: `input_ids` and `attention_mask`, 1-D tensors or lists of any length, padded on any side.
+        row: `input_ids` and `attention_mask`, 1-D tensors or lists of any length, padded on any side. Ids are
+            integers from 0; what the mask hides may be anything. That they are below the vocabulary's size is not seen.
         truncation: "left" keeps the end, "right" the start, "middle" both ends, "error" raises.
         where: names the row in errors.
     Returns:
         the row with `input_ids`, `attention_mask`, `position_ids` (max_prompt_length,) int64, and
         `raw_prompt_ids`, the same tokens as a list without padding.
+    Raises: ValueError for a row that lacks the two, has other shapes, no tokens, or ids that are no token ids.
     """
     token_ids = truncate(_real_tokens(row, where), max_prompt_length, truncation, where)
     length = len(token_ids)
@@ -213,14 +261,27 @@ def normalise_row(
 def _real_tokens(row: Mapping[str, Any], where: str) -> list[int]:
     if missing := {"input_ids", "attention_mask"} - row.keys():
         raise ValueError(f"{where} lacks {sorted(missing)}; a Dataset's rows need input_ids and attention_mask")
-    input_ids, mask = torch.as_tensor(row["input_ids"]), torch.as_tensor(row["attention_mask"])
+    input_ids, mask = (_as_tensor(row[key], f"{where}: {key}") for key in ("input_ids", "attention_mask"))
     if input_ids.ndim != 1 or input_ids.shape != mask.shape:
         shapes = f"{tuple(input_ids.shape)} and {tuple(mask.shape)}"
         raise ValueError(f"{where}: input_ids and attention_mask must be 1-D and of one length; their shapes: {shapes}")
-    token_ids = input_ids[mask.bool()].tolist()
-    if not token_ids:
+    if not mask.any():
         raise ValueError(f"{where}: the prompt has no tokens; its attention_mask is all zero")
+    if input_ids.is_floating_point() or input_ids.is_complex() or input_ids.dtype == torch.bool:
+        raise ValueError(f"{where}: input_ids are {input_ids.dtype}; allowed: integers, as tokenizer.encode gives them")
+    token_ids = input_ids.long()[mask.bool()].tolist()
+    if min(token_ids) < 0:
+        raise ValueError(
+            f"{where}: input_ids has {min(token_ids)}; token ids start at 0, padding needs attention_mask 0"
+        )
     return token_ids
+
+
+def _as_tensor(numbers: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(numbers)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{what} must be a 1-D tensor, array or list of numbers: {error}") from error
 
 
 def truncate(token_ids: list[int], max_length: int, truncation: str, where: str) -> list[int]:
@@ -236,24 +297,37 @@ def truncate(token_ids: list[int], max_length: int, truncation: str, where: str)
         start = max_length // 2
         return token_ids[:start] + token_ids[start + excess :]
     if truncation == "error":
-        raise ValueError(
-            f"{where}: the prompt has {len(token_ids)} tokens, data.max_prompt_length is {max_length}; raise it, "
-            "set data.filter_overlong_prompts=true, or data.truncation to left, right or middle"
-        )
+        raise _overlong_error(where, len(token_ids), max_length)
     raise ValueError(f"data.truncation={truncation!r} is unknown; allowed: left, right, middle, error")
 
 
+def _overlong_error(where: str, length: int, limit: int, others: int = 0) -> ValueError:
+    more = f" ({others} more prompts are too long)" if others else ""
+    return ValueError(
+        f"{where}: the prompt has {length} tokens, data.max_prompt_length is {limit}{more}; raise it, "
+        "set data.filter_overlong_prompts=true, or data.truncation to left, right or middle"
+    )
+
+
 def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Tensor | np.ndarray]:
-    """Rows into columns: tensors are stacked to (B, …), all else becomes a 1-D object array of B entries."""
-    keys = data_list[0].keys()
-    for position, row in enumerate(data_list):
-        if difference := row.keys() ^ keys:
-            raise ValueError(f"rows of a batch need the same keys; row {position} and row 0 differ in {difference}")
-    columns = {key: [row[key] for row in data_list] for key in keys}
-    return {
-        key: torch.stack(column) if isinstance(column[0], Tensor) else object_array(column)
-        for key, column in columns.items()
-    }
+    """Rows into columns: tensors are stacked to (B, …), all else becomes a 1-D object array of B entries.
+
+    A key that some rows lack is None there. Raises ValueError where a tensor is lacking or of another shape.
+    """
+    keys = dict.fromkeys(key for row in data_list for key in row)
+    return {key: _column(key, [row.get(key) for row in data_list]) for key in keys}
+
+
+def _column(key: str, entries: list[Any]) -> Tensor | np.ndarray:
+    if not any(isinstance(entry, Tensor) for entry in entries):
+        return object_array(entries)
+    shapes = [tuple(entry.shape) if isinstance(entry, Tensor) else type(entry).__name__ for entry in entries]
+    if other := next((place for place, shape in enumerate(shapes) if shape != shapes[0]), None):
+        raise ValueError(
+            f"{key!r} cannot be stacked: it is {shapes[0]} in row 0 of the batch and {shapes[other]} in row {other}. "
+            "The Dataset must give every row a tensor of one shape (pad it), or lists, which are kept as they are"
+        )
+    return torch.stack(entries)
 
 
 def create_dataset(

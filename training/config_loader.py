@@ -32,6 +32,7 @@ from training.config_checks import check_config
 
 log = logging.getLogger(__name__)
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
+DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")  # keys in the text of a problem
 
 # Keys of verl that live elsewhere here. A trailing * carries the rest of the key over.
 MOVED = {
@@ -120,7 +121,8 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     """Read a command line (without the program's name).
 
     Args:
-        check: also report impossible combinations and whatever this machine cannot run (config_checks).
+        check: also report impossible combinations and whatever this machine cannot run (config_checks), with bad values
+            at their defaults; left out where a file cannot be read, as its values would only seem to be missing.
     Raises:
         ConfigError: with all problems together. `--help` prints the keys and raises SystemExit(0).
     """
@@ -130,13 +132,15 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     reader = _Reader()
     explain_it = reader.read_command_line(argv)
     config = reader.build()
-    if check and not reader.problems:
-        reader.problems += check_config(config)
+    if check and reader.complete:
+        reader.problems += [problem for problem in check_config(config) if not reader.has_reported(problem)]
+    sources = {key: reader.sources.get(key, "default") for key in reader.schema}
+    loaded = LoadedConfig(config=config, sources=sources, explain=explain_it)
     if reader.problems:
+        if explain_it:  # most wanted when something is wrong
+            print(explain(loaded))
         raise ConfigError(reader.problems)
-    return LoadedConfig(
-        config=config, sources={key: reader.sources.get(key, "default") for key in reader.schema}, explain=explain_it
-    )
+    return loaded
 
 
 class _Reader:
@@ -148,6 +152,7 @@ class _Reader:
         self.values: dict[str, Any] = {}
         self.sources: dict[str, str] = {}
         self.problems: list[str] = []
+        self.complete = True  # every file that was named has been read
 
     def read_command_line(self, argv: list[str]) -> bool:
         """Reads the YAML that is named, then the overrides; returns whether --explain was given."""
@@ -168,7 +173,7 @@ class _Reader:
             name = flags["--config-name"].removesuffix(".yaml")
             files.append(str(Path(flags.get("--config-path", "configs")) / f"{name}.yaml"))
         elif "--config-path" in flags:
-            self.problems.append(f"--config-path={flags['--config-path']} needs --config-name=NAME too")
+            self._cannot_read(f"--config-path={flags['--config-path']} needs --config-name=NAME too")
         self._read_files(files)
         for override in overrides:
             self._read_override(override)
@@ -179,32 +184,38 @@ class _Reader:
         self.problems += [
             f"{word!r} is neither CONFIG.yaml, key=value nor a known option (see --help)" for word in wrong
         ]
+        self.complete &= all(word.startswith("-") for word in wrong)
         chosen = [word for word in files if word not in wrong]
         if len(chosen) > 1:
-            self.problems.append(
-                f"one YAML file at a time, not {', '.join(chosen)}; a YAML can say `extends: other.yaml`"
-            )
+            self._cannot_read(f"one YAML file at a time, not {', '.join(chosen)}; a YAML can say `extends: other.yaml`")
         for word in chosen[:1]:
             self._read_yaml(Path(_locate(word)), ())
+
+    def _cannot_read(self, problem: str) -> None:
+        self.problems.append(problem)
+        self.complete = False
 
     def _read_yaml(self, path: Path, children: tuple[Path, ...]) -> None:
         """One YAML file after the one that it extends; `children` are the files that led here."""
         path = path.resolve()
         if path in children:
             chain = " -> ".join(file.name for file in (*children, path))
-            self.problems.append(f"`extends` goes in a circle: {chain}")
+            self._cannot_read(f"`extends` goes in a circle: {chain}")
             return
         try:
             tree = OmegaConf.to_container(OmegaConf.load(path))
+        except UnicodeDecodeError as error:
+            self._cannot_read(f"cannot read {path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8")
+            return
         except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
             near = _nearest(path.name, [file.name for file in path.parent.glob("*.yaml")])
-            self.problems.append(f"cannot read {path}: {error}" if path.exists() else f"{path} does not exist{near}")
+            self._cannot_read(f"cannot read {path}: {error}" if path.exists() else f"{path} does not exist{near}")
             return
         if not isinstance(tree, dict):
-            self.problems.append(f"{path.name} holds a list; it must hold keys with values")
+            self._cannot_read(f"{path.name} holds a list; it must hold keys with values")
             return
         if tree.pop("defaults", None) is not None:
-            self.problems.append(f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead")
+            self._cannot_read(f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead")
         parent = tree.pop("extends", None)
         if parent is not None:
             self._read_yaml(path.parent / str(parent), (*children, path))
@@ -299,6 +310,14 @@ class _Reader:
             flat[key] = tuple(map(_locate, value)) if isinstance(value, tuple) else value and _locate(value)
         config: PPOConfig = _build(PPOConfig, flat)
         return config
+
+    def has_reported(self, problem: str) -> bool:
+        """Whether a check's problem names a key that is reported already: it may only follow from the default there."""
+        reported = {word for text in self.problems for word in DOTTED.findall(text) if word in self.schema}
+        named = [word for word in DOTTED.findall(problem) if word not in self.schema]  # short for a key: rollout.n
+        return any(
+            key in DOTTED.findall(problem) or key.endswith(tuple(f".{word}" for word in named)) for key in reported
+        )
 
     def _resolve_interpolations(self) -> None:
         linked = {key: value for key, value in self.values.items() if "${" in str(value)}

@@ -211,7 +211,7 @@ def _grouped_scores(token_level_rewards: Tensor, response_mask: Tensor, index: n
     # As strings: object arrays may mix uids with numbers, which cannot be sorted together.
     ids = torch.from_numpy(np.unique(keys.astype(str), return_inverse=True)[1]).to(token_level_rewards.device)
     live = response_mask.bool().any(-1)
-    scores = torch.where(live, token_level_rewards.sum(-1, dtype=torch.float64), 0)
+    scores = torch.where(response_mask.bool(), token_level_rewards, 0).sum(-1, dtype=torch.float64)
     size = _group_total(live.double(), ids)
     deviation = torch.where(live, scores - _group_total(scores, ids) / size.clamp(min=1), 0)
     return _GroupedScores(ids, live, scores, size, deviation)
@@ -231,7 +231,7 @@ def compute_grpo_outcome_advantage(
     """Group-relative advantage, A_i = (r_i - mean r) / (std r + epsilon)  (arXiv:2402.03300, section 4.1.2).
 
     Args:
-        token_level_rewards: (batch, response_len); a row's score is their sum.
+        token_level_rewards: (batch, response_len); a row's score is their sum over sampled tokens.
         response_mask: (batch, response_len), 1 on sampled tokens. A row without any leaves its group's statistics.
         index: (batch,) the prompt group (uid) of each row.
         norm_adv_by_std_in_grpo: False leaves out the division: Dr.GRPO (arXiv:2503.20783). The std is the unbiased one.

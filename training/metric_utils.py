@@ -182,33 +182,63 @@ def process_validation_metrics(
 
     Args:
         data_sources, sample_uids: of each sample; samples of one prompt share their uid.
-        infos_dict: variable -> one entry per sample; text is left out, but `pred` is what majority votes are about.
+        infos_dict: variable -> one entry per sample, None where it has none. In each source a variable counts if all
+            its samples have a number (sources may be scored by different rules); text is left out, but `pred` is what
+            majority votes are about, None being a vote too unless the whole source has no other.
         seed: of the resampling behind maj@k.
     Returns:
         {source: {variable: {metric: value}}} with mean@N, and for N > 1: std@N and, for k = 2, 4, ... N,
         {best,worst}@k/{mean,std} (exact, over k draws with replacement) and maj@k/{mean,std} (1,000 resamples) where
         there is a `pred`.
+    Raises: ValueError for a variable that does not have one entry per sample.
     """
+    _check_lengths(infos_dict, len(data_sources))
     prompts: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row, key in enumerate(zip(data_sources, sample_uids, strict=True)):
         prompts[key].append(row)
     same_shape: dict[tuple[str, int], list[list[int]]] = defaultdict(list)
+    rows_of: dict[str, list[int]] = defaultdict(list)
     for (source, _), rows in prompts.items():
         same_shape[source, len(rows)].append(rows)
-    numeric = {
-        name: np.asarray(values, dtype=np.float64)
-        for name, values in infos_dict.items()
-        if len(values) and isinstance(values[0], int | float | np.number | np.bool_)
-    }
+        rows_of[source] += rows
+    numbers = {name: np.array([_as_number(value) for value in values]) for name, values in infos_dict.items()}
+    preds = infos_dict.get("pred", [None] * len(data_sources))
     result: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    for (source, _), groups in same_shape.items():
-        for name, values in numeric.items():
-            samples = values[np.array(groups)]  # (prompts, N)
+    for (source, n), groups in same_shape.items():
+        votes = [[_ballot(preds[row]) for row in rows] for rows in groups]
+        voted = n > 1 and any(preds[row] is not None for row in rows_of[source])
+        for name, values in numbers.items():
+            if any(value is None for value in values[rows_of[source]]):
+                continue
+            samples = values[np.array(groups)].astype(np.float64)  # (prompts, N)
             result[source][name] |= _sample_metrics(samples)
-            if "pred" in infos_dict and samples.shape[1] > 1:
-                votes = [[infos_dict["pred"][row] for row in rows] for rows in groups]
+            if voted:
                 result[source][name] |= _majority_metrics(samples, votes, seed)
     return {source: dict(variables) for source, variables in result.items()}
+
+
+def _check_lengths(infos_dict: Mapping[str, Sequence[Any]], n_samples: int) -> None:
+    if wrong := {name: len(values) for name, values in infos_dict.items() if len(values) != n_samples}:
+        raise ValueError(
+            f"infos_dict has variables whose number of entries is not {n_samples}, that of the samples: {wrong}. "
+            "Put None where a sample has no value"
+        )
+
+
+def _as_number(value: Any) -> float | None:
+    """A float; None for what is no number, or an int beyond the largest float."""
+    if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _ballot(pred: Any) -> Any:
+    """Something that can be counted: lists and arrays have no hash, and NaN is not equal to itself."""
+    plain = pred is None or isinstance(pred, str | int | float | np.number)
+    return pred if plain and pred == pred else repr(pred)
 
 
 def _subset_sizes(n: int) -> list[int]:

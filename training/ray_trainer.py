@@ -26,16 +26,10 @@ from data.prompts import pad_token_id
 from data.protocol import DataProto
 from data.rl_dataset import collate_fn as default_collate_fn
 from training import checkpoint
+from training.advantage import KLController, apply_kl_penalty, compute_advantage, compute_response_mask
 from training.batching import get_seqlen_balanced_partitions, plan_mini_batches
 from training.config import PPOConfig
-from training.core_algos import (
-    AdaptiveKLController,
-    FixedKLController,
-    call_adv_estimator,
-    estimator_needs,
-    get_kl_controller,
-    kl_penalty,
-)
+from training.core_algos import estimator_needs, get_kl_controller
 from training.metric_utils import (
     StepTimer,
     compute_data_metrics,
@@ -54,6 +48,7 @@ from training.roles import (
     need_reference_policy,
     need_reward_model,
 )
+from training.rollout_correction import compute_offpolicy_metrics
 from training.torch_functional import masked_mean
 from training.tracking import Tracking
 from workers.worker_group import (
@@ -77,8 +72,6 @@ __all__ = [
     "need_reward_model",
 ]
 logger = logging.getLogger(__name__)
-
-KLController = AdaptiveKLController | FixedKLController
 
 
 class RayPPOTrainer:
@@ -126,7 +119,7 @@ class RayPPOTrainer:
         self.kl_controller: KLController = get_kl_controller(config.algorithm.kl_ctrl)
         self.run_dir = Path(config.trainer.run_dir)
         self.seed = config.data.run_seed
-        self.global_steps = self.epoch = self.batches_done = 0
+        self.global_steps = self.epoch = self.rows_done = 0
         self._make_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
 
     # Set-up
@@ -165,11 +158,13 @@ class RayPPOTrainer:
     def init_workers(self) -> None:
         """Builds every worker group and its models."""
         groups: dict[Role, Any] = {}
+        self.pools: list[Any] = []
         use_gpu = self.config.trainer.device != "cpu" and torch.cuda.is_available()
         for pool, roles in self.resource_pool_manager.pools(self.role_worker_mapping, use_gpu=use_gpu):
             colocated = create_colocated_worker_cls({role.value: self._worker_class(role) for role in roles})
             started = self.worker_group_cls.start(pool, colocated)
             groups |= {role: started[role.value] for role in roles}
+            self.pools.append(started[roles[0].value])
         policy = Role.ActorRolloutRef if Role.ActorRolloutRef in groups else Role.ActorRollout
         self.actor_rollout_wg = groups[policy]
         self.critic_wg = groups.get(Role.Critic)
@@ -178,6 +173,11 @@ class RayPPOTrainer:
             self.critic_wg.init_model(self.total_training_steps)
         # The rollout engine comes last: it sizes its cache by what the others left free.
         self.actor_rollout_wg.init_model(max(self.total_training_steps - self.config.trainer.critic_warmup, 1))
+
+    def shutdown(self) -> None:
+        """Ends the workers' processes and frees their places; the trainer cannot be used afterwards."""
+        for pool in self.pools:
+            pool.shutdown()
 
     def _worker_class(self, role: Role) -> ClassWithInitArgs:
         arguments = (self.config,) if role is Role.Critic else (self.config, role.value)
@@ -196,6 +196,13 @@ class RayPPOTrainer:
                 tracking.log(metrics, step=self.global_steps)
             if trainer.val_only:
                 return metrics
+            if self.global_steps >= self.total_training_steps:
+                logger.warning(
+                    "nothing to train: the run is at step %d of %d; trainer.total_training_steps or total_epochs extends it, "
+                    "trainer.resume_mode=disable starts it anew",
+                    self.global_steps,
+                    self.total_training_steps,
+                )
             for rows in self._training_batches():
                 metrics = self.train_step(rows)
                 if self._is_due(trainer.test_freq):
@@ -206,16 +213,23 @@ class RayPPOTrainer:
         return metrics
 
     def _training_batches(self) -> Iterator[dict[str, Any]]:
-        """Rows for one step at a time; `global_steps`, `epoch` and `batches_done` already count the batch that is given."""
+        """Rows for one step at a time; `global_steps`, `epoch` and `rows_done` already count the batch that is given."""
         while self.global_steps < self.total_training_steps:
-            self.order.start(self.epoch, self.batches_done * self.config.data.train_batch_size)
+            fresh = self.rows_done == 0
+            self.order.start(self.epoch, self.rows_done)
             for rows in self.train_dataloader:
                 self.global_steps += 1
-                self.batches_done += 1
+                self.rows_done += self.config.data.train_batch_size
+                fresh = False
                 yield rows
                 if self.global_steps >= self.total_training_steps:
                     return
-            self.epoch, self.batches_done = self.epoch + 1, 0
+            if fresh:
+                raise ValueError(
+                    f"epoch {self.epoch} gave no batch of data.train_batch_size={self.config.data.train_batch_size} rows: the sampler is "
+                    "exhausted or shorter than a batch; its __iter__ must start anew each time"
+                )
+            self.epoch, self.rows_done = self.epoch + 1, 0
 
     def _is_due(self, frequency: int) -> bool:
         """Every `frequency` steps (never where that is not positive), and on the last step."""
@@ -231,7 +245,7 @@ class RayPPOTrainer:
                 batch = self._generate(prompts)
             batch = self._arrange(batch)
             with timer("reward"):
-                reward = self._start_reward(batch)
+                wait_for_reward = self._start_reward(batch)
             if self._needs_old_log_probs():
                 with timer("old_log_prob"):
                     batch, metrics = self._add_old_log_probs(batch, metrics)
@@ -242,7 +256,7 @@ class RayPPOTrainer:
                 with timer("values"):
                     batch = batch.union(self.critic_wg.compute_values(batch))
             with timer("adv"):
-                batch = self._add_rewards(batch, reward)
+                batch = self._add_rewards(batch, wait_for_reward)
                 batch, metrics = self._apply_kl(batch, metrics)
                 batch = self._add_advantages(batch)
             if self.critic_wg is not None:
@@ -258,19 +272,19 @@ class RayPPOTrainer:
 
     # The phases of a step
 
-    def _prompt_batch(self, rows: dict[str, Any], repeat: int, validate: bool = False) -> DataProto:
+    def _prompt_batch(
+        self, rows: dict[str, Any], repeat: int, first_group: int = 0, validate: bool = False
+    ) -> DataProto:
         """Collated rows -> one row per sample, `uid` per prompt, and what seeds the sampling: B = prompts x repeat."""
         batch = DataProto.from_single_dict(rows)
-        groups = np.arange(len(batch))
-        batch.non_tensor_batch["uid"] = np.array([f"{self.global_steps}.{group}" for group in groups], dtype=object)
-        batch.non_tensor_batch["group_index"] = groups
+        groups = np.arange(len(batch)) + first_group
+        prefix = "val." if validate else ""
+        uids = [f"{prefix}{self.global_steps}.{group}" for group in groups]
+        batch.non_tensor_batch |= {"uid": np.array(uids, dtype=object), "group_index": groups}
         batch = batch.repeat(repeat, interleave=True)
-        samples = np.tile(np.arange(repeat), len(groups))
-        batch.non_tensor_batch["sample_index"] = samples
-        batch.non_tensor_batch["episode_id"] = np.array(
-            [f"{uid}.{sample}" for uid, sample in zip(batch.non_tensor_batch["uid"], samples, strict=True)],
-            dtype=object,
-        )
+        episodes = [f"{uid}.{sample}" for uid in uids for sample in range(repeat)]
+        batch.non_tensor_batch["sample_index"] = np.tile(np.arange(repeat), len(groups))
+        batch.non_tensor_batch["episode_id"] = np.array(episodes, dtype=object)
         batch.meta_info = {
             "global_steps": self.global_steps,
             "seed": self.seed,
@@ -326,14 +340,19 @@ class RayPPOTrainer:
         mask = batch.batch["response_mask"]
         metrics["actor/old_entropy"] = masked_mean(entropies, mask).item()
         if "rollout_log_probs" in batch.batch:
-            metrics |= mismatch_metrics(batch.batch["old_log_probs"], batch.batch["rollout_log_probs"], mask)
+            shares, largest = compute_offpolicy_metrics(
+                batch.batch["old_log_probs"], batch.batch["rollout_log_probs"], mask
+            )
+            metrics |= {name: value.item() for name, value in (shares | largest).items()}
         return batch, metrics
 
-    def _add_rewards(self, batch: DataProto, reward: Callable[[], tuple[Tensor, dict[str, list[Any]]]]) -> DataProto:
-        scores, infos = reward()
+    def _add_rewards(
+        self, batch: DataProto, wait_for_reward: Callable[[], tuple[Tensor, dict[str, list[Any]]]]
+    ) -> DataProto:
+        scores, infos = wait_for_reward()
         batch.batch["token_level_scores"] = scores  # (B, R)
         for name, values in infos.items():
-            batch.non_tensor_batch[f"reward_{name}"] = np.array(values, dtype=object)
+            batch.non_tensor_batch[f"reward_info/{name}"] = np.array(values, dtype=object)
         return batch
 
     def _apply_kl(self, batch: DataProto, metrics: dict[str, float]) -> tuple[DataProto, dict[str, float]]:
@@ -374,42 +393,38 @@ class RayPPOTrainer:
         sources: list[str] = []
         uids: list[str] = []
         infos: dict[str, list[Any]] = {}
-        offset = 0
+        n = self.config.actor_rollout_ref.rollout.val_kwargs.n
         for rows in self.val_dataloader:
-            batch, scored = self._validate_batch(rows, offset)
-            offset = len(uids)
+            batch, scored = self._validate_batch(rows, n, first_group=len(uids) // n)
             names = batch.non_tensor_batch.get(self.config.data.reward_fn_key, np.full(len(batch), "unknown"))
             sources += [str(name) for name in names]
             uids += list(batch.non_tensor_batch["uid"])
-            for name, values in scored.items():
-                infos.setdefault(name, []).extend(values)
+            before = len(uids) - len(batch)
+            for name in infos.keys() | scored.keys():  # a source may have entries that others have not
+                infos.setdefault(name, [None] * before).extend(scored.get(name, [None] * len(batch)))
         nested = process_validation_metrics(sources, uids, infos, seed=self.seed)
         return flatten_validation_metrics(nested)
 
-    def _validate_batch(self, rows: dict[str, Any], offset: int) -> tuple[DataProto, dict[str, list[Any]]]:
-        prompts = self._prompt_batch(rows, self.config.actor_rollout_ref.rollout.val_kwargs.n, validate=True)
-        prompts.non_tensor_batch["group_index"] = prompts.non_tensor_batch["group_index"] + offset
-        prompts.non_tensor_batch["uid"] = np.array(
-            [f"val.{g}" for g in prompts.non_tensor_batch["group_index"]], dtype=object
-        )
+    def _validate_batch(self, rows: dict[str, Any], n: int, first_group: int) -> tuple[DataProto, dict[str, list[Any]]]:
+        prompts = self._prompt_batch(rows, n, first_group, validate=True)
         batch = self.actor_rollout_wg.generate_sequences(prompts)
         scores, infos = compute_reward(batch, self.val_reward_fn)
         batch.batch["token_level_scores"] = scores
-        self._dump(batch, self.config.trainer.validation_data_dir)
-        self._show_generations(batch, self.config.trainer.log_val_generations if offset == 0 else 0)
-        return batch, {"reward": scores.sum(dim=1).tolist(), **infos}
+        self._dump(batch, self.config.trainer.validation_data_dir, anew=first_group == 0)
+        self._show_generations(batch, self.config.trainer.log_val_generations - first_group * n)
+        return batch, {**infos, "reward": scores.sum(dim=1).tolist()}
 
     def _show_generations(self, batch: DataProto, count: int) -> None:
-        for row in self._readable_rows(batch.slice(0, min(count, len(batch)))) if count else []:
+        for row in self._readable_rows(batch.slice(0, max(0, min(count, len(batch))))):
             logger.info("validation, reward %.3f\n%s\n--> %s", row["score"], row["input"], row["output"])
 
-    def _dump(self, batch: DataProto, folder: str | None) -> None:
-        """Appends the batch's text and scores to FOLDER/STEP.jsonl."""
+    def _dump(self, batch: DataProto, folder: str | None, anew: bool = True) -> None:
+        """Writes the batch's text and scores to FOLDER/STEP.jsonl, or adds them to what is there."""
         if folder is None:
             return
         path = Path(folder) / f"{self.global_steps}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
+        with path.open("w" if anew else "a") as file:
             file.writelines(json.dumps(row) + "\n" for row in self._readable_rows(batch))
 
     def _readable_rows(self, batch: DataProto) -> Iterator[dict[str, Any]]:
@@ -441,12 +456,12 @@ class RayPPOTrainer:
             state = {
                 "global_steps": self.global_steps,
                 "epoch": self.epoch,
-                "batches_done": self.batches_done,
+                "rows_done": self.rows_done,
                 "kl_coef": float(self.kl_controller.value),
             }
             checkpoint.save_driver_state(folder, state)
         keep = {"keep_actor": trainer.max_actor_ckpt_to_keep, "keep_critic": trainer.max_critic_ckpt_to_keep}
-        checkpoint.prune(self.run_dir, **keep)
+        checkpoint.prune(self.run_dir, self.global_steps, **keep)
 
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer
@@ -459,7 +474,7 @@ class RayPPOTrainer:
             group.load_checkpoint(str(folder / name))
         state = checkpoint.load_driver_state(folder)
         self.global_steps, self.epoch = state["global_steps"], state["epoch"]
-        self.batches_done, self.kl_controller.value = state["batches_done"], state["kl_coef"]
+        self.rows_done, self.kl_controller.value = state["rows_done"], state["kl_coef"]
         self.actor_rollout_wg.sync_weights()
         logger.info("resumed from %s", folder)
 
@@ -468,75 +483,10 @@ class RayPPOTrainer:
         return Tracking(
             trainer.project_name,
             trainer.experiment_name,
-            default_backend=list(trainer.logger),
+            # A validation alone must not cut the run's files back.
+            default_backend=["console"] if trainer.val_only else list(trainer.logger),
             config=asdict(self.config),
             local_dir=str(self.run_dir),
             resume_step=self.global_steps,
             total_steps=self.total_training_steps,
         )
-
-
-def compute_response_mask(data: DataProto) -> Tensor:
-    """(B, R): the attention mask over the responses; for batches whose every response token was sampled."""
-    width = data.batch["responses"].shape[1]
-    return data.batch["attention_mask"][:, -width:]
-
-
-def apply_kl_penalty(
-    data: DataProto, kl_ctrl: KLController, kl_penalty_kind: str = "kl"
-) -> tuple[DataProto, dict[str, float]]:
-    """token_level_rewards = token_level_scores - coefficient x KL per token; then the controller sees the mean KL.
-
-    The mean is over sampled tokens of each row, then over rows that have any (nats per token).
-    """
-    data.require("token_level_scores", "old_log_probs", "ref_log_prob", by="apply_kl_penalty")
-    mask = data.batch["response_mask"]
-    kl = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_kind) * mask  # (B, R)
-    coefficient = kl_ctrl.value
-    data.batch["token_level_rewards"] = data.batch["token_level_scores"] - coefficient * kl
-    lengths = mask.sum(dim=1)
-    rows = int((lengths > 0).sum())
-    mean = (kl.sum(dim=1) / lengths.clamp(min=1)).sum().item() / max(rows, 1)
-    kl_ctrl.update(current_kl=mean, n_steps=rows)
-    return data, {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": float(coefficient)}
-
-
-def compute_advantage(
-    data: DataProto,
-    adv_estimator: str,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    num_repeat: int = 1,
-    norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,
-) -> DataProto:
-    """Adds `advantages` and `returns` (B, R) by the estimator of that name, from `token_level_rewards` and what it asks for."""
-    data.require("token_level_rewards", "response_mask", *_tensor_needs(adv_estimator), by=f"estimator {adv_estimator}")
-    advantages, returns = call_adv_estimator(
-        adv_estimator,
-        **{name: data.batch[name] for name in data.batch.keys()},  # noqa: SIM118  (a TensorDict iterates over rows)
-        index=data.non_tensor_batch["uid"],
-        gamma=gamma,
-        lam=lam,
-        num_repeat=num_repeat,
-        norm_adv_by_std_in_grpo=norm_adv_by_std_in_grpo,
-        config=config,
-    )
-    data.batch["advantages"], data.batch["returns"] = advantages, returns
-    return data
-
-
-def _tensor_needs(adv_estimator: str) -> list[str]:
-    return [name for name in estimator_needs(adv_estimator) if name in ("values", "old_log_probs", "reward_baselines")]
-
-
-def mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> dict[str, float]:
-    """How far the rollout engine's probabilities of its own samples are from the trainer's; `rollout_kl` in nats per token."""
-    difference = (log_probs.exp() - rollout_log_probs.exp()).abs()[mask.bool()]
-    if difference.numel() == 0:
-        return {}
-    return {
-        "training/rollout_probs_diff_mean": difference.mean().item(),
-        "training/rollout_probs_diff_max": difference.max().item(),
-        "training/rollout_kl": (rollout_log_probs - log_probs)[mask.bool()].mean().item(),
-    }

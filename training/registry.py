@@ -108,7 +108,11 @@ def call_adv_estimator(name: str | Enum, **offered: Any) -> tuple[Tensor, Tensor
 
 
 def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Decorator: makes a policy loss known as `name`. Raises ValueError if another function has the name."""
+    """Decorator: makes a policy loss known as `name`. Raises ValueError if another function has the name.
+
+    It is called with (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config), those of them that it takes, on one micro-batch, and
+    returns (loss, metrics): this micro-batch's shares, which are summed. `agg_loss(..., **config.global_batch_info)` divides by the whole mini-batch.
+    """
 
     def decorate(fn: PolicyLossFn) -> PolicyLossFn:
         _register(POLICY_LOSS_REGISTRY, "policy loss", _plain(name), fn)

@@ -66,7 +66,8 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
             (batch, response_len); or a dict with that as "reward_tensor" and "reward_extra_info": name -> one value per
             row.
     Returns:
-        rewards (batch, response_len) float32 on the batch's device, extra infos as lists of length batch.
+        rewards (batch, response_len) float32 on the batch's device, extra infos as lists of length batch, under their
+        own names; in validation an info named "reward" gives way to the trainer's own.
     Raises ValueError for another shape, and for NaN or infinite rewards, with the rows.
     """
     data.require("response_mask", by="compute_reward")

@@ -48,7 +48,7 @@ class ResourcePoolManager:
         for name, ranks in self.resource_pool_spec.items():
             if mine := [role for role in roles if self.mapping[role] == name]:
                 threads = max(1, (os.cpu_count() or 1) // max(ranks))
-                yield RayResourcePool(tuple(ranks), use_gpu, cpus=threads, name_prefix=name), mine
+                yield RayResourcePool(tuple(ranks), use_gpu, cpus=threads), mine
 
 
 def default_role_mapping(config: PPOConfig) -> dict[Role, type]:

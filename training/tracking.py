@@ -1,7 +1,8 @@
 """Where metrics go: console, metrics.jsonl, TensorBoard, Weights & Biases.
 
 Invariant: metrics.jsonl holds whole lines only, one JSON object per logged step, in the order of the steps, also after
-a crash and a resume; and a tracker that fails (disk full, no network) costs its own records, never the run.
+a crash and a resume; a new run keeps what it finds there as metrics.jsonl.old; and a tracker that fails (disk full, no
+network) costs its own records, never the run.
 """
 
 import json
@@ -47,7 +48,8 @@ class Tracking:
         default_backend: one or several of console, file, tensorboard, wandb (verl's argument name).
         config: the run's resolved configuration, recorded by tensorboard and wandb.
         local_dir: folder of metrics.jsonl and tensorboard/.
-        resume_step: the last step of the checkpoint that the run continues from; later records are cut. 0: a new run.
+        resume_step: the last step of the checkpoint that the run continues from; later records are cut. 0: a new run,
+            before which an old metrics.jsonl becomes metrics.jsonl.old, in the place of an older one.
         total_steps: of the whole run, for the console's progress.
     Raises ValueError for an unknown backend, ImportError for one whose package is missing. What goes wrong later is
     logged, once per backend.
@@ -150,7 +152,10 @@ class FileTracker:
 
     def __init__(self, path: Path, resume_step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        cut_back(path, resume_step)
+        if resume_step > 0:
+            cut_back(path, resume_step)
+        else:
+            set_aside(path)
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, data: Mapping[str, float], step: int) -> None:
@@ -163,15 +168,21 @@ class FileTracker:
         self._file.close()
 
 
+def set_aside(path: Path) -> None:
+    """Renames a metrics file to NAME.old, in the place of an older one; an empty file is not worth that."""
+    if path.exists() and path.stat().st_size > 0:
+        os.replace(path, path.with_name(path.name + ".old"))
+
+
 def cut_back(path: Path, resume_step: int) -> None:
-    """Drops the lines after `resume_step` and the torn ones from a metrics file; from a new run's (step 0) all lines.
+    """Drops the lines after `resume_step` and the torn ones from a metrics file.
 
     The file is replaced in one rename, so that a crash leaves the old one or the new one.
     """
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [line for line in lines if resume_step > 0 and _step_of(line) <= resume_step]
+    kept = [line for line in lines if _step_of(line) <= resume_step]
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in kept)

@@ -6,6 +6,7 @@ the whole mini-batch, which is passed down.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from data.seeding import seed_for
 from training.batching import plan_mini_batches, shuffled_groups
 from training.config import ActorConfig, MicroBatching
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig, agg_loss, get_policy_loss_fn, kl_penalty
+from training.rollout_correction import compute_offpolicy_metrics
 from workers.distributed import full_tensor, max_over_ranks, sum_over_ranks, world_size
 from workers.forward import (
     ForwardSettings,
@@ -66,12 +68,13 @@ class MetricSums:
 
     def add(self, metrics: dict[str, Any], weight: float = 1.0) -> None:
         for name, value in metrics.items():
-            value = torch.as_tensor(value).detach().float() * weight
+            value = torch.as_tensor(value).detach().float().mean() * weight
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
-    def maximum(self, name: str, value: Tensor) -> None:
-        value = value.detach().float()
-        self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
+    def maximum(self, metrics: dict[str, Tensor]) -> None:
+        for name, value in metrics.items():
+            value = value.detach().float()
+            self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
 
     def read(self) -> dict[str, float]:
         sums = sum_over_ranks(_stack(self._sums)).tolist()
@@ -108,8 +111,8 @@ class DataParallelPPOActor:
 
     def forward(
         self, trees: TreeBatch, shape: torch.Size, temperature: float, entropy: Any = "none"
-    ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropies on the micro-batch's (rows, response_len) grid, zero where nothing was sampled."""
+    ) -> tuple[Tensor, Any]:
+        """Log-probs and, unless `entropy` is "none", entropies on the micro-batch's (rows, response_len) grid, zero where nothing was sampled."""
         with self.settings.autocast():
             stats = self.actor_module(trees, temperature, entropy)
         entropies = None if stats.entropy is None else on_grid(stats.entropy, trees, shape)
@@ -182,29 +185,34 @@ class DataParallelPPOActor:
         log_prob, entropy = self.forward(
             trees, mask.shape, micro.meta_info["temperature"], "grad" if cfg.entropy_coeff else "value"
         )
+        # Left out only where this is the first and only update: then the policy is still the one that sampled (`update_policy` checks).
         old_log_prob = fields.get("old_log_probs", None)
         old_log_prob = log_prob.detach() if old_log_prob is None else old_log_prob
-        loss, metrics = get_policy_loss_fn(cfg.policy_loss.loss_mode)(
+        loss, metrics = call_policy_loss(
+            cfg.policy_loss.loss_mode,
             old_log_prob=old_log_prob,
             log_prob=log_prob,
             advantages=fields["advantages"],
             response_mask=mask,
             loss_agg_mode=cfg.loss_agg_mode,
             config=self._loss_config(counts),
-            rollout_is_weights=fields.get("rollout_is_weights", None),
         )
         ranks = world_size()  # the losses carry this factor, because ranks average their gradients
         metrics = {"actor/pg_loss": loss / ranks, **metrics}
-        entropy_loss = agg_loss(entropy, mask, cfg.loss_agg_mode, **counts)
-        metrics["actor/entropy"] = entropy_loss / ranks
-        loss = loss - cfg.entropy_coeff * entropy_loss if cfg.entropy_coeff else loss
+        metrics["actor/entropy"] = agg_loss(entropy.detach(), mask, "token-mean", **counts) / ranks
+        if cfg.entropy_coeff:
+            loss = loss - cfg.entropy_coeff * agg_loss(entropy, mask, cfg.loss_agg_mode, **counts)
         if cfg.use_kl_loss:
             kl = kl_penalty(log_prob, fields["ref_log_prob"], cfg.kl_loss_type)
             kl_loss = agg_loss(kl, mask, cfg.loss_agg_mode, **counts)
             loss = loss + cfg.kl_loss_coef * kl_loss
             metrics |= {"actor/kl_loss": kl_loss / ranks}
         if "rollout_log_probs" in fields and "old_log_probs" not in fields:
-            metrics |= mismatch_sums(log_prob.detach(), fields["rollout_log_probs"], mask, counts, sums)
+            shares, largest = compute_offpolicy_metrics(
+                log_prob.detach(), fields["rollout_log_probs"], mask, counts["batch_num_tokens"]
+            )
+            metrics |= shares
+            sums.maximum(largest)
         return loss, metrics
 
     def _loss_config(self, counts: GlobalBatchInfo) -> PolicyLossConfig:
@@ -220,17 +228,21 @@ class DataParallelPPOActor:
         )
 
 
-def mismatch_sums(
-    log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, counts: GlobalBatchInfo, sums: MetricSums
-) -> dict[str, Tensor]:
-    """How far the engine's probabilities are from the trainer's, as shares of the mini-batch; the maximum goes to `sums`."""
-    difference = (log_probs.exp() - rollout_log_probs.exp()).abs() * mask
-    tokens = max(counts["batch_num_tokens"] or 0, 1)
-    sums.maximum("training/rollout_probs_diff_max", difference.max())
-    return {
-        "training/rollout_probs_diff_mean": difference.sum() / tokens,
-        "training/rollout_kl": ((rollout_log_probs - log_probs) * mask).sum() / tokens,
-    }
+def call_policy_loss(name: str, **offered: Any) -> tuple[Tensor, dict[str, Any]]:
+    """Runs a policy loss on those of the offered arguments that its signature takes; older ones lack some of them.
+
+    Raises:
+        ValueError: it does not return (loss, metrics).
+    """
+    function = get_policy_loss_fn(name)
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    result = function(**{key: value for key, value in offered.items() if takes_all or key in parameters})
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+        raise ValueError(
+            f"policy loss '{name}' must return (loss, metrics), metrics being a dict; it returned {type(result).__name__}"
+        )
+    return result
 
 
 def clip_grad_norm(module: nn.Module, max_norm: float) -> Tensor:

@@ -12,9 +12,11 @@ where their logits would be large they are computed in chunks that are made agai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -55,7 +57,7 @@ class TreeBatch:
 
     input_ids: Tensor  # (T, L)
     position_ids: Tensor  # (T, L)
-    attention_mask: Tensor | None  # (T, 1, L, L) bool; None: causal with padding on the right
+    attention_mask: Tensor | None  # trees (T, 1, L, L) bool; padded rows (T, L); None: causal, padding on the right
     source: Tensor  # (N,) in T * L: the state that predicts each sampled token
     labels: Tensor  # (N,) the sampled token
     rows: Tensor  # (N,) the row of the batch it belongs to
@@ -116,9 +118,8 @@ def build_trees(data: DataProto, micro_batch: MicroBatch, *, strip_padding: bool
         )
     mask = None
     if not strip_padding:
-        real = torch.stack([data.batch["attention_mask"][tree[0]] for tree in micro_batch]).bool()  # (T, P + R)
-        positions = (real.cumsum(dim=1) - 1).clamp(min=0)
-        mask = _padded_mask(real)
+        mask = torch.stack([data.batch["attention_mask"][tree[0]] for tree in micro_batch])  # (T, P + R)
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     elif any(len(tree) > 1 for tree in micro_batch):
         mask = _tree_mask(segments)
     return TreeBatch(
@@ -173,13 +174,6 @@ def _tree_mask(segments: Tensor) -> Tensor:
     return (causal & ((key == 0) | (key == segments[:, :, None])))[:, None]
 
 
-def _padded_mask(real: Tensor) -> Tensor:
-    """(T, 1, L, L): causal over the real tokens; a padding position sees itself."""
-    length = real.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    return (causal & real[:, None, :] | torch.eye(length, dtype=torch.bool))[:, None]
-
-
 class PolicyModel(nn.Module):
     """A causal language model whose forward returns what PPO needs of the sampled tokens, never the logits of a batch."""
 
@@ -195,8 +189,8 @@ class PolicyModel(nn.Module):
             use_cache=False,
         ).last_hidden_state  # (T, L, hidden)
         states = hidden.flatten(0, 1)[batch.source]  # (N, hidden)
-        head = self.lm.get_output_embeddings()
-        chunk = max(1, LOGITS_CHUNK_BYTES // (2 * head.weight.shape[0]))
+        chunk = max(1, LOGITS_CHUNK_BYTES // (2 * self.lm.config.get_text_config().vocab_size))
+        head = partial(head_logits, self.lm)
         if len(states) <= chunk:
             return SampledTokens(*_token_stats(head, states, batch.labels, temperature, entropy))
         parts = [
@@ -207,8 +201,59 @@ class PolicyModel(nn.Module):
         return SampledTokens(torch.cat([part[0] for part in parts]), entropies)
 
 
+def head_logits(lm: nn.Module, states: Tensor) -> Tensor:
+    """Logits (n, vocab) of hidden states (n, hidden), with what some models do to them behind the head."""
+    logits = lm.get_output_embeddings()(states)
+    settings = lm.config.get_text_config().to_dict()
+    if scaling := settings.get("logits_scaling"):  # Granite
+        logits = logits / scaling
+    if scale := settings.get("logit_scale"):  # Cohere
+        logits = logits * scale
+    if cap := settings.get("final_logit_softcapping"):  # Gemma 2
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+@torch.no_grad()
+def check_forward(lm: nn.Module) -> None:
+    """Compares the packed forward pass with the model's own on a few tokens, before anything is trained.
+
+    Raises:
+        ValueError: the model's logits are not its head's of its last hidden states, or it takes no positions.
+    """
+    ids = torch.arange(8, device=lm.device)[None] % lm.config.get_text_config().vocab_size
+    kind = lm.config.model_type
+    if "position_ids" not in inspect.signature(lm.base_model.forward).parameters:
+        raise ValueError(
+            f"model type '{kind}' takes no position_ids; only decoder-only transformers can be trained here"
+        )
+    training = lm.training
+    lm.eval()
+    positions = torch.arange(8, device=lm.device)[None]
+    own = lm(input_ids=ids, use_cache=False).logits[0].float()
+    states = lm.base_model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state[0]
+    difference = (own - head_logits(lm, states).float()).abs().max().item()
+    lm.train(training)
+    if difference > 1e-2 * max(1.0, own.abs().max().item()):
+        raise ValueError(
+            f"model type '{kind}' changes its logits behind the head in a way that is not known here (difference {difference:.3g}); "
+            "add it to head_logits in workers/forward.py"
+        )
+
+
+def can_share_prompts(lm: nn.Module) -> bool:
+    """Whether a tree's attention mask is all the attention this model has: sdpa over the full context in every layer."""
+    config = lm.config.get_text_config()
+    settings = config.to_dict()
+    layers = set(settings.get("layer_types") or ["full_attention"])
+    windowed = (
+        settings.get("sliding_window") and settings.get("use_sliding_window", True) and not settings.get("layer_types")
+    )
+    return config._attn_implementation == "sdpa" and layers == {"full_attention"} and not windowed
+
+
 def _token_stats(
-    head: nn.Module, states: Tensor, labels: Tensor, temperature: float, entropy: EntropyMode
+    head: Callable[[Tensor], Tensor], states: Tensor, labels: Tensor, temperature: float, entropy: EntropyMode
 ) -> tuple[Tensor, Tensor | None]:
     """Log-prob and entropy (n,) of the tokens after `states` (n, hidden), in float32."""
     log_probs, entropies = log_probs_and_entropy(head(states), labels, temperature)

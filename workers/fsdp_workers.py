@@ -6,12 +6,14 @@ is never changed here; row counts per mini-batch are derived from it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from torch import nn
 
 from data.protocol import DataProto
@@ -26,11 +28,13 @@ from workers import model_state
 from workers.distributed import on_device, rank, shard_model, start_process_group, world_size
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.forward import ForwardSettings, PolicyModel, ValueModel
+from workers.forward import ForwardSettings, PolicyModel, ValueModel, can_share_prompts, check_forward
 from workers.model_builder import ModelSpec, find_device, torch_dtype
 from workers.rollout_base import BaseRollout
 from workers.weight_sync import iter_weights, weight_manifest
 from workers.worker_group import Dispatch, register
+
+logger = logging.getLogger(__name__)
 
 LOG_PROB_READS = ("prompts", "responses", "response_mask", "attention_mask")
 
@@ -49,11 +53,12 @@ class ActorRolloutRefWorker:
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int) -> None:
         """Loads what the role needs. `total_training_steps` (optimiser calls of `update_actor`) shapes the schedule."""
-        start_process_group(self.device)
+        start_worker(self.config, self.device)
         spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
-        settings = forward_settings(self.policy.model, self.policy.actor.use_prefix_grouper, self.device)
         if "actor" in self.role:
             self.module = spec.causal_lm(trainable=True)
+            check_forward(self.module)
+            settings = self._forward_settings(self.module)
             model = PolicyModel(self.module)
             shard_model(model, self.policy.actor.fsdp_config, settings.dtype, self.device)
             optim = self.policy.actor.optim
@@ -62,7 +67,8 @@ class ActorRolloutRefWorker:
             self.actor = DataParallelPPOActor(self.policy.actor, model, self.optimizer, forward=settings)
             self.spec = spec
         if "ref" in self.role:
-            reference = PolicyModel(spec.causal_lm(trainable=False))
+            frozen = spec.causal_lm(trainable=False)
+            settings, reference = self._forward_settings(frozen), PolicyModel(frozen)
             shard_model(reference, self.policy.ref.fsdp_config, settings.dtype, self.device)
             self.ref = DataParallelPPOActor(self.policy.actor, reference, forward=settings)
         if "rollout" in self.role:
@@ -138,6 +144,9 @@ class ActorRolloutRefWorker:
         contents = self.policy.actor.checkpoint.load_contents
         model_state.load(Path(folder), self.module, self.optimizer, self.scheduler, contents)
 
+    def _forward_settings(self, module: nn.Module) -> ForwardSettings:
+        return forward_settings(self.policy.model, self.policy.actor.use_prefix_grouper, module, self.device)
+
     def _offload(self) -> None:
         """Sends what is kept in CPU memory between calls there."""
         if "actor" in self.role:
@@ -157,16 +166,17 @@ class CriticWorker:
     """The value model and its optimiser."""
 
     def __init__(self, config: PPOConfig) -> None:
+        self.run_config = config
         self.config: CriticConfig = config.resolved_critic
         self.rows_per_prompt = config.actor_rollout_ref.rollout.n
         self.device = find_device(config.trainer.device)
 
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int) -> None:
-        start_process_group(self.device)
+        start_worker(self.run_config, self.device)
         cfg = self.config
-        settings = forward_settings(cfg.model, cfg.use_prefix_grouper, self.device)
         self.module = ModelSpec(cfg.model, str(cfg.model.path), self.device).value_model()
+        settings = forward_settings(cfg.model, cfg.use_prefix_grouper, self.module, self.device)
         model = ValueModel(self.module)
         shard_model(model, cfg.fsdp_config, settings.dtype, self.device)
         self.optimizer = build_optimizer(self.module, cfg.optim)
@@ -205,14 +215,26 @@ class CriticWorker:
         model_state.load(Path(folder), self.module, self.optimizer, self.scheduler, contents)
 
 
+def start_worker(config: PPOConfig, device: torch.device) -> None:
+    """What a process does once before it builds models: joins the other ranks, and keeps to deterministic operations if asked."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if config.trainer.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    start_process_group(device)
+
+
 def forward_settings(
-    model: ModelConfig | CriticModelConfig, share_prompts: bool, device: torch.device
+    model: ModelConfig | CriticModelConfig, share_prompts: bool, module: nn.Module, device: torch.device
 ) -> ForwardSettings:
+    """How this model is run; prompts are shared where it is asked for and the model's attention allows it."""
+    shared = share_prompts and can_share_prompts(module)
+    if share_prompts and not shared:
+        logger.info(
+            "%s has windowed or other than sdpa attention: a group's prompt is computed for each row", model.path
+        )
     return ForwardSettings(
-        device=device,
-        dtype=torch_dtype(model.dtype),
-        strip_padding=model.use_remove_padding,
-        share_prompts=share_prompts,
+        device=device, dtype=torch_dtype(model.dtype), strip_padding=model.use_remove_padding, share_prompts=shared
     )
 
 

@@ -80,22 +80,28 @@ class ModelSpec:
         """The transformer with one output a token; a folder of a language model gets a new head, zero at first.
 
         A zero head makes the first values 0, so a fresh critic does not add noise to the first advantages.
+
+        Raises:
+            ValueError: transformers has no token classifier for this model type.
         """
         config = self.hf_config
         config.num_labels = 1
-        model, info = AutoModelForTokenClassification.from_pretrained(
-            self.path,
-            config=config,
-            dtype=torch.float32,
-            trust_remote_code=self.config.trust_remote_code,
-            output_loading_info=True,
-        )
-        if any(name.startswith("score.") for name in info["missing_keys"]):
-            nn.init.zeros_(model.score.weight)
-            nn.init.zeros_(model.score.bias)
-        for module in model.modules():  # dropout on a value head only makes old and new values differ
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
+        try:
+            model, info = AutoModelForTokenClassification.from_pretrained(
+                self.path,
+                config=config,
+                dtype=torch.float32,
+                trust_remote_code=self.config.trust_remote_code,
+                output_loading_info=True,
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"critic.model.path={self.path}: transformers cannot make a value model of type '{config.model_type}'; "
+                "name a critic of another type, or take an estimator without one (grpo, rloo)"
+            ) from error
+        for name, parameter in model.named_parameters():
+            if name in info["missing_keys"]:
+                nn.init.zeros_(parameter)
         return self._prepare(model, trainable=True)
 
     def empty_causal_lm(self, dtype: torch.dtype) -> nn.Module:
@@ -104,6 +110,9 @@ class ModelSpec:
 
     def _prepare(self, model: nn.Module, trainable: bool) -> nn.Module:
         model.requires_grad_(trainable)
+        for module in model.modules():  # dropout makes old and new log-probs, or values, differ where nothing changed
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
         if trainable and self.config.enable_gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         # Sharding moves each layer's own part to the device; the whole might not fit there.

@@ -7,13 +7,15 @@ FOLDER/optimizer/   DCP: AdamW's moments    FOLDER/huggingface/   config and tok
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Collection
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -84,7 +86,58 @@ def _save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
 
 
 def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    dcp.load(tensors, checkpoint_id=folder, no_dist=not torch.distributed.is_initialized())
+    """Reads into `tensors`, in place.
+
+    Raises:
+        ValueError: the checkpoint's names or shapes are not exactly theirs.
+    """
+    reader = SafeReader(folder)
+    saved = {name: entry.size for name, entry in reader.read_metadata().state_dict_metadata.items()}
+    wanted = {name: tensor.shape for name, tensor in tensors.items()}
+    if saved != wanted:
+        names = sorted(name for name in saved.keys() | wanted.keys() if saved.get(name) != wanted.get(name))
+        first = ", ".join(f"{name} ({saved.get(name)} saved, {wanted.get(name)} wanted)" for name in names[:3])
+        raise ValueError(f"{folder} was saved by another model: {len(names)} tensors differ, such as {first}")
+    dcp.load(tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+
+
+class SafeReader(dcp.FileSystemReader):
+    """Reads torch.distributed.checkpoint folders that hold tensors and nothing else; what could run code is refused.
+
+    DCP's metadata is a pickle, and its entries that are no tensors are pickles too: the first is read with an allow-list, the others must
+    not be there.
+    """
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata = _AllowListUnpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(f"{self.path}: .metadata holds a {type(metadata).__name__}")
+        entries = metadata.state_dict_metadata.items()
+        if others := [name for name, entry in entries if not isinstance(entry, TensorStorageMetadata)]:
+            raise pickle.UnpicklingError(
+                f"{self.path}: {others} are no tensors; a checkpoint of ours holds only tensors"
+            )
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+class _AllowListUnpickler(pickle.Unpickler):
+    ALLOWED: ClassVar[dict[str, set[str]]] = {
+        "pathlib": {"PosixPath"},
+        "torch": {"Size", "float32", "float16", "bfloat16", "int64", "uint8"},
+        "torch.serialization": {"_get_layout"},
+        "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+        "torch.distributed.checkpoint.metadata": {
+            *("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
+            *("TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+        },
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in self.ALLOWED.get(module, ()):
+            raise pickle.UnpicklingError(f"a checkpoint's metadata names {module}.{name}, which it has no reason to")
+        return super().find_class(module, name)
 
 
 def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -10,7 +10,6 @@ sees) is here and the same for every engine. Invariant: the token ids that an en
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from torch import Tensor
 from data.protocol import DataProto
 from data.seeding import seed_for
 from training.config import RolloutConfig
+from workers.memory import return_free_heap
 
 FinishReason = Literal["stop", "length", "abort"]
 NamedTensors = Iterable[tuple[str, Tensor]]
@@ -214,18 +214,13 @@ class BaseRollout(ABC):
             "attention_mask": attention_mask,
             "position_ids": (attention_mask.cumsum(dim=1) - 1).clamp(min=0),
         }
+        own = {name: prompts.batch[name] for name in prompts.batch.keys() if name not in tensors}  # noqa: SIM118
+        tensors |= own  # columns of the user's dataset travel on
         if self.config.calculate_log_probs:
             tensors["rollout_log_probs"] = pad_right([e.log_probs for e in episodes], width, 0.0)
         non_tensors = dict(prompts.non_tensor_batch)
         non_tensors["ending"] = np.array([e.ending for e in episodes], dtype=object)
         return DataProto.from_dict(tensors=tensors, non_tensors=non_tensors, meta_info=dict(prompts.meta_info))
-
-
-def return_free_heap() -> None:
-    """Hands freed memory back to the system: what generation leaves behind is too scattered for the update to use again."""
-    libc = ctypes.CDLL(None)
-    if trim := getattr(libc, "malloc_trim", None):  # glibc only
-        trim(0)
 
 
 def start_episodes(prompts: DataProto) -> list[Episode]:

@@ -11,7 +11,8 @@ import os
 import random
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ class vLLMRollout(BaseRollout):
         self.on_cpu = model_config.device.type == "cpu"
         self.manifest = expected_manifest(model_config.hf_config)
         set_engine_environment()
+        if self.on_cpu and config.tensor_model_parallel_size > 1:
+            remove_stale_segments()
         with preserved_rng():
             from vllm import EngineArgs, LLMEngine
 
@@ -162,6 +165,22 @@ def set_engine_environment() -> None:
         "MASTER_PORT": port,
     }.items():
         os.environ.setdefault(name, value)
+
+
+def remove_stale_segments() -> None:
+    """Removes the shared memory that killed CPU ranks of vLLM left behind, unless a process still maps it.
+
+    Its names are the same in every run, so what one leaves would stop the next. Every rank of the group takes part.
+    """
+    if rank() == 0:
+        maps = []
+        for path in Path("/proc").glob("[0-9]*/maps"):
+            with suppress(OSError):  # a process that ended, or another user's
+                maps.append(path.read_text())
+        for segment in Path("/dev/shm").glob("*-tp:*cpushm*"):
+            if not any(str(segment) in text for text in maps):
+                segment.unlink(missing_ok=True)
+    torch.distributed.barrier()
 
 
 @contextmanager

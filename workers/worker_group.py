@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data.protocol import DataProto, pad_dataproto_to_divisor
+from workers.memory import return_large_blocks
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 REGISTERED = "_registered"
@@ -107,6 +108,9 @@ class LocalWorkerGroup:
             )
         return {role: cls(spec()) for role, spec in class_dict.items()}
 
+    def shutdown(self) -> None:
+        """Nothing to end: the worker goes with the driver."""
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods:
             raise AttributeError(f"{type(self.worker).__name__} has no registered method {name!r}")
@@ -120,14 +124,13 @@ class RayResourcePool:
     process_on_nodes: tuple[int, ...]
     use_gpu: bool
     cpus: int = 1
-    name_prefix: str = "pool"
 
     @property
     def world_size(self) -> int:
         return sum(self.process_on_nodes)
 
-    def place(self, timeout_s: float = 120.0) -> list[Any]:
-        """One placement group a node, its ranks packed on it; several nodes never share one.
+    def place(self, timeout_s: float = 120.0) -> Any:
+        """A placement group with one bundle a node, which holds all the node's ranks; several nodes are kept apart.
 
         Raises:
             RuntimeError: the cluster cannot hold them; says what was asked for and what there is.
@@ -137,14 +140,13 @@ class RayResourcePool:
 
         one_rank = {"CPU": 1.0, "GPU": 1.0} if self.use_gpu else {"CPU": 1.0}
         nodes = [{key: value * count for key, value in one_rank.items()} for count in self.process_on_nodes]
-        # One bundle a node: the bundle keeps a node's ranks together, the strategy keeps the nodes apart.
         group = placement_group(nodes, strategy="STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
         if not group.wait(timeout_s):
             raise RuntimeError(
                 f"no room for {self.process_on_nodes} ranks of {one_rank} (trainer.nnodes x trainer.n_gpus_per_node) after "
                 f"{timeout_s:.0f} s; the cluster has {ray.cluster_resources()}"
             )
-        return [(group, node) for node, count in enumerate(self.process_on_nodes) for _ in range(count)]
+        return group
 
 
 class WorkerHost:
@@ -164,6 +166,7 @@ class WorkerHost:
 
     def build(self, address: tuple[str, int], class_dict: Colocated) -> None:
         os.environ |= {**self.environment, "MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
+        return_large_blocks()
         self.workers = {role: spec() for role, spec in class_dict.items()}
 
     def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -173,8 +176,8 @@ class WorkerHost:
 class RayWorkerGroup:
     """One role of a pool whose ranks Ray has placed."""
 
-    def __init__(self, hosts: list[Any], role: str, worker_cls: type) -> None:
-        self.hosts, self.role, self.worker_cls = hosts, role, worker_cls
+    def __init__(self, hosts: list[Any], placement: Any, role: str, worker_cls: type) -> None:
+        self.hosts, self.placement, self.role, self.worker_cls = hosts, placement, role, worker_cls
         self.world_size = len(hosts)
         self._methods = registered_methods(worker_cls)
 
@@ -182,23 +185,31 @@ class RayWorkerGroup:
     def start(cls, pool: RayResourcePool, class_dict: Colocated) -> dict[str, RayWorkerGroup]:
         """Places the ranks, has them meet, and builds the workers; one group a role."""
         import ray
+        import ray.util.scheduling_strategies
 
-        host_cls = ray.remote(WorkerHost)
-        hosts, local_ranks = [], [local for count in pool.process_on_nodes for local in range(count)]
-        for rank, ((group, bundle), local_rank) in enumerate(zip(pool.place(), local_ranks, strict=True)):
-            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, bundle)
+        host_cls, placement = ray.remote(WorkerHost), pool.place()
+        places = [(node, local) for node, count in enumerate(pool.process_on_nodes) for local in range(count)]
+        hosts = []
+        for rank, (node, local_rank) in enumerate(places):
             options = {
                 "num_cpus": 1,
                 "num_gpus": 1 if pool.use_gpu else 0,
-                "scheduling_strategy": strategy,
+                "scheduling_strategy": ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(placement, node),
                 "runtime_env": {"env_vars": worker_environment(pool)},
-                "name": f"{pool.name_prefix}-{os.getpid()}-rank{rank}",
             }
             # Ray shows each rank its own GPU only, which is then device 0.
             hosts.append(host_cls.options(**options).remote(rank, pool.world_size, 0 if pool.use_gpu else local_rank))
         address = ray.get(hosts[0].address.remote())
         ray.get([host.build.remote(address, dict(class_dict)) for host in hosts])
-        return {role: cls(hosts, role, spec.cls) for role, spec in class_dict.items()}
+        return {role: cls(hosts, placement, role, spec.cls) for role, spec in class_dict.items()}
+
+    def shutdown(self) -> None:
+        """Ends the ranks' processes, which every role of the pool shares, and frees their place."""
+        import ray
+
+        for host in self.hosts:
+            ray.kill(host)
+        ray.util.remove_placement_group(self.placement)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods:

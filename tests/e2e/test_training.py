@@ -155,7 +155,11 @@ def test_the_exported_folder_generates_in_vllm(tiny_task, tmp_path) -> None:
 
     train(
         tiny_config(
-            tiny_task, tmp_path, "trainer.save_freq=2", "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]"
+            tiny_task,
+            tmp_path,
+            "trainer.save_freq=2",
+            "trainer.resume_mode=disable",
+            "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
         )
     )
     spec = model_spec(tmp_path / "global_step_2/actor/huggingface")

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from data.protocol import DataProto
 from tests.unit.test_forward import make_batch, plain_log_probs
-from training.config import ActorConfig, CriticConfig, CriticModelConfig, MicroBatching, OptimConfig
+from training.config import ActorConfig, CriticConfig, CriticModelConfig, MicroBatching, OptimConfig, PolicyLossChoice
+from training.config_checks import load_custom_algorithm
 from training.core_algos import LOSS_AGG_MODES
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
@@ -193,6 +194,28 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_task: Path) -> None:
         assert module.is_gradient_checkpointing == checkpointing
         changes.append(weights_after(module, data, config)[0])
     assert close(changes[1], changes[0])
+
+
+@pytest.mark.parametrize("split", SPLITS[1:])
+def test_the_example_loss_and_its_metric_do_not_depend_on_micro_batch_size(lm, split) -> None:
+    load_custom_algorithm("examples/custom_algorithm.py")
+    choice = PolicyLossChoice(loss_mode="soft_clip", custom_kwargs={"sharpness": 3.0})
+    config, data = ActorConfig(policy_loss=choice, grad_clip=1e9), make_update()
+    expected, expected_metrics = weights_after(lm, data, replace(config, **SPLITS[0]))
+    got, metrics = weights_after(lm, data, replace(config, **split))
+    assert close(got, expected)
+    assert metrics == pytest.approx(expected_metrics, rel=2e-5, abs=1e-7)
+    other = replace(config, policy_loss=replace(choice, custom_kwargs={"sharpness": 1.0}))
+    assert not close(weights_after(lm, data, other)[0], expected)
+
+
+def test_a_loss_that_returns_something_else_is_named(lm, monkeypatch) -> None:
+    from training import registry
+
+    monkeypatch.setitem(registry.POLICY_LOSS_REGISTRY, "odd", lambda log_prob: log_prob.sum())
+    config = ActorConfig(policy_loss=PolicyLossChoice(loss_mode="odd"))
+    with pytest.raises(ValueError, match=r"policy loss 'odd' must return \(loss, metrics\)"):
+        weights_after(lm, make_update(), config)
 
 
 # The critic

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from training import checkpoint
 from training.config import OptimConfig
@@ -39,6 +41,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 
 
 def test_resume_takes_the_latest_that_holds_what_is_needed(tmp_path: Path) -> None:
+    write(tmp_path, 20)  # an abandoned run's
     write(tmp_path, 9)
     write(tmp_path, 10, parts=("actor",))
     (tmp_path / "global_step_11.incomplete").mkdir()
@@ -56,12 +59,28 @@ def test_pruning_keeps_the_newest_and_clears_leftovers(tmp_path: Path) -> None:
     for step in (1, 2, 3, 10):
         write(tmp_path, step)
     (tmp_path / "global_step_4.incomplete").mkdir()
-    checkpoint.prune(tmp_path, keep_actor=3, keep_critic=1)
+    checkpoint.prune(tmp_path, 10, keep_actor=3, keep_critic=1)
     assert checkpoint.saved_steps(tmp_path) == [2, 3, 10]
     assert checkpoint.saved_steps(tmp_path, ("critic",)) == [10]
     assert not list(tmp_path.rglob("*.incomplete"))
-    checkpoint.prune(tmp_path, keep_actor=None, keep_critic=None)
+    checkpoint.prune(tmp_path, 10, keep_actor=None, keep_critic=None)
     assert checkpoint.saved_steps(tmp_path) == [2, 3, 10]
+
+
+def test_pruning_never_takes_what_was_just_saved_for_an_older_runs_later_step(tmp_path: Path) -> None:
+    write(tmp_path, 6)
+    write(tmp_path, 1)
+    checkpoint.prune(tmp_path, 1, keep_actor=1, keep_critic=1)
+    write(tmp_path, 2)
+    checkpoint.prune(tmp_path, 2, keep_actor=1, keep_critic=1)
+    assert checkpoint.saved_steps(tmp_path) == [2, 6]
+    assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_2"
+
+
+def test_a_folder_whose_checkpoints_do_not_fit_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
+    write(tmp_path, 3, parts=("actor",))
+    with pytest.raises(FileNotFoundError, match="none with actor, critic as this run needs"):
+        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor", "critic"))
 
 
 def test_driver_state_runs_no_code(tmp_path: Path) -> None:
@@ -104,6 +123,55 @@ def test_training_goes_on_from_a_saved_state_bitwise(tmp_path: Path) -> None:
     assert original[1].param_groups[0]["lr"] == restored[1].param_groups[0]["lr"]
     for a, b in zip(original[0].parameters(), restored[0].parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_damaged_checkpoint_is_left_out_and_the_one_before_taken(tmp_path: Path, caplog) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    (tmp_path / "global_step_3/actor/weights").write_text("4")
+    (tmp_path / "global_step_2/critic/weights").unlink()
+    assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
+    assert "global_step_3 is damaged (actor/weights has changed since it was written)" in caplog.text
+    assert "global_step_2 is damaged (critic/weights is missing)" in caplog.text
+    with pytest.raises(ValueError, match="global_step_3 is damaged: actor/weights"):
+        checkpoint.find_checkpoint(tmp_path, "resume_path", str(tmp_path / "global_step_3"))
+    (tmp_path / "global_step_1/seal.json").write_text("{")
+    with pytest.raises(FileNotFoundError, match=r"every checkpoint in .* is damaged"):
+        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",))
+
+
+class Payload:
+    """Runs code when it is unpickled the ordinary way."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (self.trace,))
+
+
+def test_a_malicious_checkpoint_runs_no_code(tmp_path: Path) -> None:
+    """Neither in the metadata's pickle nor in an entry that claims to be no tensor."""
+    state, trace = trained(0), tmp_path / "hacked"
+    model_state.save(tmp_path, *state, ("model",))
+    whole = (tmp_path / "model/.metadata").read_bytes()
+    (tmp_path / "model/.metadata").write_bytes(pickle.dumps(Payload(trace)))
+    with pytest.raises(pickle.UnpicklingError, match=r"names pathlib\.\w*Path\.touch|names builtins.getattr|no reason"):
+        model_state.load(tmp_path, *state, ("model",))
+    metadata = pickle.loads(whole)
+    metadata.state_dict_metadata["0.weight"] = BytesStorageMetadata()
+    (tmp_path / "model/.metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(pickle.UnpicklingError):
+        model_state.load(tmp_path, *state, ("model",))
+    assert not trace.exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    model_state.save(tmp_path, *trained(0), ("model",))
+    module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2, bias=False))
+    optimizer = build_optimizer(module, OptimConfig())
+    with pytest.raises(ValueError, match="saved by another model: 3 tensors differ"):
+        model_state.load(tmp_path, module, optimizer, build_scheduler(optimizer, OptimConfig(), 1), ("model",))
 
 
 def test_a_part_that_was_not_saved_is_named(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from training import config_checks, core_algos, registry
-from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig, field_docs, leaves
+from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig, Section, field_docs, leaves
 from training.config_checks import check_config
 from training.config_loader import ConfigError, LoadedConfig, explain, load_config, reference_yaml, to_yaml
 
@@ -35,6 +36,8 @@ def runnable(tmp_path: Path) -> list[str]:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+    for name in ("model.safetensors", "tokenizer.json"):
+        (model / name).touch()
     for name in ("train", "val"):
         (tmp_path / f"{name}.jsonl").write_text("{}\n")
     return [
@@ -42,6 +45,7 @@ def runnable(tmp_path: Path) -> list[str]:
         f"data.train_files={tmp_path / 'train.jsonl'}",
         f"data.val_files={tmp_path / 'val.jsonl'}",
         f"{ROLLOUT}.name=hf",
+        f"trainer.default_local_dir={tmp_path / 'run'}",
     ]
 
 
@@ -206,7 +210,7 @@ def test_an_unclosed_bracket_is_reported_not_raised(override: str) -> None:
 def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("data: {seed: soon}\nalgoritm: {gamma: 1}\ntrainer: {experiment_name: 7}\n")
     with pytest.raises(ConfigError) as caught:
-        load_config([str(tmp_path / "run.yaml"), "critic.ppo_epochs=x"])
+        load_config([str(tmp_path / "run.yaml"), "critic.ppo_epochs=x"], check=False)
     assert str(caught.value) == (
         "4 problems in the configuration:\n"
         "  - algoritm.gamma=1 (run.yaml): there is no such key. Did you mean 'algorithm.gamma'?\n"
@@ -245,11 +249,16 @@ def test_hydras_two_options_name_a_yaml(form: str, tmp_path: Path) -> None:
         ("data: {seed: 1}\ndata: {seed: 2}\n", "found duplicate key data"),
         ("data: [1\n", "cannot read "),
         ("extends: runn.yaml\n", "runn.yaml does not exist. Did you mean 'run.yaml'?"),
+        ("data: {prompt_key: frågan}\n", "byte 22 is not UTF-8; save the file as UTF-8"),
     ],
 )
-def test_a_bad_yaml_is_explained(text: str, problem: str, tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text(text)
-    (found,) = problems_of(str(tmp_path / "run.yaml"))
+def test_a_bad_yaml_is_explained_and_what_it_left_out_is_not_called_missing(
+    text: str, problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError) as caught:
+        load_config([str(tmp_path / "run.yaml")])
+    (found,) = caught.value.problems
     assert problem in found
 
 
@@ -494,6 +503,17 @@ def test_derived_values_of_the_run() -> None:
     assert config.trainer.use_ray and not PPOConfig().trainer.use_ray
 
 
+def test_estimators_and_losses_written_for_verl_read_fields_by_name() -> None:
+    config = load("algorithm.gamma=0.9", f"{ACTOR}.policy_loss.loss_mode=vanilla")
+    algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
+    assert (algorithm.get("norm_adv_by_std_in_grpo", False), algorithm["gamma"]) == (True, 0.9)
+    assert (actor.policy_loss.get("ppo_kl_coef", 0.1), actor.policy_loss["loss_mode"]) == (0.1, "vanilla")
+    assert actor.get("clip_ratio_low", 7) is None and actor.get("micro_batching") is None
+    with pytest.raises(KeyError, match=r"KLControlConfig has no 'kl'; it has: type, kl_coef, horizon, target_kl"):
+        algorithm.kl_ctrl["kl"]
+    assert all(issubclass(kind, Section) for kind in _sections(config))
+
+
 def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         PPOConfig().data.seed = 3  # type: ignore[misc]
@@ -505,6 +525,30 @@ def test_a_config_cannot_be_changed() -> None:
 def test_a_sound_config_has_no_problems_and_loads_with_checks(runnable: list[str]) -> None:
     assert checked(runnable) == []
     assert isinstance(load_config(runnable), LoadedConfig)
+
+
+def test_mistakes_and_failed_checks_are_reported_together(runnable: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(
+            [
+                *(*runnable, "data.train_batchsize=4", "data.train_files=nope.parquet", f"{ACTOR}.clip_ratio=-1"),
+                *("algorithm.adv_estimator=grpoo", f"{ROLLOUT}.m=4"),
+            ]
+        )
+    assert [problem.split("=")[0] for problem in caught.value.problems] == [
+        *("data.train_batchsize", f"{ROLLOUT}.m", f"{ACTOR}.clip_ratio", "algorithm.adv_estimator", "data.train_files")
+    ]
+
+
+def test_what_only_follows_from_a_mistake_is_left_out(runnable: list[str]) -> None:
+    """With its default of 1024, the misspelt batch size would not be a multiple of 3; `rollout.n` is short for its key."""
+    wrong = [f"{ACTOR}.ppo_mini_batch_size=3", "trainer.n_gpus_per_node=2"]
+    assert len(checked(runnable, *wrong)) == 4  # for the actor and the critic: neither fits the batch nor the ranks
+    with pytest.raises(ConfigError) as caught:
+        load_config([*runnable, *wrong, "data.train_batch_sise=6", f"{ROLLOUT}.n=x", "critic.optim.lr=-1"])
+    assert [problem.split("=")[0] for problem in caught.value.problems] == [
+        *("data.train_batch_sise", f"{ROLLOUT}.n", "critic.optim.lr")
+    ]
 
 
 def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
@@ -626,14 +670,80 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             f"{ACTOR}.ulysses_sequence_parallel_size=2 is not there yet; use 1",
         ),
         (
-            [f"{ROLLOUT}.tensor_model_parallel_size=2"],
-            f"{ROLLOUT}.tensor_model_parallel_size=2 is not there yet with one rank; use 1",
+            [f"{ROLLOUT}.tensor_model_parallel_size=4", "trainer.n_gpus_per_node=2", "trainer.nnodes=2"],
+            f"{ROLLOUT}.tensor_model_parallel_size=4 does not divide trainer.n_gpus_per_node=2: "
+            "an engine's ranks share a machine",
         ),
-        (["trainer.launcher=ray"], "trainer.launcher=ray is not there yet; use local"),
         (
-            ["trainer.n_gpus_per_node=8"],
-            "trainer.nnodes=1 x trainer.n_gpus_per_node=8: more than one rank is not there yet with "
-            "trainer.launcher=local; use 1 x 1",
+            [f"{ROLLOUT}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2"],
+            f"{ROLLOUT}.tensor_model_parallel_size=2: rollout.name=hf has one rank an engine; use 1",
+        ),
+        ([f"{ROLLOUT}.tensor_model_parallel_size=0"], f"{ROLLOUT}.tensor_model_parallel_size=0 must be above 0"),
+        (
+            ["trainer.n_gpus_per_node=8", "trainer.launcher=local"],
+            "trainer.nnodes=1 x trainer.n_gpus_per_node=8: trainer.launcher=local has one rank; "
+            "use trainer.launcher=ray",
+        ),
+        (
+            [f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.max_num_batched_tokens=1000"],
+            f"{ROLLOUT}.max_num_batched_tokens=1000 is below {ROLLOUT}.max_num_seqs=1024: "
+            "vLLM gives each sequence a token per step; raise the first or lower the second",
+        ),
+        (
+            [f"{ROLLOUT}.engine_kwargs.hf=4"],
+            f"{ROLLOUT}.engine_kwargs.hf=4 must be a mapping, as in {{key: value}}",
+        ),
+        (
+            [f"{ROLLOUT}.max_model_len=4096"],
+            f"{ROLLOUT}.max_model_len=4096 tokens, but actor_rollout_ref.model.path={{model}} reads at most 2048",
+        ),
+        (
+            ["actor_rollout_ref.model.override_config={max_position_embeddings: '4096'}"],
+            "actor_rollout_ref.model.path={model}: max_position_embeddings='4096' must be a whole number; "
+            "mend config.json, or actor_rollout_ref.model.override_config where it comes from there",
+        ),
+        (
+            ["reward_model.reward_manager=batch"],
+            "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists",
+        ),
+        (
+            ["trainer.critic_warmup=2", "algorithm.adv_estimator=rloo"],
+            "trainer.critic_warmup=2: there is no critic to warm up; set it to 0, or critic.enable=true",
+        ),
+        (
+            ["trainer.critic_warmup=2", "trainer.total_training_steps=2"],
+            "trainer.critic_warmup=2 leaves no step to the actor: trainer.total_training_steps=2",
+        ),
+        (
+            ["data.train_files={model}/config.toml"],
+            "data.train_files={model}/config.toml: a data file ends in .parquet, .json, .jsonl; "
+            "or read it with data.custom_cls",
+        ),
+        (
+            [f"{ACTOR}.checkpoint.load_contents=[optimizer,extra]"],
+            f"{ACTOR}.checkpoint.load_contents=[optimizer, extra] has no model: "
+            "a resumed run would count on with fresh weights; add model",
+        ),
+        (
+            ["critic.checkpoint.save_contents=[model]", "trainer.save_freq=5"],
+            "critic.checkpoint.load_contents=[model, optimizer, extra] is more than "
+            "critic.checkpoint.save_contents=[model]: take optimizer, extra out, or add optimizer, extra there, "
+            "or set trainer.resume_mode=disable",
+        ),
+        (
+            [f"{ACTOR}.checkpoint.save_contents=[hf_model]", "trainer.save_freq=5"],
+            f"{ACTOR}.checkpoint.load_contents=[model, optimizer, extra] is more than "
+            f"{ACTOR}.checkpoint.save_contents=[hf_model]: add model, optimizer, extra there, "
+            "or set trainer.resume_mode=disable",
+        ),
+        (
+            [f"{ACTOR}.checkpoint.load_contents=[model,hf_model]"],
+            f"{ACTOR}.checkpoint.load_contents=[model, hf_model]: hf_model is written for others and not read back; "
+            "use model",
+        ),
+        (
+            ["critic.checkpoint.save_contents=[model,hf_model]"],
+            "critic.checkpoint.save_contents has hf_model: only the actor is exported; take it out",
         ),
         (["data.train_files=[]"], "data.train_files is missing: give a parquet, json or jsonl file, or a list of them"),
         (
@@ -653,6 +763,7 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
 )
 def test_an_impossible_combination_is_named(overrides: list[str], problem: str, runnable: list[str]) -> None:
     model = runnable[0].split("=")[1]
+    (Path(model) / "config.toml").touch()
     found = checked(runnable, *(text.replace("{model}", model) for text in overrides))
     assert problem.replace("{model}", model) in found
 
@@ -760,6 +871,135 @@ def test_what_is_merely_unusual_is_a_word_in_the_log(runnable: list[str], caplog
     caplog.clear()
     assert checked(runnable, "algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4") == []
     assert caplog.text == ""
+
+
+def test_settings_without_effect_are_a_word_in_the_log(runnable: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    words = {
+        "trainer.resume_from_path=/old": "trainer.resume_from_path has no effect with trainer.resume_mode=auto",
+        "data.custom_cls.name=Mine": "data.custom_cls.name=Mine has no effect without data.custom_cls.path",
+        "data.sampler.class_name=Mine": "data.sampler.class_name=Mine has no effect without data.sampler.class_path",
+        "custom_reward_function.name=f": "custom_reward_function.name=f has no effect without",
+        f"{ROLLOUT}.engine_kwargs.vllm.seed=1": "engine_kwargs.vllm has no effect with rollout.name=hf",
+        "actor_rollout_ref.model.override_config.hiden_size=4": "override_config has hiden_size, which config.json has",
+    }
+    assert checked(runnable, *words) == []
+    assert [word for word in words.values() if word not in caplog.text] == []
+
+
+# --- users' files and this machine --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["custom_algorithm", "custom_reward_function.path", "data.custom_cls.path"])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("def f(:\n", "SyntaxError: invalid syntax (mine.py, line 1)"),
+        ("x = 1\nimport no_such_package\n", "ModuleNotFoundError in line 2: No module named 'no_such_package'"),
+        ("raise SystemExit(3)\n", "SystemExit in line 1: 3"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_a_problem(
+    key: str, text: str, reason: str, runnable: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    more = ["data.custom_cls.name=Mine"] if "custom_cls" in key else ["algorithm.adv_estimator=mine"]
+    found = checked(runnable, f"{key}={tmp_path / 'mine.py'}", *more)
+    wanted = f"{key}={tmp_path / 'mine.py'} cannot be loaded: {reason}; mend the file, or take it out"
+    assert wanted in found
+    # whether the estimator exists is known only where custom_algorithm has run
+    assert len(found) == (2 if key == "custom_reward_function.path" else 1)
+
+
+def test_a_file_must_be_python_and_hold_what_is_named(runnable: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("pass\n")
+    (problem,) = checked(runnable, f"custom_algorithm={tmp_path / 'mine.txt'}")
+    assert "is not a Python file; its name must end in .py" in problem
+    (tmp_path / "score.py").write_text("def score():\n    return 0.0\n\nweight = 3\n")
+    path = f"custom_reward_function.path={tmp_path / 'score.py'}"
+    assert checked(runnable, path) == [
+        f"custom_reward_function.name=compute_score: {tmp_path / 'score.py'} does not define 'compute_score'; "
+        "it has: score, weight"
+    ]
+    assert checked(runnable, path, "custom_reward_function.name=weight") == [
+        f"custom_reward_function.name=weight: in {tmp_path / 'score.py'} it is a int; it must be a function or a class"
+    ]
+    batch = "reward_model.reward_manager=batch"
+    assert checked(runnable, path, "custom_reward_function.name=score", batch) == []
+
+
+@pytest.mark.parametrize("content", ["null", "[1, 2]", '"text"', "{", "\xff"])
+def test_a_config_json_that_is_no_mapping_is_a_problem(content: str, runnable: list[str]) -> None:
+    model = runnable[0].split("=")[1]
+    (Path(model) / "config.json").write_text(content, encoding="latin-1")
+    (problem,) = checked(runnable)
+    assert problem.startswith(f"actor_rollout_ref.model.path={model}: ")
+    assert content not in ("null", "[1, 2]", '"text"') or f"config.json holds {content}, which is no mapping" in problem
+
+
+def test_a_model_folder_needs_weights_and_the_actors_a_tokenizer(runnable: list[str], tmp_path: Path) -> None:
+    for folder in ("bare", "critic"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text('{"max_position_embeddings": 2048}')
+    (tmp_path / "critic" / "pytorch_model-00001-of-00002.bin").touch()
+    assert checked(runnable, f"critic.model.path={tmp_path / 'critic'}") == []
+    (weights, tokenizer) = checked(runnable, f"actor_rollout_ref.model.path={tmp_path / 'bare'}")
+    start = f"actor_rollout_ref.model.path={tmp_path / 'bare'}: the folder holds no "
+    assert weights == f"{start}weights: none of *.safetensors, pytorch_model*.bin; save them there"
+    assert tokenizer.startswith(f"{start}tokenizer: none of tokenizer.json, ")
+
+
+def test_a_class_of_ones_own_reads_data_of_any_kind(runnable: list[str], tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").touch()
+    (tmp_path / "mine.py").write_text("class Mine:\n    pass\n")
+    csv = f"data.train_files={tmp_path / 'rows.csv'}"
+    assert len(checked(runnable, csv)) == 1
+    assert checked(runnable, csv, f"data.custom_cls.path={tmp_path / 'mine.py'}", "data.custom_cls.name=Mine") == []
+
+
+def test_the_runs_folder_can_be_made(runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "train.jsonl"
+    for path in (file, file / "run"):
+        assert checked(runnable, f"trainer.default_local_dir={path}") == [
+            f"trainer.default_local_dir={path}: {file} is not a folder; name another folder"
+        ]
+    monkeypatch.setattr(config_checks.os, "access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    assert checked(runnable, f"trainer.default_local_dir={tmp_path / 'a/b'}") == [
+        f"trainer.default_local_dir={tmp_path / 'a/b'}: {tmp_path} is not writable; name another folder"
+    ]
+    monkeypatch.chdir(tmp_path)
+    (problem,) = checked(runnable, "trainer.default_local_dir=null")
+    assert problem.startswith("trainer.default_local_dir=null, so the run's folder=checkpoints/ppo_core/default: ")
+
+
+def test_cuda_is_asked_for_only_where_the_config_names_it(runnable: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert checked(runnable, "trainer.device=cuda") == [
+        "trainer.device=cuda: torch finds no CUDA device here; use cpu, or null for what there is"
+    ]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("nobody asked for CUDA"))
+    assert checked(runnable) == checked(runnable, "trainer.device=cpu") == []
+
+
+def test_several_ranks_are_started_by_ray(runnable: list[str]) -> None:
+    pytest.importorskip("ray")
+    assert checked(runnable, "trainer.launcher=ray") == []
+    assert checked(runnable, "trainer.n_gpus_per_node=2", "trainer.nnodes=2") == []
+
+
+def test_checkpoints_that_nobody_resumes_may_hold_anything(runnable: list[str]) -> None:
+    saving = ["trainer.save_freq=5", f"{ACTOR}.checkpoint.save_contents=[hf_model]"]
+    assert checked(runnable, *saving, "trainer.resume_mode=disable") == []
+    assert checked(runnable, "trainer.save_freq=5") == []
+    partly = [f"{ACTOR}.checkpoint.save_contents=[model,hf_model]", f"{ACTOR}.checkpoint.load_contents=[model]"]
+    assert checked(runnable, "trainer.save_freq=5", *partly) == []
+
+
+def test_what_is_passed_on_to_vllm_is_left_to_vllm(runnable: list[str]) -> None:
+    limits = [f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.max_num_batched_tokens=64"]
+    passed_on = f"{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=32"
+    assert any("is below" in problem for problem in checked(runnable, *limits))
+    assert not any("is below" in problem for problem in checked(runnable, *limits, passed_on))
 
 
 # --- the tables themselves ----------------------------------------------------------------------------------------

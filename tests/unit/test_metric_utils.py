@@ -180,6 +180,49 @@ def test_majority_vote_takes_the_value_of_the_most_frequent_answer():
     assert result == metrics.process_validation_metrics(["s"] * 3, ["p"] * 3, infos)["s"]["reward"]
 
 
+def test_a_variable_counts_in_the_sources_whose_every_sample_has_a_number():
+    infos = {
+        "reward": [1.0, 0.0, 2.0, 4.0],
+        "length": [None, None, 3, 5],  # only code's rule gives it
+        "late": [None, 1.0, 2.0, 3.0],  # one of math's samples lacks it, and it is the first
+        "note": ["a", 7, "b", 9],
+        "huge": [10**400, 1, 1, 1],
+        "none": [None] * 4,
+    }
+    result = metrics.process_validation_metrics(["math"] * 2 + ["code"] * 2, ["1", "2", "3", "4"], infos)
+    assert result == {
+        "math": {"reward": {"mean@1": 0.5}},
+        "code": {
+            "reward": {"mean@1": 3},
+            "length": {"mean@1": 4},
+            "late": {"mean@1": 2.5},
+            "huge": {"mean@1": 1},
+        },
+    }
+
+
+def test_a_number_lacking_in_one_group_leaves_the_variable_out_of_the_whole_source():
+    # Prompts of different numbers of samples are worked on apart; the rule is about the source all the same.
+    result = metrics.process_validation_metrics(["s"] * 3, ["1", "1", "2"], {"reward": [0, 1, 2], "acc": [1, 1, None]})
+    assert set(result["s"]) == {"reward"}
+
+
+def test_majority_votes_are_taken_in_sources_that_have_answers_of_any_type():
+    infos = {"reward": [0.0, 1, 0, 1, 1, 1], "pred": [None, None, None, ["x"], ["x"], ["x"]]}
+    result = metrics.process_validation_metrics(["a", "a", "b", "b", "b", "b"], ["1", "1", "2", "2", "2", "2"], infos)
+    assert not any(name.startswith("maj") for name in result["a"]["reward"])
+    # None votes too. With 1/4 a draw, it wins by 3 or 4 of 4 draws, 13/256, or as the earlier of two and two, 27/256.
+    assert result["b"]["reward"]["maj@4/mean"] == pytest.approx(1 - 40 / 256, abs=0.04)
+    infos = {"reward": [1.0, 1.0], "pred": [float("nan"), float("nan")]}
+    assert metrics.process_validation_metrics(["s"] * 2, ["1"] * 2, infos)["s"]["reward"]["maj@2/mean"] == 1
+
+
+@pytest.mark.parametrize("entries", [[], [1.0], [1.0] * 3])
+def test_a_variable_without_one_entry_per_sample_is_named(entries):
+    with pytest.raises(ValueError, match=rf"not 2, that of the samples: {{'acc': {len(entries)}}}\. Put None"):
+        metrics.process_validation_metrics(["s"] * 2, ["1"] * 2, {"reward": [0, 1], "acc": entries})
+
+
 def test_bootstrap_estimates_the_mean_of_subsets_and_repeats_with_its_seed():
     (mean, std), (largest, _) = metrics.bootstrap_metric([0.0, 1.0], 4, [np.mean, max], n_bootstrap=2000, seed=1)
     assert mean == pytest.approx(0.5, abs=0.03) and std == pytest.approx(0.25, abs=0.02)

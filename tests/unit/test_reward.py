@@ -250,10 +250,40 @@ def test_an_error_in_the_users_function_names_the_row_and_keeps_its_cause(tokeni
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-@pytest.mark.parametrize("result", [None, {"acc": 1}, "good"])
+@pytest.mark.parametrize(
+    "result",
+    [
+        None,
+        {"acc": 1},
+        "good",
+        10**400,
+        {"score": 10**400},
+        pytest.param(10**5000, id="unprintable"),
+        torch.zeros(2),
+        1j,
+    ],
+)
 def test_a_result_that_is_no_score_names_the_row(tokenizer, result):
-    with pytest.raises(ValueError, match=r"row 0.*allowed: a number, or a dict with the number as 'score'"):
+    with pytest.raises(ValueError, match=r"(?s)compute_score returned .*row 0.*allowed: a number that fits a float"):
         NaiveRewardManager(tokenizer, 0, lambda **_: result)(make_batch())
+
+
+def test_entries_keep_their_names_and_one_named_reward_scores_nothing(tokenizer):
+    manager = NaiveRewardManager(tokenizer, 0, lambda **_: {"score": 0.5, "reward": 7.0})
+    rewards, infos = compute_reward(make_batch(), manager)
+    assert infos == {"score": [0.5] * 4, "reward": [7.0] * 4}
+    assert rewards.sum(dim=1).tolist() == [0.5, 0.5, 0, 0.5]
+
+
+def test_rows_without_extra_info_or_ground_truth(tokenizer):
+    data = make_batch()
+    data.non_tensor_batch["extra_info"][1] = None  # as collate_fn leaves it for a row that lacks the key
+    seen = []
+    NaiveRewardManager(tokenizer, 0, lambda extra_info, **_: seen.append(extra_info) or 0.0)(data)
+    assert seen[1] == {} and seen[2] == {"index": 2}
+    data.non_tensor_batch["reward_model"][2] = None
+    with pytest.raises(ValueError, match="row 2: reward_model is None; it must be a dict with 'ground_truth'"):
+        NaiveRewardManager(tokenizer, 0)(data)
 
 
 def test_examples_are_printed_per_data_source(tokenizer, capsys):

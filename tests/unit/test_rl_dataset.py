@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
-from data.rl_dataset import RLHFDataset, collate_fn, create_dataset, normalise_row
+from data.rl_dataset import RLHFDataset, collate_fn, create_dataset, normalise_row, read_rows
 
 WORDS = ["<pad>", "<unk>", "user", "assistant", *[f"w{i}" for i in range(20)]]
 
@@ -32,6 +32,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def make_config(**kwargs) -> SimpleNamespace:
     defaults = {
         "prompt_key": "prompt",
+        "reward_fn_key": "data_source",
         "max_prompt_length": 8,
         "truncation": "error",
         "return_raw_chat": False,
@@ -127,12 +128,59 @@ def test_dropping_every_prompt_is_an_error(tmp_path, tokenizer):
 # --- Bad input ---
 
 
-def test_an_overlong_prompt_names_file_row_length_and_remedies(tmp_path, tokenizer):
-    dataset = RLHFDataset(write(tmp_path / "a.jsonl", [make_row(1, 0), make_row(9, 1)]), tokenizer, make_config())
-    with pytest.raises(
-        ValueError, match=r"a\.jsonl row 1: the prompt has 11 tokens, data.max_prompt_length is 8; .*filter_overlong"
-    ):
-        dataset[1]
+@pytest.mark.parametrize("workers", [1, 3])
+def test_overlong_prompts_are_refused_before_the_run_with_file_row_length_and_remedies(tmp_path, tokenizer, workers):
+    file = write(tmp_path / "a.jsonl", [make_row(words, words) for words in (1, 9, 2, 7, 12)])
+    config = make_config(filter_overlong_prompts_workers=workers)
+    remedies = "raise it, set data.filter_overlong_prompts=true, or data.truncation to left, right or middle"
+    with pytest.raises(ValueError) as caught:
+        RLHFDataset(file, tokenizer, config)
+    assert str(caught.value) == (
+        f"{file} row 1: the prompt has 11 tokens, data.max_prompt_length is 8 (2 more prompts are too long); {remedies}"
+    )
+    with pytest.raises(ValueError, match=rf"row 1: .* is 8; {remedies}"):
+        RLHFDataset(file, tokenizer, config, max_samples=2)
+    assert len(RLHFDataset(file, tokenizer, config, max_samples=1)) == 1
+    assert len(RLHFDataset(file, tokenizer, make_config(truncation="left"))) == 5
+
+
+def test_a_row_without_the_scoring_column_is_named_where_scores_are_needed(tmp_path, tokenizer):
+    rows = [make_row(1, 0), make_row(1, 1), {**make_row(1, 2), "data_source": None}]
+    del rows[1]["data_source"]
+    file = write(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ValueError, match=r"2 of 3 rows .*a\.jsonl row 1 has nothing under 'data_source'.*row 2 has"):
+        RLHFDataset(file, tokenizer, make_config())
+    with pytest.raises(ValueError, match=r"row 0 has nothing under 'rule'.*data\.reward_fn_key"):
+        RLHFDataset(file, tokenizer, make_config(reward_fn_key="rule"))
+    assert len(RLHFDataset(file, tokenizer, make_config(), require_ground_truth=False)) == 3
+
+
+USER = {"role": "user", "content": "w0"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fault"),
+    [
+        ([USER, {"content": "w0"}], "message 1 of 'prompt' has no role"),
+        ([{"role": "", "content": "w0"}], "message 0 of 'prompt' has no role"),
+        ([{"role": "user"}], "message 0 of 'prompt' has no content"),
+        ([USER, {"role": "user", "content": None}], "message 1 of 'prompt' has no content"),
+        ([{"role": "user", "content": None, "tool_calls": []}], "message 0 of 'prompt' has no content"),
+        ([{"role": "user", "content": 5}], "message 0 of 'prompt' has a int as content"),
+        (["w0"], "message 0 of 'prompt' is a str"),
+        ({"role": "user", "content": "w0"}, "has no prompt"),
+    ],
+)
+def test_bad_messages_are_named_with_file_row_and_place(tmp_path, tokenizer, prompt, fault):
+    file = write(tmp_path / "a.jsonl", [make_row(1, 0), {**make_row(1, 1), "prompt": prompt}])
+    with pytest.raises(ValueError, match=rf"a\.jsonl row 1 .*{fault}"):
+        RLHFDataset(file, tokenizer, make_config(truncation="left"))
+
+
+def test_empty_content_and_an_assistants_tool_call_without_content_are_no_faults(tmp_path, tokenizer):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    row = {**make_row(1, 0), "prompt": [{"role": "user", "content": ""}, call]}
+    assert len(RLHFDataset(write(tmp_path / "a.jsonl", [row]), tokenizer, make_config(truncation="left"))) == 1
 
 
 def test_all_bad_rows_are_counted_and_the_first_are_named(tmp_path, tokenizer):
@@ -174,6 +222,53 @@ def test_a_bad_file_is_named_with_its_fault(tmp_path, tokenizer, name, content, 
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         RLHFDataset(str(tmp_path / name), tokenizer, make_config())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": "é"}\n'.encode("latin-1"), r"a\.jsonl line 2 is not UTF-8: .*0xe9"),
+        ("a.json", '[{"prompt": "x"},\n\n{"prompt": "é"}]'.encode("latin-1"), r"a\.json line 3 is not UTF-8: .*0xe9"),
+        ("a.jsonl", '{"prompt": "x"}'.encode("utf-16"), r"a\.jsonl line 1 is not UTF-8"),
+    ],
+)
+def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path, tokenizer, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        RLHFDataset(str(tmp_path / name), tokenizer, make_config())
+
+
+def test_utf8_text_is_read_as_it_is(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes('{"prompt": "é\u2028日本"}\r\n'.encode())
+    assert read_rows(tmp_path / "a.jsonl") == [{"prompt": "é\u2028日本"}]
+
+
+def test_a_parquet_file_with_damaged_pages_is_named(tmp_path):
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"prompt": ["x"] * 2000}), file)
+    content = bytearray(file.read_bytes())
+    content[10:60] = b"\xff" * 50
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.parquet is not a readable parquet file: ."):
+        read_rows(file)
+
+
+def test_a_parquet_file_whose_text_is_not_utf8_is_named(tmp_path):
+    _, offsets, content = pa.array([b"\xff\xfe"], pa.binary()).buffers()
+    pq.write_table(pa.table({"prompt": pa.StringArray.from_buffers(1, offsets, content)}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet is not a readable parquet file: .*utf-8"):
+        read_rows(tmp_path / "a.parquet")
+
+
+def test_duplicate_columns_of_a_parquet_file_are_named(tmp_path):
+    columns = [pa.array(["x"]), pa.array([1]), pa.array(["y"])]
+    pq.write_table(pa.table(columns, names=["prompt", "n", "prompt"]), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet has several columns named 'prompt'; rename or drop"):
+        read_rows(tmp_path / "a.parquet")
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    pq.write_table(pa.table({"extra_info": twice}), tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"b\.parquet is not a readable parquet file: .*duplicate field names"):
+        read_rows(tmp_path / "b.parquet")
 
 
 def test_a_missing_file_is_named(tokenizer):
@@ -223,11 +318,24 @@ def test_normalising_twice_changes_nothing():
         ([5, 6], [0, 0], "no tokens"),
         ([5, 6], [1], r"of one length; their shapes: \(2,\) and \(1,\)"),
         (torch.ones(1, 2), torch.ones(1, 2), r"1-D .*\(1, 2\)"),
+        ([], [], "no tokens"),
+        ([5.0, 6.5], [1, 1], r"input_ids are torch\.float32; allowed: integers"),
+        ([True, False], [1, 1], r"input_ids are torch\.bool; allowed: integers"),
+        ([5, -100], [1, 1], "input_ids has -100; token ids start at 0"),
+        (["w0", "w1"], [1, 1], "a row: input_ids must be a 1-D tensor, array or list of numbers"),
+        ([5, 6], [1, None], "a row: attention_mask must be a 1-D tensor, array or list of numbers"),
+        ([2**70], [1], "a row: input_ids must be"),
     ],
 )
 def test_a_row_that_cannot_train_says_why(ids, mask, message):
     with pytest.raises(ValueError, match=message):
         normalise(ids, mask)
+
+
+def test_ids_of_any_integer_type_and_negative_ones_under_the_mask_are_taken():
+    for dtype in (np.uint16, np.int32, np.uint8):
+        assert normalise(np.array([5, 6], dtype=dtype), [1, 1])["raw_prompt_ids"] == [5, 6]
+    assert normalise([-100, 5, 6], [0, 1, 1])["input_ids"].tolist() == [9, 9, 5, 6]
 
 
 def test_missing_and_unknown_choices_are_named():
@@ -249,9 +357,28 @@ def test_collating_stacks_tensors_and_keeps_equal_lists_apart(tmp_path, tokenize
     assert first["reward_model"].dtype == object and first["index"].tolist() == [0, 1]
 
 
-def test_collating_rows_of_different_keys_names_them():
-    with pytest.raises(ValueError, match=r"row 1 and row 0 differ in \{'b'\}"):
-        collate_fn([{"a": 1}, {"a": 1, "b": 2}])
+def test_an_optional_key_that_a_row_lacks_is_none_there():
+    columns = collate_fn([{"a": 1}, {"b": [2, 3], "a": 4}, {"a": 5, "c": {}}])
+    assert {key: column.tolist() for key, column in columns.items()} == {
+        "a": [1, 4, 5],
+        "b": [None, [2, 3], None],
+        "c": [None, None, {}],
+    }
+    assert all(column.dtype == object for column in columns.values())
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"x": torch.ones(2)}, {}], r"'x' cannot be stacked: it is \(2,\) in row 0 .* NoneType in row 1"),
+        ([{}, {}, {"x": torch.ones(2)}], r"'x' .* it is NoneType in row 0 .* \(2,\) in row 2"),
+        ([{"x": torch.ones(2)}, {"x": [1.0, 1.0]}], r"'x' .* \(2,\) in row 0 .* list in row 1"),
+        ([{"x": torch.ones(2)}, {"x": torch.ones(3)}], r"'x' .* \(2,\) in row 0 .* \(3,\) in row 1.*pad it"),
+    ],
+)
+def test_tensors_that_lack_or_differ_in_shape_are_named(rows, message):
+    with pytest.raises(ValueError, match=message):
+        collate_fn(rows)
 
 
 # --- Custom classes ---

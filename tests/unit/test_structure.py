@@ -19,6 +19,8 @@ ALLOWED = {
     "training.tracking": set(),
     "training.report": set(),
     "training.core_algos": {"training.registry", "training.torch_functional"},
+    "training.rollout_correction": set(),
+    "training.advantage": {"data", "training.core_algos"},
     "training.batching": {"data"},
     "training.metric_utils": {"data"},
     "training.config_loader": {"training.config", "training.config_checks"},
@@ -28,11 +30,11 @@ ALLOWED = {
     "custom": {"data", "custom", "training.reward", "training.registry"},
     "workers": {
         *("data", "workers", "training.config", "training.core_algos", "training.batching"),
-        *("training.torch_functional",),
+        *("training.torch_functional", "training.rollout_correction"),
     },
     # the trainer knows worker interfaces; the role mapping names the classes, when it is asked
     "training.ray_trainer": {"data", "training", "workers.worker_group"},
-    "training.roles": {"training.config", "workers.fsdp_workers"},
+    "training.roles": {"training.config", "workers.fsdp_workers", "workers.worker_group"},
 }
 HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym")
 

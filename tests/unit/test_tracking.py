@@ -61,6 +61,29 @@ def test_a_new_run_starts_the_file_anew(tmp_path):
     with open_tracking(tmp_path) as tracking:
         tracking.log({"a": 1}, step=0)
     assert read_lines(tmp_path) == [{"step": 0, "a": 1.0}]
+    assert (tmp_path / "metrics.jsonl.old").read_text() == '{"step": 0}\n{"step": 1}\n'
+
+
+def test_a_new_run_keeps_the_last_runs_file_in_the_place_of_an_older_one(tmp_path):
+    old = tmp_path / "metrics.jsonl.old"
+    for run in (1.0, 2.0, 3.0):
+        with open_tracking(tmp_path) as tracking:
+            tracking.log({"run": run}, step=1)
+        assert read_lines(tmp_path) == [{"step": 1, "run": run}]
+        assert old.exists() == (run > 1) and (run == 1 or json.loads(old.read_text())["run"] == run - 1)
+
+
+def test_a_run_that_never_logged_does_not_replace_the_kept_file(tmp_path):
+    (tmp_path / "metrics.jsonl.old").write_text('{"step": 1}\n')
+    for _ in range(2):
+        open_tracking(tmp_path).close()
+    assert (tmp_path / "metrics.jsonl.old").read_text() == '{"step": 1}\n'
+
+
+def test_resuming_sets_nothing_aside(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    open_tracking(tmp_path, resume_step=1).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_cutting_back_to_the_same_step_twice_changes_nothing(tmp_path):

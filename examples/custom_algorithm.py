@@ -1,0 +1,57 @@
+"""An estimator and a loss of one's own: `custom_algorithm=examples/custom_algorithm.py`.
+
+    python main.py configs/quickstart.yaml custom_algorithm=examples/custom_algorithm.py algorithm.adv_estimator=group_rank \\
+        actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.policy_loss.loss_mode=soft_clip \\
+        actor_rollout_ref.actor.policy_loss.custom_kwargs.sharpness=4
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.core_algos import LossAggMode, agg_loss, register_adv_est, register_policy_loss
+
+
+@register_adv_est("group_rank", needs=("index",))
+def group_rank_advantage(
+    *, token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray
+) -> tuple[Tensor, Tensor]:
+    """A row's rank among its prompt's rows, from -1 (worst) to 1 (best), on each of its sampled tokens.
+
+    Arguments are taken by name from the batch (token_level_rewards, response_mask, values, ...), `index` (the prompt's uid) and the algorithm
+    section (gamma, lam, config, whose `custom_kwargs` are yours). All tensors (batch, response_len).
+    """
+    scores = (token_level_rewards * response_mask).sum(dim=1)  # (batch,)
+    same = torch.from_numpy(index[:, None] == index[None, :])
+    better = ((scores[:, None] > scores[None, :]) & same).sum(dim=1) - ((scores[:, None] < scores[None, :]) & same).sum(
+        dim=1
+    )
+    rank = better / (same.sum(dim=1) - 1).clamp(min=1)
+    advantages = rank[:, None] * response_mask
+    return advantages, advantages
+
+
+@register_policy_loss("soft_clip")
+def soft_clip_loss(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: LossAggMode,
+    config: Any,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The ratio squeezed smoothly instead of clipped: (tanh(s (r - 1)) / s + 1) A.
+
+    Called on a micro-batch, all tensors (rows, response_len). `config.global_batch_info` holds the whole mini-batch's counts: with them
+    `agg_loss` gives this micro-batch's share of the loss, and a metric made the same way is its share too; shares are summed.
+    """
+    sharpness = config.policy_loss.custom_kwargs.get("sharpness", 2.0)
+    ratio = (log_prob - old_log_prob).exp()
+    squeezed = torch.tanh(sharpness * (ratio - 1)) / sharpness + 1
+    loss = agg_loss(-advantages * squeezed, response_mask, loss_agg_mode, **config.global_batch_info)
+    mean_ratio = (ratio.detach() * response_mask).sum() / max(config.global_batch_info["batch_num_tokens"], 1)
+    return loss, {"actor/mean_ratio": mean_ratio}

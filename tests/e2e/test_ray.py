@@ -1,0 +1,151 @@
+"""The trainer over Ray: the same numbers as in one process, engines on every layout of ranks, checkpoints for any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from main import build_trainer
+from tests.e2e.test_training import read_steps, tiny_config
+from training.config import PPOConfig
+
+ray = pytest.importorskip("ray")
+ROLLOUT = "actor_rollout_ref.rollout"
+FIXED = (
+    "trainer.deterministic=true",
+    "data.val_files=null",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.entropy_coeff=0.01",
+    "trainer.total_training_steps=3",
+    "actor_rollout_ref.actor.optim.scheduler=constant",
+    "critic.optim.scheduler=constant",
+)
+NOISE = 2e-6  # metrics that are rounding errors themselves are compared absolutely
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    ray.init(num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def fit(config: PPOConfig) -> None:
+    trainer = build_trainer(config)
+    try:
+        trainer.init_workers()
+        trainer.fit()
+    finally:
+        trainer.shutdown()
+
+
+def numbers(run_dir: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in s.items() if not k.startswith(("timing", "perf"))} for s in read_steps(run_dir)]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    for a, b in zip(numbers(one), numbers(other), strict=True):
+        assert b == pytest.approx(a, rel=1e-5, abs=NOISE)
+
+
+@pytest.fixture(scope="module")
+def local_run(tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("local")
+    fit(tiny_config(tiny_task, folder, *FIXED))
+    return folder
+
+
+MICRO = ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1", "critic.ppo_micro_batch_size_per_gpu=1")
+PLAIN = ("trainer.balance_batch=false", "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
+    [(1, ()), (2, MICRO), pytest.param(2, (), marks=pytest.mark.slow), pytest.param(2, PLAIN, marks=pytest.mark.slow)],
+)
+def test_ranks_over_ray_give_the_numbers_of_one_process(
+    cluster: None, local_run: Path, tiny_task: Path, tmp_path: Path, ranks: int, overrides: tuple[str, ...]
+) -> None:
+    config = tiny_config(
+        tiny_task, tmp_path, *FIXED, *overrides, "trainer.launcher=ray", f"trainer.n_gpus_per_node={ranks}"
+    )
+    fit(config)
+    assert_same(local_run, tmp_path)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("tensor_parallel", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_vllm_agrees_with_the_policy_on_every_layout_of_two_ranks(
+    cluster: None, tiny_task: Path, tmp_path: Path, tensor_parallel: int
+) -> None:
+    pytest.importorskip("vllm")
+    fit(
+        tiny_config(
+            tiny_task,
+            tmp_path,
+            f"{ROLLOUT}.name=vllm",
+            f"{ROLLOUT}.tensor_model_parallel_size={tensor_parallel}",
+            f"{ROLLOUT}.n=2",
+            "trainer.n_gpus_per_node=2",
+        )
+    )
+    for step in read_steps(tmp_path)[1:]:
+        assert step["training/rollout_probs_diff_max"] < 1e-4
+        assert step["response_length/mean"] > 1
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(
+    cluster: None, local_run: Path, tiny_task: Path, tmp_path: Path
+) -> None:
+    save = ("trainer.save_freq=1", "trainer.launcher=ray")
+    for steps, ranks in ((1, 2), (2, 1), (3, 2)):
+        fit(
+            tiny_config(
+                tiny_task,
+                tmp_path,
+                *FIXED,
+                *save,
+                f"trainer.total_training_steps={steps}",
+                f"trainer.n_gpus_per_node={ranks}",
+            )
+        )
+    assert_same(local_run, tmp_path)
+
+
+@pytest.mark.slow
+def test_samples_of_two_ranks_differ_where_they_are_not_seeded(cluster: None, tiny_task: Path, tmp_path: Path) -> None:
+    """Two ranks given the same prompt must not draw the same answers."""
+    dump = f"trainer.rollout_data_dir={tmp_path}/texts"
+    config = tiny_config(
+        tiny_task,
+        tmp_path,
+        dump,
+        f"{ROLLOUT}.n=16",
+        "data.val_files=null",
+        "trainer.n_gpus_per_node=2",
+        "trainer.total_training_steps=1",
+    )
+    fit(config)
+    rows = [json.loads(line) for line in (tmp_path / "texts/1.jsonl").read_text().splitlines()]
+    first = [row["output"] for row in sorted(rows, key=lambda row: row["uid"])]
+    assert first[:64] != first[64:]
+    assert len(rows) == 128
+
+
+def test_a_worker_that_fails_is_raised_with_its_own_error(cluster: None, tiny_task: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_task, tmp_path, "trainer.launcher=ray", "data.val_files=null")
+    trainer = build_trainer(config)
+    trainer.init_workers()
+    try:
+        with pytest.raises(ray.exceptions.RayTaskError, match="responses"):
+            trainer.critic_wg.compute_values(trainer._prompt_batch(next(iter(trainer.train_dataloader)), 1))
+        with pytest.raises(AttributeError, match="CriticWorker has no registered method 'generate_sequences'"):
+            trainer.critic_wg.generate_sequences(None)
+    finally:
+        trainer.shutdown()

@@ -1,0 +1,201 @@
+"""The trainer's edges: validation in parts, validation alone, samplers, columns of one's own, resuming into other settings."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, RandomSampler, Sampler
+
+from data.protocol import DataProto
+from main import build_trainer
+from tests.e2e.test_training import read_steps, tiny_config, train
+from training.ray_trainer import RayPPOTrainer
+
+GREEDY = "val-core/guess_the_number/reward/mean@1"
+
+
+def test_validation_in_parts_is_the_validation_in_one(tiny_task: Path, tmp_path: Path) -> None:
+    results = []
+    for name, size in (("one", "null"), ("parts", "3")):
+        folder = tmp_path / name
+        dump = f"trainer.validation_data_dir={folder}/val"
+        trainer = build_trainer(tiny_config(tiny_task, folder, f"data.val_batch_size={size}", dump))
+        trainer.init_workers()
+        results.append(trainer._validate())
+        rows = [json.loads(line) for line in (folder / "val/0.jsonl").read_text().splitlines()]
+        assert len({row["uid"] for row in rows}) == 16
+    assert results[0] == results[1]
+    assert set(results[0]) == {GREEDY}
+
+
+def test_several_validation_answers_are_grouped_by_prompt(tiny_task: Path, tmp_path: Path) -> None:
+    kwargs = "actor_rollout_ref.rollout.val_kwargs"
+    config = tiny_config(
+        tiny_task,
+        tmp_path,
+        "data.val_batch_size=5",
+        f"{kwargs}.n=4",
+        f"{kwargs}.do_sample=true",
+        f"{kwargs}.temperature=1",
+    )
+    trainer = build_trainer(config)
+    trainer.init_workers()
+    metrics = trainer._validate()
+    assert {name.rsplit("/", 1)[1] for name in metrics if "reward/mean" in name} == {"mean@4"}
+
+
+def test_validation_alone_scores_the_checkpoint_and_leaves_the_runs_files(tiny_task: Path, tmp_path: Path) -> None:
+    train(tiny_config(tiny_task, tmp_path, "trainer.save_freq=2"))
+    before = (tmp_path / "metrics.jsonl").read_text()
+    trainer = build_trainer(tiny_config(tiny_task, tmp_path, "trainer.val_only=true"))
+    trainer.init_workers()
+    metrics = trainer.fit()
+    assert metrics[GREEDY] == read_steps(tmp_path)[2][GREEDY]
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+def test_a_finished_run_says_that_there_is_nothing_to_train(tiny_task: Path, tmp_path: Path, caplog) -> None:
+    config = tiny_config(tiny_task, tmp_path, "trainer.save_freq=2")
+    train(config)
+    with caplog.at_level(logging.WARNING):
+        train(config)
+    assert "nothing to train: the run is at step 2 of 2" in caplog.text
+
+
+class Scored(Dataset):
+    """Rows with tensor and other columns of their own."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {
+            "input_ids": [1, 5, 8, 16],
+            "attention_mask": [1, 1, 1, 1],
+            "weight": torch.tensor(float(i)),
+            "name": f"row {i}",
+        }
+
+
+def custom_trainer(tiny_task: Path, folder: Path, *overrides: str, **kwargs: Any) -> RayPPOTrainer:
+    config = tiny_config(tiny_task, folder, "data.val_files=null", "trainer.save_freq=1", *overrides)
+    tokenizer = build_trainer(config).tokenizer
+    kwargs = {"reward_fn": lambda data: torch.ones(len(data)), "train_dataset": Scored()} | kwargs
+    return RayPPOTrainer(config, tokenizer, **kwargs)
+
+
+def test_columns_of_any_dataset_reach_the_reward(tiny_task: Path, tmp_path: Path) -> None:
+    seen: list[tuple[float, str]] = []
+
+    def reward(data: DataProto) -> torch.Tensor:
+        seen.extend(zip(data.batch["weight"].tolist(), data.non_tensor_batch["name"], strict=True))
+        return data.batch["weight"]
+
+    trainer = custom_trainer(tiny_task, tmp_path, reward_fn=reward)
+    trainer.init_workers()
+    trainer.fit()
+    assert len(seen) == 16
+    assert all(name == f"row {int(weight)}" for weight, name in seen)
+
+
+class Short(Sampler):
+    """Four rows, fewer than a batch."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+def test_a_sampler_without_a_whole_batch_is_an_error_not_an_endless_loop(tiny_task: Path, tmp_path: Path) -> None:
+    trainer = custom_trainer(tiny_task, tmp_path, train_sampler=Short())
+    trainer.init_workers()
+    with pytest.raises(ValueError, match=r"gave no batch of data\.train_batch_size=8 rows"):
+        trainer.fit()
+
+
+def test_torchs_own_random_sampler_resumes_in_its_order(tiny_task: Path, tmp_path: Path) -> None:
+    def names(folder: Path, steps: int) -> list[str]:
+        seen: list[str] = []
+        trainer = custom_trainer(
+            tiny_task,
+            folder,
+            f"trainer.total_training_steps={steps}",
+            train_sampler=RandomSampler(Scored()),
+            reward_fn=lambda data: seen.extend(data.non_tensor_batch["name"]) or torch.ones(len(data)),
+        )
+        trainer.init_workers()
+        trainer.fit()
+        return seen
+
+    whole = names(tmp_path / "a", 4)
+    first = names(tmp_path / "b", 3)
+    assert first + names(tmp_path / "b", 4) == whole
+    assert whole[:16] != whole[16:]
+
+
+def test_a_checkpoint_without_what_this_run_needs_is_an_error(tiny_task: Path, tmp_path: Path) -> None:
+    grpo = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "trainer.save_freq=2")
+    train(tiny_config(tiny_task, tmp_path, *grpo))
+    with pytest.raises(FileNotFoundError, match="none with actor, critic as this run needs"):
+        train(tiny_config(tiny_task, tmp_path, "trainer.total_training_steps=3"))
+
+
+def test_resuming_with_another_batch_size_goes_on_at_the_same_row(tiny_task: Path, tmp_path: Path) -> None:
+    train(tiny_config(tiny_task, tmp_path, "trainer.save_freq=1", "data.train_batch_size=8"))
+    trainer = build_trainer(tiny_config(tiny_task, tmp_path, "data.train_batch_size=16"))
+    trainer.init_workers()
+    trainer._load_checkpoint()
+    assert (trainer.global_steps, trainer.rows_done) == (2, 16)
+
+
+def test_infos_that_only_some_answers_have_do_not_stop_a_validation(tiny_task: Path, tmp_path: Path) -> None:
+    calls = []
+
+    def reward(data: DataProto) -> dict[str, Any]:
+        calls.append(len(data))
+        infos = {"acc": [1.0] * len(data)} if len(calls) > 1 else {}
+        return {"reward_tensor": torch.ones(len(data)), "reward_extra_info": infos}
+
+    config = tiny_config(tiny_task, tmp_path, "data.val_batch_size=10")
+    trainer = build_trainer(config)
+    trainer.val_reward_fn = reward
+    trainer.init_workers()
+    assert trainer._validate()[GREEDY] == 1.0
+    assert calls == [10, 6]
+
+
+def test_the_example_algorithm_trains(tiny_task: Path, tmp_path: Path) -> None:
+    train(
+        tiny_config(
+            tiny_task,
+            tmp_path,
+            "custom_algorithm=examples/custom_algorithm.py",
+            "algorithm.adv_estimator=group_rank",
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=soft_clip",
+            "actor_rollout_ref.actor.policy_loss.custom_kwargs.sharpness=4",
+        )
+    )
+    assert read_steps(tmp_path)[1]["actor/mean_ratio"] == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.parametrize("returned", ["rows", "nan"])
+def test_an_estimator_that_returns_nonsense_is_named(
+    tiny_task: Path, tmp_path: Path, monkeypatch, returned: str
+) -> None:
+    from training import registry
+
+    def estimator(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        good = response_mask.float()
+        return (good.sum(dim=1) if returned == "rows" else good * float("nan")), good
+
+    monkeypatch.setitem(registry.ADV_ESTIMATOR_REGISTRY, "nonsense", estimator)
+    trainer = custom_trainer(tiny_task, tmp_path, "algorithm.adv_estimator=nonsense")
+    trainer.init_workers()
+    with pytest.raises(ValueError, match="estimator 'nonsense': advantages must be finite and of shape"):
+        trainer.fit()

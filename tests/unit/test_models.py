@@ -1,0 +1,104 @@
+"""Kinds of models: windows, other attention, scaled and capped logits; each with the log-probs of its own forward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from tests.unit.test_forward import make_batch, packed, plain_log_probs
+from training.config import MicroBatching
+from workers.forward import ForwardSettings, can_share_prompts, check_forward
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# name -> (config, attention, whether a group's prompt may be shared)
+MODELS: dict[str, tuple[PretrainedConfig, str | None, bool]] = {
+    "llama": (LlamaConfig(**SIZES), None, True),
+    "llama eager": (LlamaConfig(**SIZES), "eager", False),
+    "qwen2": (Qwen2Config(**SIZES), None, True),
+    "qwen3": (Qwen3Config(**SIZES, head_dim=8), None, True),
+    "mistral with a window": (MistralConfig(**SIZES, sliding_window=4), None, False),
+    "gemma3 with a window": (Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=4), None, False),
+    "gemma2 capped": (Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=2.0), None, False),
+    "granite scaled": (GraniteConfig(**SIZES, logits_scaling=8.0), None, True),
+    "cohere scaled": (CohereConfig(**SIZES, logit_scale=0.0625), None, True),
+    "gpt2": (GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, eos_token_id=2, bos_token_id=1), None, True),
+    "gpt-oss eager": (
+        GptOssConfig(**SIZES, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=4),
+        "eager",
+        False,
+    ),
+}
+
+
+def build(config: PretrainedConfig, attention: str | None) -> nn.Module:
+    torch.manual_seed(0)
+    kwargs = {"attn_implementation": attention} if attention else {}
+    lm = AutoModelForCausalLM.from_config(config, **kwargs).eval()
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(5)  # differences must show
+    return lm
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("strip_padding", [True, False])
+def test_packed_log_probs_are_the_models_own(name: str, strip_padding: bool) -> None:
+    config, attention, may_share = MODELS[name]
+    lm = build(config, attention)
+    check_forward(lm)
+    assert can_share_prompts(lm) == may_share
+    settings = ForwardSettings(share_prompts=may_share, strip_padding=strip_padding)
+    data = make_batch()
+    got, _ = packed(lm, data, settings, MicroBatching(max_token_len=60))
+    expected, _ = plain_log_probs(lm, data, 1.0)
+    torch.testing.assert_close(got.detach(), expected.detach(), rtol=1e-4, atol=2e-4)
+
+
+def test_a_model_without_positions_is_refused_before_training() -> None:
+    lm = build(BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4), None)
+    with pytest.raises(ValueError, match="model type 'bloom' takes no position_ids"):
+        check_forward(lm)
+
+
+def test_a_model_that_changes_its_logits_in_an_unknown_way_is_refused() -> None:
+    lm = build(LlamaConfig(**SIZES), None)
+    own = lm.forward
+
+    def changed(**kwargs: Any) -> Any:
+        output = own(**kwargs)
+        output.logits = 3 * output.logits
+        return output
+
+    lm.forward = changed
+    with pytest.raises(ValueError, match="'llama' changes its logits"):
+        check_forward(lm)

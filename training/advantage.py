@@ -1,0 +1,79 @@
+"""The driver's maths of a step: KL in the reward, then advantages by the estimator that the config names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.protocol import DataProto
+from training.core_algos import (
+    AdaptiveKLController,
+    FixedKLController,
+    call_adv_estimator,
+    estimator_needs,
+    kl_penalty,
+)
+
+KLController = AdaptiveKLController | FixedKLController
+
+
+def compute_response_mask(data: DataProto) -> Tensor:
+    """(B, R): the attention mask over the responses; for batches whose every response token was sampled."""
+    width = data.batch["responses"].shape[1]
+    return data.batch["attention_mask"][:, -width:]
+
+
+def apply_kl_penalty(
+    data: DataProto, kl_ctrl: KLController, kl_penalty_kind: str = "kl"
+) -> tuple[DataProto, dict[str, float]]:
+    """token_level_rewards = token_level_scores - coefficient x KL per token; then the controller sees the mean KL.
+
+    The mean is over sampled tokens of each row, then over rows that have any (nats per token).
+    """
+    data.require("token_level_scores", "old_log_probs", "ref_log_prob", by="apply_kl_penalty")
+    mask = data.batch["response_mask"]
+    kl = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_kind) * mask  # (B, R)
+    coefficient = kl_ctrl.value
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"] - coefficient * kl
+    lengths = mask.sum(dim=1)
+    rows = int((lengths > 0).sum())
+    mean = (kl.sum(dim=1) / lengths.clamp(min=1)).sum().item() / max(rows, 1)
+    kl_ctrl.update(current_kl=mean, n_steps=rows)
+    return data, {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": float(coefficient)}
+
+
+def compute_advantage(
+    data: DataProto,
+    adv_estimator: str,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    num_repeat: int = 1,
+    norm_adv_by_std_in_grpo: bool = True,
+    config: Any = None,
+) -> DataProto:
+    """Adds `advantages` and `returns` (B, R) by the estimator of that name, from `token_level_rewards` and what it asks for."""
+    data.require("token_level_rewards", "response_mask", *_tensor_needs(adv_estimator), by=f"estimator {adv_estimator}")
+    advantages, returns = call_adv_estimator(
+        adv_estimator,
+        **{name: data.batch[name] for name in data.batch.keys()},  # noqa: SIM118  (a TensorDict iterates over rows)
+        index=data.non_tensor_batch["uid"],
+        gamma=gamma,
+        lam=lam,
+        num_repeat=num_repeat,
+        norm_adv_by_std_in_grpo=norm_adv_by_std_in_grpo,
+        config=config,
+    )
+    for name, tensor in (("advantages", advantages), ("returns", returns)):
+        if tensor.shape != data.batch["response_mask"].shape or not torch.isfinite(tensor).all():
+            raise ValueError(
+                f"estimator '{adv_estimator}': {name} must be finite and of shape (batch, response_len) = "
+                f"{tuple(data.batch['response_mask'].shape)}; got {tuple(tensor.shape)}, {int((~torch.isfinite(tensor)).sum())} of them not finite"
+            )
+        data.batch[name] = tensor
+    return data
+
+
+def _tensor_needs(adv_estimator: str) -> list[str]:
+    return [name for name in estimator_needs(adv_estimator) if name in ("values", "old_log_probs", "reward_baselines")]

@@ -1,0 +1,27 @@
+"""Rollout engine and trainer disagree on log-probs; this measures by how much."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def compute_offpolicy_metrics(
+    log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Tensor, batch_num_tokens: int | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """How far the engine's probabilities of its own samples are from the trainer's.
+
+    Args:
+        log_probs, rollout_log_probs: (batch, response_len), nats.
+        batch_num_tokens: tokens of the whole of which this batch is a part; None: of this batch.
+    Returns:
+        shares of means over those tokens (they sum to the mean), `rollout_kl` in nats per token; and maxima. With top_k or top_p the
+        engine's are those of the filtered distribution, so they differ from the trainer's even where both are right.
+    """
+    mask = response_mask.bool()
+    difference = ((log_probs.exp() - rollout_log_probs.exp()).abs()).masked_fill(~mask, 0)
+    tokens = max(int(mask.sum()) if batch_num_tokens is None else batch_num_tokens, 1)
+    shares = {
+        "training/rollout_probs_diff_mean": difference.sum() / tokens,
+        "training/rollout_kl": (rollout_log_probs - log_probs).masked_fill(~mask, 0).sum() / tokens,
+    }
+    return shares, {"training/rollout_probs_diff_max": difference.max()}
