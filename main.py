@@ -95,8 +95,11 @@ def main(argv: list[str]) -> int:
     if not loaded.config.trainer.val_only:
         (run_dir / "config.yaml").write_text(to_yaml(loaded.config))
     with ray_cluster(loaded.config):
-        trainer.init_workers()
-        trainer.fit()
+        try:
+            trainer.init_workers()
+            trainer.fit()
+        finally:
+            trainer.shutdown()
     if "file" in loaded.config.trainer.logger and not loaded.config.trainer.val_only:
         print(write_report(run_dir))
         print(f"reward curve: {run_dir / 'report.png'}")

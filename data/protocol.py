@@ -59,8 +59,13 @@ FIELDS: dict[str, Field] = {
     "values": Field("(B,R)", "float32", "compute_values", "the critic's values"),
     "advantages": Field("(B,R)", "float32", "compute_advantage", "zero outside response_mask"),
     "returns": Field("(B,R)", "float32", "compute_advantage", "the critic's targets, zero outside response_mask"),
-    "uid": Field("(B,)", "object: str", "RayPPOTrainer.fit", "prompt group: equal for a prompt's n samples"),
-    "episode_id": Field("(B,)", "object: str", "generate_sequences", "several rows may belong to one episode"),
+    "uid": Field("(B,)", "object: str", "RayPPOTrainer.train_step", "prompt group: equal for a prompt's n samples"),
+    "episode_id": Field("(B,)", "object: str", "RayPPOTrainer.train_step", "several rows may belong to one episode"),
+    "group_index": Field(
+        "(B,)", "int64", "RayPPOTrainer.train_step", "number of the prompt in the step; seeds sampling"
+    ),
+    "sample_index": Field("(B,)", "int64", "RayPPOTrainer.train_step", "number of the sample in its group; seeds it"),
+    "ending": Field("(B,)", "object: str", "generate_sequences", "stop or length: how the episode ended"),
     "raw_prompt_ids": Field("(B,)", "object: list[int]", "the dataset", "the prompt's ids without padding"),
     "data_source": Field("(B,)", "object: str", "the dataset", "chooses the scoring function"),
     "reward_model": Field("(B,)", "object: dict", "the dataset", "holds ground_truth"),

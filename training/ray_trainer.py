@@ -120,6 +120,7 @@ class RayPPOTrainer:
         self.run_dir = Path(config.trainer.run_dir)
         self.seed = config.data.run_seed
         self.global_steps = self.epoch = self.rows_done = 0
+        self.pools: list[Any] = []
         self._make_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
 
     # Set-up
@@ -158,7 +159,6 @@ class RayPPOTrainer:
     def init_workers(self) -> None:
         """Builds every worker group and its models."""
         groups: dict[Role, Any] = {}
-        self.pools: list[Any] = []
         use_gpu = self.config.trainer.device != "cpu" and torch.cuda.is_available()
         for pool, roles in self.resource_pool_manager.pools(self.role_worker_mapping, use_gpu=use_gpu):
             colocated = create_colocated_worker_cls({role.value: self._worker_class(role) for role in roles})

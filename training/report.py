@@ -24,7 +24,7 @@ TABLE_ROWS = (
     ("throughput, tokens/s", "perf/throughput", max),
     ("time per step, s", STEP_TIME_KEY, min),
 )
-COLORS = ("#3b6fb6", "#e0873a", "#4f9d69", "#b8524f", "#8468ac", "#8c6d57", "#d583b4", "#999999")
+COLORS = ("#3b6fb6", "#e0873a", "#4f9d69", "#b8524f", "#8468ac", "#8c6d57", "#d583b4", "#5aa9a3", "#c9b037", "#999999")
 
 
 class Series(NamedTuple):
@@ -140,7 +140,7 @@ def _draw(metrics: Metrics, run_dir: Path, reward_key: str, length_key: str, win
     figure = Figure(figsize=(9, 9), layout="constrained", dpi=130)
     FigureCanvasAgg(figure)
     reward_axes, length_axes, time_axes = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
-    figure.suptitle(run_dir.resolve().name, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    figure.suptitle("/".join(run_dir.resolve().parts[-2:]), x=0.01, ha="left", fontsize=13, fontweight="bold")
     _draw_curve(reward_axes, metrics[reward_key], COLORS[0], f"mean of {window} steps", window)
     validation = [key for key in metrics if key.startswith("val-core/")][:3]
     for key, color in zip(validation, COLORS[1:], strict=False):

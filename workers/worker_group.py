@@ -207,6 +207,8 @@ class RayWorkerGroup:
         """Ends the ranks' processes, which every role of the pool shares, and frees their place."""
         import ray
 
+        # Given ten seconds to end by themselves, they remove their shared memory.
+        ray.wait([host.__ray_terminate__.remote() for host in self.hosts], num_returns=len(self.hosts), timeout=10)
         for host in self.hosts:
             ray.kill(host)
         ray.util.remove_placement_group(self.placement)
