@@ -1,0 +1,33 @@
+"""Every config that is shipped can be read, and those for a CPU pass their checks once their files are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+from training.config_loader import load_config
+
+CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_has_known_keys_and_types(path: Path) -> None:
+    load_config([str(path)], check=False)
+
+
+def test_the_gsm8k_configs_differ_in_the_algorithm_alone() -> None:
+    grpo, ppo = (
+        load_config([str(PROJECT / f"configs/gsm8k_{name}.yaml")], check=False).config for name in ("grpo", "ppo")
+    )
+    assert (grpo.algorithm.adv_estimator, grpo.need_critic, grpo.actor_rollout_ref.rollout.n) == ("grpo", False, 8)
+    assert (ppo.algorithm.adv_estimator, ppo.need_critic, ppo.actor_rollout_ref.rollout.n) == ("gae", True, 1)
+    assert grpo.data == ppo.data
+    assert grpo.actor_rollout_ref.model == ppo.actor_rollout_ref.model
+
+
+def test_the_quickstarts_configs_pass_every_check_on_the_tiny_task(tiny_task: Path) -> None:
+    files = [f"data.train_files={tiny_task}/train.parquet", f"data.val_files={tiny_task}/val.parquet"]
+    for name in ("quickstart", "test_config"):
+        load_config([str(PROJECT / f"configs/{name}.yaml"), *files, f"actor_rollout_ref.model.path={tiny_task}/model"])
