@@ -191,8 +191,8 @@ class RayPPOTrainer:
         self._load_checkpoint()
         with self._tracking() as tracking:
             metrics: dict[str, float] = {}
-            if trainer.val_only or (trainer.val_before_train and self.global_steps == 0):
-                metrics = self._validate()
+            first = trainer.val_only or (trainer.val_before_train and self.global_steps == 0)
+            if first and (metrics := self._validate()):
                 tracking.log(metrics, step=self.global_steps)
             if trainer.val_only:
                 return metrics
