@@ -61,7 +61,11 @@ def local_run(tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-MICRO = ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1", "critic.ppo_micro_batch_size_per_gpu=1")
+MICRO = (
+    *("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1", "critic.ppo_micro_batch_size_per_gpu=1"),
+    *(f"{s}.fsdp_config.param_offload=true" for s in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")),
+    *(f"{s}.fsdp_config.optimizer_offload=true" for s in ("actor_rollout_ref.actor", "critic")),
+)
 PLAIN = ("trainer.balance_batch=false", "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false")
 
 
