@@ -4,7 +4,8 @@
     RUN_DIR/global_step_N/data.pt           the driver's state: step, place in the data, KL coefficient
     RUN_DIR/global_step_N/seal.json         size and checksum of every file
 
-A checkpoint is written under a temporary name, forced to disk and renamed; a folder with the final name is therefore always whole.
+A checkpoint is written under a temporary name, forced to disk and renamed; a folder with the final name is therefore always whole. Nothing random
+needs to be kept: all of it derives from the run's seed and the step. With several nodes RUN_DIR is a folder that all of them see.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import logging
 import os
 import re
 import shutil
+import uuid
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -29,24 +32,110 @@ SEAL = "seal.json"
 TEMPORARY = ".incomplete"
 
 
-@contextmanager
-def new_checkpoint(run_dir: Path, step: int) -> Iterator[Path]:
-    """Gives a temporary folder to write into; it becomes `global_step_N` when the block ends well, and is removed when not."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    final = run_dir / f"global_step_{step}"
-    temporary = run_dir / f"{final.name}{TEMPORARY}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        yield temporary
-        seal(temporary)
-        force_to_disk(temporary)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+class WorkerGroup(Protocol):
+    """What saving needs of a worker group; see `workers.fsdp_workers`."""
+
+    def save_checkpoint(self, folder: str) -> None: ...
+
+    def checkpoint_written(self, wait: bool) -> bool: ...
+
+
+class CheckpointSaver:
+    """Saves a run's checkpoints while it goes on, one at a time.
+
+        begin -> the workers copy and write -> poll: all have written -> a thread seals, forces to disk, renames, prunes
+
+    A save that fails (a full disk) costs that checkpoint alone: it is logged, its folder removed, and the older ones stay; `close` raises if it was
+    the last one.
+
+    Args:
+        parts: the worker group that writes each folder of a checkpoint.
+        keep_actor, keep_critic: as in `prune`.
+    """
+
+    def __init__(
+        self, run_dir: Path, parts: Mapping[str, WorkerGroup], *, keep_actor: int | None, keep_critic: int | None
+    ) -> None:
+        self.run_dir, self.parts = run_dir, parts
+        self._keep = {"keep_actor": keep_actor, "keep_critic": keep_critic}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="seal")
+        self._folder: Path | None = None  # of the save under way
+        self._sealed: Future[None] | None = None
+        self._error: OSError | None = None  # of the last save
+
+    def begin(self, step: int, state: dict[str, Any]) -> None:
+        """Starts to save, once the save before has ended; `state` is the driver's."""
+        self.poll(wait=True)
+        self._error = None
+        try:
+            self._folder = start_checkpoint(self.run_dir, step)
+            save_driver_state(self._folder, state)
+            for name, group in self.parts.items():
+                group.save_checkpoint(str(self._folder / name))
+        except OSError as error:
+            self._give_up(error)
+
+    def poll(self, wait: bool = False) -> None:
+        """Takes the save under way as far as it has come; with `wait` to its end."""
+        if self._folder is None:
+            return
+        try:
+            if self._sealed is None:
+                if not all(group.checkpoint_written(wait) for group in self.parts.values()):
+                    return
+                self._sealed = self._thread.submit(self._complete, self._folder)
+            if not (wait or self._sealed.done()):
+                return
+            self._sealed.result()
+        except OSError as error:
+            self._give_up(error)
+        self._folder = self._sealed = None
+
+    def close(self) -> None:
+        """Waits for the save under way.
+
+        Raises:
+            OSError: the last save failed.
+        """
+        self.poll(wait=True)
+        if self._error is not None:
+            raise OSError(f"the last checkpoint was not saved; {self.run_dir} keeps the older ones") from self._error
+
+    def _complete(self, folder: Path) -> None:
+        step = complete_checkpoint(folder)
+        prune(self.run_dir, step, **self._keep)
+
+    def _give_up(self, error: OSError) -> None:
+        logger.error("no checkpoint in %s for this step, the run goes on without: %s", self.run_dir, error)
+        self._error = error
+        for group in self.parts.values():  # the folder is removed when nobody writes to it any more
+            with suppress(OSError):
+                group.checkpoint_written(wait=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = self._sealed = None
+
+
+def start_checkpoint(run_dir: Path, step: int) -> Path:
+    """A temporary folder to write into; `complete_checkpoint` makes it `global_step_N`.
+
+    Its name is used once: workers of a run that was killed may still be writing into theirs.
+    """
+    temporary = run_dir / f"global_step_{step}.{uuid.uuid4().hex[:8]}{TEMPORARY}"
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def complete_checkpoint(temporary: Path) -> int:
+    """Seals the folder, forces it to disk, and gives it its name, in the place of an older one of this step; returns the step."""
+    seal(temporary)
+    force_to_disk(temporary)
+    final = temporary.with_name(temporary.name.split(".")[0])
     remove_checkpoint(final)
     temporary.rename(final)
-    write_atomically(run_dir / LATEST, str(step))
+    step = int(final.name.removeprefix("global_step_"))
+    write_atomically(final.with_name(LATEST), str(step))
+    return step
 
 
 def seal(folder: Path) -> None:
@@ -161,7 +250,10 @@ def latest_step(run_dir: Path) -> int | None:
 
 def save_driver_state(folder: Path, state: dict[str, Any]) -> None:
     """Writes `data.pt`: tensors, numbers, strings, and lists and dicts of them."""
-    torch.save(state, folder / "data.pt")
+    try:
+        torch.save(state, folder / "data.pt")
+    except RuntimeError as error:  # so says torch where the disk is full
+        raise OSError(f"{folder / 'data.pt'} could not be written: {error}") from error
 
 
 def load_driver_state(folder: Path) -> dict[str, Any]:

@@ -173,6 +173,13 @@ class RayPPOTrainer:
             self.critic_wg.init_model(self.total_training_steps)
         # The rollout engine comes last: it sizes its cache by what the others left free.
         self.actor_rollout_wg.init_model(max(self.total_training_steps - self.config.trainer.critic_warmup, 1))
+        trainer = self.config.trainer
+        self.saver = checkpoint.CheckpointSaver(
+            self.run_dir,
+            self._checkpoint_parts,
+            keep_actor=trainer.max_actor_ckpt_to_keep,
+            keep_critic=trainer.max_critic_ckpt_to_keep,
+        )
 
     def shutdown(self) -> None:
         """Ends the workers' processes and frees their places; the trainer cannot be used afterwards."""
@@ -207,9 +214,11 @@ class RayPPOTrainer:
                 metrics = self.train_step(rows)
                 if self._is_due(trainer.test_freq):
                     metrics |= self._validate()
-                tracking.log(metrics, step=self.global_steps)
                 if self._is_due(trainer.save_freq) and trainer.save_freq > 0:
-                    self._save_checkpoint()
+                    metrics |= self._save_checkpoint()
+                tracking.log(metrics, step=self.global_steps)
+                self.saver.poll()
+            self.saver.close()
         return metrics
 
     def _training_batches(self) -> Iterator[dict[str, Any]]:
@@ -448,20 +457,18 @@ class RayPPOTrainer:
         critic = {} if self.critic_wg is None else {"critic": self.critic_wg}
         return {"actor": self.actor_rollout_wg, **critic}
 
-    def _save_checkpoint(self) -> None:
-        trainer = self.config.trainer
-        with checkpoint.new_checkpoint(self.run_dir, self.global_steps) as folder:
-            for name, group in self._checkpoint_parts.items():
-                group.save_checkpoint(str(folder / name))
-            state = {
-                "global_steps": self.global_steps,
-                "epoch": self.epoch,
-                "rows_done": self.rows_done,
-                "kl_coef": float(self.kl_controller.value),
-            }
-            checkpoint.save_driver_state(folder, state)
-        keep = {"keep_actor": trainer.max_actor_ckpt_to_keep, "keep_critic": trainer.max_critic_ckpt_to_keep}
-        checkpoint.prune(self.run_dir, self.global_steps, **keep)
+    def _save_checkpoint(self) -> dict[str, float]:
+        """Begins to save the run as it is now; returns the time that training waited for it."""
+        timer = StepTimer()
+        state = {
+            "global_steps": self.global_steps,
+            "epoch": self.epoch,
+            "rows_done": self.rows_done,
+            "kl_coef": float(self.kl_controller.value),
+        }
+        with timer("save_checkpoint"):
+            self.saver.begin(self.global_steps, state)
+        return {"timing_s/save_checkpoint": timer.seconds["save_checkpoint"]}
 
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer

@@ -7,6 +7,7 @@ is never changed here; row counts per mini-batch are derived from it.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,6 +26,7 @@ from training.torch_functional import (
     get_wsd_schedule_with_warmup,
 )
 from workers import model_state
+from workers.checkpoint_writer import CheckpointWriter
 from workers.distributed import on_device, rank, shard_model, start_process_group, world_size
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
@@ -65,6 +67,7 @@ class ActorRolloutRefWorker:
             self.optimizer = build_optimizer(self.module, optim)
             self.scheduler = build_scheduler(self.optimizer, optim, total_training_steps)
             self.actor = DataParallelPPOActor(self.policy.actor, model, self.optimizer, forward=settings)
+            self.writer = CheckpointWriter()
             self.spec = spec
         if "ref" in self.role:
             frozen = spec.causal_lm(trainable=False)
@@ -125,6 +128,7 @@ class ActorRolloutRefWorker:
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """One call of `update_policy` and one step of the schedule; returns metrics."""
         rows = self.policy.actor.ppo_mini_batch_size * self.policy.rollout.n // world_size()
+        self.writer.wait_until_copied()
         with on_device(self.module, self.optimizer, self.device, self.policy.actor.fsdp_config):
             metrics = self.actor.update_policy(self._with_temperature(data), mini_batch_rows=rows)
         metrics["actor/lr"] = self.scheduler.get_last_lr()[0]
@@ -133,11 +137,18 @@ class ActorRolloutRefWorker:
 
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:
+        """Begins to save; `checkpoint_written` says when it is done."""
         contents = self.policy.actor.checkpoint.save_contents
-        model_state.save(Path(folder), self.module, self.optimizer, self.scheduler, contents)
-        model_state.save_huggingface(
+        export = model_state.huggingface_export(
             Path(folder) / "huggingface", self.module, self.spec.tokenizer, weights="hf_model" in contents
         )
+        state = (self.module, self.optimizer, self.scheduler)
+        model_state.save(self.writer, Path(folder), *state, contents, export)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def checkpoint_written(self, wait: bool) -> bool:
+        """See `CheckpointWriter.is_written`."""
+        return self.writer.is_written(wait)
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
@@ -182,6 +193,7 @@ class CriticWorker:
         self.optimizer = build_optimizer(self.module, cfg.optim)
         self.scheduler = build_scheduler(self.optimizer, cfg.optim, total_training_steps)
         self.critic = DataParallelPPOCritic(cfg, model, self.optimizer, forward=settings)
+        self.writer = CheckpointWriter()
         with self._on_device():  # afterwards offloaded, where that is configured
             pass
 
@@ -198,6 +210,7 @@ class CriticWorker:
     def update_critic(self, data: DataProto) -> dict[str, float]:
         assert self.config.ppo_mini_batch_size is not None
         rows = self.config.ppo_mini_batch_size * self.rows_per_prompt // world_size()
+        self.writer.wait_until_copied()
         with self._on_device():
             metrics = self.critic.update_critic(data, rows)
         metrics["critic/lr"] = self.scheduler.get_last_lr()[0]
@@ -206,8 +219,14 @@ class CriticWorker:
 
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:
+        """Begins to save; `checkpoint_written` says when it is done."""
         contents = self.config.checkpoint.save_contents
-        model_state.save(Path(folder), self.module, self.optimizer, self.scheduler, contents)
+        model_state.save(self.writer, Path(folder), self.module, self.optimizer, self.scheduler, contents)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def checkpoint_written(self, wait: bool) -> bool:
+        """See `CheckpointWriter.is_written`."""
+        return self.writer.is_written(wait)
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
@@ -219,6 +238,7 @@ def start_worker(config: PPOConfig, device: torch.device) -> None:
     """What a process does once before it builds models: joins the other ranks, and keeps to deterministic operations if asked."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single rank saves by itself
     if config.trainer.deterministic:
         torch.use_deterministic_algorithms(True, warn_only=True)
     start_process_group(device)

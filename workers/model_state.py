@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -25,26 +25,37 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedTokenizerBase
 
+from workers.checkpoint_writer import CheckpointWriter
 from workers.distributed import full_tensor, rank
 
 Scheduler: TypeAlias = torch.optim.lr_scheduler.LambdaLR
 
 
 def save(
+    writer: CheckpointWriter,
     folder: Path,
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     scheduler: Scheduler,
     contents: Collection[str],
+    export: Callable[[], None] | None = None,
 ) -> None:
-    """Writes the parts in `contents` (model, optimizer, extra) below `folder`."""
+    """Begins to write the parts in `contents` (model, optimizer, extra) below `folder`, and what `export` writes; `writer` goes on by itself."""
     folder.mkdir(parents=True, exist_ok=True)
+    parts = {}
     if "model" in contents:
-        _save(model_tensors(module), folder / "model")
+        parts[folder / "model"] = model_tensors(module)
     if "optimizer" in contents:
-        _save(optimizer_tensors(module, optimizer), folder / "optimizer")
-    if "extra" in contents and rank() == 0:
-        (folder / "scheduler.json").write_text(json.dumps({"last_epoch": scheduler.last_epoch}))
+        parts[folder / "optimizer"] = optimizer_tensors(module, optimizer)
+    place = {"last_epoch": scheduler.last_epoch}
+
+    def write_rest() -> None:
+        if "extra" in contents and rank() == 0:
+            (folder / "scheduler.json").write_text(json.dumps(place))
+        if export is not None:
+            export()
+
+    writer.start(parts, write_rest)
 
 
 def load(
@@ -79,10 +90,6 @@ def load_model(folder: Path, module: nn.Module) -> None:
     tensors = model_tensors(module)
     _load(tensors, folder / "model")
     set_model_state_dict(module, tensors, options=StateDictOptions(strict=False))
-
-
-def _save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    dcp.save(tensors, checkpoint_id=folder, no_dist=not torch.distributed.is_initialized())
 
 
 def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
@@ -171,20 +178,27 @@ def _set_scheduler(scheduler: Scheduler, last_epoch: int) -> None:
         group["lr"] = lr
 
 
-def save_huggingface(folder: Path, module: nn.Module, tokenizer: PreTrainedTokenizerBase, *, weights: bool) -> None:
-    """A plain Hugging Face folder: config, generation config and tokenizer; with `weights` in bfloat16 the model too.
+def huggingface_export(
+    folder: Path, module: nn.Module, tokenizer: PreTrainedTokenizerBase, *, weights: bool
+) -> Callable[[], None]:
+    """What writes a plain Hugging Face folder: config, generation config and tokenizer; with `weights` in bfloat16 the model too.
 
-    Every rank takes part in gathering the weights; the first one alone holds and writes them.
+    Every rank takes part in gathering the weights, now; the first one alone holds and writes them, when the result is called.
     """
     state: dict[str, torch.Tensor] = {}
     for name, tensor in model_tensors(module).items() if weights else ():
         whole = full_tensor(tensor.detach().to(torch.bfloat16))
         if rank() == 0:
             state[name] = whole.cpu()
-    if rank() == 0:
+
+    def write() -> None:
+        if rank() != 0:
+            return
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save_pretrained(folder)
         module.config.save_pretrained(folder)
         module.generation_config.save_pretrained(folder)
         if weights:
             module.save_pretrained(folder, state_dict=state)
+
+    return write

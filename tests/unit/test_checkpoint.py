@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import resource
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,25 +16,27 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from training import checkpoint
 from training.config import OptimConfig
 from workers import model_state
+from workers.checkpoint_writer import CheckpointWriter
 from workers.fsdp_workers import build_optimizer, build_scheduler
 
 
 def write(run_dir: Path, step: int, parts: tuple[str, ...] = ("actor", "critic")) -> None:
-    with checkpoint.new_checkpoint(run_dir, step) as folder:
-        for part in parts:
-            (folder / part).mkdir()
-            (folder / part / "weights").write_text(str(step))
-        checkpoint.save_driver_state(folder, {"global_steps": step, "kl_coef": 0.5})
+    folder = checkpoint.start_checkpoint(run_dir, step)
+    for part in parts:
+        (folder / part).mkdir()
+        (folder / part / "weights").write_text(str(step))
+    checkpoint.save_driver_state(folder, {"global_steps": step, "kl_coef": 0.5})
+    checkpoint.complete_checkpoint(folder)
 
 
 def test_a_checkpoint_is_seen_only_when_it_is_whole(tmp_path: Path) -> None:
     write(tmp_path, 1)
-    with pytest.raises(OSError, match="disk full"), checkpoint.new_checkpoint(tmp_path, 2) as folder:
-        (folder / "actor").mkdir()
-        assert checkpoint.saved_steps(tmp_path) == [1]
-        raise OSError("disk full")
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["global_step_1", checkpoint.LATEST]
-    assert (tmp_path / checkpoint.LATEST).read_text() == "1"
+    folder = checkpoint.start_checkpoint(tmp_path, 2)
+    (folder / "actor").mkdir()
+    assert checkpoint.saved_steps(tmp_path) == [1]
+    assert checkpoint.complete_checkpoint(folder) == 2
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["global_step_1", "global_step_2", checkpoint.LATEST]
+    assert (tmp_path / checkpoint.LATEST).read_text() == "2"
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
@@ -109,12 +114,106 @@ def step(module: nn.Module, optimizer: torch.optim.Optimizer, scheduler: torch.o
     scheduler.step()
 
 
+State = tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]
+
+
+def save(folder: Path, state: State, parts: tuple[str, ...]) -> None:
+    writer = CheckpointWriter()
+    model_state.save(writer, folder, *state, parts)
+    assert writer.is_written(wait=True)
+
+
+class Part:
+    """A worker group of one small model."""
+
+    def __init__(self, seed: int) -> None:
+        self.state = trained(seed)
+        self.writer = CheckpointWriter()
+
+    def save_checkpoint(self, folder: str) -> None:
+        model_state.save(self.writer, Path(folder), *self.state, ("model", "optimizer", "extra"))
+
+    def checkpoint_written(self, wait: bool) -> bool:
+        return self.writer.is_written(wait)
+
+
+def make_saver(run_dir: Path, keep: int | None = None) -> checkpoint.CheckpointSaver:
+    return checkpoint.CheckpointSaver(run_dir, {"actor": Part(0), "critic": Part(1)}, keep_actor=keep, keep_critic=keep)
+
+
+def test_what_is_written_is_the_state_at_the_start_though_training_goes_on(tmp_path: Path) -> None:
+    state, writer = trained(0), CheckpointWriter()
+    step(*state)
+    weights = [parameter.detach().clone() for parameter in state[0].parameters()]
+    model_state.save(writer, tmp_path, *state, ("model", "optimizer", "extra"))
+    writer.wait_until_copied()
+    for _ in range(5):
+        step(*state)
+    assert writer.is_written(wait=True)
+    restored = trained(1)
+    model_state.load(tmp_path, *restored, ("model", "optimizer", "extra"))
+    assert all(torch.equal(a, b) for a, b in zip(weights, restored[0].parameters(), strict=True))
+    assert restored[2].last_epoch == 1
+
+
+def test_checkpoints_appear_in_the_background_one_at_a_time_and_prune_the_old(tmp_path: Path) -> None:
+    saver = make_saver(tmp_path, keep=2)
+    for number in range(1, 5):
+        saver.begin(number, {"global_steps": number})
+        assert number not in checkpoint.saved_steps(tmp_path)
+        assert checkpoint.saved_steps(tmp_path)[-1:] == ([number - 1] if number > 1 else [])
+    deadline = time.monotonic() + 20
+    while 4 not in checkpoint.saved_steps(tmp_path) and time.monotonic() < deadline:
+        saver.poll()
+        time.sleep(0.01)
+    saver.close()
+    assert checkpoint.saved_steps(tmp_path) == [3, 4]
+    assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor", "critic")) == tmp_path / "global_step_4"
+
+
+@pytest.fixture
+def file_limit() -> Iterator[Callable[[int], None]]:
+    """Sets the size at which this process can write no more to a file, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [0, 100, 2000, 4000])
+def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, file_limit, caplog, size: int) -> None:
+    """The driver's state, the metadata or the weights do not fit; the older checkpoint stays, a later one is saved."""
+    saver = make_saver(tmp_path)
+    saver.begin(1, {"global_steps": 1})
+    saver.poll(wait=True)
+    file_limit(size)
+    saver.begin(2, {"global_steps": 2})
+    saver.poll(wait=True)
+    file_limit(resource.RLIM_INFINITY)
+    assert "the run goes on without" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_1", checkpoint.LATEST]
+    assert checkpoint.damage(tmp_path / "global_step_1") is None
+    with pytest.raises(OSError, match="the last checkpoint was not saved"):
+        saver.close()
+    saver.begin(3, {"global_steps": 3})
+    saver.close()
+    assert checkpoint.saved_steps(tmp_path) == [1, 3]
+
+
+def test_a_device_without_space_is_reported_with_its_rank_and_cause(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/__0_0.distcp").symlink_to("/dev/full")
+    writer = CheckpointWriter()
+    model_state.save(writer, tmp_path, *trained(0), ("model",))
+    with pytest.raises(OSError, match=r"rank 0.*(No space left|unexpected pos|write)"):
+        writer.is_written(wait=True)
+
+
 def test_training_goes_on_from_a_saved_state_bitwise(tmp_path: Path) -> None:
     parts = ("model", "optimizer", "extra")
     original = trained(0)
     for _ in range(3):
         step(*original)
-    model_state.save(tmp_path, *original, parts)
+    save(tmp_path, original, parts)
     restored = trained(1)
     model_state.load(tmp_path, *restored, parts)
     for _ in range(3):
@@ -153,7 +252,7 @@ class Payload:
 def test_a_malicious_checkpoint_runs_no_code(tmp_path: Path) -> None:
     """Neither in the metadata's pickle nor in an entry that claims to be no tensor."""
     state, trace = trained(0), tmp_path / "hacked"
-    model_state.save(tmp_path, *state, ("model",))
+    save(tmp_path, state, ("model",))
     whole = (tmp_path / "model/.metadata").read_bytes()
     (tmp_path / "model/.metadata").write_bytes(pickle.dumps(Payload(trace)))
     with pytest.raises(pickle.UnpicklingError, match=r"names pathlib\.\w*Path\.touch|names builtins.getattr|no reason"):
@@ -167,7 +266,7 @@ def test_a_malicious_checkpoint_runs_no_code(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    model_state.save(tmp_path, *trained(0), ("model",))
+    save(tmp_path, trained(0), ("model",))
     module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2, bias=False))
     optimizer = build_optimizer(module, OptimConfig())
     with pytest.raises(ValueError, match="saved by another model: 3 tensors differ"):
@@ -176,7 +275,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_part_that_was_not_saved_is_named(tmp_path: Path) -> None:
     state = trained(0)
-    model_state.save(tmp_path, *state, ("model",))
+    save(tmp_path, state, ("model",))
     model_state.load(tmp_path, *state, ("model",))
     with pytest.raises(FileNotFoundError, match=r"holds no .optimizer.*load_contents"):
         model_state.load(tmp_path, *state, ("model", "optimizer"))

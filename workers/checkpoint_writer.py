@@ -1,0 +1,90 @@
+"""Writes a worker's checkpoint in a thread of its own while training goes on.
+
+    main thread   start ........ generate, log-probs ........ wait_until_copied, update ...
+    this thread         copy the tensors to CPU memory | write and force to disk
+
+Invariant: weights and optimiser state change only in an update, and an update waits for the copy; so what is written is the state at `start`,
+and neither the copy nor the disk holds up the phases before the next update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+
+class CheckpointWriter:
+    """One for each worker, on every rank; made after the process group, since the threads of all ranks have a group of their own."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._copied: Future[None] | None = None
+        self._written: Future[None] | None = None
+
+    def start(self, parts: Mapping[Path, dict[str, Tensor]], write_rest: Callable[[], None]) -> None:
+        """Begins to write each part, the tensors of a model or an optimiser, into its folder, and then whatever `write_rest` does.
+
+        Every rank calls it with its own shards. The one before must have been waited for with `is_written`.
+        """
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the thread must not copy what is still being computed
+        copied: Future[None] = Future()
+        self._copied = copied
+        self._written = self._thread.submit(self._write, parts, write_rest, copied)
+
+    def wait_until_copied(self) -> None:
+        """Returns when the tensors may change again."""
+        if self._copied is not None:
+            self._copied.result()
+
+    def is_written(self, wait: bool) -> bool:
+        """Whether everything of the last `start` is on disk.
+
+        Raises:
+            OSError: it could not be written, on whichever rank; says why.
+        """
+        if self._written is None or not (wait or self._written.done()):
+            return self._written is None
+        written, self._written = self._written, None
+        try:
+            written.result()
+        except (CheckpointException, OSError, RuntimeError) as error:  # torch's own writer raises RuntimeError
+            raise OSError(f"the checkpoint could not be written: {_causes(error)}") from None
+        return True
+
+    def _write(
+        self, parts: Mapping[Path, dict[str, Tensor]], write_rest: Callable[[], None], copied: Future[None]
+    ) -> None:
+        try:
+            copies = {folder: _copy_to_cpu(tensors) for folder, tensors in parts.items()}
+        finally:
+            copied.set_result(None)
+        for folder, tensors in copies.items():
+            dcp.save(tensors, checkpoint_id=folder, process_group=self._group, no_dist=self._group is None)
+        write_rest()
+
+
+def _copy_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A copy in CPU memory, sharded as the tensors are."""
+    options = StagingOptions(
+        use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+    )
+    with torch.no_grad():
+        copies = DefaultStager(options).stage(tensors)
+    assert isinstance(copies, dict)
+    return copies
+
+
+def _causes(error: BaseException) -> str:
+    if isinstance(error, CheckpointException):
+        return "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
+    return str(error)
