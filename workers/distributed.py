@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -56,10 +57,12 @@ def max_over_ranks(values: Tensor) -> Tensor:
 def shard_model(module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtype, device: torch.device) -> None:
     """FSDP2 over all ranks, in place: each decoder layer by itself, then the rest; nothing on a single rank.
 
-    Parameters stay float32 shards; they are gathered in `compute_dtype`, and gradients are averaged in float32.
+    Parameters stay float32 shards, of the weights that the first rank holds; the others' may be on the meta device. They are gathered in
+    `compute_dtype`, and gradients are averaged in float32.
     """
     if world_size() == 1:
         return
+    weights = dict(module.state_dict()) if rank() == 0 else {}
     mesh = init_device_mesh(device.type, (world_size(),), mesh_dim_names=("dp",))
     precision = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == torch.float32 else compute_dtype, reduce_dtype=torch.float32
@@ -67,6 +70,12 @@ def shard_model(module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtyp
     for layer in decoder_layers(module):
         fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=config.reshard_after_forward)
     fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=config.reshard_after_forward)
+    if rank() > 0:
+        module.to_empty(device=device)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(module, weights, options=options)
+    for buffer in module.buffers():  # those too that no checkpoint holds, such as rotary frequencies
+        dist.broadcast(buffer, src=0)
 
 
 def decoder_layers(module: nn.Module) -> list[nn.Module]:

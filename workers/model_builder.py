@@ -1,6 +1,7 @@
 """Builds the transformers models that train: the policy, the reference and the value model.
 
-Invariant: parameters are float32 master weights; the compute type (`model.dtype`) enters through autocast in workers/forward.py.
+Invariant: parameters are float32 master weights; the compute type (`model.dtype`) enters through autocast in workers/forward.py. Of several ranks
+the first alone reads a model's weights; the others build it without memory (on the meta device) until `shard_model` gives each its shards.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +25,7 @@ from transformers import (
 
 from data.prompts import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
-from workers.distributed import world_size
+from workers.distributed import rank, world_size
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -70,10 +72,23 @@ class ModelSpec:
         return pad_token_id(self.tokenizer)
 
     def causal_lm(self, *, trainable: bool) -> nn.Module:
-        """The policy (trainable) or a frozen reference, in float32."""
+        """The policy (trainable) or a frozen reference, in float32.
+
+        Raises:
+            ValueError: the weights hold a head of their own, where the configuration says that the embedding is the head.
+        """
+        trust = self.config.trust_remote_code
+        if rank() > 0:
+            return self._prepare(_without_memory(AutoModelForCausalLM, self.hf_config, trust), trainable)
         model = AutoModelForCausalLM.from_pretrained(
-            self.path, config=self.hf_config, dtype=torch.float32, trust_remote_code=self.config.trust_remote_code
+            self.path, config=self.hf_config, dtype=torch.float32, trust_remote_code=trust
         )
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        if self.hf_config.get_text_config().tie_word_embeddings and head.weight is not embedding.weight:
+            raise ValueError(
+                f"{self.path}: tie_word_embeddings is true, but its weights hold another lm_head than the embedding, which an engine would "
+                "not read; set actor_rollout_ref.model.override_config.tie_word_embeddings=false"
+            )
         return self._prepare(model, trainable)
 
     def value_model(self) -> nn.Module:
@@ -86,6 +101,9 @@ class ModelSpec:
         """
         config = self.hf_config
         config.num_labels = 1
+        if rank() > 0:
+            trust = self.config.trust_remote_code
+            return self._prepare(_without_memory(AutoModelForTokenClassification, config, trust), trainable=True)
         try:
             model, info = AutoModelForTokenClassification.from_pretrained(
                 self.path,
@@ -116,7 +134,12 @@ class ModelSpec:
         if trainable and self.config.enable_gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         # Sharding moves each layer's own part to the device; the whole might not fit there.
-        return model.to(self.device if world_size() == 1 else "cpu").train(trainable)
+        return (model.to(self.device) if world_size() == 1 else model).train(trainable)
+
+
+def _without_memory(auto_class: Any, config: PretrainedConfig, trust_remote_code: bool) -> nn.Module:
+    with torch.device("meta"):
+        return auto_class.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
 
 
 def _as_list(value: int | Sequence[int] | None) -> list[int]:

@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.unit.test_actor_critic import make_update
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, ModelConfig
-from workers.distributed import full_tensor, shard_model, start_process_group
+from workers.distributed import full_tensor, rank, shard_model, start_process_group
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.forward import PolicyModel, ValueModel
@@ -25,14 +26,14 @@ LIMITS = {"tokens": {"ppo_max_token_len_per_gpu": 30}, "rows": {"ppo_micro_batch
 MODES = ("token-mean", "seq-mean-token-sum")
 
 
-def run_rank(folder: str, rank: int, world: int, port: int) -> None:
+def run_rank(folder: str, number: int, world: int, port: int) -> None:
     """Everything that is compared, on this rank's rows; rank 0 writes it down."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(number), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     start_process_group(CPU)
     results: dict[str, Any] = {}
     # Seven rows and a dummy: rank 0 has a group of four, rank 1 two groups of other lengths and the dummy.
-    data = make_update().pad_with_dummies(2).chunk(world)[rank]
+    data = make_update().pad_with_dummies(2).chunk(world)[number]
     for limits in LIMITS:
         for mode in MODES:
             actor = DataParallelPPOActor(
@@ -47,13 +48,25 @@ def run_rank(folder: str, rank: int, world: int, port: int) -> None:
         before = whole_weights(critic.critic_module)
         metrics = critic.update_critic(data, len(data))
         results[f"critic {limits}"] = (change(before, critic.critic_module), metrics)
+    results["tied"] = tied_weights(folder)
     log_probs, _ = actor.compute_log_prob(data)
-    torch.save({"log_probs": log_probs, "values": values}, Path(folder) / f"rows-{world}-{rank}.pt")
-    if rank == 0:
+    torch.save({"log_probs": log_probs, "values": values}, Path(folder) / f"rows-{world}-{number}.pt")
+    if number == 0:
         torch.save(results, Path(folder) / f"results-{world}.pt")
     if world > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+
+def tied_weights(folder: str) -> dict[str, Tensor]:
+    """The weights of a model whose head is its embedding, after sharding; only the first rank has read them."""
+    spec = ModelSpec(ModelConfig(), str(Path(folder) / "tied"), CPU)
+    model = PolicyModel(spec.causal_lm(trainable=True))
+    assert all(p.is_meta == (rank() > 0) for p in model.parameters())
+    shard_model(model, FSDPConfig(), torch.float32, CPU)
+    assert model.lm.get_output_embeddings().weight is model.lm.get_input_embeddings().weight
+    assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+    return whole_weights(model) | {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
 
 
 def change(before: dict[str, Tensor], module: torch.nn.Module) -> dict[str, Tensor]:
@@ -82,6 +95,8 @@ def whole_weights(module: torch.nn.Module) -> dict[str, Tensor]:
 def folder(tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "model").symlink_to(tiny_task / "model")
+    config = AutoConfig.from_pretrained(tiny_task / "model", tie_word_embeddings=True)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "tied")
     for world in (1, 2):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -120,6 +135,18 @@ def test_two_ranks_make_the_value_update_of_one(folder: Path, limits: str) -> No
     )
     assert largest_difference(one, two) < 1e-5
     assert two_metrics == pytest.approx(one_metrics, rel=1e-5, abs=1e-7)
+
+
+def test_the_first_ranks_weights_reach_all_and_stay_tied(folder: Path) -> None:
+    one, two = (torch.load(folder / f"results-{world}.pt")["tied"] for world in (1, 2))
+    assert one.keys() == two.keys() and any(name.startswith("buffer") for name in one)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_head_that_is_not_the_embedding_though_the_configuration_says_so_is_refused(tiny_task: Path) -> None:
+    spec = ModelSpec(ModelConfig(override_config={"tie_word_embeddings": True}), str(tiny_task / "model"), CPU)
+    with pytest.raises(ValueError, match="tie_word_embeddings is true, but its weights hold another lm_head"):
+        spec.causal_lm(trainable=True)
 
 
 def test_two_ranks_compute_the_log_probs_and_values_of_one(folder: Path) -> None:
