@@ -1,11 +1,12 @@
-# Every target sets the virtual environment up first, if it is not there yet or the requirements changed.
+# Every target but gpu-check sets the virtual environment up first, if it is not there yet or the requirements changed.
 VENV ?= .venv
 PYTHON ?= python3
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 SEED ?= 0
+GPU_PYTHON ?= python3
 
-.PHONY: setup quickstart smollm2 test test-slow check format bench clean
+.PHONY: setup quickstart smollm2 test test-slow check format bench gpu-check clean
 
 setup: $(READY)
 
@@ -42,6 +43,9 @@ bench: $(READY)  ## ratios against bare loops; nothing else should run
 	$(PY) -m tests.benchmarks.step_vs_limit
 	$(PY) -m tests.benchmarks.peak_memory
 	$(PY) -m tests.benchmarks.big_batch
+
+gpu-check:  ## tests and benchmarks of the CUDA paths, with a Python that is there already: make gpu-check GPU_PYTHON=python3
+	$(GPU_PYTHON) scripts/gpu_check.py
 
 clean:
 	rm -rf outputs .pytest_cache .mypy_cache .ruff_cache

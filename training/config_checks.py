@@ -371,9 +371,8 @@ def _ranks(config: PPOConfig) -> Iterator[str]:
     if trainer.num_ranks > 1:
         return
     for key in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
-        fsdp = attrgetter(f"{key}.fsdp_config")(config)
-        if fsdp.param_offload or fsdp.optimizer_offload or not fsdp.reshard_after_forward:
-            log.warning("%s.fsdp_config: sharding and offloading have no effect on one rank", key)
+        if not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
+            log.warning("%s.fsdp_config.reshard_after_forward has no effect on one rank", key)
     if policy.actor.strategy == "fsdp":
         log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
 

@@ -71,7 +71,8 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         gradient = torch.empty_like(logits)
         with_entropy = bool(grad_entropies.any())
         for rows in _row_blocks(logits):
-            log_p = logits[rows].float().div_(ctx.temperature).sub_(log_sums[rows, None])  # (block, vocabulary)
+            z = logits[rows].to(torch.float32, copy=True)  # (block, vocabulary); the logits themselves stay as they are
+            log_p = z.div_(ctx.temperature).sub_(log_sums[rows, None])
             p = log_p.exp()
             weight = grad_log_probs[rows, None].neg()
             if with_entropy:

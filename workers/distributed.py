@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from training.config import FSDPConfig
@@ -93,15 +93,20 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def on_device(
     module: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, config: FSDPConfig
 ) -> Iterator[None]:
-    """Brings offloaded parameters and optimiser state to the device for the block, and back to CPU memory after it."""
+    """Brings offloaded parameters and optimiser state to the device for the block, and back to CPU memory after it.
+
+    `module` is what `shard_model` was given: inside it, FSDP2 would not notice that its outermost parameters have moved, and go on with
+    the old ones. Optimiser state that is not offloaded is brought as well: loading a checkpoint puts it beside offloaded parameters.
+    """
+    cpu = torch.device("cpu")
     if config.param_offload:
+        assert world_size() == 1 or isinstance(module, FSDPModule), "only the sharded root knows all its parameters"
         module.to(device)
-    if config.optimizer_offload and optimizer is not None:
+    if optimizer is not None:
         _move_state(optimizer, device)
     try:
         yield
     finally:
-        cpu = torch.device("cpu")
         if config.param_offload:
             module.to(cpu)
         if config.optimizer_offload and optimizer is not None:
@@ -109,7 +114,10 @@ def on_device(
 
 
 def _move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Moves all of it, `step` too: the fused AdamW wants it beside the parameters."""
     for state in optimizer.state.values():
         for name, value in state.items():
-            if isinstance(value, Tensor) and name != "step":
+            if isinstance(value, Tensor):
                 state[name] = value.to(device, non_blocking=True)
+    if device.type == "cpu" and torch.cuda.is_available():
+        torch.cuda.synchronize()  # until the copies are done, the CPU's memory may hold anything

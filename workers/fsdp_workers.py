@@ -7,9 +7,10 @@ is never changed here; row counts per mini-batch are derived from it.
 from __future__ import annotations
 
 import logging
+import os
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,18 +75,18 @@ class ActorRolloutRefWorker:
             settings, reference = self._forward_settings(frozen), PolicyModel(frozen)
             shard_model(reference, self.policy.ref.fsdp_config, settings.dtype, self.device)
             self.ref = DataParallelPPOActor(self.policy.actor, reference, forward=settings)
+        self._offload()  # the engine sizes its cache by what is left free
         if "rollout" in self.role:
             self.rollout = build_rollout(self.config, spec)
             self.rollout.sleep()
             self.sync_weights()
-        self._offload()
 
     @register(Dispatch.ONE_TO_ALL)
     def sync_weights(self) -> None:
         """Sends the policy's weights to the rollout engine, which wakes up for it."""
         self.rollout.wake_up()
         dtype = torch_dtype(self.policy.rollout.dtype)
-        with on_device(self.module, None, self.device, self.policy.actor.fsdp_config):
+        with on_device(self.actor.actor_module, None, self.device, self.policy.actor.fsdp_config):
             self.rollout.update_weights(iter_weights(self.module, dtype), weight_manifest(self.module))
 
     @register(Dispatch.ONE_TO_ALL)
@@ -107,7 +108,7 @@ class ActorRolloutRefWorker:
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """`old_log_probs` and `entropys`, (B, response_len) each."""
         data = self._with_temperature(data)
-        with on_device(self.module, None, self.device, self.policy.actor.fsdp_config):
+        with on_device(self.actor.actor_module, None, self.device, self.policy.actor.fsdp_config):
             log_probs, entropies = self.actor.compute_log_prob(
                 data, calculate_entropy=True, limits=self.policy.log_prob_micro_batching
             )
@@ -129,7 +130,10 @@ class ActorRolloutRefWorker:
         """One call of `update_policy` and one step of the schedule; returns metrics."""
         rows = self.policy.actor.ppo_mini_batch_size * self.policy.rollout.n // world_size()
         self.writer.wait_until_copied()
-        with on_device(self.module, self.optimizer, self.device, self.policy.actor.fsdp_config):
+        with (
+            strictly_deterministic(self.config.trainer.deterministic),
+            on_device(self.actor.actor_module, self.optimizer, self.device, self.policy.actor.fsdp_config),
+        ):
             metrics = self.actor.update_policy(self._with_temperature(data), mini_batch_rows=rows)
         metrics["actor/lr"] = self.scheduler.get_last_lr()[0]
         self.scheduler.step()
@@ -161,7 +165,7 @@ class ActorRolloutRefWorker:
     def _offload(self) -> None:
         """Sends what is kept in CPU memory between calls there."""
         if "actor" in self.role:
-            with on_device(self.module, self.optimizer, self.device, self.policy.actor.fsdp_config):
+            with on_device(self.actor.actor_module, self.optimizer, self.device, self.policy.actor.fsdp_config):
                 pass
         if "ref" in self.role:
             with on_device(self.ref.actor_module, None, self.device, self.policy.ref.fsdp_config):
@@ -198,7 +202,7 @@ class CriticWorker:
             pass
 
     def _on_device(self) -> AbstractContextManager[None]:
-        return on_device(self.module, self.optimizer, self.device, self.config.fsdp_config)
+        return on_device(self.critic.critic_module, self.optimizer, self.device, self.config.fsdp_config)
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=LOG_PROB_READS)
     def compute_values(self, data: DataProto) -> DataProto:
@@ -211,7 +215,7 @@ class CriticWorker:
         assert self.config.ppo_mini_batch_size is not None
         rows = self.config.ppo_mini_batch_size * self.rows_per_prompt // world_size()
         self.writer.wait_until_copied()
-        with self._on_device():
+        with strictly_deterministic(self.run_config.trainer.deterministic), self._on_device():
             metrics = self.critic.update_critic(data, rows)
         metrics["critic/lr"] = self.scheduler.get_last_lr()[0]
         self.scheduler.step()
@@ -240,8 +244,26 @@ def start_worker(config: PPOConfig, device: torch.device) -> None:
     transformers.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single rank saves by itself
     if config.trainer.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the process's first matrix product
         torch.use_deterministic_algorithms(True, warn_only=True)
     start_process_group(device)
+
+
+@contextmanager
+def strictly_deterministic(deterministic: bool) -> Iterator[None]:
+    """Where a run is `deterministic`, so is the block, or it raises.
+
+    On CUDA the backward pass of attention takes its deterministic kernels only then (with `warn_only` it warns and takes the others), while
+    sampling has operations for which there are none.
+    """
+    if not deterministic:
+        yield
+        return
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def forward_settings(

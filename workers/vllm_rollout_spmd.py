@@ -120,6 +120,7 @@ class vLLMRollout(BaseRollout):
 
     def wake_up(self) -> None:
         if self.config.free_cache_engine and not self.on_cpu:
+            torch.cuda.empty_cache()  # the engine allocates past PyTorch's pool, and cannot use what that keeps for itself
             self.engine.wake_up()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def make_update(seed: int = 0, **padding: int) -> DataProto:
 
 
 def weights_after(
-    lm: nn.Module, data: DataProto, config: ActorConfig, rows: int = 7, **settings: bool
+    lm: nn.Module, data: DataProto, config: ActorConfig, rows: int = 7, **settings: Any
 ) -> tuple[Tensor, dict]:
     module = copy.deepcopy(lm)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -232,9 +233,12 @@ def transformer(tiny_task: Path) -> nn.Module:
     return module
 
 
-def critic_change(transformer: nn.Module, data: DataProto, config: CriticConfig) -> tuple[Tensor, dict]:
+def critic_change(
+    transformer: nn.Module, data: DataProto, config: CriticConfig, **settings: Any
+) -> tuple[Tensor, dict]:
     module = copy.deepcopy(transformer)
-    critic = DataParallelPPOCritic(config, module, torch.optim.SGD(module.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    critic = DataParallelPPOCritic(config, module, optimizer, forward=ForwardSettings(**settings))
     metrics = critic.update_critic(data, mini_batch_rows=7)
     change = [p - q for p, q in zip(module.parameters(), transformer.parameters(), strict=True)]
     return torch.cat([c.detach().flatten() for c in change]), metrics

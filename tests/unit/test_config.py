@@ -865,9 +865,9 @@ def test_a_custom_algorithm_file_registers_before_names_are_checked(
 
 def test_what_is_merely_unusual_is_a_word_in_the_log(runnable: list[str], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    assert checked(runnable, "algorithm.adv_estimator=grpo", "critic.fsdp_config.param_offload=true") == []
+    assert checked(runnable, "algorithm.adv_estimator=grpo", "critic.fsdp_config.reshard_after_forward=false") == []
     assert "each keeps its raw score" in caplog.text
-    assert "critic.fsdp_config: sharding and offloading have no effect on one rank" in caplog.text
+    assert "critic.fsdp_config.reshard_after_forward has no effect on one rank" in caplog.text
     caplog.clear()
     assert checked(runnable, "algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4") == []
     assert caplog.text == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.unit.test_actor_critic import make_update
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, ModelConfig
-from workers.distributed import full_tensor, rank, shard_model, start_process_group
+from workers.distributed import full_tensor, on_device, rank, shard_model, start_process_group
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.forward import PolicyModel, ValueModel
+from workers.forward import ForwardSettings, PolicyModel, ValueModel
 from workers.model_builder import ModelSpec
 
-CPU = torch.device("cpu")
 LIMITS = {"tokens": {"ppo_max_token_len_per_gpu": 30}, "rows": {"ppo_micro_batch_size_per_gpu": 1}}
 MODES = ("token-mean", "seq-mean-token-sum")
 
 
-def run_rank(folder: str, number: int, world: int, port: int) -> None:
-    """Everything that is compared, on this rank's rows; rank 0 writes it down."""
-    os.environ |= {"RANK": str(number), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    start_process_group(CPU)
+def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu") -> None:
+    """Everything that is compared, on this rank's rows and device; rank 0 writes it down."""
+    device = join_ranks(number, world, port, kind)
+    settings = ForwardSettings(device=device)
     results: dict[str, Any] = {}
     # Seven rows and a dummy: rank 0 has a group of four, rank 1 two groups of other lengths and the dummy.
     data = make_update().pad_with_dummies(2).chunk(world)[number]
@@ -38,17 +37,20 @@ def run_rank(folder: str, number: int, world: int, port: int) -> None:
         for mode in MODES:
             actor = DataParallelPPOActor(
                 ActorConfig(**LIMITS[limits], loss_agg_mode=mode, entropy_coeff=0.1, use_kl_loss=True, grad_clip=0.5),
-                *build(folder, "actor"),
+                *build(folder, "actor", device),
+                forward=settings,
             )
             before = whole_weights(actor.actor_module)
             metrics = actor.update_policy(data, len(data))
             results[f"actor {limits} {mode}"] = (change(before, actor.actor_module), metrics)
-        critic = DataParallelPPOCritic(CriticConfig(**LIMITS[limits]), *build(folder, "critic"))
+        critic = DataParallelPPOCritic(
+            CriticConfig(**LIMITS[limits]), *build(folder, "critic", device), forward=settings
+        )
         values = critic.compute_values(data)
         before = whole_weights(critic.critic_module)
         metrics = critic.update_critic(data, len(data))
         results[f"critic {limits}"] = (change(before, critic.critic_module), metrics)
-    results["tied"] = tied_weights(folder)
+    results["tied"] = tied_weights(folder, device)
     log_probs, _ = actor.compute_log_prob(data)
     torch.save({"log_probs": log_probs, "values": values}, Path(folder) / f"rows-{world}-{number}.pt")
     if number == 0:
@@ -58,57 +60,79 @@ def run_rank(folder: str, number: int, world: int, port: int) -> None:
         torch.distributed.destroy_process_group()
 
 
-def tied_weights(folder: str) -> dict[str, Tensor]:
+def tied_weights(folder: str, device: torch.device) -> dict[str, Tensor]:
     """The weights of a model whose head is its embedding, after sharding; only the first rank has read them."""
-    spec = ModelSpec(ModelConfig(), str(Path(folder) / "tied"), CPU)
+    spec = ModelSpec(ModelConfig(), str(Path(folder) / "tied"), device)
     model = PolicyModel(spec.causal_lm(trainable=True))
     assert all(p.is_meta == (rank() > 0) for p in model.parameters())
-    shard_model(model, FSDPConfig(), torch.float32, CPU)
+    shard_model(model, FSDPConfig(), torch.float32, device)
     assert model.lm.get_output_embeddings().weight is model.lm.get_input_embeddings().weight
     assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
     return whole_weights(model) | {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
+
+
+def join_ranks(number: int, world: int, port: int, kind: str) -> torch.device:
+    """What a launcher does for a process; returns its device."""
+    os.environ |= {"RANK": str(number), "WORLD_SIZE": str(world), "LOCAL_RANK": str(number)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    device = torch.device(kind, number) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    start_process_group(device)
+    return device
 
 
 def change(before: dict[str, Tensor], module: torch.nn.Module) -> dict[str, Tensor]:
     return {name: tensor - before[name] for name, tensor in whole_weights(module).items()}
 
 
-def build(folder: str, kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def build(folder: str, kind: str, device: torch.device) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     path = str(Path(folder) / "model")
     if kind == "actor":
-        spec = ModelSpec(ModelConfig(enable_gradient_checkpointing=False), path, CPU)
+        spec = ModelSpec(ModelConfig(enable_gradient_checkpointing=False), path, device)
         module: torch.nn.Module = PolicyModel(spec.causal_lm(trainable=True))
     else:
-        spec = ModelSpec(CriticModelConfig(enable_gradient_checkpointing=True), path, CPU)
+        spec = ModelSpec(CriticModelConfig(enable_gradient_checkpointing=True), path, device)
         transformer = spec.value_model()
         torch.nn.init.constant_(transformer.score.weight, 0.01)
         module = ValueModel(transformer)
-    shard_model(module, FSDPConfig(), torch.float32, CPU)
+    shard_model(module, FSDPConfig(), torch.float32, device)
     return module, torch.optim.SGD(module.parameters(), lr=0.1)  # the change is then the gradient, to scale
 
 
 def whole_weights(module: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: full_tensor(p.detach()).clone() for name, p in module.named_parameters()}
+    return {name: full_tensor(p.detach()).cpu().clone() for name, p in module.named_parameters()}
 
 
 @pytest.fixture(scope="module")
 def folder(tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
+    compare_ranks(tiny_task, folder, "cpu")
+    return folder
+
+
+def compare_ranks(tiny_task: Path, folder: Path, kind: str) -> None:
+    """Runs everything in one process and in two, on devices of that kind; results are left in the folder."""
     (folder / "model").symlink_to(tiny_task / "model")
     config = AutoConfig.from_pretrained(tiny_task / "model", tie_word_embeddings=True)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "tied")
     for world in (1, 2):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        context = mp.get_context("spawn")
-        ranks = [context.Process(target=run_rank, args=(str(folder), rank, world, port)) for rank in range(world)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(180)
-        assert [process.exitcode for process in ranks] == [0] * world
-    return folder
+        spawn_ranks(run_rank, str(folder), world, kind)
+
+
+def spawn_ranks(body: Callable[[str, int, int, int, str], None], folder: str, world: int, kind: str) -> None:
+    """Runs body(folder, rank, world, port, kind) in `world` processes, each of which must end well."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = mp.get_context("spawn")
+    ranks = [context.Process(target=body, args=(folder, rank, world, port, kind)) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(180)
+    assert [process.exitcode for process in ranks] == [0] * world
 
 
 def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -144,7 +168,9 @@ def test_the_first_ranks_weights_reach_all_and_stay_tied(folder: Path) -> None:
 
 
 def test_a_head_that_is_not_the_embedding_though_the_configuration_says_so_is_refused(tiny_task: Path) -> None:
-    spec = ModelSpec(ModelConfig(override_config={"tie_word_embeddings": True}), str(tiny_task / "model"), CPU)
+    spec = ModelSpec(
+        ModelConfig(override_config={"tie_word_embeddings": True}), str(tiny_task / "model"), torch.device("cpu")
+    )
     with pytest.raises(ValueError, match="tie_word_embeddings is true, but its weights hold another lm_head"):
         spec.causal_lm(trainable=True)
 
@@ -155,3 +181,14 @@ def test_two_ranks_compute_the_log_probs_and_values_of_one(folder: Path) -> None
     for name in ("log_probs", "values"):
         both = torch.cat([half[name] for half in halves])
         torch.testing.assert_close(both, one[name], rtol=1e-5, atol=1e-5)
+
+
+def test_only_the_sharded_root_is_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP2 would go on with the old embedding and head of a root that was moved from within."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    inner, config = torch.nn.Linear(2, 2), FSDPConfig(param_offload=True)
+    with (
+        pytest.raises(AssertionError, match="only the sharded root"),
+        on_device(inner, None, torch.device("cpu"), config),
+    ):
+        pass

@@ -32,8 +32,8 @@ def build_engine(name: str, spec: ModelSpec, config: RolloutConfig = CONFIG) -> 
     return vLLMRollout(config, spec)
 
 
-def model_spec(path: Path) -> ModelSpec:
-    return ModelSpec(ModelConfig(dtype="float32", enable_gradient_checkpointing=False), str(path), torch.device("cpu"))
+def model_spec(path: Path, device: str | torch.device = "cpu") -> ModelSpec:
+    return ModelSpec(ModelConfig(dtype="float32", enable_gradient_checkpointing=False), str(path), torch.device(device))
 
 
 @pytest.fixture(scope="module", params=[(name, tying) for name in ("hf", "vllm") for tying in ("untied", "tied")])
@@ -55,7 +55,7 @@ def perturb(lm: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in lm.parameters():
-            parameter.add_(0.03 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(0.03 * torch.randn(parameter.shape, generator=generator).to(parameter.device))
 
 
 def encode(spec: ModelSpec) -> list[list[int]]:
@@ -67,9 +67,9 @@ def encode(spec: ModelSpec) -> list[list[int]]:
 
 @torch.no_grad()
 def policy_log_probs(lm: nn.Module, prompt: list[int], completion: Completion, temperature: float) -> Tensor:
-    ids = torch.tensor([prompt + completion.token_ids])
-    log_probs = (lm(ids).logits[0] / temperature).log_softmax(-1)
-    return log_probs[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0]
+    ids = torch.tensor([prompt + completion.token_ids], device=lm.device)
+    log_probs = (lm(ids).logits[0].float() / temperature).log_softmax(-1)
+    return log_probs[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
 
 
 def worst_difference(rollout: BaseRollout, lm: nn.Module, spec: ModelSpec, temperature: float) -> float:

@@ -170,6 +170,7 @@ def test_fused_log_probs_and_entropy_match_autograd_through_the_plain_formulas(t
             log_probs = F.logprobs_from_logits(z / temperature, labels)
             entropies = F.entropy_from_logits(z / temperature)
         (log_probs @ a + entropies @ b).backward()
+        assert torch.equal(z, logits), "neither pass writes into the logits"
         results.append((log_probs, entropies, z.grad))
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)

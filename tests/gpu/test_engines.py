@@ -1,0 +1,106 @@
+"""Rollout engines on CUDA: their log-probs are the trainer's after every update, seeds hold, and sleeping gives memory back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.test_actor_critic import make_update
+from tests.unit.test_rollout import CONFIG, build_engine, encode, model_spec, perturb, worst_difference
+from training.config import ActorConfig
+from workers.dp_actor import DataParallelPPOActor
+from workers.forward import ForwardSettings
+from workers.model_builder import ModelSpec
+from workers.rollout_base import BaseRollout, Sampling
+from workers.weight_sync import iter_weights, weight_manifest
+
+pytestmark = pytest.mark.gpu
+
+
+def send(lm: nn.Module, rollout: BaseRollout, dtype: torch.dtype = torch.float32) -> None:
+    rollout.update_weights(iter_weights(lm, dtype), weight_manifest(lm))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_hf_samples_with_the_trainers_log_probs_after_an_update(tiny_task, device, temperature) -> None:
+    spec = model_spec(tiny_task / "model", device)
+    lm = spec.causal_lm(trainable=True).eval()
+    rollout = build_engine("hf", spec)
+    send(lm, rollout)
+    assert worst_difference(rollout, lm, spec, temperature) < 1e-4
+    optimizer = torch.optim.SGD(lm.parameters(), lr=1.0)
+    DataParallelPPOActor(ActorConfig(), lm, optimizer, forward=ForwardSettings(device=device)).update_policy(
+        make_update(), 7
+    )
+    lm.eval()
+    assert worst_difference(rollout, lm, spec, temperature) > 1e-3, "the engine has a copy of its own"
+    send(lm, rollout)
+    assert worst_difference(rollout, lm, spec, temperature) < 1e-4
+
+
+def test_hf_gives_a_seed_the_same_sample_in_any_batch(tiny_task, device) -> None:
+    spec = model_spec(tiny_task / "model", device)
+    rollout = build_engine("hf", spec)
+    send(spec.causal_lm(trainable=False), rollout)
+    prompt, sampling = encode(spec)[0], Sampling(max_tokens=8)
+
+    def sample(seeds: list[int]) -> dict[str, list[int]]:
+        for seed in seeds:
+            rollout.submit(str(seed), prompt, replace(sampling, seed=seed))
+        return {c.request_id: c.token_ids for c in rollout.step()}
+
+    together = sample([0, 1, 2, 3])
+    assert len({tuple(ids) for ids in together.values()}) > 1
+    assert {name: ids for seed in (3, 1, 0, 2) for name, ids in sample([seed]).items()} == together
+
+
+@pytest.fixture(scope="module")
+def vllm_engine(wide_model: Path, device: torch.device) -> Iterator[tuple[BaseRollout, nn.Module, ModelSpec]]:
+    """vLLM in bfloat16 with the weights of a policy that has moved away from the folder's."""
+    pytest.importorskip("vllm")
+    spec = model_spec(wide_model, device)
+    policy = spec.causal_lm(trainable=True).eval()
+    perturb(policy, seed=0)
+    rollout = build_engine("vllm", spec, replace(CONFIG, dtype="bfloat16", gpu_memory_utilization=0.2))
+    send(policy, rollout, torch.bfloat16)
+    yield rollout, policy, spec
+
+
+def rounded(policy: nn.Module) -> nn.Module:
+    """What the engine holds: the policy's weights in bfloat16."""
+    return copy.deepcopy(policy).bfloat16()
+
+
+@pytest.mark.vllm
+def test_vllm_samples_with_the_trainers_log_probs_after_sleeping_and_an_update(vllm_engine) -> None:
+    rollout, policy, spec = vllm_engine
+    for seed in (1, 2):
+        rollout.sleep()
+        perturb(policy, seed)
+        rollout.wake_up()
+        stale = worst_difference(rollout, rounded(policy), spec, 1.0)
+        send(policy, rollout, torch.bfloat16)
+        agreement = worst_difference(rollout, rounded(policy), spec, 1.0)
+        assert agreement < 0.1, "bfloat16 on both sides"
+        assert stale > 3 * agreement
+
+
+@pytest.mark.vllm
+def test_vllm_gives_its_memory_back_while_it_sleeps(vllm_engine, cuda_memory) -> None:
+    rollout, _, _ = vllm_engine
+    awake, _ = torch.cuda.mem_get_info(cuda_memory)
+    rollout.sleep()
+    asleep, total = torch.cuda.mem_get_info(cuda_memory)
+    assert asleep - awake > 0.1 * total, "its share is 0.2 of the device"
+    # What the trainer leaves in PyTorch's pool must not be in the engine's way.
+    trainers = torch.empty(int(0.95 * asleep), dtype=torch.uint8, device=cuda_memory)
+    del trainers
+    rollout.wake_up()
+    again, _ = torch.cuda.mem_get_info(cuda_memory)
+    assert abs(again - awake) < 0.05 * total

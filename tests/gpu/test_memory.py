@@ -1,0 +1,115 @@
+"""Offloading: device memory is really freed, and training goes on with the same numbers, a checkpoint in between included."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.e2e.test_training import tiny_config
+from tests.unit.test_actor_critic import make_update
+from tests.unit.test_rollout import model_spec
+from training.config import ActorConfig, FSDPConfig, OptimConfig
+from workers.distributed import on_device
+from workers.dp_actor import DataParallelPPOActor
+from workers.forward import ForwardSettings
+from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker, build_optimizer
+
+pytestmark = pytest.mark.gpu
+
+OFFLOAD = FSDPConfig(param_offload=True, optimizer_offload=True)
+CPU = torch.device("cpu")
+Worker = ActorRolloutRefWorker | CriticWorker
+
+
+def updated(module: nn.Module, device: torch.device, fsdp: FSDPConfig, steps: int = 3) -> torch.optim.Optimizer:
+    """Updates `module` in place, with what `fsdp` offloads away between the steps."""
+    optimizer = build_optimizer(module, OptimConfig(lr=1e-3))
+    actor = DataParallelPPOActor(ActorConfig(), module, optimizer, forward=ForwardSettings(device=device))
+    for _ in range(steps):
+        with on_device(module, optimizer, device, fsdp):
+            actor.update_policy(make_update(), 7)
+    return optimizer
+
+
+def weights(module: nn.Module) -> list[Tensor]:
+    return [p.detach().cpu().clone() for p in module.parameters()]
+
+
+@pytest.mark.parametrize("fsdp", [OFFLOAD, FSDPConfig(param_offload=True), FSDPConfig(optimizer_offload=True)])
+def test_offloading_changes_no_weight_and_leaves_what_it_names_in_cpu_memory(lm, device, fsdp) -> None:
+    kept, offloaded = copy.deepcopy(lm), copy.deepcopy(lm)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    updated(kept, device, FSDPConfig())
+    optimizer = updated(offloaded, device, fsdp)
+    for a, b in zip(weights(kept), weights(offloaded), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-7)
+    assert {p.device for p in offloaded.parameters()} == {CPU if fsdp.param_offload else device}
+    moments = {value.device for state in optimizer.state.values() for value in state.values()}
+    assert moments == {CPU if fsdp.optimizer_offload else device}
+
+
+def test_offloading_frees_the_bytes_of_weights_and_moments(cuda_memory, wide_model) -> None:
+    device = cuda_memory
+    before = torch.cuda.memory_allocated(device)
+    module = model_spec(wide_model, device).causal_lm(trainable=True)
+    size = 4 * sum(p.numel() for p in module.parameters())
+    assert torch.cuda.memory_allocated(device) - before >= size
+    optimizer = updated(module, device, FSDPConfig(), steps=1)
+    optimizer.zero_grad(set_to_none=True)
+    assert torch.cuda.memory_allocated(device) - before >= 3 * size
+    with on_device(module, optimizer, device, OFFLOAD):
+        assert torch.cuda.memory_allocated(device) - before >= 3 * size
+    assert torch.cuda.memory_allocated(device) - before < size / 4
+
+
+def test_moments_are_whole_as_soon_as_they_are_in_cpu_memory(device) -> None:
+    """The copy is asynchronous; 256 MiB take the bus longer than the next line takes."""
+    parameter = nn.Parameter(torch.zeros(1 << 24, device=device))
+    optimizer = build_optimizer(nn.ParameterList([parameter]), OptimConfig(lr=1.0))
+    parameter.grad = torch.ones_like(parameter)
+    with on_device(nn.ParameterList([parameter]), optimizer, device, FSDPConfig(optimizer_offload=True)):
+        optimizer.step()
+    state = optimizer.state[parameter]
+    assert state["exp_avg"].device == CPU
+    assert torch.equal(state["exp_avg"], torch.full_like(state["exp_avg"], 0.1))
+
+
+def build_workers(task: Path, run_dir: Path, device: torch.device, *overrides: str) -> list[Worker]:
+    """An actor and a critic on seven rows an update, with the config's models."""
+    config = tiny_config(
+        task,
+        run_dir,
+        f"trainer.device={device.type}",
+        "data.train_batch_size=7",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=7",
+        *overrides,
+    )
+    workers: list[Worker] = [ActorRolloutRefWorker(config, "actor"), CriticWorker(config)]
+    for worker in workers:
+        worker.init_model(10)
+    return workers
+
+
+def update(worker: Worker) -> None:
+    data = make_update()
+    _ = worker.update_actor(data) if isinstance(worker, ActorRolloutRefWorker) else worker.update_critic(data)
+
+
+@pytest.mark.parametrize("kinds", [("param",), ("optimizer",), ("param", "optimizer")])
+def test_workers_that_offload_go_on_from_their_checkpoint(tiny_task, tmp_path, device, kinds) -> None:
+    """It is loaded while weights are in CPU memory; the moments must follow them to the device at the next update."""
+    sections = ("actor_rollout_ref.actor", "critic")
+    keys = [f"{section}.fsdp_config.{kind}_offload=true" for section in sections for kind in kinds]
+    for old, new in zip(*(build_workers(tiny_task, tmp_path, device, *keys) for _ in range(2)), strict=True):
+        update(old)
+        old.save_checkpoint(str(tmp_path / type(old).__name__))
+        new.load_checkpoint(str(tmp_path / type(old).__name__))
+        update(old)
+        update(new)
+        for a, b in zip(weights(old.module), weights(new.module), strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-7)
+        assert {p.device for p in new.module.parameters()} == {CPU if "param" in kinds else device}

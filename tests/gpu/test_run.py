@@ -1,0 +1,100 @@
+"""Whole runs of the tiny task on the device, in this process: they learn, are repeated bitwise, and go on bitwise from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from main import build_trainer
+from tests.e2e.test_resume import tensors
+from tests.e2e.test_training import read_steps, tiny_config
+from training.ray_trainer import RayPPOTrainer
+from workers.fsdp_workers import start_worker, strictly_deterministic
+
+pytestmark = pytest.mark.gpu
+
+CONSTANT = ("actor_rollout_ref.actor.optim.scheduler=constant", "critic.optim.scheduler=constant")
+
+
+def run(task: Path, run_dir: Path, device: torch.device, steps: int, *overrides: str) -> RayPPOTrainer:
+    trainer = build_trainer(
+        tiny_config(
+            task,
+            run_dir,
+            f"trainer.device={device.type}",
+            "trainer.launcher=local",
+            "data.val_files=null",
+            f"trainer.total_training_steps={steps}",
+            *CONSTANT,
+            *overrides,
+        )
+    )
+    trainer.init_workers()
+    trainer.fit()
+    return trainer
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ppo_learns_on_the_device_and_engine_and_trainer_agree(tiny_task, tmp_path, device, dtype) -> None:
+    size = ("data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=32")
+    dtypes = (f"actor_rollout_ref.model.dtype={dtype}", f"critic.model.dtype={dtype}")
+    trainer = run(tiny_task, tmp_path, device, 20, *size, *dtypes, "actor_rollout_ref.rollout.n=2", "data.seed=0")
+    steps = read_steps(tmp_path)
+    rewards = [step["critic/score/mean"] for step in steps]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
+    assert all(step["actor/skipped_updates"] == 0 for step in steps)
+    limit = 1e-4 if dtype == "float32" else 0.1
+    assert all(step["training/rollout_probs_diff_max"] < limit for step in steps)
+    module = trainer.actor_rollout_wg.worker.module
+    assert {(p.device, p.dtype) for p in module.parameters()} == {(device, torch.float32)}
+
+
+def test_a_deterministic_run_is_repeated_and_goes_on_bitwise(tiny_task, tmp_path, device) -> None:
+    """GRPO in bfloat16, whose groups share prompts: attention with a mask, the kernel that is not deterministic by itself."""
+    overrides = (
+        "trainer.deterministic=true",
+        "trainer.save_freq=1",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.model.dtype=bfloat16",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=true",
+    )
+    for folder, parts in {"whole": (4,), "again": (4,), "resumed": (2, 4)}.items():
+        for steps in parts:
+            run(tiny_task, tmp_path / folder, device, steps, *overrides)
+    for folder in ("again", "resumed"):
+        for part in ("actor/model", "actor/optimizer", "critic/model", "critic/optimizer"):
+            expected = tensors(tmp_path / "whole/global_step_4" / part)
+            got = tensors(tmp_path / folder / "global_step_4" / part)
+            assert [name for name in expected if not torch.equal(expected[name], got[name])] == [], (folder, part)
+
+
+def test_a_deterministic_worker_sets_what_cublas_reads(tiny_task, tmp_path, device, monkeypatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    start_worker(tiny_config(tiny_task, tmp_path, f"trainer.device={device.type}"), device)
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    start_worker(tiny_config(tiny_task, tmp_path, "trainer.deterministic=true"), device)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+    with strictly_deterministic(True):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_the_update_of_a_batch_is_bitwise_the_same_twice(tiny_task, tmp_path, device) -> None:
+    """Rows long enough that attention's backward pass is cut in parts, which nothing adds up in a fixed order by default."""
+    from tests.benchmarks.mfu import Settings, build_worker, make_batch
+
+    model = {"hidden": 128, "intermediate": 128, "layers": 2, "heads": 2, "kv_heads": 1, "vocab": 512}
+    batch = {"rows": 8, "prompt": 256, "response": 256, "group": 4}
+    settings = Settings(device=device.type, deterministic=1, **model, **batch)
+    ends = []
+    for _ in range(2):
+        worker = build_worker(settings)
+        worker.update_actor(make_batch(settings))
+        ends.append([p.detach().clone() for p in worker.module.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
