@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from tests.unit.test_actor_critic import make_update
+from tests.unit.test_checkpoint import save
 from training.config import ActorConfig, OptimConfig
 from workers import model_state
+from workers.checkpoint_writer import CheckpointWriter
 from workers.dp_actor import DataParallelPPOActor
 from workers.forward import ForwardSettings
 from workers.fsdp_workers import build_optimizer, build_scheduler
@@ -47,22 +49,35 @@ def assert_same_state(one: State, other: State) -> None:
 def test_a_checkpoint_goes_to_the_cpu_and_back_bitwise(lm, device, tmp_path: Path) -> None:
     cpu = torch.device("cpu")
     original = trained(lm, device, steps=2)
-    model_state.save(tmp_path / "device", *original, PARTS)
+    save(tmp_path / "device", original, PARTS)
     moved = trained(lm, cpu, steps=0)
     model_state.load(tmp_path / "device", *moved, PARTS)
     assert_same_state(moved, original)
-    model_state.save(tmp_path / "cpu", *moved, PARTS)
+    save(tmp_path / "cpu", moved, PARTS)
     back = trained(lm, device, steps=0)
     model_state.load(tmp_path / "cpu", *back, PARTS)
     assert_same_state(back, original)
     assert {value.device for state in back[1].state.values() for value in state.values()} == {device}
 
 
+def test_what_is_written_is_the_devices_state_at_the_start_though_training_goes_on(lm, device, tmp_path: Path) -> None:
+    original, writer = trained(lm, device, steps=2), CheckpointWriter()
+    actor = DataParallelPPOActor(ActorConfig(), *original[:2], forward=ForwardSettings(device=device))
+    model_state.save(writer, tmp_path, *original, PARTS)
+    actor.compute_log_prob(make_update())
+    writer.wait_until_copied()
+    actor.update_policy(make_update(), 7)
+    assert writer.is_written(wait=True)
+    restored = trained(lm, device, steps=0)
+    model_state.load(tmp_path, *restored, PARTS)
+    assert_same_state(restored, trained(lm, device, steps=2))
+
+
 def test_the_exported_folder_holds_the_devices_weights_in_bfloat16(lm, device, tiny_task, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_task / "model")
-    model_state.save_huggingface(tmp_path, lm, tokenizer, weights=True)
+    model_state.huggingface_export(tmp_path, lm, tokenizer, weights=True)()
     exported = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
     for name, tensor in lm.state_dict().items():
         assert torch.equal(exported[name], tensor.cpu().bfloat16().float()), name

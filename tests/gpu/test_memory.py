@@ -107,6 +107,7 @@ def test_workers_that_offload_go_on_from_their_checkpoint(tiny_task, tmp_path, d
     for old, new in zip(*(build_workers(tiny_task, tmp_path, device, *keys) for _ in range(2)), strict=True):
         update(old)
         old.save_checkpoint(str(tmp_path / type(old).__name__))
+        assert old.checkpoint_written(wait=True)
         new.load_checkpoint(str(tmp_path / type(old).__name__))
         update(old)
         update(new)
