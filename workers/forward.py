@@ -6,6 +6,8 @@ training/batching.py). A row alone is a tree with one branch, so there is one pa
     rows       P0 P1 A0 A1 | P0 P1 B0        tree   P0 P1 A0 A1 B0
     segments                                         0  0  1  1  2        position_ids  0 1 2 3 2
 
+A micro-batch of trees is a rectangle with a mask; one of rows alone is, where the model allows it, a line without padding (workers/attention.py).
+
 A token's log-prob comes from the hidden state before it: the last prompt token's predicts A0 and B0. The head runs on those states only;
 where their logits would be large they are computed in chunks that are made again in the backward pass, so whole logits never exist.
 """
@@ -13,11 +15,12 @@ where their logits would be large they are computed in chunks that are made agai
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +30,7 @@ from data.protocol import DataProto
 from training.batching import MicroBatch, Tree, plan_micro_batches
 from training.config import MicroBatching
 from training.torch_functional import log_probs_and_entropy
+from workers.attention import NAME, Sequences
 from workers.distributed import max_over_ranks
 
 EntropyMode = Literal["none", "value", "grad"]
@@ -44,6 +48,7 @@ class ForwardSettings:
     dtype: torch.dtype = torch.float32
     strip_padding: bool = True
     share_prompts: bool = True
+    pack_rows: bool = False  # rows alone lie in one line: for models that `use_own_attention`
 
     def autocast(self) -> AbstractContextManager[None]:
         if self.dtype == torch.float32:
@@ -53,7 +58,7 @@ class ForwardSettings:
 
 @dataclass(kw_only=True)
 class TreeBatch:
-    """One micro-batch on the device. T trees of at most L tokens, N sampled tokens."""
+    """One micro-batch on the device. T trees of at most L tokens, N sampled tokens; packed rows are T = 1 line of L tokens."""
 
     input_ids: Tensor  # (T, L)
     position_ids: Tensor  # (T, L)
@@ -62,6 +67,12 @@ class TreeBatch:
     labels: Tensor  # (N,) the sampled token
     rows: Tensor  # (N,) the row of the batch it belongs to
     columns: Tensor  # (N,) its column among the responses
+    sequences: Sequences | None = None  # of packed rows
+
+    def model_inputs(self) -> dict[str, Any]:
+        """Keyword arguments of a transformers model."""
+        inputs = {"input_ids": self.input_ids, "attention_mask": self.attention_mask, "position_ids": self.position_ids}
+        return {**inputs, "use_cache": False, **({} if self.sequences is None else {"sequences": self.sequences})}
 
     def to(self, device: torch.device) -> TreeBatch:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -91,20 +102,45 @@ def plan_batch(data: DataProto, settings: ForwardSettings, limits: MicroBatching
         micro_batch_size=limits.micro_batch_size,
         share_prompts=settings.share_prompts and settings.strip_padding,
         max_tree_tokens=MAX_TREE_TOKENS,
+        pack_rows=settings.pack_rows,
     )
 
 
-def build_trees(data: DataProto, micro_batch: MicroBatch, *, strip_padding: bool = True) -> TreeBatch:
-    """Lays the trees of one micro-batch out as a rectangle; `strip_padding` false keeps each row's padding and masks it."""
+def build_trees(data: DataProto, micro_batch: MicroBatch, settings: ForwardSettings) -> TreeBatch:
+    """Lays the trees of one micro-batch out; `strip_padding` false keeps each row's padding and masks it."""
     prompts, responses = data.batch["prompts"], data.batch["responses"]
     width = prompts.shape[1]
     prompt_mask = data.batch["attention_mask"][:, :width].bool()
     response_valid = data.batch["attention_mask"][:, width:].bool()
     sampled = data.batch["response_mask"].bool() & response_valid
-    if not strip_padding:
+    if not settings.strip_padding:
         prompt_mask, response_valid = torch.ones_like(prompt_mask), torch.ones_like(response_valid)
 
     laid = [_lay_tree(tree, prompts, responses, prompt_mask, response_valid, sampled) for tree in micro_batch]
+    if settings.pack_rows and all(len(tree) == 1 for tree in micro_batch):
+        return _line(laid)
+    batch = _rectangle(laid)
+    if not settings.strip_padding:
+        mask = torch.stack([data.batch["attention_mask"][tree[0]] for tree in micro_batch])  # (T, P + R)
+        return replace(batch, attention_mask=mask, position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0))
+    return batch
+
+
+def _line(laid: list[_LaidTree]) -> TreeBatch:
+    """Rows alone, one after another: input_ids (1, total)."""
+    lengths = [len(t.ids) for t in laid]
+    starts = accumulate(lengths, initial=0)
+    return TreeBatch(
+        input_ids=torch.cat([t.ids for t in laid])[None],
+        position_ids=torch.cat([t.positions for t in laid])[None],
+        attention_mask=None,
+        **_sampled_tokens(laid, starts),
+        sequences=Sequences.of(lengths),
+    )
+
+
+def _rectangle(laid: list[_LaidTree]) -> TreeBatch:
+    """Trees side by side, padded on the right; the mask of branches, or none where no tree has two."""
     length = max(len(t.ids) for t in laid)
     ids = torch.zeros(len(laid), length, dtype=torch.long)
     segments = torch.full((len(laid), length), -1, dtype=torch.long)
@@ -116,21 +152,22 @@ def build_trees(data: DataProto, micro_batch: MicroBatch, *, strip_padding: bool
             tree.segments,
             tree.positions,
         )
-    mask = None
-    if not strip_padding:
-        mask = torch.stack([data.batch["attention_mask"][tree[0]] for tree in micro_batch])  # (T, P + R)
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    elif any(len(tree) > 1 for tree in micro_batch):
-        mask = _tree_mask(segments)
     return TreeBatch(
         input_ids=ids,
         position_ids=positions,
-        attention_mask=mask,
-        source=torch.cat([i * length + t.source for i, t in enumerate(laid)]),
-        labels=torch.cat([t.labels for t in laid]),
-        rows=torch.cat([t.rows for t in laid]),
-        columns=torch.cat([t.columns for t in laid]),
+        attention_mask=_tree_mask(segments) if segments.max() > 1 else None,
+        **_sampled_tokens(laid, range(0, len(laid) * length, length)),
     )
+
+
+def _sampled_tokens(laid: list[_LaidTree], starts: Iterable[int]) -> dict[str, Tensor]:
+    """`TreeBatch`'s fields of the sampled tokens; `starts` says where each tree begins."""
+    return {
+        "source": torch.cat([start + t.source for start, t in zip(starts, laid, strict=False)]),
+        "labels": torch.cat([t.labels for t in laid]),
+        "rows": torch.cat([t.rows for t in laid]),
+        "columns": torch.cat([t.columns for t in laid]),
+    }
 
 
 @dataclass
@@ -182,12 +219,7 @@ class PolicyModel(nn.Module):
         self.lm = lm
 
     def forward(self, batch: TreeBatch, temperature: float = 1.0, entropy: EntropyMode = "none") -> SampledTokens:
-        hidden = self.lm.base_model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            position_ids=batch.position_ids,
-            use_cache=False,
-        ).last_hidden_state  # (T, L, hidden)
+        hidden = self.lm.base_model(**batch.model_inputs()).last_hidden_state  # (T, L, hidden)
         states = hidden.flatten(0, 1)[batch.source]  # (N, hidden)
         chunk = max(1, LOGITS_CHUNK_BYTES // (2 * self.lm.config.get_text_config().vocab_size))
         head = partial(head_logits, self.lm)
@@ -231,7 +263,11 @@ def check_forward(lm: nn.Module) -> None:
     lm.eval()
     positions = torch.arange(8, device=lm.device)[None]
     own = lm(input_ids=ids, use_cache=False).logits[0].float()
-    states = lm.base_model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state[0]
+    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    if lm.config.get_text_config()._attn_implementation == NAME:  # the tokens a second time, packed behind the first
+        inputs |= {"input_ids": ids.repeat(1, 2), "position_ids": positions.repeat(1, 2)}
+        inputs |= {"sequences": Sequences.of([8, 8]).to(lm.device)}
+    states = lm.base_model(**inputs).last_hidden_state[0, -8:]
     difference = (own - head_logits(lm, states).float()).abs().max().item()
     lm.train(training)
     if difference > 1e-2 * max(1.0, own.abs().max().item()):
@@ -249,7 +285,7 @@ def can_share_prompts(lm: nn.Module) -> bool:
     windowed = (
         settings.get("sliding_window") and settings.get("use_sliding_window", True) and not settings.get("layer_types")
     )
-    return config._attn_implementation == "sdpa" and layers == {"full_attention"} and not windowed
+    return config._attn_implementation in ("sdpa", NAME) and layers == {"full_attention"} and not windowed
 
 
 def _token_stats(
@@ -270,12 +306,7 @@ class ValueModel(nn.Module):
         self.transformer = transformer
 
     def forward(self, batch: TreeBatch) -> Tensor:
-        values = self.transformer(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            position_ids=batch.position_ids,
-            use_cache=False,
-        ).logits  # (T, L, 1)
+        values = self.transformer(**batch.model_inputs()).logits  # (T, L, 1)
         return values.float().flatten()[batch.source]
 
 
@@ -294,11 +325,11 @@ def iter_micro_batches(
         micro = data.select_idxs(rows)
         numbers = iter(range(len(rows)))
         local = [[next(numbers) for _ in tree] for tree in micro_batch]
-        yield rows, micro, build_trees(micro, local, strip_padding=settings.strip_padding).to(settings.device)
+        yield rows, micro, build_trees(micro, local, settings).to(settings.device)
     for _ in range(missing):
         micro = data.select_idxs(torch.tensor([plan[-1][0][0]]))
         micro.batch["response_mask"] = torch.zeros_like(micro.batch["response_mask"])
-        trees = build_trees(micro, [[0]], strip_padding=settings.strip_padding).to(settings.device)
+        trees = build_trees(micro, [[0]], settings).to(settings.device)
         yield torch.empty(0, dtype=torch.long), micro, trees
 
 

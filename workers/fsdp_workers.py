@@ -25,6 +25,7 @@ from training.torch_functional import (
     get_wsd_schedule_with_warmup,
 )
 from workers import model_state
+from workers.attention import use_own_attention
 from workers.distributed import on_device, rank, shard_model, start_process_group, world_size
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
@@ -57,8 +58,8 @@ class ActorRolloutRefWorker:
         spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
         if "actor" in self.role:
             self.module = spec.causal_lm(trainable=True)
-            check_forward(self.module)
             settings = self._forward_settings(self.module)
+            check_forward(self.module)
             model = PolicyModel(self.module)
             shard_model(model, self.policy.actor.fsdp_config, settings.dtype, self.device)
             optim = self.policy.actor.optim
@@ -227,14 +228,18 @@ def start_worker(config: PPOConfig, device: torch.device) -> None:
 def forward_settings(
     model: ModelConfig | CriticModelConfig, share_prompts: bool, module: nn.Module, device: torch.device
 ) -> ForwardSettings:
-    """How this model is run; prompts are shared where it is asked for and the model's attention allows it."""
-    shared = share_prompts and can_share_prompts(module)
-    if share_prompts and not shared:
+    """How this model is run; prompts are shared where it is asked for, and rows packed, if the model's attention allows it."""
+    plain = can_share_prompts(module)
+    if share_prompts and not plain:
         logger.info(
             "%s has windowed or other than sdpa attention: a group's prompt is computed for each row", model.path
         )
     return ForwardSettings(
-        device=device, dtype=torch_dtype(model.dtype), strip_padding=model.use_remove_padding, share_prompts=shared
+        device=device,
+        dtype=torch_dtype(model.dtype),
+        strip_padding=model.use_remove_padding,
+        share_prompts=share_prompts and plain,
+        pack_rows=model.use_remove_padding and plain and use_own_attention(module),
     )
 
 
