@@ -23,15 +23,16 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from data.protocol import DataProto
-from training.batching import MicroBatch, Tree, plan_micro_batches
+from training.batching import MicroBatch, Tree, plan_micro_batches, roundup_divisible
 from training.config import MicroBatching
 from training.torch_functional import log_probs_and_entropy
 from workers.attention import NAME, Sequences
-from workers.distributed import max_over_ranks
+from workers.distributed import SumOfParts, max_over_ranks
 
 EntropyMode = Literal["none", "value", "grad"]
 """Whether the entropy is computed, and whether gradients flow through it."""
@@ -49,6 +50,11 @@ class ForwardSettings:
     strip_padding: bool = True
     share_prompts: bool = True
     pack_rows: bool = False  # rows alone lie in one line: for models that `use_own_attention`
+    sequence_group: dist.ProcessGroup | None = None  # the ranks that share each sequence, with the same rows
+
+    @property
+    def sequence_ranks(self) -> int:
+        return 1 if self.sequence_group is None else self.sequence_group.size()
 
     def autocast(self) -> AbstractContextManager[None]:
         if self.dtype == torch.float32:
@@ -67,7 +73,7 @@ class TreeBatch:
     labels: Tensor  # (N,) the sampled token
     rows: Tensor  # (N,) the row of the batch it belongs to
     columns: Tensor  # (N,) its column among the responses
-    sequences: Sequences | None = None  # of packed rows
+    sequences: Sequences | None = None  # of packed rows, or of ranks that share a sequence
 
     def model_inputs(self) -> dict[str, Any]:
         """Keyword arguments of a transformers model."""
@@ -107,7 +113,10 @@ def plan_batch(data: DataProto, settings: ForwardSettings, limits: MicroBatching
 
 
 def build_trees(data: DataProto, micro_batch: MicroBatch, settings: ForwardSettings) -> TreeBatch:
-    """Lays the trees of one micro-batch out; `strip_padding` false keeps each row's padding and masks it."""
+    """Lays the trees of one micro-batch out; `strip_padding` false keeps each row's padding and masks it.
+
+    Of ranks that share sequences each gets its own part of the positions, with the sampled tokens that are predicted there.
+    """
     prompts, responses = data.batch["prompts"], data.batch["responses"]
     width = prompts.shape[1]
     prompt_mask = data.batch["attention_mask"][:, :width].bool()
@@ -117,31 +126,30 @@ def build_trees(data: DataProto, micro_batch: MicroBatch, settings: ForwardSetti
         prompt_mask, response_valid = torch.ones_like(prompt_mask), torch.ones_like(response_valid)
 
     laid = [_lay_tree(tree, prompts, responses, prompt_mask, response_valid, sampled) for tree in micro_batch]
-    if settings.pack_rows and all(len(tree) == 1 for tree in micro_batch):
-        return _line(laid)
-    batch = _rectangle(laid)
+    packed = settings.pack_rows and all(len(tree) == 1 for tree in micro_batch)
+    batch = (_line if packed else _rectangle)(laid, settings.sequence_ranks)
     if not settings.strip_padding:
         mask = torch.stack([data.batch["attention_mask"][tree[0]] for tree in micro_batch])  # (T, P + R)
         return replace(batch, attention_mask=mask, position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0))
-    return batch
+    return batch if settings.sequence_group is None else _own_part(batch, settings.sequence_group)
 
 
-def _line(laid: list[_LaidTree]) -> TreeBatch:
-    """Rows alone, one after another: input_ids (1, total)."""
+def _line(laid: list[_LaidTree], multiple_of: int) -> TreeBatch:
+    """Rows alone, one after another: input_ids (1, total); what makes the total a multiple is a sequence of its own."""
     lengths = [len(t.ids) for t in laid]
-    starts = accumulate(lengths, initial=0)
+    missing = -sum(lengths) % multiple_of
     return TreeBatch(
-        input_ids=torch.cat([t.ids for t in laid])[None],
-        position_ids=torch.cat([t.positions for t in laid])[None],
+        input_ids=torch.cat([*(t.ids for t in laid), torch.zeros(missing, dtype=torch.long)])[None],
+        position_ids=torch.cat([*(t.positions for t in laid), torch.arange(missing)])[None],
         attention_mask=None,
-        **_sampled_tokens(laid, starts),
-        sequences=Sequences.of(lengths),
+        **_sampled_tokens(laid, accumulate(lengths, initial=0)),
+        sequences=Sequences.of([*lengths, missing] if missing else lengths),
     )
 
 
-def _rectangle(laid: list[_LaidTree]) -> TreeBatch:
-    """Trees side by side, padded on the right; the mask of branches, or none where no tree has two."""
-    length = max(len(t.ids) for t in laid)
+def _rectangle(laid: list[_LaidTree], multiple_of: int) -> TreeBatch:
+    """Trees one below the other, padded on the right; the mask of branches, or none where no tree has two."""
+    length = roundup_divisible(max(len(t.ids) for t in laid), multiple_of)
     ids = torch.zeros(len(laid), length, dtype=torch.long)
     segments = torch.full((len(laid), length), -1, dtype=torch.long)
     # Padding continues the positions: numbers that start again would be read as packed sequences.
@@ -168,6 +176,24 @@ def _sampled_tokens(laid: list[_LaidTree], starts: Iterable[int]) -> dict[str, T
         "rows": torch.cat([t.rows for t in laid]),
         "columns": torch.cat([t.columns for t in laid]),
     }
+
+
+def _own_part(whole: TreeBatch, group: dist.ProcessGroup) -> TreeBatch:
+    """This rank's part of every line; the mask, or the sequences, stay whole, as the attention sees all positions."""
+    width = whole.input_ids.shape[1] // group.size()
+    own = slice(group.rank() * width, (group.rank() + 1) * width)
+    line, place = whole.source // whole.input_ids.shape[1], whole.source % whole.input_ids.shape[1]
+    mine = (place >= own.start) & (place < own.stop)
+    return TreeBatch(
+        input_ids=whole.input_ids[:, own],
+        position_ids=whole.position_ids[:, own],
+        attention_mask=whole.attention_mask,
+        source=(line * width + place - own.start)[mine],
+        labels=whole.labels[mine],
+        rows=whole.rows[mine],
+        columns=whole.columns[mine],
+        sequences=replace(whole.sequences or Sequences(), group=group),
+    )
 
 
 @dataclass
@@ -334,5 +360,10 @@ def iter_micro_batches(
 
 
 def on_grid(values: Tensor, trees: TreeBatch, shape: Sequence[int]) -> Tensor:
-    """Puts per-token values (N,) at their places in a (rows, response_len) grid of zeros; differentiable."""
-    return values.new_zeros(tuple(shape)).index_put((trees.rows, trees.columns), values)
+    """Puts per-token values (N,) at their places in a (rows, response_len) grid of zeros; differentiable.
+
+    Ranks that share sequences all get the whole grid, and must all compute the same loss from it.
+    """
+    grid = values.new_zeros(tuple(shape)).index_put((trees.rows, trees.columns), values)
+    group = None if trees.sequences is None else trees.sequences.group
+    return grid if group is None else SumOfParts.apply(grid, group)
