@@ -11,7 +11,7 @@ transformers' sdpa, so shared prompts (which have a mask) and the model's own us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -29,9 +29,8 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "ppo_core"
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-LARGEST_KERNEL_HEAD = 256
-
-VarlenKernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None], Tensor]
+KERNEL_HEADS = range(8, 257, 8)
+KERNEL_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +97,12 @@ AttentionMaskInterface.register(NAME, own_mask)
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
     """Causal attention within each sequence: query (1, H, total, D), key and value (1, H or fewer, total, D) -> as query.
 
-    A kernel for sequences of various lengths where there is one (CUDA, two-byte types, equal heads of at most 256); else a loop.
+    A kernel for sequences of various lengths where there is one; else a loop.
     """
-    fits = query.shape[-1] == value.shape[-1] <= LARGEST_KERNEL_HEAD
-    if query.is_cuda and query.dtype in KERNEL_DTYPES and fits:
+    if _has_kernel(query, value):
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (total, heads, D)
         assert sequences.boundaries is not None
-        kernel = flash_kernel if find_spec_once("flash_attn") else torch_kernel
+        kernel = flash_kernel if has_flash_attn() else torch_kernel
         return kernel(q, k, v, sequences.boundaries, max(sequences.lengths), scale).transpose(0, 1)[None]
     return loop_attention(query, key, value, sequences.lengths, scale)
 
@@ -121,7 +119,10 @@ def flash_kernel(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: i
     """The package flash_attn: q (total, H, D), k and v (total, H or fewer, D) -> as q."""
     from flash_attn import flash_attn_varlen_func
 
-    return flash_attn_varlen_func(q, k, v, boundaries, boundaries, longest, longest, softmax_scale=scale, causal=True)
+    exact = torch.are_deterministic_algorithms_enabled()
+    return flash_attn_varlen_func(
+        q, k, v, boundaries, boundaries, longest, longest, softmax_scale=scale, causal=True, deterministic=exact
+    )
 
 
 def torch_kernel(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: int, scale: float | None) -> Tensor:
@@ -134,7 +135,16 @@ def torch_kernel(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: i
     )
 
 
-find_spec_once = cache(find_spec)
+@cache
+def has_flash_attn() -> bool:
+    return find_spec("flash_attn") is not None
+
+
+def _has_kernel(query: Tensor, value: Tensor) -> bool:
+    """What both kernels take: CUDA from Ampere on, two-byte types, heads of one size up to 256."""
+    if not query.is_cuda or query.dtype not in KERNEL_DTYPES or query.shape[-1] != value.shape[-1]:
+        return False
+    return query.shape[-1] in KERNEL_HEADS and torch.cuda.get_device_capability(query.device) >= KERNEL_CAPABILITY
 
 
 def check_shared_sequences(module: nn.Module, ranks: int) -> None:
