@@ -176,6 +176,7 @@ def plan_micro_batches(
     micro_batch_size: int | None,
     share_prompts: bool,
     max_tree_tokens: int,
+    pack_rows: bool = False,
 ) -> list[MicroBatch]:
     """Cuts rows into few micro-batches with little padding; the one of most padded tokens comes first.
 
@@ -191,6 +192,7 @@ def plan_micro_batches(
         share_prompts: whether rows of one key form trees; else every row is its own tree.
         max_tree_tokens: larger groups are split evenly into trees that each repeat the prompt, since a tree's dense
             attention mask grows with the square of its tokens.
+        pack_rows: whether a micro-batch of single-row trees has no padding, so that it counts the sum of their tokens.
     Returns: micro-batches of trees of row numbers. A row larger than a limit is a tree, and a micro-batch, of its own.
     Raises: ValueError unless exactly one of the two limits is given, or for rows that share a key but not a length.
     """
@@ -212,7 +214,7 @@ def plan_micro_batches(
         for tree in _split_evenly(rows, response_lengths, capacity - prompt, max_rows):
             trees.append((prompt + sum(response_lengths[row] for row in tree), tree))
     trees.sort(key=lambda tree: (-tree[0], tree[1]))
-    return _cut_sorted_trees(trees, max_token_len, max_rows)
+    return _cut_sorted_trees(trees, max_token_len, max_rows, pack_rows)
 
 
 def _rows_by_key(keys: Iterable[Hashable]) -> dict[Hashable, list[int]]:
@@ -242,20 +244,23 @@ def _split_evenly(rows: list[int], lengths: Sequence[int], capacity: int, max_ro
     return own + [sorted(tree) for _, tree in bins if tree]
 
 
-def _cut_sorted_trees(trees: Sequence[tuple[int, Tree]], max_token_len: int | None, max_rows: int) -> list[MicroBatch]:
+def _cut_sorted_trees(
+    trees: Sequence[tuple[int, Tree]], max_token_len: int | None, max_rows: int, pack_rows: bool
+) -> list[MicroBatch]:
     """Cuts trees, longest first, into the fewest consecutive micro-batches, and among those the least padded ones.
 
-    Shortest path over cut positions; a micro-batch that starts with a tree of t tokens costs t for each of its trees.
+    Shortest path over cut positions; a micro-batch that starts with a tree of t tokens costs t for each of its trees, or, packed, its tokens.
     """
     one_more_batch = 1 + sum(tokens for tokens, _ in trees) * (len(trees) + 1)
     cost: list[float] = [0]
     start_of = [0]
     for end in range(1, len(trees) + 1):
-        best, best_start, rows = math.inf, end - 1, 0
+        best, best_start, rows, unpadded = math.inf, end - 1, 0, 0
         for start in reversed(range(end)):
             tokens, tree = trees[start]
-            rows += len(tree)
-            padded = (end - start) * tokens
+            rows, unpadded = rows + len(tree), unpadded + tokens
+            packed = pack_rows and rows == end - start
+            padded = unpadded if packed else (end - start) * tokens
             too_large = rows > max_rows or (max_token_len is not None and padded > max_token_len)
             if too_large and start < end - 1:  # a single tree is always allowed; further starts only grow
                 break
@@ -267,5 +272,5 @@ def _cut_sorted_trees(trees: Sequence[tuple[int, Tree]], max_token_len: int | No
     while cuts[-1] > 0:
         cuts.append(start_of[cuts[-1]])
     # The largest comes first: what the smaller ones allocate fits into what it freed, so memory does not grow in pieces.
-    spans = sorted(pairwise(reversed(cuts)), key=lambda span: -(span[1] - span[0]) * trees[span[0]][0])
+    spans = sorted(pairwise(reversed(cuts)), key=lambda span: cost[span[0]] - cost[span[1]])
     return [[tree for _, tree in trees[start:end]] for start, end in spans]

@@ -177,7 +177,7 @@ class ActorConfig(Section):
     ppo_epochs: int = 1  #: passes over a step's batch
     shuffle: bool = False  #: permute the prompt groups before each pass
     grad_clip: float = 1.0  #: bound of the gradient's global norm
-    ulysses_sequence_parallel_size: int = 1  #: ranks that share one sequence
+    ulysses_sequence_parallel_size: int = 1  #: consecutive ranks that share each sequence; divides the attention heads
     use_prefix_grouper: bool = True  #: compute the prompt that a group shares once
     policy_loss: PolicyLossChoice = PolicyLossChoice()
     optim: OptimConfig = OptimConfig()
@@ -300,6 +300,7 @@ class CriticConfig(Section):
     grad_clip: float = 1.0  #: bound of the gradient's global norm
     cliprange_value: float = 0.5  #: how far a value may move from its old one before the loss is clipped
     loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
+    ulysses_sequence_parallel_size: int | None = None  #: consecutive ranks that share each sequence; null = the actor's
     use_prefix_grouper: bool = True  #: compute the prompt that a group shares once
     fsdp_config: FSDPConfig = FSDPConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -384,7 +385,7 @@ class TrainerConfig(Section):
 
     @property
     def num_ranks(self) -> int:
-        """Data-parallel processes over all machines."""
+        """Processes over all machines."""
         return self.nnodes * self.n_gpus_per_node
 
     @property
@@ -430,6 +431,11 @@ class PPOConfig(Section):
         return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
 
     @property
+    def data_parallel_size(self) -> int:
+        """Groups of ranks that train on rows of their own; the ranks of a group share each sequence."""
+        return self.trainer.num_ranks // max(self.actor_rollout_ref.actor.ulysses_sequence_parallel_size, 1)
+
+    @property
     def max_model_len(self) -> int:
         """Tokens of the longest row the rollout engine must hold."""
         return (
@@ -455,6 +461,8 @@ class PPOConfig(Section):
             model=replace(critic.model, path=critic.model.path or policy.model.path),
             ppo_mini_batch_size=critic.ppo_mini_batch_size or policy.actor.ppo_mini_batch_size,
             ppo_epochs=critic.ppo_epochs or policy.actor.ppo_epochs,
+            ulysses_sequence_parallel_size=critic.ulysses_sequence_parallel_size
+            or policy.actor.ulysses_sequence_parallel_size,
         )
 
 

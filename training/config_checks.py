@@ -36,6 +36,7 @@ POSITIVE = {
     *("max_model_len", "n", "ppo_epochs", "grad_clip", "lr", "num_cycles", "cliprange_value", "gpu_memory_utilization"),
     *("top_p", "horizon", "target_kl", "total_epochs", "total_training_steps", "nnodes", "n_gpus_per_node"),
     *("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep", "tensor_model_parallel_size"),
+    "ulysses_sequence_parallel_size",
 }
 NOT_NEGATIVE = {
     *("seed", "dataloader_num_workers", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef", "kl_coef"),
@@ -78,6 +79,7 @@ def check_config(config: PPOConfig, *, model_config_reader: ModelConfigReader | 
         *_checkpoints(config),
         *_run_dir(config),
         *_ranks(config),
+        *_sequence_parallel(config),
         *_not_there_yet(config),
         *_files(config),
         *_classes(config),
@@ -94,7 +96,7 @@ def _bounds(config: PPOConfig) -> Iterator[str]:
 
 def _batch_sizes(config: PPOConfig) -> Iterator[str]:
     """The step's prompts divide into mini-batches, those over ranks, and those into micro-batches."""
-    actor, critic, ranks = config.actor_rollout_ref.actor, config.resolved_critic, config.trainer.num_ranks
+    actor, critic, ranks = config.actor_rollout_ref.actor, config.resolved_critic, config.data_parallel_size
     yield from _cuts(config, "actor_rollout_ref.actor", actor.ppo_mini_batch_size, actor.micro_batching)
     if config.need_critic:
         yield from _cuts(config, "critic", critic.ppo_mini_batch_size, critic.micro_batching)
@@ -102,12 +104,12 @@ def _batch_sizes(config: PPOConfig) -> Iterator[str]:
     if ranks > 0 and rows % ranks:
         yield (
             f"data.train_batch_size={config.data.train_batch_size} x rollout.n={config.actor_rollout_ref.rollout.n} "
-            f"= {rows} rows do not divide among {ranks} ranks"
+            f"= {rows} rows do not divide among {_data_parallel(config)}"
         )
 
 
 def _cuts(config: PPOConfig, section: str, mini_batch_size: int | None, micro: MicroBatching) -> Iterator[str]:
-    prompts, n, ranks = config.data.train_batch_size, config.actor_rollout_ref.rollout.n, config.trainer.num_ranks
+    prompts, n, ranks = config.data.train_batch_size, config.actor_rollout_ref.rollout.n, config.data_parallel_size
     if not mini_batch_size or mini_batch_size < 1 or ranks < 1:
         return  # reported by its bound
     mini = f"{section}.ppo_mini_batch_size={mini_batch_size}"
@@ -115,12 +117,17 @@ def _cuts(config: PPOConfig, section: str, mini_batch_size: int | None, micro: M
         yield f"data.train_batch_size={prompts} must be a multiple of {mini}: a step is cut into equal mini-batches"
     rows = mini_batch_size * n
     if rows % ranks:
-        yield f"{mini} x rollout.n={n} = {rows} rows do not divide among {ranks} ranks"
+        yield f"{mini} x rollout.n={n} = {rows} rows do not divide among {_data_parallel(config)}"
     elif micro.micro_batch_size and rows // ranks % micro.micro_batch_size:
         yield (
             f"{section}.ppo_micro_batch_size_per_gpu={micro.micro_batch_size} does not divide the {rows // ranks} rows "
-            f"of a mini-batch on a rank ({mini} x rollout.n={n} / {ranks} ranks)"
+            f"of a mini-batch on a rank ({mini} x rollout.n={n} / {_data_parallel(config)})"
         )
+
+
+def _data_parallel(config: PPOConfig) -> str:
+    size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+    return f"{config.data_parallel_size} " + ("ranks" if size == 1 else f"groups of {size} ranks that share sequences")
 
 
 def _token_budgets(config: PPOConfig) -> Iterator[str]:
@@ -377,6 +384,26 @@ def _ranks(config: PPOConfig) -> Iterator[str]:
         log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
 
 
+def _sequence_parallel(config: PPOConfig) -> Iterator[str]:
+    """The ranks divide into groups that share sequences, the same for actor and critic, which must lay rows out without padding."""
+    policy, ranks = config.actor_rollout_ref, config.trainer.num_ranks
+    size, critic_size = policy.actor.ulysses_sequence_parallel_size, config.critic.ulysses_sequence_parallel_size
+    given = f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={size}"
+    if size > 0 and ranks % size:
+        yield f"{given} does not divide trainer.nnodes x trainer.n_gpus_per_node = {ranks} ranks"
+    if config.need_critic and critic_size not in (None, size):
+        yield (
+            f"critic.ulysses_sequence_parallel_size={critic_size} differs from the actor's {size}: "
+            "both read a step's rows in one order; leave it null"
+        )
+    models: dict[str, ModelConfig | CriticModelConfig] = {"actor_rollout_ref.model": policy.model}
+    if config.need_critic:
+        models["critic.model"] = config.critic.model
+    for key, model in models.items():
+        if size > 1 and not model.use_remove_padding:
+            yield f"{given} needs {key}.use_remove_padding=true"
+
+
 def _not_there_yet(config: PPOConfig) -> Iterator[str]:
     policy = config.actor_rollout_ref
     if config.reward_model.enable:
@@ -387,9 +414,6 @@ def _not_there_yet(config: PPOConfig) -> Iterator[str]:
         yield "actor_rollout_ref.rollout.mode=async is not there: use sync"
     if policy.model.lora_rank > 0:
         yield f"actor_rollout_ref.model.lora_rank={policy.model.lora_rank}: LoRA is not there yet; use 0"
-    if policy.actor.ulysses_sequence_parallel_size != 1:
-        size = policy.actor.ulysses_sequence_parallel_size
-        yield f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={size} is not there yet; use 1"
 
 
 def _files(config: PPOConfig) -> Iterator[str]:

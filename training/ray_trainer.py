@@ -308,11 +308,11 @@ class RayPPOTrainer:
         return batch
 
     def _arrange(self, batch: DataProto) -> DataProto:
-        """Orders rows for the ranks, each of which gets a consecutive chunk; nothing to do for one.
+        """Orders rows for the ranks, each of which gets a consecutive chunk; nothing to do for one. Ranks that share sequences are as one.
 
         A mini-batch of several ranks then has the rows that it has on one, and with `balance_batch` its ranks about the same number of tokens.
         """
-        ranks, actor = self.config.trainer.num_ranks, self.config.actor_rollout_ref.actor
+        ranks, actor = self.config.data_parallel_size, self.config.actor_rollout_ref.actor
         if ranks == 1:
             return batch
         lengths = batch.batch["attention_mask"].sum(dim=1).tolist()

@@ -1,4 +1,4 @@
-"""The ranks of a worker group: their process group, sums over them, and a model's shards.
+"""The ranks of a worker group: their process group, sums over them, a model's shards, and groups of ranks that share sequences.
 
 A group of one rank needs no process group: sums are then what they were, and models are not wrapped (FSDP2 on one rank costs a sixth).
 Invariant: every rank takes part in every collective in the same order.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,6 +54,26 @@ def max_over_ranks(values: Tensor) -> Tensor:
         values = values.clone()
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
     return values
+
+
+@cache
+def sequence_group(ranks: int) -> dist.ProcessGroup | None:
+    """This rank's group of `ranks` consecutive ranks, which share each sequence; made at the first call. None for a single rank."""
+    return None if ranks == 1 else dist.new_subgroups(group_size=ranks)[0]
+
+
+class SumOfParts(torch.autograd.Function):
+    """The sum of a group's tensors, from which all its ranks compute the same loss: each part's gradient is the sum's."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        whole = part.clone()
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 def shard_model(module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtype, device: torch.device) -> None:

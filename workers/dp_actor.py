@@ -30,10 +30,14 @@ from workers.forward import (
 UPDATE_FIELDS = ("prompts", "responses", "response_mask", "attention_mask", "advantages")
 
 
-def global_counts(response_mask: Tensor) -> GlobalBatchInfo:
-    """The denominators of a mini-batch over all ranks, in the keys of `agg_loss`: sampled tokens and the rows that have any."""
+def global_counts(response_mask: Tensor, sequence_ranks: int = 1) -> GlobalBatchInfo:
+    """The denominators of a mini-batch over all ranks, in the keys of `agg_loss`: sampled tokens and the rows that have any.
+
+    Each row is on `sequence_ranks` ranks, and counts once.
+    """
     lengths = response_mask.sum(dim=1)
-    tokens, rows = sum_over_ranks(torch.stack([lengths.sum(), (lengths > 0).sum()])).tolist()
+    counts = sum_over_ranks(torch.stack([lengths.sum(), (lengths > 0).sum()])).tolist()
+    tokens, rows = (count // sequence_ranks for count in counts)
     return GlobalBatchInfo(
         dp_size=world_size(), batch_num_tokens=tokens, global_batch_size=rows, loss_scale_factor=None
     )
@@ -60,9 +64,11 @@ class MetricSums:
     """Metrics as detached tensors until the end of the update, when one synchronisation reads them all.
 
     What is added is this rank's share of a mean over all ranks' tokens: `read` sums the shares, and takes the largest maximum.
+    Ranks that share sequences add the same share, which counts once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sequence_ranks: int = 1) -> None:
+        self.sequence_ranks = sequence_ranks
         self._sums: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
 
@@ -71,13 +77,19 @@ class MetricSums:
             value = torch.as_tensor(value).detach().float().mean() * weight
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
+    def add_norm(self, prefix: str, norm: Tensor, weight: float) -> None:
+        """The gradient's norm before clipping and whether its update was skipped: every rank has the same."""
+        share = self.sequence_ranks / world_size()
+        self.add({f"{prefix}/grad_norm": norm}, weight * share)
+        self.add({f"{prefix}/skipped_updates": ~torch.isfinite(norm)}, share)
+
     def maximum(self, metrics: dict[str, Tensor]) -> None:
         for name, value in metrics.items():
             value = value.detach().float()
             self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
 
     def read(self) -> dict[str, float]:
-        sums = sum_over_ranks(_stack(self._sums)).tolist()
+        sums = (sum_over_ranks(_stack(self._sums)) / self.sequence_ranks).tolist()
         maxima = max_over_ranks(_stack(self._maxima)).tolist()
         return dict(zip([*self._sums, *self._maxima], sums + maxima, strict=True))
 
@@ -87,7 +99,7 @@ def _stack(values: dict[str, Tensor]) -> Tensor:
 
 
 class DataParallelPPOActor:
-    """The policy of one data-parallel rank.
+    """The policy of one rank.
 
     Args:
         config: `actor_rollout_ref.actor`.
@@ -155,14 +167,14 @@ class DataParallelPPOActor:
         batches = order_rows(data, cfg.ppo_epochs, cfg.shuffle, mini_batch_rows or cfg.ppo_mini_batch_size)
         if len(batches) > 1:
             data.require("old_log_probs", by="update_policy with several mini-batches")
-        sums = MetricSums()
+        sums = MetricSums(self.settings.sequence_ranks)
         for rows in batches:
             self._update_mini_batch(data.select_idxs(rows), sums, 1 / len(batches))
         return sums.read()
 
     def _update_mini_batch(self, mini: DataProto, sums: MetricSums, weight: float) -> None:
         assert self.actor_optimizer is not None
-        counts = global_counts(mini.batch["response_mask"])
+        counts = global_counts(mini.batch["response_mask"], self.settings.sequence_ranks)
         self.actor_optimizer.zero_grad(set_to_none=True)
         for _, micro, trees in iter_micro_batches(mini, self.settings, self.config.micro_batching):
             loss, metrics = self._micro_loss(micro, trees, counts, sums)
@@ -171,9 +183,7 @@ class DataParallelPPOActor:
         norm = clip_grad_norm(self.actor_module, self.config.grad_clip)
         if torch.isfinite(norm):
             self.actor_optimizer.step()
-        share = weight / world_size()  # every rank has the same norm
-        sums.add({"actor/grad_norm": norm}, share)
-        sums.add({"actor/skipped_updates": ~torch.isfinite(norm)}, 1 / world_size())
+        sums.add_norm("actor", norm, weight)
 
     def _micro_loss(
         self, micro: DataProto, trees: TreeBatch, counts: GlobalBatchInfo, sums: MetricSums

@@ -14,7 +14,7 @@ from workers.forward import ForwardSettings, ValueModel, iter_micro_batches, on_
 
 
 class DataParallelPPOCritic:
-    """The value model of one data-parallel rank; arguments as for `DataParallelPPOActor`."""
+    """The value model of one rank; arguments as for `DataParallelPPOActor`."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class DataParallelPPOCritic:
         data.require("prompts", "responses", "response_mask", "attention_mask", "values", "returns", by="update_critic")
         rows_per_batch = mini_batch_rows or self.config.ppo_mini_batch_size or len(data)
         batches = order_rows(data, epochs or self.config.ppo_epochs or 1, self.config.shuffle, rows_per_batch)
-        sums = MetricSums()
+        sums = MetricSums(self.settings.sequence_ranks)
         for rows in batches:
             self._update_mini_batch(data.select_idxs(rows), sums, 1 / len(batches))
         return sums.read()
 
     def _update_mini_batch(self, mini: DataProto, sums: MetricSums, weight: float) -> None:
         assert self.critic_optimizer is not None
-        counts = global_counts(mini.batch["response_mask"])
+        counts = global_counts(mini.batch["response_mask"], self.settings.sequence_ranks)
         self.critic_optimizer.zero_grad(set_to_none=True)
         for _, micro, trees in iter_micro_batches(mini, self.settings, self.config.micro_batching):
             fields = micro.batch.to(self.settings.device)
@@ -80,5 +80,4 @@ class DataParallelPPOCritic:
         norm = clip_grad_norm(self.critic_module, self.config.grad_clip)
         if torch.isfinite(norm):
             self.critic_optimizer.step()
-        sums.add({"critic/grad_norm": norm}, weight / world_size())
-        sums.add({"critic/skipped_updates": ~torch.isfinite(norm)}, 1 / world_size())
+        sums.add_norm("critic", norm, weight)

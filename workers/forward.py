@@ -6,6 +6,8 @@ training/batching.py). A row alone is a tree with one branch, so there is one pa
     rows       P0 P1 A0 A1 | P0 P1 B0        tree   P0 P1 A0 A1 B0
     segments                                         0  0  1  1  2        position_ids  0 1 2 3 2
 
+A micro-batch of trees is a rectangle with a mask; one of rows alone is, where the model allows it, a line without padding (workers/attention.py).
+
 A token's log-prob comes from the hidden state before it: the last prompt token's predicts A0 and B0. The head runs on those states only;
 where their logits would be large they are computed in chunks that are made again in the backward pass, so whole logits never exist.
 """
@@ -13,21 +15,24 @@ where their logits would be large they are computed in chunks that are made agai
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from data.protocol import DataProto
-from training.batching import MicroBatch, Tree, plan_micro_batches
+from training.batching import MicroBatch, Tree, plan_micro_batches, roundup_divisible
 from training.config import MicroBatching
 from training.torch_functional import log_probs_and_entropy
-from workers.distributed import max_over_ranks
+from workers.attention import NAME, Sequences
+from workers.distributed import SumOfParts, max_over_ranks
 
 EntropyMode = Literal["none", "value", "grad"]
 """Whether the entropy is computed, and whether gradients flow through it."""
@@ -44,6 +49,12 @@ class ForwardSettings:
     dtype: torch.dtype = torch.float32
     strip_padding: bool = True
     share_prompts: bool = True
+    pack_rows: bool = False  # rows alone lie in one line: for models that `use_own_attention`
+    sequence_group: dist.ProcessGroup | None = None  # the ranks that share each sequence, with the same rows
+
+    @property
+    def sequence_ranks(self) -> int:
+        return 1 if self.sequence_group is None else self.sequence_group.size()
 
     def autocast(self) -> AbstractContextManager[None]:
         if self.dtype == torch.float32:
@@ -53,7 +64,7 @@ class ForwardSettings:
 
 @dataclass(kw_only=True)
 class TreeBatch:
-    """One micro-batch on the device. T trees of at most L tokens, N sampled tokens."""
+    """One micro-batch on the device. T trees of at most L tokens, N sampled tokens; packed rows are T = 1 line of L tokens."""
 
     input_ids: Tensor  # (T, L)
     position_ids: Tensor  # (T, L)
@@ -62,6 +73,12 @@ class TreeBatch:
     labels: Tensor  # (N,) the sampled token
     rows: Tensor  # (N,) the row of the batch it belongs to
     columns: Tensor  # (N,) its column among the responses
+    sequences: Sequences | None = None  # of packed rows, or of ranks that share a sequence
+
+    def model_inputs(self) -> dict[str, Any]:
+        """Keyword arguments of a transformers model."""
+        inputs = {"input_ids": self.input_ids, "attention_mask": self.attention_mask, "position_ids": self.position_ids}
+        return {**inputs, "use_cache": False, **({} if self.sequences is None else {"sequences": self.sequences})}
 
     def to(self, device: torch.device) -> TreeBatch:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -91,21 +108,48 @@ def plan_batch(data: DataProto, settings: ForwardSettings, limits: MicroBatching
         micro_batch_size=limits.micro_batch_size,
         share_prompts=settings.share_prompts and settings.strip_padding,
         max_tree_tokens=MAX_TREE_TOKENS,
+        pack_rows=settings.pack_rows,
     )
 
 
-def build_trees(data: DataProto, micro_batch: MicroBatch, *, strip_padding: bool = True) -> TreeBatch:
-    """Lays the trees of one micro-batch out as a rectangle; `strip_padding` false keeps each row's padding and masks it."""
+def build_trees(data: DataProto, micro_batch: MicroBatch, settings: ForwardSettings) -> TreeBatch:
+    """Lays the trees of one micro-batch out; `strip_padding` false keeps each row's padding and masks it.
+
+    Of ranks that share sequences each gets its own part of the positions, with the sampled tokens that are predicted there.
+    """
     prompts, responses = data.batch["prompts"], data.batch["responses"]
     width = prompts.shape[1]
     prompt_mask = data.batch["attention_mask"][:, :width].bool()
     response_valid = data.batch["attention_mask"][:, width:].bool()
     sampled = data.batch["response_mask"].bool() & response_valid
-    if not strip_padding:
+    if not settings.strip_padding:
         prompt_mask, response_valid = torch.ones_like(prompt_mask), torch.ones_like(response_valid)
 
     laid = [_lay_tree(tree, prompts, responses, prompt_mask, response_valid, sampled) for tree in micro_batch]
-    length = max(len(t.ids) for t in laid)
+    packed = settings.pack_rows and all(len(tree) == 1 for tree in micro_batch)
+    batch = (_line if packed else _rectangle)(laid, settings.sequence_ranks)
+    if not settings.strip_padding:
+        mask = torch.stack([data.batch["attention_mask"][tree[0]] for tree in micro_batch])  # (T, P + R)
+        return replace(batch, attention_mask=mask, position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0))
+    return batch if settings.sequence_group is None else _own_part(batch, settings.sequence_group)
+
+
+def _line(laid: list[_LaidTree], multiple_of: int) -> TreeBatch:
+    """Rows alone, one after another: input_ids (1, total); what makes the total a multiple is a sequence of its own."""
+    lengths = [len(t.ids) for t in laid]
+    missing = -sum(lengths) % multiple_of
+    return TreeBatch(
+        input_ids=torch.cat([*(t.ids for t in laid), torch.zeros(missing, dtype=torch.long)])[None],
+        position_ids=torch.cat([*(t.positions for t in laid), torch.arange(missing)])[None],
+        attention_mask=None,
+        **_sampled_tokens(laid, accumulate(lengths, initial=0)),
+        sequences=Sequences.of([*lengths, missing] if missing else lengths),
+    )
+
+
+def _rectangle(laid: list[_LaidTree], multiple_of: int) -> TreeBatch:
+    """Trees one below the other, padded on the right; the mask of branches, or none where no tree has two."""
+    length = roundup_divisible(max(len(t.ids) for t in laid), multiple_of)
     ids = torch.zeros(len(laid), length, dtype=torch.long)
     segments = torch.full((len(laid), length), -1, dtype=torch.long)
     # Padding continues the positions: numbers that start again would be read as packed sequences.
@@ -116,20 +160,39 @@ def build_trees(data: DataProto, micro_batch: MicroBatch, *, strip_padding: bool
             tree.segments,
             tree.positions,
         )
-    mask = None
-    if not strip_padding:
-        mask = torch.stack([data.batch["attention_mask"][tree[0]] for tree in micro_batch])  # (T, P + R)
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    elif any(len(tree) > 1 for tree in micro_batch):
-        mask = _tree_mask(segments)
     return TreeBatch(
         input_ids=ids,
         position_ids=positions,
-        attention_mask=mask,
-        source=torch.cat([i * length + t.source for i, t in enumerate(laid)]),
-        labels=torch.cat([t.labels for t in laid]),
-        rows=torch.cat([t.rows for t in laid]),
-        columns=torch.cat([t.columns for t in laid]),
+        attention_mask=_tree_mask(segments) if segments.max() > 1 else None,
+        **_sampled_tokens(laid, range(0, len(laid) * length, length)),
+    )
+
+
+def _sampled_tokens(laid: list[_LaidTree], starts: Iterable[int]) -> dict[str, Tensor]:
+    """`TreeBatch`'s fields of the sampled tokens; `starts` says where each tree begins."""
+    return {
+        "source": torch.cat([start + t.source for start, t in zip(starts, laid, strict=False)]),
+        "labels": torch.cat([t.labels for t in laid]),
+        "rows": torch.cat([t.rows for t in laid]),
+        "columns": torch.cat([t.columns for t in laid]),
+    }
+
+
+def _own_part(whole: TreeBatch, group: dist.ProcessGroup) -> TreeBatch:
+    """This rank's part of every line; the mask, or the sequences, stay whole, as the attention sees all positions."""
+    width = whole.input_ids.shape[1] // group.size()
+    own = slice(group.rank() * width, (group.rank() + 1) * width)
+    line, place = whole.source // whole.input_ids.shape[1], whole.source % whole.input_ids.shape[1]
+    mine = (place >= own.start) & (place < own.stop)
+    return TreeBatch(
+        input_ids=whole.input_ids[:, own],
+        position_ids=whole.position_ids[:, own],
+        attention_mask=whole.attention_mask,
+        source=(line * width + place - own.start)[mine],
+        labels=whole.labels[mine],
+        rows=whole.rows[mine],
+        columns=whole.columns[mine],
+        sequences=replace(whole.sequences or Sequences(), group=group),
     )
 
 
@@ -182,12 +245,7 @@ class PolicyModel(nn.Module):
         self.lm = lm
 
     def forward(self, batch: TreeBatch, temperature: float = 1.0, entropy: EntropyMode = "none") -> SampledTokens:
-        hidden = self.lm.base_model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            position_ids=batch.position_ids,
-            use_cache=False,
-        ).last_hidden_state  # (T, L, hidden)
+        hidden = self.lm.base_model(**batch.model_inputs()).last_hidden_state  # (T, L, hidden)
         states = hidden.flatten(0, 1)[batch.source]  # (N, hidden)
         chunk = max(1, LOGITS_CHUNK_BYTES // (2 * self.lm.config.get_text_config().vocab_size))
         head = partial(head_logits, self.lm)
@@ -233,7 +291,11 @@ def check_forward(lm: nn.Module) -> None:
     lm.eval()
     positions = torch.arange(8, device=lm.device)[None]
     own = lm(input_ids=ids, use_cache=False).logits[0].float()
-    states = lm.base_model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state[0]
+    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    if lm.config.get_text_config()._attn_implementation == NAME:  # the tokens a second time, packed behind the first
+        inputs |= {"input_ids": ids.repeat(1, 2), "position_ids": positions.repeat(1, 2)}
+        inputs |= {"sequences": Sequences.of([8, 8]).to(lm.device)}
+    states = lm.base_model(**inputs).last_hidden_state[0, -8:]
     difference = (own - head_logits(lm, states).float()).abs().max().item()
     lm.train(training)
     if difference > 1e-2 * max(1.0, own.abs().max().item()):
@@ -251,7 +313,7 @@ def can_share_prompts(lm: nn.Module) -> bool:
     windowed = (
         settings.get("sliding_window") and settings.get("use_sliding_window", True) and not settings.get("layer_types")
     )
-    return config._attn_implementation == "sdpa" and layers == {"full_attention"} and not windowed
+    return config._attn_implementation in ("sdpa", NAME) and layers == {"full_attention"} and not windowed
 
 
 def _token_stats(
@@ -272,12 +334,7 @@ class ValueModel(nn.Module):
         self.transformer = transformer
 
     def forward(self, batch: TreeBatch) -> Tensor:
-        values = self.transformer(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            position_ids=batch.position_ids,
-            use_cache=False,
-        ).logits  # (T, L, 1)
+        values = self.transformer(**batch.model_inputs()).logits  # (T, L, 1)
         return values.float().flatten()[batch.source]
 
 
@@ -296,14 +353,19 @@ def iter_micro_batches(
         micro = data.select_idxs(rows)
         numbers = iter(range(len(rows)))
         local = [[next(numbers) for _ in tree] for tree in micro_batch]
-        yield rows, micro, build_trees(micro, local, strip_padding=settings.strip_padding).to(settings.device)
+        yield rows, micro, build_trees(micro, local, settings).to(settings.device)
     for _ in range(missing):
         micro = data.select_idxs(torch.tensor([plan[-1][0][0]]))
         micro.batch["response_mask"] = torch.zeros_like(micro.batch["response_mask"])
-        trees = build_trees(micro, [[0]], strip_padding=settings.strip_padding).to(settings.device)
+        trees = build_trees(micro, [[0]], settings).to(settings.device)
         yield torch.empty(0, dtype=torch.long), micro, trees
 
 
 def on_grid(values: Tensor, trees: TreeBatch, shape: Sequence[int]) -> Tensor:
-    """Puts per-token values (N,) at their places in a (rows, response_len) grid of zeros; differentiable."""
-    return values.new_zeros(tuple(shape)).index_put((trees.rows, trees.columns), values)
+    """Puts per-token values (N,) at their places in a (rows, response_len) grid of zeros; differentiable.
+
+    Ranks that share sequences all get the whole grid, and must all compute the same loss from it.
+    """
+    grid = values.new_zeros(tuple(shape)).index_put((trees.rows, trees.columns), values)
+    group = None if trees.sequences is None else trees.sequences.group
+    return grid if group is None else SumOfParts.apply(grid, group)

@@ -27,8 +27,9 @@ from training.torch_functional import (
     get_wsd_schedule_with_warmup,
 )
 from workers import model_state
+from workers.attention import check_shared_sequences, use_own_attention
 from workers.checkpoint_writer import CheckpointWriter
-from workers.distributed import on_device, rank, shard_model, start_process_group, world_size
+from workers.distributed import on_device, rank, sequence_group, shard_model, start_process_group, world_size
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.forward import ForwardSettings, PolicyModel, ValueModel, can_share_prompts, check_forward
@@ -60,8 +61,8 @@ class ActorRolloutRefWorker:
         spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
         if "actor" in self.role:
             self.module = spec.causal_lm(trainable=True)
-            check_forward(self.module)
             settings = self._forward_settings(self.module)
+            check_forward(self.module)
             model = PolicyModel(self.module)
             shard_model(model, self.policy.actor.fsdp_config, settings.dtype, self.device)
             optim = self.policy.actor.optim
@@ -97,6 +98,10 @@ class ActorRolloutRefWorker:
     def ranks_per_engine(self) -> int:
         return self.policy.rollout.tensor_model_parallel_size
 
+    @register(Dispatch.RANK_ZERO)
+    def ranks_per_sequence(self) -> int:
+        return self.policy.actor.ulysses_sequence_parallel_size
+
     @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine")
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """See `BaseRollout.generate_sequences`; what is not seeded by request draws from a generator of (run, step, engine)."""
@@ -104,7 +109,7 @@ class ActorRolloutRefWorker:
         torch.manual_seed(seed_for(prompts.meta_info["seed"], prompts.meta_info["global_steps"], engine))
         return self.rollout.generate_sequences(prompts)
 
-    @register(Dispatch.DP_COMPUTE_PROTO, reads=LOG_PROB_READS)
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=LOG_PROB_READS, ranks_per_chunk="ranks_per_sequence")
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """`old_log_probs` and `entropys`, (B, response_len) each."""
         data = self._with_temperature(data)
@@ -114,7 +119,7 @@ class ActorRolloutRefWorker:
             )
         return DataProto.from_dict(tensors={"old_log_probs": log_probs, "entropys": entropies})
 
-    @register(Dispatch.DP_COMPUTE_PROTO, reads=LOG_PROB_READS)
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=LOG_PROB_READS, ranks_per_chunk="ranks_per_sequence")
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """`ref_log_prob`, (B, response_len)."""
         data = self._with_temperature(data)
@@ -125,10 +130,12 @@ class ActorRolloutRefWorker:
     @register(
         Dispatch.DP_COMPUTE_PROTO,
         reads=(*LOG_PROB_READS, "advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs"),
+        ranks_per_chunk="ranks_per_sequence",
     )
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """One call of `update_policy` and one step of the schedule; returns metrics."""
-        rows = self.policy.actor.ppo_mini_batch_size * self.policy.rollout.n // world_size()
+        mini_batch = self.policy.actor.ppo_mini_batch_size * self.policy.rollout.n
+        rows = mini_batch * self.ranks_per_sequence() // world_size()
         self.writer.wait_until_copied()
         with (
             strictly_deterministic(self.config.trainer.deterministic),
@@ -160,7 +167,8 @@ class ActorRolloutRefWorker:
         model_state.load(Path(folder), self.module, self.optimizer, self.scheduler, contents)
 
     def _forward_settings(self, module: nn.Module) -> ForwardSettings:
-        return forward_settings(self.policy.model, self.policy.actor.use_prefix_grouper, module, self.device)
+        share = self.policy.actor.use_prefix_grouper
+        return forward_settings(self.policy.model, share, module, self.device, self.ranks_per_sequence())
 
     def _offload(self) -> None:
         """Sends what is kept in CPU memory between calls there."""
@@ -191,7 +199,9 @@ class CriticWorker:
         start_worker(self.run_config, self.device)
         cfg = self.config
         self.module = ModelSpec(cfg.model, str(cfg.model.path), self.device).value_model()
-        settings = forward_settings(cfg.model, cfg.use_prefix_grouper, self.module, self.device)
+        settings = forward_settings(
+            cfg.model, cfg.use_prefix_grouper, self.module, self.device, self.ranks_per_sequence()
+        )
         model = ValueModel(self.module)
         shard_model(model, cfg.fsdp_config, settings.dtype, self.device)
         self.optimizer = build_optimizer(self.module, cfg.optim)
@@ -204,16 +214,24 @@ class CriticWorker:
     def _on_device(self) -> AbstractContextManager[None]:
         return on_device(self.critic.critic_module, self.optimizer, self.device, self.config.fsdp_config)
 
-    @register(Dispatch.DP_COMPUTE_PROTO, reads=LOG_PROB_READS)
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=LOG_PROB_READS, ranks_per_chunk="ranks_per_sequence")
     def compute_values(self, data: DataProto) -> DataProto:
         """`values`, (B, response_len)."""
         with self._on_device():
             return DataProto.from_dict(tensors={"values": self.critic.compute_values(data)})
 
-    @register(Dispatch.DP_COMPUTE_PROTO, reads=(*LOG_PROB_READS, "values", "returns"))
+    @register(Dispatch.RANK_ZERO)
+    def ranks_per_sequence(self) -> int:
+        assert self.config.ulysses_sequence_parallel_size is not None
+        return self.config.ulysses_sequence_parallel_size
+
+    @register(
+        Dispatch.DP_COMPUTE_PROTO, reads=(*LOG_PROB_READS, "values", "returns"), ranks_per_chunk="ranks_per_sequence"
+    )
     def update_critic(self, data: DataProto) -> dict[str, float]:
         assert self.config.ppo_mini_batch_size is not None
-        rows = self.config.ppo_mini_batch_size * self.rows_per_prompt // world_size()
+        mini_batch = self.config.ppo_mini_batch_size * self.rows_per_prompt
+        rows = mini_batch * self.ranks_per_sequence() // world_size()
         self.writer.wait_until_copied()
         with strictly_deterministic(self.run_config.trainer.deterministic), self._on_device():
             metrics = self.critic.update_critic(data, rows)
@@ -267,16 +285,32 @@ def strictly_deterministic(deterministic: bool) -> Iterator[None]:
 
 
 def forward_settings(
-    model: ModelConfig | CriticModelConfig, share_prompts: bool, module: nn.Module, device: torch.device
+    model: ModelConfig | CriticModelConfig,
+    share_prompts: bool,
+    module: nn.Module,
+    device: torch.device,
+    sequence_ranks: int = 1,
 ) -> ForwardSettings:
-    """How this model is run; prompts are shared where it is asked for and the model's attention allows it."""
-    shared = share_prompts and can_share_prompts(module)
-    if share_prompts and not shared:
+    """How this model is run; prompts are shared where it is asked for, and rows packed, if the model's attention allows it.
+
+    Raises:
+        ValueError: it does not allow `sequence_ranks` ranks to share a sequence.
+    """
+    plain = can_share_prompts(module)
+    if share_prompts and not plain:
         logger.info(
             "%s has windowed or other than sdpa attention: a group's prompt is computed for each row", model.path
         )
+    packs = model.use_remove_padding and plain and use_own_attention(module)
+    if sequence_ranks > 1:
+        check_shared_sequences(module, sequence_ranks)
     return ForwardSettings(
-        device=device, dtype=torch_dtype(model.dtype), strip_padding=model.use_remove_padding, share_prompts=shared
+        device=device,
+        dtype=torch_dtype(model.dtype),
+        strip_padding=model.use_remove_padding,
+        share_prompts=share_prompts and plain,
+        pack_rows=packs,
+        sequence_group=sequence_group(sequence_ranks),
     )
 
 

@@ -66,12 +66,19 @@ MICRO = (
     *(f"{s}.fsdp_config.param_offload=true" for s in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")),
     *(f"{s}.fsdp_config.optimizer_offload=true" for s in ("actor_rollout_ref.actor", "critic")),
 )
+SHARED = ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "critic.use_prefix_grouper=false")
 PLAIN = ("trainer.balance_batch=false", "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false")
 
 
 @pytest.mark.parametrize(
     ("ranks", "overrides"),
-    [(1, ()), (2, MICRO), pytest.param(2, (), marks=pytest.mark.slow), pytest.param(2, PLAIN, marks=pytest.mark.slow)],
+    [
+        (1, ()),
+        (2, MICRO),
+        (2, SHARED),
+        pytest.param(2, (), marks=pytest.mark.slow),
+        pytest.param(2, PLAIN, marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_over_ray_give_the_numbers_of_one_process(
     cluster: None, local_run: Path, tiny_task: Path, tmp_path: Path, ranks: int, overrides: tuple[str, ...]

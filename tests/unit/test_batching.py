@@ -117,6 +117,12 @@ def padded_tokens(micro_batch, prompts, responses):
     return len(micro_batch) * max(tree_tokens(tree, prompts, responses) for tree in micro_batch)
 
 
+def tokens_that_count(micro_batch, prompts, responses, pack):
+    if pack and all(len(tree) == 1 for tree in micro_batch):
+        return sum(tree_tokens(tree, prompts, responses) for tree in micro_batch)
+    return padded_tokens(micro_batch, prompts, responses)
+
+
 @st.composite
 def batches(draw):
     groups = draw(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 5)), min_size=1, max_size=6))
@@ -126,11 +132,12 @@ def batches(draw):
     return [key for key, _ in rows], [prompt for _, prompt in rows], responses
 
 
-@given(batches(), st.integers(5, 80), st.integers(5, 60), st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_token_plan_holds_every_row_once_within_the_budget(batch, budget, max_tree, share):
+@given(batches(), st.integers(5, 80), st.integers(5, 60), st.booleans(), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_token_plan_holds_every_row_once_within_the_budget(batch, budget, max_tree, share, pack):
     keys, prompts, responses = batch
-    micro_batches = plan(*batch, max_token_len=budget, share_prompts=share, max_tree_tokens=max_tree)
+    limits = {"max_token_len": budget, "share_prompts": share, "max_tree_tokens": max_tree, "pack_rows": pack}
+    micro_batches = plan(*batch, **limits)
     trees = list(chain.from_iterable(micro_batches))
     assert sorted(chain.from_iterable(trees)) == list(range(len(keys)))
     for tree in trees:
@@ -138,8 +145,10 @@ def test_token_plan_holds_every_row_once_within_the_budget(batch, budget, max_tr
         assert len(tree) == 1 or tree_tokens(tree, prompts, responses) <= min(max_tree, budget)
     for micro_batch in micro_batches:
         alone = len(micro_batch) == 1 and len(micro_batch[0]) == 1
-        assert alone or padded_tokens(micro_batch, prompts, responses) <= budget
-    assert plan(*batch, max_token_len=budget, share_prompts=share, max_tree_tokens=max_tree) == micro_batches
+        assert alone or tokens_that_count(micro_batch, prompts, responses, pack) <= budget
+    sizes = [tokens_that_count(micro_batch, prompts, responses, pack) for micro_batch in micro_batches]
+    assert sizes == sorted(sizes, reverse=True)
+    assert plan(*batch, **limits) == micro_batches
 
 
 @given(batches(), st.integers(1, 7), st.booleans())
@@ -173,6 +182,16 @@ def test_plan_has_the_fewest_micro_batches_and_then_the_least_padding(responses,
 def test_the_documented_example():
     assert plan("aab", [10, 10, 10], [5, 3, 6], max_token_len=40) == [[[0, 1], [2]]]
     assert plan("aab", [10, 10, 10], [5, 3, 6], max_token_len=35) == [[[0, 1]], [[2]]]
+
+
+def test_rows_that_are_packed_count_without_padding():
+    rows = ("abcd", [2, 2, 2, 2], [8, 6, 4, 2])  # 10, 8, 6 and 4 tokens
+    assert plan(*rows, max_token_len=28, pack_rows=True) == [[[0], [1], [2], [3]]]
+    assert len(plan(*rows, max_token_len=28)) == 2
+    assert plan("aabc", *rows[1:], max_token_len=28, pack_rows=True) == [
+        [[0, 1]],
+        [[2], [3]],
+    ]  # a tree of 16 beside two
 
 
 def test_a_group_above_the_tree_limit_is_split_evenly():

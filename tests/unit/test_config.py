@@ -667,7 +667,20 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ),
         (
             [f"{ACTOR}.ulysses_sequence_parallel_size=2"],
-            f"{ACTOR}.ulysses_sequence_parallel_size=2 is not there yet; use 1",
+            f"{ACTOR}.ulysses_sequence_parallel_size=2 does not divide trainer.nnodes x trainer.n_gpus_per_node = 1 ranks",
+        ),
+        ([f"{ACTOR}.ulysses_sequence_parallel_size=0"], f"{ACTOR}.ulysses_sequence_parallel_size=0 must be above 0"),
+        (
+            ["critic.enable=true", "critic.ulysses_sequence_parallel_size=2"],
+            "critic.ulysses_sequence_parallel_size=2 differs from the actor's 1: "
+            "both read a step's rows in one order; leave it null",
+        ),
+        (
+            [
+                *(f"{ACTOR}.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=2"),
+                *("critic.enable=true", "critic.model.use_remove_padding=false"),
+            ],
+            f"{ACTOR}.ulysses_sequence_parallel_size=2 needs critic.model.use_remove_padding=true",
         ),
         (
             [f"{ROLLOUT}.tensor_model_parallel_size=4", "trainer.n_gpus_per_node=2", "trainer.nnodes=2"],

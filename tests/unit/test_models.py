@@ -25,6 +25,7 @@ from transformers import (
 
 from tests.unit.test_forward import make_batch, packed, plain_log_probs
 from training.config import MicroBatching
+from workers.attention import use_own_attention
 from workers.forward import ForwardSettings, can_share_prompts, check_forward
 
 SIZES: dict[str, Any] = {
@@ -82,6 +83,31 @@ def test_packed_log_probs_are_the_models_own(name: str, strip_padding: bool) -> 
     got, _ = packed(lm, data, settings, MicroBatching(max_token_len=60))
     expected, _ = plain_log_probs(lm, data, 1.0)
     torch.testing.assert_close(got.detach(), expected.detach(), rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, may_share) in MODELS.items() if may_share])
+def test_rows_in_one_line_have_the_models_own_log_probs(name: str) -> None:
+    lm = build(*MODELS[name][:2])
+    expected, _ = plain_log_probs(lm, make_batch(), 1.0)
+    assert use_own_attention(lm)
+    check_forward(lm)
+    for share in (False, True):
+        settings = ForwardSettings(share_prompts=share, pack_rows=True)
+        got, _ = packed(lm, make_batch(), settings, MicroBatching(max_token_len=60))
+        torch.testing.assert_close(got.detach(), expected.detach(), rtol=1e-4, atol=2e-4)
+
+
+def test_a_model_that_loses_the_sequences_on_the_way_is_refused() -> None:
+    lm = build(LlamaConfig(**SIZES), None)
+    assert use_own_attention(lm)
+    own = lm.base_model.forward
+
+    def forgetful(position_ids: Any = None, sequences: Any = None, **kwargs: Any) -> Any:
+        return own(position_ids=position_ids, **kwargs)
+
+    lm.base_model.forward = forgetful
+    with pytest.raises(ValueError, match="'llama'"):
+        check_forward(lm)
 
 
 def test_a_model_without_positions_is_refused_before_training() -> None:

@@ -1,0 +1,165 @@
+"""Rows packed into one line against rows in a rectangle and rows alone: the same numbers, less to compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+from tests.unit.test_actor_critic import close, make_update
+from tests.unit.test_forward import gradient, make_batch, packed, plain_log_probs
+from tests.unit.test_models import MODELS, SIZES, build
+from training.config import ActorConfig, CriticModelConfig, MicroBatching, ModelConfig
+from workers.attention import NAME, Sequences, loop_attention, own_attention, use_own_attention
+from workers.dp_actor import DataParallelPPOActor
+from workers.forward import ForwardSettings, ValueModel, iter_micro_batches, on_grid
+from workers.fsdp_workers import forward_settings
+from workers.model_builder import ModelSpec
+
+CPU = torch.device("cpu")
+LINE = ForwardSettings(share_prompts=False, pack_rows=True)
+RECTANGLE = ForwardSettings(share_prompts=False)
+KINDS: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
+
+
+def grouped_heads(kind: str, checkpointing: bool) -> nn.Module:
+    """Four query heads on two key heads."""
+    lm = build(KINDS[kind](**SIZES), None)
+    if checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert use_own_attention(lm)
+    return lm.train()
+
+
+def relative(got: Tensor, expected: Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_a_rectangle_and_rows_alone_are_the_same(kind: str, checkpointing: bool) -> None:
+    lm, data = grouped_heads(kind, checkpointing), make_batch()
+    alone = [x.detach() for x in plain_log_probs(lm, data, 0.7)]
+    expected = gradient(lm, data, RECTANGLE, MicroBatching(micro_batch_size=1))
+    for settings in (LINE, RECTANGLE):
+        for limits in (MicroBatching(max_token_len=1000), MicroBatching(max_token_len=24)):
+            got = packed(lm, data, settings, limits, 0.7)
+            assert all(relative(a.detach(), b) < 1e-5 for a, b in zip(got, alone, strict=True))
+            assert relative(gradient(lm, data, settings, limits), expected) < 1e-5
+
+
+def test_values_of_a_line_are_those_of_a_rectangle(tiny_task: Path) -> None:
+    transformer = ModelSpec(CriticModelConfig(), str(tiny_task / "model"), CPU).value_model()
+    nn.init.normal_(transformer.score.weight)
+    assert use_own_attention(transformer)
+    data, values = make_batch(), {}
+    for name, settings in {"line": LINE, "rectangle": RECTANGLE}.items():
+        transformer.zero_grad()
+        values[name] = torch.zeros(data.batch["responses"].shape)
+        for rows, micro, trees in iter_micro_batches(data, settings, MicroBatching(max_token_len=40)):
+            values[name][rows] = on_grid(ValueModel(transformer)(trees), trees, micro.batch["responses"].shape)
+        values[name].square().sum().backward()
+        values[name + " gradient"] = torch.cat([p.grad.flatten() for p in transformer.parameters()])
+    assert relative(values["line"].detach(), values["rectangle"].detach()) < 1e-5
+    assert relative(values["line gradient"], values["rectangle gradient"]) < 1e-5
+
+
+def test_a_line_has_no_padding_and_no_mask() -> None:
+    data = make_batch()
+    (_, _, line), *others = iter_micro_batches(data, LINE, MicroBatching(micro_batch_size=7))
+    tokens = data.batch["attention_mask"].sum(dim=1)
+    assert not others and line.attention_mask is None and line.sequences is not None
+    assert line.input_ids.shape == (1, tokens.sum())
+    assert sorted(line.sequences.lengths) == sorted(tokens.tolist())
+    assert (line.position_ids == 0).sum() == len(data)
+
+
+def test_the_budget_counts_the_tokens_of_a_line_and_the_rectangle_of_trees() -> None:
+    data = make_batch()  # rows of 11, 9, 8, 7, 6, 5 and 4 tokens
+    budget = MicroBatching(max_token_len=28)
+
+    def sizes(settings: ForwardSettings) -> list[int]:
+        return [trees.input_ids.numel() for _, _, trees in iter_micro_batches(data, settings, budget)]
+
+    assert sizes(LINE) == [11 + 9 + 8, 7 + 6 + 5 + 4]
+    assert len(sizes(RECTANGLE)) == 3 and max(sizes(RECTANGLE)) <= 28
+    assert sizes(ForwardSettings(pack_rows=True))[0] > 11  # a tree of the group of four
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_an_update_of_lines_does_not_depend_on_the_micro_batches(tiny_task: Path, share_prompts: bool) -> None:
+    changes, metrics = [], []
+    for limits in ({"ppo_max_token_len_per_gpu": n} for n in (1000, 24)):
+        for settings in (LINE, ForwardSettings(share_prompts=share_prompts, pack_rows=True), RECTANGLE):
+            lm = AutoModelForCausalLM.from_pretrained(tiny_task / "model")
+            assert use_own_attention(lm)
+            before = [p.detach().clone() for p in lm.parameters()]
+            config = ActorConfig(grad_clip=1e9, entropy_coeff=0.1, use_kl_loss=True, **limits)
+            optimizer = torch.optim.SGD(lm.parameters(), lr=0.1)
+            metrics.append(
+                DataParallelPPOActor(config, lm, optimizer, forward=settings).update_policy(make_update(), 7)
+            )
+            after = zip(lm.parameters(), before, strict=True)
+            changes.append(torch.cat([(p.detach() - q).flatten() for p, q in after]))
+    assert all(close(change, changes[0]) for change in changes[1:])
+    assert all(m == pytest.approx(metrics[0], rel=2e-5, abs=1e-7) for m in metrics[1:])
+
+
+def test_autocast_computes_a_line_in_its_type() -> None:
+    lm, data = grouped_heads("qwen2", False), make_batch()
+    seen = set()
+    lm.base_model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].dtype))
+    expected, _ = packed(lm, data, LINE, MicroBatching(max_token_len=60))
+    settings = ForwardSettings(share_prompts=False, pack_rows=True, dtype=torch.bfloat16)
+    with settings.autocast():
+        got, _ = packed(lm, data, settings, MicroBatching(max_token_len=60))
+    assert seen == {torch.float32, torch.bfloat16}
+    assert relative(got.detach(), expected.detach()) < 2e-2
+
+
+def test_without_sequences_it_is_sdpa_and_generates_as_before(tiny_task: Path) -> None:
+    own, plain = (AutoModelForCausalLM.from_pretrained(tiny_task / "model").eval() for _ in range(2))
+    assert use_own_attention(own) and plain.config._attn_implementation == "sdpa"
+    ids = torch.tensor([[0, 0, 5, 6, 7], [5, 9, 8, 7, 6]])
+    mask = (ids != 0).long()
+    assert torch.equal(own(ids, attention_mask=mask).logits[:, 2:], plain(ids, attention_mask=mask).logits[:, 2:])
+    assert torch.equal(own(ids).logits, plain(ids).logits)
+    kwargs = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(own.generate(ids, **kwargs), plain.generate(ids, **kwargs))
+
+
+def test_workers_pack_rows_where_the_model_attends_fully_and_the_engines_model_is_left_alone(tiny_task: Path) -> None:
+    spec = ModelSpec(ModelConfig(dtype="float32"), str(tiny_task / "model"), CPU)
+    module = spec.causal_lm(trainable=False)
+    assert forward_settings(spec.config, False, module, CPU).pack_rows
+    assert module.config._attn_implementation == NAME
+    assert spec.empty_causal_lm(torch.float32).config._attn_implementation == "sdpa"
+    windowed = build(*MODELS["mistral with a window"][:2])
+    assert not forward_settings(spec.config, True, windowed, CPU).pack_rows
+    assert windowed.config._attn_implementation == "sdpa"
+    padded = ModelConfig(use_remove_padding=False)
+    module = spec.causal_lm(trainable=False)
+    assert not forward_settings(padded, True, module, CPU).pack_rows
+    assert module.config._attn_implementation == "sdpa"
+
+
+def test_attention_of_a_line_is_written_out_softmax_within_each_sequence() -> None:
+    torch.manual_seed(0)
+    lengths, scale = (3, 1, 5), 0.3
+    query, key, value = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    got = loop_attention(query, key, value, lengths, scale)
+    start = 0
+    for n in lengths:
+        for head in range(4):
+            for t in range(start, start + n):
+                weights = (scale * key[0, head // 2, start : t + 1] @ query[0, head, t]).softmax(0)
+                torch.testing.assert_close(got[0, head, t], weights @ value[0, head // 2, start : t + 1])
+        start += n
+    sequences = Sequences.of(lengths)
+    assert sequences.boundaries.tolist() == [0, 3, 4, 9] and sequences.boundaries.dtype == torch.int32
+    output, _ = own_attention(nn.Module(), query, key, value, None, sequences=sequences, scaling=scale)
+    torch.testing.assert_close(output, got.transpose(1, 2))
