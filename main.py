@@ -17,6 +17,13 @@ from training.config_checks import load_custom_algorithm
 from training.config_loader import ConfigError, explain, load_config, to_yaml
 from workers.memory import limit_caches, return_large_blocks
 
+OWN_CLUSTER = {  # of Ray's environment
+    # What keeps it on loopback, on any system; a `_node_ip_address` of 127.0.0.1 is replaced by one that others can reach.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "15",  # for which a run whose cluster was killed hangs
+}
+GRACE_S = 5.0  # for Ray's processes to end by themselves
+
 
 def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]  # the heavy imports come after the config's checks
     """The trainer of this config, with its datasets, reward functions and workers' classes; no model is loaded yet."""
@@ -50,33 +57,69 @@ def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]  # the hea
     )
 
 
+class EndingSignals:
+    """Ctrl-C, SIGTERM and SIGHUP end the run through its `finally` blocks, as KeyboardInterrupt; a signal that is ignored already (nohup) stays so.
+
+    Only the first does: what comes after it, or after `close`, is ignored, since the clean-up takes but seconds and must be whole.
+    """
+
+    def __init__(self) -> None:
+        self.received, self.open = 0, True
+
+    def install(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._end)
+
+    def close(self) -> None:
+        self.open = False
+
+    def _end(self, number: int, frame: object) -> None:
+        if self.open:
+            self.open, self.received = False, number
+            # Not print: the signal may have come in the midst of one.
+            os.write(2, f"\n{signal.Signals(number).name}: ending the run, which takes a few seconds\n".encode())
+            raise KeyboardInterrupt
+
+
 @contextmanager
-def ray_cluster(config: PPOConfig) -> Iterator[None]:
+def ray_cluster(config: PPOConfig, signals: EndingSignals) -> Iterator[None]:
     """Ray for the block, where the config asks for it: the cluster of `ray_kwargs.ray_init.address`, or one of its own on loopback."""
     if not config.trainer.use_ray:
         yield
         return
-    import ray
-
     settings = dict(config.ray_kwargs.ray_init)
     if "address" not in settings:
         # Logical CPUs only count ranks; how many threads a rank has is set with its process.
-        settings = {
-            "_node_ip_address": "127.0.0.1",
-            "include_dashboard": False,
-            "num_cpus": config.trainer.num_ranks,
-        } | settings
-    ray.init(**settings)
+        settings = {"include_dashboard": False, "num_cpus": config.trainer.num_ranks} | settings
+        for name, value in OWN_CLUSTER.items():
+            os.environ.setdefault(name, value)
+    import psutil
+    import ray
+
     try:
+        ray.init(**settings)
+        signals.install()  # again: Ray has put a handler of its own
         yield
     finally:
+        signals.close()
+        started = psutil.Process().children(recursive=True)
         ray.shutdown()
+        for process in psutil.wait_procs(started, timeout=GRACE_S)[1]:
+            process.kill()
 
 
 def main(argv: list[str]) -> int:
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # leave through `finally`, as Ctrl-C does
+    """Runs the command line; the process's exit code."""
+    signals = EndingSignals()
+    signals.install()
+    try:
+        return run(argv, signals)
+    except KeyboardInterrupt:
+        return 128 + signals.received  # as a shell reports it
+
+
+def run(argv: list[str], signals: EndingSignals) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
@@ -94,11 +137,12 @@ def main(argv: list[str]) -> int:
     run_dir.mkdir(parents=True, exist_ok=True)
     if not loaded.config.trainer.val_only:
         (run_dir / "config.yaml").write_text(to_yaml(loaded.config))
-    with ray_cluster(loaded.config):
+    with ray_cluster(loaded.config, signals):
         try:
             trainer.init_workers()
             trainer.fit()
         finally:
+            signals.close()
             trainer.shutdown()
     if "file" in loaded.config.trainer.logger and not loaded.config.trainer.val_only:
         print(write_report(run_dir))

@@ -43,6 +43,7 @@ class vLLMRollout(BaseRollout):
             from vllm import EngineArgs, LLMEngine
 
             self.engine = LLMEngine.from_engine_args(EngineArgs(**self.engine_args(model_config)))
+        unname_segments()
 
     def engine_args(self, spec: ModelSpec) -> dict[str, Any]:
         cfg = self.config
@@ -169,7 +170,7 @@ def set_engine_environment() -> None:
 
 
 def remove_stale_segments() -> None:
-    """Removes the shared memory that killed CPU ranks of vLLM left behind, unless a process still maps it.
+    """Removes the shared memory that CPU ranks of vLLM left behind when they were killed while they started, unless a process still maps it.
 
     Its names are the same in every run, so what one leaves would stop the next. Every rank of the group takes part.
     """
@@ -179,9 +180,17 @@ def remove_stale_segments() -> None:
             with suppress(OSError):  # a process that ended, or another user's
                 maps.append(path.read_text())
         for segment in Path("/dev/shm").glob("*-tp:*cpushm*"):
-            if not any(str(segment) in text for text in maps):
+            if not any(f"{segment}\n" in text for text in maps):  # a mapping without a name ends with "(deleted)"
                 segment.unlink(missing_ok=True)
     torch.distributed.barrier()
+
+
+def unname_segments() -> None:
+    """Takes the names of this rank's shared memory away once all ranks have mapped it: so it goes with them, however they end."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.match("/dev/shm/*cpushm*"):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from workers.memory import return_large_blocks
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 REGISTERED = "_registered"
+LOOPBACK = "127.0.0.1"
+SETTLING_S = 5.0  # how long the other ranks' errors are waited for after the first
 PROJECT = Path(__file__).resolve().parent.parent
 
 
@@ -155,22 +157,33 @@ class WorkerHost:
     def __init__(self, rank: int, world_size: int, local_rank: int) -> None:
         self.environment = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
 
-    def address(self) -> tuple[str, int]:
-        """A host and port at which this rank can be met."""
+    def open_store(self) -> tuple[str, int]:
+        """Opens the store at which the ranks meet, on this node's address alone; torch's own would listen on all. Returns host and port."""
         import ray
+        from torch.distributed import TCPStore
 
         host = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return host, probe.getsockname()[1]
+        listener = socket.create_server((host, 0))
+        port = listener.getsockname()[1]
+        self.store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        return host, port
 
     def build(self, address: tuple[str, int], class_dict: Colocated) -> None:
+        """Joins the ranks that meet at `address` and builds the workers of every role."""
         os.environ |= {**self.environment, "MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
+        # By these two torch knows that the store is there already.
+        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+        if address[0] == LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return_large_blocks()
         self.workers = {role: spec() for role, spec in class_dict.items()}
 
     def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.workers[role], method)(*args, **kwargs)
+
+    def run(self, role: str, method: str, *args: Any, **kwargs: Any) -> None:
+        """`call`, where nobody reads this rank's answer: it is not sent."""
+        self.call(role, method, *args, **kwargs)
 
 
 class RayWorkerGroup:
@@ -199,8 +212,8 @@ class RayWorkerGroup:
             }
             # Ray shows each rank its own GPU only, which is then device 0.
             hosts.append(host_cls.options(**options).remote(rank, pool.world_size, 0 if pool.use_gpu else local_rank))
-        address = ray.get(hosts[0].address.remote())
-        ray.get([host.build.remote(address, dict(class_dict)) for host in hosts])
+        address = ray.get(hosts[0].open_store.remote())
+        wait_for([host.build.remote(address, dict(class_dict)) for host in hosts], f"building {', '.join(class_dict)}")
         return {role: cls(hosts, placement, role, spec.cls) for role, spec in class_dict.items()}
 
     def shutdown(self) -> None:
@@ -226,38 +239,71 @@ class RayWorkerGroup:
         return partial(by_mode[how.mode], name, how)
 
     def _rank_zero(self, name: str, how: Registered, *args: Any, **kwargs: Any) -> Any:
-        import ray
-
-        return ray.get(self.hosts[0].call.remote(self.role, name, *args, **kwargs))
+        return self._wait(name, [self.hosts[0].call.remote(self.role, name, *args, **kwargs)])[0]
 
     def _one_to_all(self, name: str, how: Registered, *args: Any, **kwargs: Any) -> Any:
-        import ray
-
-        return ray.get([host.call.remote(self.role, name, *args, **kwargs) for host in self.hosts])[0]
+        first, *others = self.hosts
+        calls = [first.call.remote(self.role, name, *args, **kwargs)]
+        calls += [host.run.remote(self.role, name, *args, **kwargs) for host in others]
+        return self._wait(name, calls)[0]
 
     def _all_to_all(self, name: str, how: Registered, *args: Any) -> list[Any]:
-        import ray
-
         for argument in args:
             if len(argument) != self.world_size:
                 raise ValueError(f"{name}: {len(argument)} arguments for {self.world_size} ranks; give one each")
         calls = zip(self.hosts, *args, strict=True)
-        return ray.get([host.call.remote(self.role, name, *own) for host, *own in calls])
+        return self._wait(name, [host.call.remote(self.role, name, *own) for host, *own in calls])
 
     def _dp_compute(self, name: str, how: Registered, data: DataProto) -> Any:
         import ray
 
         ranks_per_chunk = self._ranks_per_chunk(how)
         chunks = [ray.put(chunk) for chunk in cut(data, how.reads, self.world_size // ranks_per_chunk)]
-        calls = [
-            host.call.remote(self.role, name, chunks[rank // ranks_per_chunk]) for rank, host in enumerate(self.hosts)
-        ]
-        answers = ray.get(calls[::ranks_per_chunk])
-        ray.get(calls)  # an error on any rank is raised here
+        calls = []
+        for rank, host in enumerate(self.hosts):
+            method = host.call if rank % ranks_per_chunk == 0 else host.run
+            calls.append(method.remote(self.role, name, chunks[rank // ranks_per_chunk]))
+        answers = self._wait(name, calls)[::ranks_per_chunk]
         return DataProto.concat(answers).slice(0, len(data)) if isinstance(answers[0], DataProto) else answers[0]
+
+    def _wait(self, name: str, calls: list[Any]) -> list[Any]:
+        return wait_for(calls, f"role {self.role}, in {name}")
 
     def _ranks_per_chunk(self, how: Registered) -> int:
         return 1 if how.ranks_per_chunk is None else getattr(self, how.ranks_per_chunk)()
+
+
+def wait_for(calls: list[Any], doing: str) -> list[Any]:
+    """The answers to one call of every rank, in the ranks' order.
+
+    Raises:
+        ray.exceptions.RayError: the first rank's that failed, with a note of rank and call. A rank that died comes before others, which fail for
+            want of it.
+    """
+    import ray
+
+    try:
+        return ray.get(calls)
+    except ray.exceptions.RayError:
+        # `get` raises the first error it meets; the other ranks' come soon after, or, if they wait for the one that failed, not at all.
+        done, _ = ray.wait(calls, num_returns=len(calls), timeout=SETTLING_S, fetch_local=False)
+        errors = {rank: error for rank, call in enumerate(calls) if call in done and (error := _error_of(call))}
+        if not errors:
+            raise
+        rank = min(errors, key=lambda rank: (not isinstance(errors[rank], ray.exceptions.RayActorError), rank))
+        errors[rank].add_note(f"rank {rank} of {len(calls)}, {doing}")
+        raise errors[rank] from None
+
+
+def _error_of(call: Any) -> Exception | None:
+    """What a finished call raised."""
+    import ray
+
+    try:
+        ray.get(call)
+    except ray.exceptions.RayError as error:
+        return error
+    return None
 
 
 def cut(data: DataProto, reads: Iterable[str], chunks: int) -> list[DataProto]:

@@ -154,8 +154,9 @@ def test_a_worker_that_fails_is_raised_with_its_own_error(cluster: None, tiny_ta
     trainer = build_trainer(config)
     trainer.init_workers()
     try:
-        with pytest.raises(ray.exceptions.RayTaskError, match="responses"):
+        with pytest.raises(ray.exceptions.RayTaskError, match="responses") as raised:
             trainer.critic_wg.compute_values(trainer._prompt_batch(next(iter(trainer.train_dataloader)), 1))
+        assert raised.value.__notes__ == ["rank 0 of 1, role critic, in compute_values"]
         with pytest.raises(AttributeError, match="CriticWorker has no registered method 'generate_sequences'"):
             trainer.critic_wg.generate_sequences(None)
     finally:
