@@ -43,6 +43,9 @@ bench: $(READY)  ## ratios against bare loops; nothing else should run
 	$(PY) -m tests.benchmarks.step_vs_limit
 	$(PY) -m tests.benchmarks.peak_memory
 	$(PY) -m tests.benchmarks.big_batch
+	$(PY) -m tests.benchmarks.ray_vs_local
+	$(PY) -m tests.benchmarks.weight_sync
+	$(PY) -m tests.benchmarks.driver_load
 
 gpu-check:  ## tests and benchmarks of the CUDA paths, with a Python that is there already: make gpu-check GPU_PYTHON=python3
 	$(GPU_PYTHON) scripts/gpu_check.py

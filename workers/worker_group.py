@@ -42,7 +42,7 @@ class Dispatch(Enum):
 
 @dataclass(frozen=True)
 class Registered:
-    """How a method wants to be called; `reads` are the batch fields that travel to it (none named: all)."""
+    """How a method wants to be called; `reads` are the batch's fields that travel to it, beside `uid` (none named: all)."""
 
     mode: Dispatch
     reads: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def register(
     """Marks a worker's method as callable through its group.
 
     Args:
-        reads: of the batch's tensors, only these are sent (those of them that it has).
+        reads: of the batch's fields, only these and `uid` are sent (those of them that it has).
         ranks_per_chunk: a registered method of the worker that says how many consecutive ranks share one chunk (tensor or sequence parallelism).
     """
 
@@ -307,12 +307,22 @@ def _error_of(call: Any) -> Exception | None:
 
 
 def cut(data: DataProto, reads: Iterable[str], chunks: int) -> list[DataProto]:
-    """Equal chunks with the fields that are read; rows that are added so that it divides come last and have nothing sampled."""
-    wanted = [name for name in reads if name in data.batch]
-    data = data.select(batch_keys=wanted) if wanted else data
-    if "response_mask" in data.batch:
-        return data.pad_with_dummies(chunks).chunk(chunks)
-    return pad_dataproto_to_divisor(data, chunks)[0].chunk(chunks)
+    """Equal chunks with the fields that are read (all, where none are named) and `uid`, which says what rows belong together.
+
+    Chunks are views: nothing is copied but where the rows do not divide. Then some are added behind the last, with nothing sampled.
+    """
+    fields = ("uid", *reads)
+    if wanted := [name for name in fields if name in data.batch]:
+        data = data.select(wanted, [name for name in fields if name in data.non_tensor_batch])
+    if len(data) % chunks == 0:
+        return data.chunk(chunks)
+    size = -(-len(data) // chunks)
+    whole = (len(data) - 1) // size  # chunks of given rows alone; what is left has a row, of which the added are made
+    rest, missing = data.slice(whole * size), (chunks - whole) * size
+    padded = (
+        rest.pad_with_dummies(missing) if "response_mask" in data.batch else pad_dataproto_to_divisor(rest, missing)[0]
+    )
+    return data.slice(0, whole * size).split(size) + padded.chunk(chunks - whole)
 
 
 def worker_environment(pool: RayResourcePool) -> dict[str, str]:

@@ -1,0 +1,82 @@
+"""`sync_weights` of the trainer's worker into vLLM, against the engine's bare `reload_weights` of tensors that lie ready in its dtype.
+
+    ours   manifest check, cast of each float32 tensor to the engine's dtype as it is asked for, reload, prefix cache reset
+    bare   reload of the same tensors, cast beforehand
+
+Run with nothing else on the machine: python -m tests.benchmarks.weight_sync [ROUNDS]
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+from main import build_trainer
+from tests.benchmarks.peak_memory import MIB, PeakWatcher, resident
+from tests.benchmarks.ray_vs_local import task
+from training.config_loader import load_config
+from workers.model_builder import torch_dtype
+from workers.weight_sync import iter_weights
+
+TIME_TARGET, MEMORY_TARGET = 1.5, 1.0
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def extra_memory(call: Callable[[], object], watcher: PeakWatcher, phase: str) -> float:
+    """The highest resident memory during the call above that before it, in MiB."""
+    gc.collect()
+    before = resident()
+    watcher.phase = phase
+    call()
+    watcher.phase = "between"
+    return watcher.peaks.get(phase, before) - before
+
+
+def main(rounds: int) -> None:
+    overrides = ["actor_rollout_ref.rollout.name=vllm", "data.val_files=null", "trainer.logger=file"]
+    config = load_config([*task(), *overrides, "trainer.default_local_dir=outputs/benchmark"]).config
+    trainer = build_trainer(config)
+    trainer.init_workers()
+    worker = trainer.actor_rollout_wg.worker
+    engine = worker.rollout.engine
+    watcher = PeakWatcher()
+    watcher.start()
+    worker.sync_weights()  # warm-up
+    # Memory before the ready tensors exist, so that theirs cannot serve ours.
+    ours_memory = max(extra_memory(worker.sync_weights, watcher, f"ours {i}") for i in range(3))
+    ready = [
+        (name, tensor.clone()) for name, tensor in iter_weights(worker.module, torch_dtype(worker.policy.rollout.dtype))
+    ]
+    copy = sum(tensor.nbytes for _, tensor in ready) / MIB
+
+    def bare() -> None:
+        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(ready)})
+
+    bare()
+    bare_memory = max(extra_memory(bare, watcher, f"bare {i}") for i in range(3))
+    calls = {"ours": worker.sync_weights, "bare": bare}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds):
+        for name in sorted(calls, reverse=number % 2 == 1):
+            times[name].append(seconds(calls[name]))
+    ours, limit = statistics.median(times["ours"]), statistics.median(times["bare"])
+    count = sum(parameter.numel() for parameter in worker.module.parameters())
+    print(f"\n{count / 1e6:.1f}M parameters, a copy for the engine {copy:.0f} MiB; medians of {rounds} rounds in turns")
+    print("\n| | ours | bare reload | ratio | target |\n|---|---|---|---|---|")
+    print(f"| time | {ours:.3f} s | {limit:.3f} s | {ours / limit:.2f} | at most {TIME_TARGET:.1f} |")
+    print(f"| extra memory | {ours_memory:.0f} MiB | {bare_memory:.0f} MiB | | |")
+    print(
+        f"| extra memory / copy | {ours_memory / copy:.2f} | {bare_memory / copy:.2f} | | under {MEMORY_TARGET:.1f} |"
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 9)
