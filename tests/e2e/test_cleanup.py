@@ -155,6 +155,7 @@ def check_killed_worker(run: WatchedRun) -> None:
     assert re.search(r"ActorDiedError: (.|\n)*rank [01] of 2, role (actor_rollout|critic), in \w+", last), last
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_run_with_its_rank_and_role(start: Start) -> None:
     check_killed_worker(start())
 

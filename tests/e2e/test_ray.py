@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from main import build_trainer
@@ -31,7 +33,7 @@ NOISE = 2e-6  # metrics that are rounding errors themselves are compared absolut
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    ray.init(num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -149,15 +151,30 @@ def test_samples_of_two_ranks_differ_where_they_are_not_seeded(cluster: None, ti
     assert len(rows) == 128
 
 
-def test_a_worker_that_fails_is_raised_with_its_own_error(cluster: None, tiny_task: Path, tmp_path: Path) -> None:
-    config = tiny_config(tiny_task, tmp_path, "trainer.launcher=ray", "data.val_files=null")
+def test_a_rank_that_fails_or_dies_is_raised_with_its_own_error(cluster: None, tiny_task: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_task, tmp_path, "trainer.n_gpus_per_node=2", "data.val_files=null")
     trainer = build_trainer(config)
     trainer.init_workers()
     try:
-        with pytest.raises(ray.exceptions.RayTaskError, match="responses") as raised:
-            trainer.critic_wg.compute_values(trainer._prompt_batch(next(iter(trainer.train_dataloader)), 1))
-        assert raised.value.__notes__ == ["rank 0 of 1, role critic, in compute_values"]
+        prompts = trainer._prompt_batch(next(iter(trainer.train_dataloader)), 1)
+        with pytest.raises(ray.exceptions.RayTaskError, match="responses") as failed:
+            trainer.critic_wg.compute_values(prompts)
+        assert failed.value.__notes__ == ["rank 0 of 2, role critic, in compute_values"]
         with pytest.raises(AttributeError, match="CriticWorker has no registered method 'generate_sequences'"):
             trainer.critic_wg.generate_sequences(None)
+        batch = trainer._generate(prompts)
+        end_one_rank()
+        with pytest.raises(ray.exceptions.ActorDiedError) as died:
+            trainer.actor_rollout_wg.update_actor(batch)
+        assert re.fullmatch(r"rank [01] of 2, role actor_rollout, in update_actor", died.value.__notes__[0])
     finally:
         trainer.shutdown()
+
+
+def end_one_rank() -> None:
+    """Kills one of the ranks' processes, which Ray titles by their class."""
+    for process in psutil.Process().children(recursive=True):
+        if "ray::WorkerHost" in " ".join(process.cmdline()):
+            process.kill()
+            return
+    raise AssertionError("no rank runs")
