@@ -46,6 +46,7 @@ bench: $(READY)  ## ratios against bare loops; nothing else should run
 	$(PY) -m tests.benchmarks.ray_vs_local
 	$(PY) -m tests.benchmarks.weight_sync
 	$(PY) -m tests.benchmarks.driver_load
+	$(PY) -m tests.benchmarks.checkpoint_stall
 
 gpu-check:  ## tests and benchmarks of the CUDA paths, with a Python that is there already: make gpu-check GPU_PYTHON=python3
 	$(GPU_PYTHON) scripts/gpu_check.py
