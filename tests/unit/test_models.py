@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -63,6 +64,7 @@ MODELS: dict[str, tuple[PretrainedConfig, str | None, bool]] = {
 def build(config: PretrainedConfig, attention: str | None) -> nn.Module:
     torch.manual_seed(0)
     kwargs = {"attn_implementation": attention} if attention else {}
+    config = copy.deepcopy(config)  # a model may write its attention down in it
     lm = AutoModelForCausalLM.from_config(config, **kwargs).eval()
     with torch.no_grad():
         for parameter in lm.parameters():
