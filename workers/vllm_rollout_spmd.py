@@ -43,7 +43,8 @@ class vLLMRollout(BaseRollout):
             from vllm import EngineArgs, LLMEngine
 
             self.engine = LLMEngine.from_engine_args(EngineArgs(**self.engine_args(model_config)))
-        unname_segments()
+        if config.tensor_model_parallel_size > 1:
+            unname_segments()
 
     def engine_args(self, spec: ModelSpec) -> dict[str, Any]:
         cfg = self.config
@@ -186,10 +187,14 @@ def remove_stale_segments() -> None:
 
 
 def unname_segments() -> None:
-    """Takes the names of this rank's shared memory away once all ranks have mapped it: so it goes with them, however they end."""
+    """Takes the names of a shared engine's memory away, once all its ranks have mapped it: so it goes with them, however they end.
+
+    It is vLLM's own on a CPU (cpushm), and on any device the message queue between the ranks (psm_), which Python would remove after the end, if
+    the process that does it were not killed as well.
+    """
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = Path(line.split(maxsplit=5)[-1])
-        if path.match("/dev/shm/*cpushm*"):
+        if path.match("/dev/shm/*cpushm*") or path.match("/dev/shm/psm_*"):
             path.unlink(missing_ok=True)
 
 

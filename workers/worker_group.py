@@ -22,7 +22,7 @@ from workers.memory import return_large_blocks
 Method = TypeVar("Method", bound=Callable[..., Any])
 REGISTERED = "_registered"
 LOOPBACK = "127.0.0.1"
-SETTLING_S = 5.0  # how long the other ranks' errors are waited for after the first
+SETTLING_S = 10.0  # how long the other ranks' errors are waited for after the first
 PROJECT = Path(__file__).resolve().parent.parent
 
 
