@@ -25,7 +25,10 @@ ALLOWED = {
     "training.metric_utils": {"data"},
     "training.config_loader": {"training.config", "training.config_checks"},
     # the checks look names up in the registries, when they run
-    "training.config_checks": {"training.config", "training.core_algos", "custom.reward_manager", "data.loading"},
+    "training.config_checks": {
+        *("training.config", "training.rank_checks", "training.core_algos", "custom.reward_manager", "data.loading"),
+    },
+    "training.rank_checks": {"training.config"},
     "training.reward": {"data", "training.config", "custom.reward_manager"},
     "custom": {"data", "custom", "training.reward", "training.registry"},
     "workers": {
