@@ -102,9 +102,10 @@ def ray_cluster(config: PPOConfig, signals: EndingSignals) -> Iterator[None]:
         yield
         return
     settings = dict(config.ray_kwargs.ray_init)
-    if settings.get("address") is None:
-        # Logical CPUs only count ranks; how many threads a rank has is set with its process.
-        settings = {"include_dashboard": False, "num_cpus": config.trainer.num_ranks} | settings
+    if settings.get("address") in (None, "local"):
+        # Logical CPUs only count ranks; how many threads a rank has is set with its process. Without "local" a cluster that `ray start` or
+        # RAY_ADDRESS left here would be taken.
+        settings = {"include_dashboard": False, "num_cpus": config.trainer.num_ranks} | settings | {"address": "local"}
         for name, value in OWN_CLUSTER.items():
             os.environ.setdefault(name, value)
     import psutil

@@ -109,7 +109,7 @@ class CheckpointSaver:
             left = f"keeps the one of step {before[-1]}" if before else "holds no other"
             reason = _last_line(self._error)
             raise CheckpointError(
-                f"the last checkpoint, of step {self._step}, was not saved; {self.run_dir} {left}: {reason}"
+                f"the last checkpoint, of step {self._step}, was not saved (is the disk full?); {self.run_dir} {left}: {reason}"
             ) from self._error
 
     def _complete(self, folder: Path) -> None:

@@ -193,7 +193,7 @@ def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, file_limit, caplog
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_1", checkpoint.LATEST]
     assert checkpoint.damage(tmp_path / "global_step_1") is None
     with pytest.raises(
-        checkpoint.CheckpointError, match=r"the last checkpoint, of step 2, was not saved; .* keeps the"
+        checkpoint.CheckpointError, match=r"the last checkpoint, of step 2, was not saved .* keeps the"
     ) as e:
         saver.close()
     assert f"{tmp_path} keeps the one of step 1: " in str(e.value)
@@ -208,7 +208,7 @@ def test_a_full_disk_from_the_start_is_said_in_one_line_that_names_no_older_chec
     saver = make_saver(tmp_path)
     file_limit(0)
     saver.begin(1, {"global_steps": 1})
-    with pytest.raises(checkpoint.CheckpointError, match=r"step 1, was not saved; \S+ holds no other: \S") as error:
+    with pytest.raises(checkpoint.CheckpointError, match=r"step 1, was not saved .* holds no other: \S") as error:
         saver.close()
     assert "\n" not in str(error.value)
 
