@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -171,24 +172,26 @@ def test_checkpoints_appear_in_the_background_one_at_a_time_and_prune_the_old(tm
     assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor", "critic")) == tmp_path / "global_step_4"
 
 
-@pytest.fixture
-def file_limit() -> Iterator[Callable[[int], None]]:
-    """Sets the size at which this process can write no more to a file, as on a full disk."""
+@contextmanager
+def files_no_longer_than(size: int) -> Iterator[None]:
+    """As on a full disk: this process can write no more to a file of that size, in bytes. Over before the test is, since pytest may write to one."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [0, 100, 2000, 4000])
-def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, file_limit, caplog, size: int) -> None:
+def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, caplog, size: int) -> None:
     """The driver's state, the metadata or the weights do not fit; the older checkpoint stays, a later one is saved."""
     saver = make_saver(tmp_path)
     saver.begin(1, {"global_steps": 1})
     saver.poll(wait=True)
-    file_limit(size)
-    saver.begin(2, {"global_steps": 2})
-    saver.poll(wait=True)
-    file_limit(resource.RLIM_INFINITY)
+    with files_no_longer_than(size):
+        saver.begin(2, {"global_steps": 2})
+        saver.poll(wait=True)
     assert "the run goes on without" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_1", checkpoint.LATEST]
     assert checkpoint.damage(tmp_path / "global_step_1") is None
@@ -202,13 +205,11 @@ def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, file_limit, caplog
     assert checkpoint.saved_steps(tmp_path) == [1, 3]
 
 
-def test_a_full_disk_from_the_start_is_said_in_one_line_that_names_no_older_checkpoint(
-    tmp_path: Path, file_limit
-) -> None:
+def test_a_full_disk_from_the_start_is_said_in_one_line_that_names_no_older_checkpoint(tmp_path: Path) -> None:
     saver = make_saver(tmp_path)
-    file_limit(0)
-    saver.begin(1, {"global_steps": 1})
-    with pytest.raises(checkpoint.CheckpointError, match=r"step 1, was not saved .* holds no other: \S") as error:
+    lost = pytest.raises(checkpoint.CheckpointError, match=r"step 1, was not saved .* holds no other: \S")
+    with files_no_longer_than(0), lost as error:
+        saver.begin(1, {"global_steps": 1})
         saver.close()
     assert "\n" not in str(error.value)
 
