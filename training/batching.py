@@ -157,6 +157,12 @@ def plan_mini_batches(num_rows: int, mini_batch_rows: int) -> list[range]:
     return [range(start, start + mini_batch_rows) for start in range(0, num_rows, mini_batch_rows)]
 
 
+def rows_of_mini_batches(uids: Sequence[Hashable], prompts: int) -> list[list[int]]:
+    """The rows of each mini-batch of `prompts` groups, groups in order of appearance: (mini-batches, rows of any number)."""
+    groups = list(_rows_by_key(uids).values())
+    return [list(chain.from_iterable(groups[start : start + prompts])) for start in range(0, len(groups), prompts)]
+
+
 def shuffled_groups(uids: Sequence[Hashable], generator: torch.Generator) -> Tensor:
     """A random order of rows that permutes groups and keeps the rows of a group together, in their own order.
 

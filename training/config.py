@@ -407,6 +407,53 @@ class RayKwargs(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnvironmentChoice(Section):
+    """What the agent acts in. Give `name`, or `path` and `cls`."""
+
+    name: str | None = None  #: gymnasium:ID, reasoning_gym:DATASET, textarena:ID, or PACKAGE.MODULE:CLASS
+    path: str | None = None  #: Python file with a class of your own
+    cls: str | None = None  #: name of the class in that file
+    kwargs: dict[str, Any] = field(default_factory=dict)  #: its settings
+    isolation: Literal["thread", "process", "ray"] = "thread"  #: where it runs; only process and ray can be killed
+    num_workers: int | None = (
+        None  #: calls at once (thread), environments at once (process, ray); null = as many as episodes
+    )
+    prompt_template: str | None = None  #: how an adapter words its observations; null = its own
+
+    @property
+    def is_set(self) -> bool:
+        """An environment is named."""
+        return self.name is not None or self.path is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig(Section):
+    """Episodes of several turns in an environment, beside the rollout engine."""
+
+    cls: CustomClassConfig = CustomClassConfig()
+    environment: EnvironmentChoice = EnvironmentChoice()
+    agent_length: int | None = (
+        None  #: episodes of a step before each is repeated rollout.n times; null = data.train_batch_size
+    )
+    val_length: int = 0  #: episodes of a validation, the same every time; 0 = no validation
+    max_turn: int = 10  #: turns of an episode
+    max_turn_tokens: int | None = (
+        None  #: tokens of a turn; a longer one is closed and played; null = what the response has left
+    )
+    include_state: bool = True  #: add get_state_description() to observations that lack it
+    max_observation_chars: int = 20000  #: a longer observation is cut in its middle
+    tools: tuple[str, ...] = ()  #: FILE.py:NAME of a Tool, or calculator, python
+    parser: Literal["json", "react", "function"] = "function"  #: how tool calls are written in the model's text
+    step_timeout_s: float | None = 120.0  #: seconds for one call of the environment; null = no deadline
+    episode_timeout_s: float | None = None  #: seconds for all of an episode's calls; null = no deadline
+    on_failure: Literal["zero", "mask", "refill"] = (
+        "zero"  #: a failed episode: reward 0, left out, or (crashes) tried again
+    )
+    max_refills: int = 3  #: refill: how often one episode is tried again, before it is masked
+    episodes_dir: str | None = None  #: write every episode, for replay, to STEP.jsonl in this folder
+
+
+@dataclass(frozen=True, kw_only=True)
 class PPOConfig(Section):
     """One run."""
 
@@ -417,6 +464,10 @@ class PPOConfig(Section):
     custom_reward_function: CustomRewardFunctionConfig = CustomRewardFunctionConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
+    agent: AgentConfig = AgentConfig()
+    env_template: tuple[
+        dict[str, Any], ...
+    ] = ()  #: environments as in agent.environment; agent i takes entry i modulo their number
     custom_algorithm: str | None = None  #: Python file that registers estimators and losses of your own
     ray_kwargs: RayKwargs = RayKwargs()
 
@@ -429,6 +480,19 @@ class PPOConfig(Section):
     def need_reference(self) -> bool:
         """A KL to the reference policy is used, in the loss or in the reward."""
         return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def environments(self) -> tuple[EnvironmentChoice, ...]:
+        """What the agents act in, in turn; empty where training is on prompts."""
+        if self.env_template:
+            shared = {"isolation": self.agent.environment.isolation, "num_workers": self.agent.environment.num_workers}
+            return tuple(EnvironmentChoice(**(shared | dict(entry))) for entry in self.env_template)
+        return (self.agent.environment,) if self.agent.environment.is_set else ()
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts, or episodes, of a step before each is repeated."""
+        return (self.agent.agent_length if self.environments else None) or self.data.train_batch_size
 
     @property
     def data_parallel_size(self) -> int:

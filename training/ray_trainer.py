@@ -8,6 +8,7 @@ derives from (run seed, step), and the data order from (run seed, epoch), so tha
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +27,8 @@ from data.prompts import pad_token_id
 from data.protocol import DataProto
 from data.rl_dataset import collate_fn as default_collate_fn
 from training import checkpoint
-from training.advantage import KLController, apply_kl_penalty, compute_advantage, compute_response_mask
-from training.batching import get_seqlen_balanced_partitions, plan_mini_batches
+from training.advantage import EpisodeLines, KLController, apply_kl_penalty, compute_advantage, compute_response_mask
+from training.batching import get_seqlen_balanced_partitions, roundup_divisible, rows_of_mini_batches
 from training.config import PPOConfig
 from training.core_algos import estimator_needs, get_kl_controller
 from training.metric_utils import (
@@ -133,14 +134,14 @@ class RayPPOTrainer:
         train_sampler: Sampler[int] | None,
     ) -> None:
         data = self.config.data
-        collate = PromptCollator(data.max_prompt_length, pad_token_id(self.tokenizer), data.truncation, collate_fn)
-        common = {"collate_fn": collate, "num_workers": data.dataloader_num_workers}
+        common = {"collate_fn": self._collator(collate_fn), "num_workers": data.dataloader_num_workers}
         rows = num_rows(train_dataset)
         self.order = EpochOrder(rows, self.seed, data.shuffle, train_sampler)
+        prompts = self.config.prompts_per_step
         self.train_dataloader = DataLoader(
-            train_dataset, batch_size=data.train_batch_size, sampler=self.order, drop_last=True, **common
+            train_dataset, batch_size=prompts, sampler=self.order, drop_last=True, **common
         )
-        self.steps_per_epoch = len(self.order) // data.train_batch_size
+        self.steps_per_epoch = len(self.order) // prompts
         if self.steps_per_epoch == 0:
             raise ValueError(
                 f"data.train_batch_size={data.train_batch_size} is more than the {rows} training rows; make it smaller or give more rows"
@@ -155,6 +156,10 @@ class RayPPOTrainer:
             self.val_dataloader = DataLoader(
                 val_dataset, batch_size=data.val_batch_size or val_rows, sampler=order, **common
             )
+
+    def _collator(self, collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        data = self.config.data
+        return PromptCollator(data.max_prompt_length, pad_token_id(self.tokenizer), data.truncation, collate_fn)
 
     def init_workers(self) -> None:
         """Builds every worker group and its models."""
@@ -228,7 +233,7 @@ class RayPPOTrainer:
             self.order.start(self.epoch, self.rows_done)
             for rows in self.train_dataloader:
                 self.global_steps += 1
-                self.rows_done += self.config.data.train_batch_size
+                self.rows_done += self.config.prompts_per_step
                 fresh = False
                 yield rows
                 if self.global_steps >= self.total_training_steps:
@@ -303,26 +308,37 @@ class RayPPOTrainer:
         return batch
 
     def _generate(self, prompts: DataProto) -> DataProto:
-        batch = self.actor_rollout_wg.generate_sequences(prompts)
+        batch = self._generate_multi_turn_sequences(prompts)
         self.actor_rollout_wg.sleep_rollout()
         return batch
 
-    def _arrange(self, batch: DataProto) -> DataProto:
-        """Orders rows for the ranks, each of which gets a consecutive chunk; nothing to do for one. Ranks that share sequences are as one.
+    def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
+        """The rollout itself; here every prompt is answered once."""
+        return self.actor_rollout_wg.generate_sequences(gen_batch)
 
-        A mini-batch of several ranks then has the rows that it has on one, and with `balance_batch` its ranks about the same number of tokens.
+    def _arrange(self, batch: DataProto) -> DataProto:
+        """Orders rows for the ranks, each of which gets a consecutive chunk. Ranks that share sequences are as one.
+
+        A mini-batch has its prompts' rows, on any number of ranks, and dummy rows where another has more (episodes may have several rows) or the
+        ranks do not divide them; with `balance_batch` its ranks get about the same number of tokens.
         """
         ranks, actor = self.config.data_parallel_size, self.config.actor_rollout_ref.actor
-        if ranks == 1:
+        prompts = self.config.prompts_per_step
+        mini_batch = min(actor.ppo_mini_batch_size, self.config.resolved_critic.ppo_mini_batch_size or prompts)
+        minis = rows_of_mini_batches(list(batch.non_tensor_batch["uid"]), mini_batch)
+        size = roundup_divisible(max(map(len, minis)), ranks)
+        if ranks == 1 and all(len(rows) == size for rows in minis):
             return batch
+        spare = iter(range(len(batch), len(minis) * size))
+        minis = [[*rows, *itertools.islice(spare, size - len(rows))] for rows in minis]
+        batch = batch.pad_with_dummies(len(minis) * size)
         lengths = batch.batch["attention_mask"].sum(dim=1).tolist()
-        mini_batch = min(actor.ppo_mini_batch_size, self.config.resolved_critic.ppo_mini_batch_size or len(batch))
         rows_of_rank: list[list[int]] = [[] for _ in range(ranks)]
-        for rows in plan_mini_batches(len(batch), mini_batch * self.config.actor_rollout_ref.rollout.n):
+        for rows in minis:
             if self.config.trainer.balance_batch:
                 parts = get_seqlen_balanced_partitions([lengths[row] for row in rows], ranks, equal_size=True)
             else:
-                parts = [list(part) for part in np.array_split(np.arange(len(rows)), ranks)]
+                parts = [list(part) for part in np.array_split(np.arange(size), ranks)]
             for rank, part in enumerate(parts):
                 rows_of_rank[rank] += [rows[k] for k in part]
         return batch.select_idxs(torch.tensor([row for rows in rows_of_rank for row in rows]))
@@ -337,7 +353,7 @@ class RayPPOTrainer:
     def _needs_old_log_probs(self) -> bool:
         """Whether something reads them: with a single mini-batch and epoch the update's own log-probs are the old ones."""
         actor, algorithm = self.config.actor_rollout_ref.actor, self.config.algorithm
-        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
+        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.prompts_per_step
         read = algorithm.use_kl_in_reward or "old_log_probs" in estimator_needs(algorithm.adv_estimator)
         return read or not one_update
 
@@ -416,12 +432,14 @@ class RayPPOTrainer:
 
     def _validate_batch(self, rows: dict[str, Any], n: int, first_group: int) -> tuple[DataProto, dict[str, list[Any]]]:
         prompts = self._prompt_batch(rows, n, first_group, validate=True)
-        batch = self.actor_rollout_wg.generate_sequences(prompts)
+        batch = self._generate_multi_turn_sequences(prompts)
         scores, infos = compute_reward(batch, self.val_reward_fn)
         batch.batch["token_level_scores"] = scores
         self._dump(batch, self.config.trainer.validation_data_dir, anew=first_group == 0)
         self._show_generations(batch, self.config.trainer.log_val_generations - first_group * n)
-        return batch, {**infos, "reward": scores.sum(dim=1).tolist()}
+        lines = EpisodeLines(batch)  # an episode is scored once, however many rows it has
+        infos = {name: [values[i] for i in lines.first] for name, values in infos.items()}
+        return batch.select_idxs(lines.first), {**infos, "reward": lines.join(scores).sum(dim=1).tolist()}
 
     def _show_generations(self, batch: DataProto, count: int) -> None:
         for row in self._readable_rows(batch.slice(0, max(0, min(count, len(batch))))):
@@ -437,6 +455,7 @@ class RayPPOTrainer:
             file.writelines(json.dumps(row) + "\n" for row in self._readable_rows(batch))
 
     def _readable_rows(self, batch: DataProto) -> Iterator[dict[str, Any]]:
+        batch = batch.drop_dummies()
         width = batch.batch["prompts"].shape[1]
         mask = batch.batch["attention_mask"].bool()
         scores = batch.batch["token_level_scores"].sum(dim=1).tolist()

@@ -25,15 +25,34 @@ ALLOWED = {
     "training.metric_utils": {"data"},
     "training.config_loader": {"training.config", "training.config_checks"},
     # the checks look names up in the registries, when they run
-    "training.config_checks": {"training.config", "training.core_algos", "custom.reward_manager", "data.loading"},
+    "training.agent_checks": {"training.config", "data.loading"},
+    "training.config_checks": {
+        "training.config",
+        "training.agent_checks",
+        "training.core_algos",
+        "custom.reward_manager",
+        "data.loading",
+    },
     "training.reward": {"data", "training.config", "custom.reward_manager"},
     "custom": {"data", "custom", "training.reward", "training.registry"},
     "workers": {
-        *("data", "workers", "training.config", "training.core_algos", "training.batching"),
+        *(
+            "data",
+            "workers",
+            "custom.agent",
+            "custom.env",
+            "training.config",
+            "training.core_algos",
+            "training.batching",
+        ),
         *("training.torch_functional", "training.rollout_correction"),
     },
     # the trainer knows worker interfaces; the role mapping names the classes, when it is asked
     "training.ray_trainer": {"data", "training", "workers.worker_group"},
+    "training.agent_trainer": {
+        *("data", "training", "custom.agent", "workers.worker_group"),
+        *("workers.multi_turn_rollout", "workers.turn_loop.ENDINGS"),
+    },
     "training.roles": {"training.config", "workers.fsdp_workers", "workers.worker_group"},
 }
 HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym")
