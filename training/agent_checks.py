@@ -8,7 +8,8 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from training.config import CustomRewardFunctionConfig, EnvironmentChoice, PPOConfig
+from training.agent_config import EnvironmentChoice
+from training.config import CustomRewardFunctionConfig, PPOConfig
 
 log = logging.getLogger(__name__)
 ADAPTERS = {"gymnasium": "gymnasium", "reasoning_gym": "reasoning-gym", "textarena": "textarena"}

@@ -6,9 +6,11 @@ number in the step), so a resumed run meets what it would have met. There is no 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,7 +79,7 @@ class AgentTrainer(RayPPOTrainer):
         **kwargs: Any,
     ) -> None:
         self.specs = list(specs) if specs is not None else agent_specs(config, agent_cls)
-        self.names = [spec.name for spec in self.specs]
+        self.names = [environment_name(spec) for spec in self.specs]
         kwargs.setdefault("train_dataset", Slots(config.prompts_per_step))
         if config.agent.val_length:
             kwargs.setdefault("val_dataset", Slots(config.agent.val_length))
@@ -124,11 +126,36 @@ class AgentTrainer(RayPPOTrainer):
         """Plays the described episodes, over any number of turns."""
         self.multi_turn_rollout.reset(gen_batch)
         self.multi_turn_rollout.rollout()
-        return self.multi_turn_rollout.build_update_batch()
+        batch = self.multi_turn_rollout.build_update_batch()
+        if folder := self.config.agent.episodes_dir:
+            write_episodes(Path(folder), batch)
+        return batch
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
         facts = [facts for facts in batch.drop_dummies().non_tensor_batch["episode_facts"] if facts is not None]
         return super()._step_metrics(batch, timer) | episode_metrics(facts)
+
+
+def write_episodes(folder: Path, batch: DataProto) -> None:
+    """Writes a rollout's episodes to FOLDER/STEP.jsonl (validation's to val-STEP.jsonl), or adds them where they are a step's further ones."""
+    meta, columns = batch.meta_info, batch.non_tensor_batch
+    path = folder / f"{'val-' if meta['validate'] else ''}{meta['global_steps']}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w" if 0 in columns["group_index"] else "a") as file:
+        for i, facts in enumerate(columns["episode_facts"]):
+            if facts is not None:
+                own = {name: columns[name][i] for name in ("uid", "episode_id", "data_source")}
+                own |= {name: int(columns[name][i]) for name in ("agent_index", "env_seed")}
+                entries = {"step": meta["global_steps"], **own, **facts}
+                file.write(json.dumps(entries | entries.pop("record"), default=str) + "\n")
+
+
+def environment_name(spec: AgentSpec) -> str:
+    """What metrics call it: textarena:GuessTheNumber-v0, or the name of a class."""
+    source = spec.environment
+    if isinstance(source, str):
+        return source.rsplit(":", 1)[-1] if source.partition(":")[0].endswith(".py") else source
+    return getattr(source, "__name__", type(source).__name__)
 
 
 def episode_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:

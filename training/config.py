@@ -6,12 +6,11 @@ configs/ppo_trainer.yaml show it. A config never changes after loading; what fol
 here, derived in one place.
 """
 
-import inspect
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
-from typing import Any, Literal, get_type_hints
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from training.agent_config import AgentConfig, EnvironmentChoice
+from training.config_base import CustomClassConfig, Section
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 KLKind = Literal[
@@ -20,25 +19,6 @@ KLKind = Literal[
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 CheckpointPart = Literal["model", "optimizer", "extra", "hf_model"]
 DEFAULT_SEED = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """Base of every section: fields by name, for estimators and losses written for verl (`config.get("gamma", 1.0)`).
-
-    Code of this project writes `config.gamma`, which a type checker can follow.
-    """
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The field, or `default` where the section has none of that name."""
-        return self[name] if name in {item.name for item in fields(self)} else default
-
-    def __getitem__(self, name: str) -> Any:
-        """The field; KeyError with the names there are."""
-        names = [item.name for item in fields(self)]
-        if name not in names:
-            raise KeyError(f"{type(self).__name__} has no {name!r}; it has: {', '.join(names)}")
-        return getattr(self, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +34,6 @@ def micro_batching(use_dynamic_bsz: bool | None, micro_batch_size: int | None, m
     if use_dynamic_bsz or (use_dynamic_bsz is None and micro_batch_size is None):
         return MicroBatching(max_token_len=max_token_len)
     return MicroBatching(micro_batch_size=micro_batch_size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CustomClassConfig(Section):
-    """A class of your own from a Python file."""
-
-    path: str | None = None  #: Python file; null = the built-in class
-    name: str | None = None  #: name of the class in that file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,6 +313,15 @@ class KLControlConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilterGroupsConfig(Section):
+    """DAPO's dynamic sampling: groups of equal rewards give way to others."""
+
+    enable: bool = False  #: draw further groups until a step's all have different rewards within themselves
+    metric: str = "seq_reward"  #: what must differ: seq_reward, or a number that the reward function returns beside it
+    max_num_gen_batches: int = 10  #: batches to draw for a step at most; then it makes do with what there is
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(Section):
     """From rewards to advantages."""
 
@@ -351,6 +332,7 @@ class AlgorithmConfig(Section):
     use_kl_in_reward: bool = False  #: subtract the KL to the reference policy from each token's reward
     kl_penalty: KLKind = "kl"  #: its estimator
     kl_ctrl: KLControlConfig = KLControlConfig()
+    filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of an estimator of your own
 
 
@@ -407,53 +389,6 @@ class RayKwargs(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentChoice(Section):
-    """What the agent acts in. Give `name`, or `path` and `cls`."""
-
-    name: str | None = None  #: gymnasium:ID, reasoning_gym:DATASET, textarena:ID, or PACKAGE.MODULE:CLASS
-    path: str | None = None  #: Python file with a class of your own
-    cls: str | None = None  #: name of the class in that file
-    kwargs: dict[str, Any] = field(default_factory=dict)  #: its settings
-    isolation: Literal["thread", "process", "ray"] = "thread"  #: where it runs; only process and ray can be killed
-    num_workers: int | None = (
-        None  #: calls at once (thread), environments at once (process, ray); null = as many as episodes
-    )
-    prompt_template: str | None = None  #: how an adapter words its observations; null = its own
-
-    @property
-    def is_set(self) -> bool:
-        """An environment is named."""
-        return self.name is not None or self.path is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentConfig(Section):
-    """Episodes of several turns in an environment, beside the rollout engine."""
-
-    cls: CustomClassConfig = CustomClassConfig()
-    environment: EnvironmentChoice = EnvironmentChoice()
-    agent_length: int | None = (
-        None  #: episodes of a step before each is repeated rollout.n times; null = data.train_batch_size
-    )
-    val_length: int = 0  #: episodes of a validation, the same every time; 0 = no validation
-    max_turn: int = 10  #: turns of an episode
-    max_turn_tokens: int | None = (
-        None  #: tokens of a turn; a longer one is closed and played; null = what the response has left
-    )
-    include_state: bool = True  #: add get_state_description() to observations that lack it
-    max_observation_chars: int = 20000  #: a longer observation is cut in its middle
-    tools: tuple[str, ...] = ()  #: FILE.py:NAME of a Tool, or calculator, python
-    parser: Literal["json", "react", "function"] = "function"  #: how tool calls are written in the model's text
-    step_timeout_s: float | None = 120.0  #: seconds for one call of the environment; null = no deadline
-    episode_timeout_s: float | None = None  #: seconds for all of an episode's calls; null = no deadline
-    on_failure: Literal["zero", "mask", "refill"] = (
-        "zero"  #: a failed episode: reward 0, left out, or (crashes) tried again
-    )
-    max_refills: int = 3  #: refill: how often one episode is tried again, before it is masked
-    episodes_dir: str | None = None  #: write every episode, for replay, to STEP.jsonl in this folder
-
-
-@dataclass(frozen=True, kw_only=True)
 class PPOConfig(Section):
     """One run."""
 
@@ -465,9 +400,7 @@ class PPOConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     agent: AgentConfig = AgentConfig()
-    env_template: tuple[
-        dict[str, Any], ...
-    ] = ()  #: environments as in agent.environment; agent i takes entry i modulo their number
+    env_template: tuple[dict[str, Any], ...] = ()  #: environments as in agent.environment, in turn over the agents
     custom_algorithm: str | None = None  #: Python file that registers estimators and losses of your own
     ray_kwargs: RayKwargs = RayKwargs()
 
@@ -528,30 +461,3 @@ class PPOConfig(Section):
             ulysses_sequence_parallel_size=critic.ulysses_sequence_parallel_size
             or policy.actor.ulysses_sequence_parallel_size,
         )
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One setting: its type, its value and its line of documentation."""
-
-    kind: Any
-    value: Any
-    doc: str
-
-
-def leaves(section: Any, prefix: str = "") -> Iterator[tuple[str, Leaf]]:
-    """(dotted key, Leaf) for every setting of a config section, in the order of the dataclasses."""
-    section_type: Any = type(section)
-    kinds, docs = get_type_hints(section_type), field_docs(section_type)
-    for item in fields(section):
-        value = getattr(section, item.name)
-        if is_dataclass(value):
-            yield from leaves(value, f"{prefix}{item.name}.")
-        else:
-            yield prefix + item.name, Leaf(kinds[item.name], value, docs[item.name])
-
-
-@cache
-def field_docs(section_type: type) -> dict[str, str]:
-    """Field name -> the text after `#:` in the source."""
-    return dict(re.findall(r"^    (\w+): .*  #: (.+)$", inspect.getsource(section_type), re.MULTILINE))

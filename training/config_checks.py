@@ -17,14 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from training.agent_checks import check_agents
-from training.config import (
-    CriticModelConfig,
-    CustomRewardFunctionConfig,
-    MicroBatching,
-    ModelConfig,
-    PPOConfig,
-    leaves,
-)
+from training.config import CriticModelConfig, CustomRewardFunctionConfig, MicroBatching, ModelConfig, PPOConfig
+from training.config_base import leaves
 
 log = logging.getLogger(__name__)
 ModelConfigReader = Callable[[str], dict[str, Any]]
@@ -38,7 +32,7 @@ POSITIVE = {
     *("top_p", "horizon", "target_kl", "total_epochs", "total_training_steps", "nnodes", "n_gpus_per_node"),
     *("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep", "tensor_model_parallel_size"),
     *("ulysses_sequence_parallel_size", "agent_length", "max_turn", "max_turn_tokens", "max_observation_chars"),
-    *("num_workers", "step_timeout_s", "episode_timeout_s"),
+    *("num_workers", "step_timeout_s", "episode_timeout_s", "max_num_gen_batches"),
 }
 NOT_NEGATIVE = {
     *("seed", "dataloader_num_workers", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef", "kl_coef"),
@@ -240,6 +234,8 @@ def _algorithm(config: PPOConfig) -> Iterator[str]:
             "each keeps its raw score",
             name,
         )
+    if config.algorithm.filter_groups.enable and config.actor_rollout_ref.rollout.n == 1:
+        yield "algorithm.filter_groups.enable=true: a group of actor_rollout_ref.rollout.n=1 never differs within itself; raise n"
 
 
 def load_custom_algorithm(path: str) -> None:

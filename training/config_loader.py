@@ -27,7 +27,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from training.config import PPOConfig, leaves
+from training.config import PPOConfig
+from training.config_base import leaves
 from training.config_checks import check_config
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,6 @@ UNAVAILABLE = {
     "actor_rollout_ref.rollout.agent.*": "agent loops of one's own are classes: agent.cls.path and agent.cls.name",
     "reward_model.model.*": "reward models are not there yet; use custom_reward_function.path",
     "reward_model.overlong_buffer*": "overlong penalties are not there yet; give them in your reward function",
-    "algorithm.filter_groups.*": "filtering of groups is not there yet",
     "algorithm.rollout_correction.*": "rollout correction is not there yet",
     "algorithm.*pf_ppo*": "pf_ppo is not there yet",
     "trainer.default_hdfs_dir": "HDFS is not supported; use trainer.default_local_dir",
@@ -159,6 +159,7 @@ class _Reader:
         self.sources: dict[str, str] = {}
         self.problems: list[str] = []
         self.wants_turns = False
+        self.moved: dict[str, tuple[str, Any]] = {}
         self.complete = True  # every file that was named has been read
 
     def read_command_line(self, argv: list[str]) -> bool:
@@ -283,8 +284,10 @@ class _Reader:
         if (old := _match(key, MOVED)) is not None:
             new = MOVED[old].replace("*", key[len(old) - 1 :])
             log.warning("%s (%s) is called %s here; moved", key, source, new)
-            if new in ONE_LIMIT and new in self.values and str(self.values[new]) != str(value):
-                self.problems.append(f"{key}={value} and {new}={self.values[new]} are the same limit: give one")
+            if new in ONE_LIMIT:
+                self.moved[new] = (key, value)
+                if new in self.values:
+                    return  # compared in the end
             self._add(_nest({new: value}), source)
         elif key == "actor_rollout_ref.hybrid_engine" and str(value).lower() != "true":
             self.problems.append(
@@ -315,6 +318,9 @@ class _Reader:
                 flat[key] = _convert(value, self.schema[key].kind)
             except _MismatchError as error:
                 self.problems.append(f"{key}={value!r} ({self.sources[key]}): {error}")
+        for key, (old, value) in self.moved.items():
+            if str(value) != str(self.values[key]):
+                self.problems.append(f"{old}={value} and {key}={self.values[key]} are the same limit: give one")
         for key in INPUT_PATHS:
             value = flat[key]
             flat[key] = tuple(map(_locate, value)) if isinstance(value, tuple) else value and _locate(value)

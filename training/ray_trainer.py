@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from training.advantage import EpisodeLines, KLController, apply_kl_penalty, com
 from training.batching import get_seqlen_balanced_partitions, roundup_divisible, rows_of_mini_batches
 from training.config import PPOConfig
 from training.core_algos import estimator_needs, get_kl_controller
+from training.group_filter import collect_varied_groups
 from training.metric_utils import (
     StepTimer,
     compute_data_metrics,
@@ -121,6 +122,7 @@ class RayPPOTrainer:
         self.run_dir = Path(config.trainer.run_dir)
         self.seed = config.data.run_seed
         self.global_steps = self.epoch = self.rows_done = 0
+        self.row_stream = self._endless_rows()
         self.pools: list[Any] = []
         self._make_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
 
@@ -228,16 +230,22 @@ class RayPPOTrainer:
 
     def _training_batches(self) -> Iterator[dict[str, Any]]:
         """Rows for one step at a time; `global_steps`, `epoch` and `rows_done` already count the batch that is given."""
+        self.row_stream = self._endless_rows()
         while self.global_steps < self.total_training_steps:
+            rows = next(self.row_stream)
+            self.global_steps += 1
+            yield rows
+        self.row_stream.close()
+
+    def _endless_rows(self) -> Generator[dict[str, Any]]:
+        """A step's number of rows at a time, from `epoch` and `rows_done` on."""
+        while True:
             fresh = self.rows_done == 0
             self.order.start(self.epoch, self.rows_done)
             for rows in self.train_dataloader:
-                self.global_steps += 1
                 self.rows_done += self.config.prompts_per_step
                 fresh = False
                 yield rows
-                if self.global_steps >= self.total_training_steps:
-                    return
             if fresh:
                 raise ValueError(
                     f"epoch {self.epoch} gave no batch of data.train_batch_size={self.config.data.train_batch_size} rows: the sampler is "
@@ -254,9 +262,8 @@ class RayPPOTrainer:
         timer = StepTimer()
         metrics: dict[str, float] = {}
         with timer("step"):
-            prompts = self._prompt_batch(rows, self.config.actor_rollout_ref.rollout.n)
             with timer("gen"):
-                batch = self._generate(prompts)
+                batch, drawn = self._generate(rows)
             batch = self._arrange(batch)
             with timer("reward"):
                 wait_for_reward = self._start_reward(batch)
@@ -270,7 +277,7 @@ class RayPPOTrainer:
                 with timer("values"):
                     batch = batch.union(self.critic_wg.compute_values(batch))
             with timer("adv"):
-                batch = self._add_rewards(batch, wait_for_reward)
+                batch = self._add_rewards(batch, *wait_for_reward())
                 batch, metrics = self._apply_kl(batch, metrics)
                 batch = self._add_advantages(batch)
             if self.critic_wg is not None:
@@ -282,7 +289,7 @@ class RayPPOTrainer:
             with timer("update_weights"):
                 self.actor_rollout_wg.sync_weights()
         self._dump(batch, self.config.trainer.rollout_data_dir)
-        return metrics | self._step_metrics(batch, timer)
+        return metrics | drawn | self._step_metrics(batch, timer)
 
     # The phases of a step
 
@@ -307,10 +314,27 @@ class RayPPOTrainer:
         }
         return batch
 
-    def _generate(self, prompts: DataProto) -> DataProto:
-        batch = self._generate_multi_turn_sequences(prompts)
+    def _generate(self, rows: dict[str, Any]) -> tuple[DataProto, dict[str, float]]:
+        """The rows' prompts answered, and metrics; with `filter_groups` scored as well, and others' where a group's rewards do not differ."""
+        settings = self.config.algorithm.filter_groups
+        if settings.enable:
+            batch, drawn = collect_varied_groups(self._scored_batches(rows), settings, self.config.prompts_per_step)
+        else:
+            batch = self._generate_multi_turn_sequences(
+                self._prompt_batch(rows, self.config.actor_rollout_ref.rollout.n)
+            )
+            drawn = {}
         self.actor_rollout_wg.sleep_rollout()
-        return batch
+        return batch, drawn
+
+    def _scored_batches(self, rows: dict[str, Any]) -> Iterator[DataProto]:
+        """The rows' prompts answered and scored, then those of further rows, as they are asked for."""
+        for number in itertools.count():
+            first_group = number * self.config.prompts_per_step
+            prompts = self._prompt_batch(rows, self.config.actor_rollout_ref.rollout.n, first_group)
+            batch = self._generate_multi_turn_sequences(prompts)
+            yield self._add_rewards(batch, *compute_reward(batch, self.reward_fn))
+            rows = next(self.row_stream)
 
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
         """The rollout itself; here every prompt is answered once."""
@@ -325,7 +349,7 @@ class RayPPOTrainer:
         ranks, actor = self.config.data_parallel_size, self.config.actor_rollout_ref.actor
         prompts = self.config.prompts_per_step
         mini_batch = min(actor.ppo_mini_batch_size, self.config.resolved_critic.ppo_mini_batch_size or prompts)
-        minis = rows_of_mini_batches(list(batch.non_tensor_batch["uid"]), mini_batch)
+        minis = rows_of_mini_batches(list(batch.non_tensor_batch["uid"]), prompts // mini_batch)
         size = roundup_divisible(max(map(len, minis)), ranks)
         if ranks == 1 and all(len(rows) == size for rows in minis):
             return batch
@@ -345,6 +369,8 @@ class RayPPOTrainer:
 
     def _start_reward(self, batch: DataProto) -> Callable[[], tuple[Tensor, dict[str, list[Any]]]]:
         """Scores the batch, beside the passes that follow where `launch_reward_fn_async`; calling the result waits for it."""
+        if "token_level_scores" in batch.batch:  # scored already, to be filtered
+            return lambda: (batch.batch["token_level_scores"], {})
         if self.config.reward_model.launch_reward_fn_async:
             return compute_reward_async(batch, self.reward_fn).result
         done = compute_reward(batch, self.reward_fn)
@@ -371,10 +397,7 @@ class RayPPOTrainer:
             metrics |= {name: value.item() for name, value in (shares | largest).items()}
         return batch, metrics
 
-    def _add_rewards(
-        self, batch: DataProto, wait_for_reward: Callable[[], tuple[Tensor, dict[str, list[Any]]]]
-    ) -> DataProto:
-        scores, infos = wait_for_reward()
+    def _add_rewards(self, batch: DataProto, scores: Tensor, infos: dict[str, list[Any]]) -> DataProto:
         batch.batch["token_level_scores"] = scores  # (B, R)
         for name, values in infos.items():
             batch.non_tensor_batch[f"reward_info/{name}"] = np.array(values, dtype=object)

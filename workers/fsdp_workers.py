@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import torch
 import transformers
+from custom.agent import AgentSpec
 from torch import nn
 
-from custom.agent import AgentSpec
 from data.protocol import DataProto
 from data.seeding import seed_for
 from training.config import ActorRolloutRefConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig, PPOConfig
@@ -30,7 +30,7 @@ from training.torch_functional import (
 from workers import model_state
 from workers.attention import check_shared_sequences, use_own_attention
 from workers.checkpoint_writer import CheckpointWriter
-from workers.distributed import on_device, rank, rank_group, shard_model, start_process_group, world_size
+from workers.distributed import on_device, rank, rank_group, shard_model, start_process_group
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.forward import ForwardSettings, PolicyModel, ValueModel, can_share_prompts, check_forward

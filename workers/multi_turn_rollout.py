@@ -7,22 +7,21 @@ Each description is a row without tensors; an episode gives one row, or more whe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from data.turn_tokens import TurnTokens
 
 from custom.agent import AgentSpec
 from data.protocol import DataProto, object_array
 from data.seeding import seed_for
-from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
 from workers.environments import EnvironmentPool
 from workers.rollout_base import BaseRollout, pad_right
 from workers.turn_loop import FAILURES, Episode, TurnLimits, TurnLoop
-
-DESCRIBED = ("uid", "episode_id", "group_index", "sample_index", "agent_index", "env_seed", "data_source")
 
 
 class AgentRollout:
@@ -102,6 +101,10 @@ class AgentRollout:
         """The episodes' rows in order: what `build_batch` gives, `environment_rewards` (B, R), the description's columns, `ending`,
         `episode_row` (number of the row in its episode) and `episode_facts` (a dict in each episode's first row, None in others).
         """
+        facts = [episode_facts(episode) for episode in episodes]
+        if self.config.agent.episodes_dir is not None:
+            for fact, episode in zip(facts, episodes, strict=True):
+                fact["record"] = episode_record(episode)
         for episode in episodes:
             settle_failure(episode, self.config.agent.on_failure)
         owners = [(number, k) for number, episode in enumerate(episodes) for k in range(len(episode.rows))]
@@ -111,10 +114,9 @@ class AgentRollout:
         batch.batch["environment_rewards"] = pad_right([row.rewards for row in rows], width, 0.0)
         index = np.array([number for number, _ in owners], dtype=np.int64)
         columns = {name: values[index] for name, values in described.non_tensor_batch.items()}
-        facts = [episode_facts(episodes[number]) if k == 0 else None for number, k in owners]
         columns["ending"] = object_array([episodes[number].ending for number, _ in owners])
         columns["episode_row"] = np.array([k for _, k in owners], dtype=np.int64)
-        columns["episode_facts"] = object_array(facts)
+        columns["episode_facts"] = object_array([facts[number] if k == 0 else None for number, k in owners])
         batch.non_tensor_batch = columns
         batch.meta_info = dict(described.meta_info)
         return batch
@@ -166,6 +168,14 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
     }
 
 
+def episode_record(episode: Episode) -> dict[str, Any]:
+    """All of an episode, as JSON holds it: what was said, the ids, and what came of it."""
+    return {"attempt": episode.attempt, "opening": episode.opening} | {
+        "turns": [asdict(turn) for turn in episode.turns],
+        "rows": [asdict(row) for row in episode.rows],
+    }
+
+
 def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentSpec]:
     """How the config's agents are built, one spec for each of its environments; `agent_cls` wins over `agent.cls`."""
     agent, reward = config.agent, config.custom_reward_function
@@ -173,13 +183,16 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
         AgentSpec(
             environment=environment.name or f"{environment.path}:{environment.cls}",
             kwargs=dict(environment.kwargs),
-            agent=agent_cls or (f"{agent.cls.path}:{agent.cls.name}" if agent.cls.path else None),
+            agent_path=None if agent_cls else agent.cls.path,
+            agent_name=agent.cls.name or "Agent",
+            agent_cls=agent_cls,
             tools=tuple(agent.tools),
             parser=agent.parser,
             include_state=agent.include_state,
             prompt_template=environment.prompt_template,
             max_observation_chars=agent.max_observation_chars,
-            reward=f"{reward.path}:{reward.name}" if reward.path else None,
+            reward_path=reward.path,
+            reward_name=reward.name,
             reward_kwargs=dict(reward.reward_kwargs),
         )
         for environment in config.environments
@@ -213,7 +226,7 @@ class SyncMultiTurnRollout:
         actor_rollout_wg.start_agents(list(specs) if specs is not None else agent_specs(config, agent_cls))
 
     def reset(self, gen_batch: DataProto | None = None) -> None:
-        """Says what is played next: the rows of `gen_batch` (`DESCRIBED` columns, as AgentTrainer makes them), or `agent.agent_length` fresh episodes."""
+        """Says what is played next: `gen_batch` (as `describe_episodes` makes it), or `agent.agent_length` fresh episodes."""
         self.resets += 1
         self.batch = None
         self.episodes = gen_batch

@@ -85,13 +85,14 @@ class Turn:
 
 @dataclass(kw_only=True)
 class Episode:
-    """One conversation. `spec` is the environment's index, `seed` its seed; `attempt` counts restarts after a crash."""
+    """One conversation, which `opening` begins. `spec` is the environment's index, `seed` its seed; `attempt` counts restarts after a crash."""
 
     group: int
     sample: int
     spec: int = 0
     seed: int = 0
     rows: list[Row] = field(default_factory=list)
+    opening: list[dict[str, Any]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     turn: int = 0
@@ -112,7 +113,7 @@ class Episode:
             rows[-1].add_reward(reward)
 
     def restart(self) -> None:
-        self.rows, self.messages, self.turns = [], [], []
+        self.rows, self.opening, self.messages, self.turns = [], [], [], []
         self.turn, self.attempt, self.ending = 0, self.attempt + 1, ""
 
 
@@ -247,7 +248,7 @@ class TurnLoop:
     def _begin(self, key: int, reply: Reply) -> None:
         assert self.tokens is not None
         episode = self.episodes[key]
-        episode.messages = list(reply.messages)
+        episode.opening, episode.messages = reply.messages, list(reply.messages)
         prompt = self.tokens.prompt(episode.messages, self.tools[episode.spec])
         if len(prompt) > self.limits.prompt_length:
             episode.rows.append(Row(prompt_ids=prompt[: self.limits.prompt_length]))

@@ -12,7 +12,9 @@ PACKAGES = ("data", "training", "workers", "custom")
 # What each module or package may import of ours; the longest matching name decides.
 ALLOWED = {
     "data": {"data"},
-    "training.config": set(),
+    "training.config": {"training.agent_config", "training.config_base"},
+    "training.agent_config": {"training.config_base"},
+    "training.config_base": set(),
     "training.registry": set(),
     "training.torch_functional": set(),
     "training.checkpoint": set(),
@@ -21,13 +23,15 @@ ALLOWED = {
     "training.core_algos": {"training.registry", "training.torch_functional"},
     "training.rollout_correction": set(),
     "training.advantage": {"data", "training.core_algos"},
+    "training.group_filter": {"data", "training.advantage", "training.config"},
     "training.batching": {"data"},
     "training.metric_utils": {"data"},
-    "training.config_loader": {"training.config", "training.config_checks"},
+    "training.config_loader": {"training.config", "training.config_base", "training.config_checks"},
     # the checks look names up in the registries, when they run
-    "training.agent_checks": {"training.config", "data.loading"},
+    "training.agent_checks": {"training.config", "training.agent_config", "data.loading"},
     "training.config_checks": {
         "training.config",
+        "training.config_base",
         "training.agent_checks",
         "training.core_algos",
         "custom.reward_manager",
