@@ -181,7 +181,7 @@ def reset_environment(env: Any, seed: int | None, max_chars: int = MAX_OBSERVATI
         env.seed(seed)
         answer = env.reset()
     else:
-        with _seeded_globals(seed):
+        with OwnGenerators(seed).installed():
             answer = env.reset()
     if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
         answer = answer[0]
@@ -272,23 +272,33 @@ def _encodable(text: str) -> str:
     return str(text) if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-_GLOBAL_GENERATORS = threading.Lock()
+_GLOBAL_GENERATORS = threading.RLock()
 
 
-@contextmanager
-def _seeded_globals(seed: int) -> Iterator[None]:
-    """Seeds Python's and numpy's global generators and puts them back.
+class OwnGenerators:
+    """Python's and numpy's global generators as one environment sees them: seeded, and apart from everybody else's.
 
-    One thread at a time; a reset that hangs holds the others up for a second each, not for ever.
+    with generators.installed(): the code inside draws from `random` and `np.random` where it left off the last time.
+    One thread at a time has its own installed. A call that hangs in there holds each of the others up for a quarter of
+    a second, not for ever; what is drawn meanwhile is not reproducible.
     """
-    locked = _GLOBAL_GENERATORS.acquire(timeout=1.0)
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        if locked:
-            _GLOBAL_GENERATORS.release()
+
+    def __init__(self, seed: int) -> None:
+        self._python = random.Random(seed).getstate()
+        self._numpy = np.random.RandomState(seed % 2**32).get_state()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Puts the others' states back at the end, also after an exception."""
+        locked = _GLOBAL_GENERATORS.acquire(timeout=0.25)
+        others_python, others_numpy = random.getstate(), np.random.get_state()
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        try:
+            yield
+        finally:
+            self._python, self._numpy = random.getstate(), np.random.get_state()
+            random.setstate(others_python)
+            np.random.set_state(others_numpy)
+            if locked:
+                _GLOBAL_GENERATORS.release()
