@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from examples.prepare_quickstart import make_model, make_tokenizer, warm_up, write_prompts
+from examples.prepare_tiny_prompts import make_model, make_tokenizer, warm_up, write_prompts
 
 PROJECT = Path(__file__).resolve().parent.parent
 
