@@ -276,7 +276,7 @@ def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
 
 def plain_picture(picture: str) -> str:
     """A terminal's colours as text: a highlighted X is [X], a coloured one X(blue)."""
-    colours = dict(zip(range(30, 38), "gray red green yellow blue magenta cyan white".split(), strict=True))
+    colours = dict(zip(range(30, 38), ["gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"], strict=True))
 
     def write(match: re.Match[str]) -> str:
         codes = [int(code) for code in match[1].split(";") if code]

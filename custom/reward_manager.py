@@ -15,9 +15,12 @@ import torch
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
+from custom.env_reward import ConfiguredRewardManager, CustomRewardManager
 from custom.reward_score import default_compute_score
 from data.protocol import DataProto
 from training.reward import place_outcome_rewards
+
+__all__ = ["BatchRewardManager", "CustomRewardManager", "NaiveRewardManager", "register_reward_manager"]
 
 REWARD_MANAGER_REGISTRY: dict[str, type] = {}
 
@@ -170,6 +173,9 @@ class BatchRewardManager(NaiveRewardManager):
         if len(results) != len(samples):
             raise ValueError(f"compute_score returned {len(results)} results; allowed: one per row, {len(samples)}")
         return results
+
+
+register_reward_manager("custom")(ConfiguredRewardManager)
 
 
 def _ground_truth(reward_model: Any, row: int) -> Any:
