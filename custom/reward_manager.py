@@ -15,6 +15,8 @@ import torch
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
+from custom.env_reward import ConfiguredRewardManager
+from custom.env_reward import CustomRewardManager as CustomRewardManager  # found here, too
 from custom.reward_score import default_compute_score
 from data.protocol import DataProto
 from training.reward import place_outcome_rewards
@@ -170,6 +172,9 @@ class BatchRewardManager(NaiveRewardManager):
         if len(results) != len(samples):
             raise ValueError(f"compute_score returned {len(results)} results; allowed: one per row, {len(samples)}")
         return results
+
+
+register_reward_manager("custom")(ConfiguredRewardManager)
 
 
 def _ground_truth(reward_model: Any, row: int) -> Any:
