@@ -87,15 +87,29 @@ class EndingSignals:
 
 
 @contextmanager
+def closed_pipe_is_no_error() -> Iterator[None]:
+    """What the block prints may be cut short by its reader, as with `| head`."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
+        raise SystemExit(0) from None
+
+
+@contextmanager
 def ray_cluster(config: PPOConfig, signals: EndingSignals) -> Iterator[None]:
     """Ray for the block, where the config asks for it: the cluster of `ray_kwargs.ray_init.address`, or one of its own on loopback."""
     if not config.trainer.use_ray:
         yield
         return
     settings = dict(config.ray_kwargs.ray_init)
-    if "address" not in settings:
-        # Logical CPUs only count ranks; how many threads a rank has is set with its process.
-        settings = {"include_dashboard": False, "num_cpus": config.trainer.num_ranks} | settings
+    if settings.get("address") in (None, "local"):
+        # Logical CPUs only count ranks; how many threads a rank has is set with its process. Without "local" a cluster that `ray start` or
+        # RAY_ADDRESS left here would be taken.
+        settings = {"include_dashboard": False, "num_cpus": config.trainer.num_ranks} | settings | {"address": "local"}
         for name, value in OWN_CLUSTER.items():
             os.environ.setdefault(name, value)
     import psutil
@@ -127,31 +141,53 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        loaded = load_config(argv)
+        with closed_pipe_is_no_error():
+            loaded = load_config(argv)
+            if loaded.explain:
+                print(explain(loaded))
+                return 0
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    if loaded.explain:
-        print(explain(loaded))
-        return 0
-    from training.report import write_report
+    trainer = loaded.config.trainer
+    unsaved = train(loaded.config, signals)
+    if "file" in trainer.logger and not trainer.val_only:
+        print_report(Path(trainer.run_dir))
+    if unsaved is not None:
+        print(unsaved, file=sys.stderr)
+    return 0 if unsaved is None else 1
 
-    trainer = build_trainer(loaded.config)
-    run_dir = Path(loaded.config.trainer.run_dir)
+
+def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
+    """The run itself; returns why its last checkpoint is missing, where it is."""
+    from training.checkpoint import CheckpointError  # imports torch: late
+
+    trainer, unsaved = build_trainer(config), None
+    run_dir = Path(config.trainer.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    if not loaded.config.trainer.val_only:
-        (run_dir / "config.yaml").write_text(to_yaml(loaded.config))
-    with ray_cluster(loaded.config, signals):
+    if not config.trainer.val_only:
+        (run_dir / "config.yaml").write_text(to_yaml(config))
+    with ray_cluster(config, signals):
         try:
             trainer.init_workers()
             trainer.fit()
+        except CheckpointError as error:
+            unsaved = error
         finally:
             signals.close()
             trainer.shutdown()
-    if "file" in loaded.config.trainer.logger and not loaded.config.trainer.val_only:
+    return unsaved
+
+
+def print_report(run_dir: Path) -> None:
+    """The table of the run, and its curves in report.png; a run that has none, or no room for it, has ended well all the same."""
+    from training.report import write_report
+
+    try:
         print(write_report(run_dir))
         print(f"reward curve: {run_dir / 'report.png'}")
-    return 0
+    except (OSError, ValueError) as error:
+        print(f"no report of {run_dir}: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

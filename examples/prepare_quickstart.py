@@ -1,7 +1,7 @@
 """Makes what configs/quickstart.yaml trains: a tokenizer of 40 words and a two-layer Llama, warmed up on transcripts of a poor player.
 
-The game takes several turns: a number from 1 to 10 is hidden, and each guess is answered by `higher` or `lower`. Three in ten of the transcripts' guesses
-respect what was answered so far; the others are any number. So the model knows the form of the game and little of its sense; PPO teaches the rest.
+The game takes several turns: a number from 1 to 10 is hidden, and each guess is answered by `higher` or `lower`. Three in ten of the transcripts'
+guesses respect what was answered so far; the others are any number. So the model knows the form of the game and little of its sense; PPO teaches the rest.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def answers_only(ids: torch.Tensor, assistant: int) -> torch.Tensor:
     return torch.where(sampled, ids, -100)
 
 
-def warm_up(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random, steps: int = 300
-) -> None:
+def warm_up(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random, steps: int = 300) -> None:
     """Supervised training on transcripts, on the answers' tokens only."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     assistant = tokenizer.convert_tokens_to_ids("assistant")

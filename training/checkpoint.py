@@ -29,7 +29,12 @@ logger = logging.getLogger(__name__)
 
 LATEST = "latest_checkpointed_iteration.txt"
 SEAL = "seal.json"
+DRIVER_STATE = "data.pt"
 TEMPORARY = ".incomplete"
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written; training itself is sound."""
 
 
 class WorkerGroup(Protocol):
@@ -59,6 +64,7 @@ class CheckpointSaver:
         self.run_dir, self.parts = run_dir, parts
         self._keep = {"keep_actor": keep_actor, "keep_critic": keep_critic}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="seal")
+        self._step = 0  # of the last save
         self._folder: Path | None = None  # of the save under way
         self._sealed: Future[None] | None = None
         self._error: OSError | None = None  # of the last save
@@ -66,7 +72,7 @@ class CheckpointSaver:
     def begin(self, step: int, state: dict[str, Any]) -> None:
         """Starts to save, once the save before has ended; `state` is the driver's."""
         self.poll(wait=True)
-        self._error = None
+        self._step, self._error = step, None
         try:
             self._folder = start_checkpoint(self.run_dir, step)
             save_driver_state(self._folder, state)
@@ -95,18 +101,23 @@ class CheckpointSaver:
         """Waits for the save under way.
 
         Raises:
-            OSError: the last save failed.
+            CheckpointError: the last save failed; says why, and which checkpoint there is.
         """
         self.poll(wait=True)
         if self._error is not None:
-            raise OSError(f"the last checkpoint was not saved; {self.run_dir} keeps the older ones") from self._error
+            before = [step for step in saved_steps(self.run_dir) if step <= self._step]
+            left = f"keeps the one of step {before[-1]}" if before else "holds no other"
+            reason = _last_line(self._error)
+            raise CheckpointError(
+                f"the last checkpoint, of step {self._step}, was not saved (is the disk full?); {self.run_dir} {left}: {reason}"
+            ) from self._error
 
     def _complete(self, folder: Path) -> None:
         step = complete_checkpoint(folder)
         prune(self.run_dir, step, **self._keep)
 
     def _give_up(self, error: OSError) -> None:
-        logger.error("no checkpoint in %s for this step, the run goes on without: %s", self.run_dir, error)
+        logger.error("no checkpoint of step %d in %s, the run goes on without: %s", self._step, self.run_dir, error)
         self._error = error
         for group in self.parts.values():  # the folder is removed when nobody writes to it any more
             with suppress(OSError):
@@ -114,6 +125,11 @@ class CheckpointSaver:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = self._sealed = None
+
+
+def _last_line(error: OSError) -> str:
+    """The error itself: what Ray hands on from a rank begins with the traceback there."""
+    return str(error).strip().splitlines()[-1]
 
 
 def start_checkpoint(run_dir: Path, step: int) -> Path:
@@ -144,12 +160,17 @@ def seal(folder: Path) -> None:
     (folder / SEAL).write_text(json.dumps(files))
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None."""
+def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
+    """What is wrong with a checkpoint's files, or None; `needs` names the workers' folders of which the seal must list files."""
     try:
         files = json.loads((folder / SEAL).read_text())
     except (OSError, ValueError) as error:
         return f"{SEAL}: {error}"
+    if not isinstance(files, dict):
+        return f"{SEAL} holds no table of files"
+    folders = {name.split("/")[0] for name in files}  # data.pt is one of them, in its own name
+    if missing := [name for name in (DRIVER_STATE, *needs) if name not in folders]:
+        return f"{SEAL} lists no {', '.join(missing)}"
     for name, expected in files.items():
         if not (folder / name).is_file():
             return f"{name} is missing"
@@ -213,16 +234,16 @@ def find_checkpoint(
         return None
     if resume_mode == "resume_path":
         path = Path(str(resume_from_path))
-        missing = [name for name in ("data.pt", *needs) if not (path / name).exists()]
+        missing = [name for name in (DRIVER_STATE, *needs) if not (path / name).exists()]
         if missing:
             raise FileNotFoundError(
                 f"trainer.resume_from_path={path} holds no {', '.join(missing)}; name a complete global_step_N folder"
             )
-        if problem := damage(path):
+        if problem := damage(path, needs):
             raise ValueError(f"trainer.resume_from_path={path} is damaged: {problem}")
         return path
     latest = latest_step(run_dir)
-    steps = [step for step in saved_steps(run_dir, ("data.pt", *needs)) if latest is None or step <= latest]
+    steps = [step for step in saved_steps(run_dir, needs) if latest is None or step <= latest]
     if not steps and saved_steps(run_dir):
         raise FileNotFoundError(
             f"{run_dir} has checkpoints, but none with {', '.join(needs)} as this run needs; take another trainer.default_local_dir, or "
@@ -230,7 +251,7 @@ def find_checkpoint(
         )
     for step in reversed(steps):
         folder = run_dir / f"global_step_{step}"
-        if (problem := damage(folder)) is None:
+        if (problem := damage(folder, needs)) is None:
             return folder
         logger.error("%s is damaged (%s) and left out; the one before it is taken", folder, problem)
     if steps:
@@ -251,14 +272,14 @@ def latest_step(run_dir: Path) -> int | None:
 def save_driver_state(folder: Path, state: dict[str, Any]) -> None:
     """Writes `data.pt`: tensors, numbers, strings, and lists and dicts of them."""
     try:
-        torch.save(state, folder / "data.pt")
+        torch.save(state, folder / DRIVER_STATE)
     except RuntimeError as error:  # so says torch where the disk is full
         raise OSError(f"{folder / 'data.pt'} could not be written: {error}") from error
 
 
 def load_driver_state(folder: Path) -> dict[str, Any]:
     """Reads `data.pt` without running code from it."""
-    return torch.load(folder / "data.pt", weights_only=True)
+    return torch.load(folder / DRIVER_STATE, weights_only=True)
 
 
 def prune(run_dir: Path, step: int, *, keep_actor: int | None, keep_critic: int | None) -> None:

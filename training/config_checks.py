@@ -12,13 +12,13 @@ import re
 import traceback
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from training.agent_checks import check_agents
 from training.config import CriticModelConfig, CustomRewardFunctionConfig, MicroBatching, ModelConfig, PPOConfig
 from training.config_base import leaves
+from training.rank_checks import check_heads, check_ranks
 
 log = logging.getLogger(__name__)
 ModelConfigReader = Callable[[str], dict[str, Any]]
@@ -74,8 +74,7 @@ def check_config(config: PPOConfig, *, model_config_reader: ModelConfigReader | 
         *_trainer(config),
         *_checkpoints(config),
         *_run_dir(config),
-        *_ranks(config),
-        *_sequence_parallel(config),
+        *check_ranks(config),
         *_not_there_yet(config),
         *_files(config),
         *_classes(config),
@@ -354,60 +353,6 @@ def _run_dir(config: PPOConfig) -> Iterator[str]:
         yield f"{key}={config.trainer.run_dir}: {nearest} is not writable; name another folder"
 
 
-def _ranks(config: PPOConfig) -> Iterator[str]:
-    """The devices are there, and the launcher can start a rank on each."""
-    policy, trainer = config.actor_rollout_ref, config.trainer
-    if trainer.device == "cuda":
-        import torch  # late: the other values need no torch here
-
-        if not torch.cuda.is_available():
-            yield "trainer.device=cuda: torch finds no CUDA device here; use cpu, or null for what there is"
-    size = policy.rollout.tensor_model_parallel_size
-    if size > 0 and trainer.n_gpus_per_node % size:
-        yield (
-            f"actor_rollout_ref.rollout.tensor_model_parallel_size={size} does not divide "
-            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}: an engine's ranks share a machine"
-        )
-    if size > 1 and policy.rollout.name == "hf":
-        yield f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: rollout.name=hf has one rank an engine; use 1"
-    if trainer.launcher == "local" and trainer.num_ranks > 1:
-        yield (
-            f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node}: "
-            "trainer.launcher=local has one rank; use trainer.launcher=ray"
-        )
-    if trainer.use_ray and importlib.util.find_spec("ray") is None:
-        yield "trainer.launcher=ray needs the package: pip install ray; one rank runs without it (trainer.launcher=local)"
-    if config.ray_kwargs.ray_init and not trainer.use_ray:
-        log.warning("ray_kwargs.ray_init has no effect with trainer.launcher=local")
-    if trainer.num_ranks > 1:
-        return
-    for key in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
-        if not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
-            log.warning("%s.fsdp_config.reshard_after_forward has no effect on one rank", key)
-    if policy.actor.strategy == "fsdp":
-        log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
-
-
-def _sequence_parallel(config: PPOConfig) -> Iterator[str]:
-    """The ranks divide into groups that share sequences, the same for actor and critic, which must lay rows out without padding."""
-    policy, ranks = config.actor_rollout_ref, config.trainer.num_ranks
-    size, critic_size = policy.actor.ulysses_sequence_parallel_size, config.critic.ulysses_sequence_parallel_size
-    given = f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={size}"
-    if size > 0 and ranks % size:
-        yield f"{given} does not divide trainer.nnodes x trainer.n_gpus_per_node = {ranks} ranks"
-    if config.need_critic and critic_size not in (None, size):
-        yield (
-            f"critic.ulysses_sequence_parallel_size={critic_size} differs from the actor's {size}: "
-            "both read a step's rows in one order; leave it null"
-        )
-    models: dict[str, ModelConfig | CriticModelConfig] = {"actor_rollout_ref.model": policy.model}
-    if config.need_critic:
-        models["critic.model"] = config.critic.model
-    for key, model in models.items():
-        if size > 1 and not model.use_remove_padding:
-            yield f"{given} needs {key}.use_remove_padding=true"
-
-
 def _not_there_yet(config: PPOConfig) -> Iterator[str]:
     policy = config.actor_rollout_ref
     if config.reward_model.enable:
@@ -472,6 +417,7 @@ def _models(config: PPOConfig, read: ModelConfigReader) -> Iterator[str]:
             yield f"{key}.path={model.path}: {(str(error) or repr(error)).splitlines()[0]}"
             continue
         yield from _model_files(key, Path(model.path))
+        yield from check_heads(config, f"{key}.path={model.path}", _known(model, entries).get("num_attention_heads"))
         limit = config.actor_rollout_ref.rollout.max_model_len if model is policy else None
         more = {"actor_rollout_ref.rollout.max_model_len=": limit} if limit is not None else {}
         yield from _context(key, model, entries, wanted | more)
@@ -493,13 +439,11 @@ def _context(
     key: str, model: ModelConfig | CriticModelConfig, entries: dict[str, Any], wanted: dict[str, int]
 ) -> Iterator[str]:
     """What is wanted, in tokens, fits the model; `entries` are its config.json."""
-    # Models that also see images keep the language model's entries one level down.
-    inner = (entries | model.override_config).get("text_config")
-    known = ChainMap(entries, inner if isinstance(inner, dict) else {})
-    unknown = sorted(map(str, model.override_config.keys() - known.keys()))
+    known = _known(model, entries)
+    unknown = sorted(map(str, model.override_config.keys() - ChainMap(*known.maps[1:]).keys()))
     if unknown:
         log.warning("%s.override_config has %s, which config.json has not: misspelt?", key, ", ".join(unknown))
-    context = ChainMap(model.override_config, known).get("max_position_embeddings")
+    context = known.get("max_position_embeddings")
     if context is None:
         return
     if not isinstance(context, int) or isinstance(context, bool):
@@ -511,6 +455,15 @@ def _context(
     for what, tokens in wanted.items():
         if tokens > context:
             yield f"{what}{tokens} tokens, but {key}.path={model.path} reads at most {context}"
+
+
+def _known(model: ModelConfig | CriticModelConfig, entries: dict[str, Any]) -> ChainMap[str, Any]:
+    """A model's settings, the first that has one counts: override_config, config.json, its text_config.
+
+    Models that also see images keep the language model's entries there.
+    """
+    inner = (entries | model.override_config).get("text_config")
+    return ChainMap(model.override_config, entries, inner if isinstance(inner, dict) else {})
 
 
 def read_model_config(path: str) -> dict[str, Any]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,10 @@ import torch
 from torch.utils.data import Dataset, RandomSampler, Sampler
 
 from data.protocol import DataProto
-from main import build_trainer
+from main import EndingSignals, build_trainer, run
+from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, tiny_config, train
+from training.config_loader import to_yaml
 from training.ray_trainer import RayPPOTrainer
 
 GREEDY = "val-core/guess_the_number/reward/mean@1"
@@ -199,3 +205,52 @@ def test_an_estimator_that_returns_nonsense_is_named(
     trainer.init_workers()
     with pytest.raises(ValueError, match="estimator 'nonsense': advantages must be finite and of shape"):
         trainer.fit()
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_disk_full_at_the_last_checkpoint_costs_that_alone_and_is_said_in_a_line(
+    tiny_task: Path, tmp_path: Path, capsys, older: bool
+) -> None:
+    """The report is written, the exit code is 1. Files of at most 200 KB stand for the disk: the report fits, weights do not."""
+    argv = [str(tmp_path / "tiny.yaml"), "trainer.save_freq=5", "data.val_files=null"]
+    (tmp_path / "tiny.yaml").write_text(to_yaml(tiny_config(tiny_task, tmp_path)))
+    if older:
+        assert run([*argv, "trainer.total_training_steps=1"], EndingSignals()) == 0
+        (tmp_path / "report.png").unlink()
+        capsys.readouterr()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+    try:
+        code = run(argv, EndingSignals())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    out, err = capsys.readouterr()
+    left = f"{tmp_path} keeps the one of step 1: " if older else f"{tmp_path} holds no other: "
+    assert (code, (tmp_path / "report.png").exists()) == (1, True)
+    assert "reward curve: " in out
+    assert err.splitlines()[-1].startswith(f"the last checkpoint, of step 2, was not saved (is the disk full?); {left}")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("option", ["--help", "--explain"])
+def test_what_is_printed_into_a_closed_pipe_ends_without_a_word(tiny_task: Path, tmp_path: Path, option: str) -> None:
+    (tmp_path / "tiny.yaml").write_text(to_yaml(tiny_config(tiny_task, tmp_path)))
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "main.py", str(tmp_path / "tiny.yaml"), option]
+    done = subprocess.run(command, cwd=PROJECT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_without_an_address_has_a_cluster_of_its_own_whatever_else_is_started_here() -> None:
+    pytest.importorskip("ray")
+    code = (
+        "import sys, ray, main; from training.config_loader import load_config\n"
+        "config = load_config(sys.argv[1:], check=False).config\n"
+        "with main.ray_cluster(config, main.EndingSignals()): print(len(ray.nodes()), ray.cluster_resources()['CPU'])"
+    )
+    command = [sys.executable, "-c", code, "trainer.n_gpus_per_node=3"]
+    environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:1"}
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["1", "3.0"], done.stderr

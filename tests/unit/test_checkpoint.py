@@ -192,11 +192,25 @@ def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, file_limit, caplog
     assert "the run goes on without" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_1", checkpoint.LATEST]
     assert checkpoint.damage(tmp_path / "global_step_1") is None
-    with pytest.raises(OSError, match="the last checkpoint was not saved"):
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"the last checkpoint, of step 2, was not saved .* keeps the"
+    ) as e:
         saver.close()
+    assert f"{tmp_path} keeps the one of step 1: " in str(e.value)
     saver.begin(3, {"global_steps": 3})
     saver.close()
     assert checkpoint.saved_steps(tmp_path) == [1, 3]
+
+
+def test_a_full_disk_from_the_start_is_said_in_one_line_that_names_no_older_checkpoint(
+    tmp_path: Path, file_limit
+) -> None:
+    saver = make_saver(tmp_path)
+    file_limit(0)
+    saver.begin(1, {"global_steps": 1})
+    with pytest.raises(checkpoint.CheckpointError, match=r"step 1, was not saved .* holds no other: \S") as error:
+        saver.close()
+    assert "\n" not in str(error.value)
 
 
 def test_a_device_without_space_is_reported_with_its_rank_and_cause(tmp_path: Path) -> None:
@@ -237,6 +251,36 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_taken(tmp_path: Pat
     (tmp_path / "global_step_1/seal.json").write_text("{")
     with pytest.raises(FileNotFoundError, match=r"every checkpoint in .* is damaged"):
         checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",))
+
+
+@pytest.mark.parametrize(
+    ("seal", "problem"),
+    [
+        ("[]", "seal.json holds no table of files"),
+        ('"data.pt"', "seal.json holds no table of files"),
+        ("null", "seal.json holds no table of files"),
+        ("{}", "seal.json lists no data.pt, actor"),
+        ('{"data.pt": [0, 0]}', "seal.json lists no actor"),
+        ('{"actor/weights": [1, 0], "actor.json": [0, 0]}', "seal.json lists no data.pt"),
+        ('{"actor/weights": 7, "data.pt": null}', "actor/weights has changed since it was written"),
+    ],
+)
+def test_a_seal_that_vouches_for_nothing_is_damage(tmp_path: Path, caplog, seal: str, problem: str) -> None:
+    for step in (1, 2):
+        write(tmp_path, step)
+    (tmp_path / "global_step_2/seal.json").write_text(seal)
+    assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
+    assert f"global_step_2 is damaged ({problem}) and left out" in caplog.text
+    with pytest.raises(ValueError, match="global_step_2 is damaged"):
+        checkpoint.find_checkpoint(tmp_path, "resume_path", str(tmp_path / "global_step_2"), ("actor",))
+
+
+def test_a_checkpoint_whose_driver_state_is_gone_is_damaged_too(tmp_path: Path, caplog) -> None:
+    for step in (1, 2):
+        write(tmp_path, step)
+    (tmp_path / "global_step_2/data.pt").unlink()
+    assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
+    assert "global_step_2 is damaged (data.pt is missing)" in caplog.text
 
 
 class Payload:

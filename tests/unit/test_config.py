@@ -3,6 +3,7 @@
 import ast
 import json
 import logging
+import socket
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -684,7 +685,24 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ),
         (
             [f"{ACTOR}.ulysses_sequence_parallel_size=2"],
-            f"{ACTOR}.ulysses_sequence_parallel_size=2 does not divide trainer.nnodes x trainer.n_gpus_per_node = 1 ranks",
+            f"{ACTOR}.ulysses_sequence_parallel_size=2 does not divide trainer.nnodes x trainer.n_gpus_per_node = 1 ranks: "
+            f"set trainer.n_gpus_per_node to a multiple of 2, or {ACTOR}.ulysses_sequence_parallel_size to 1",
+        ),
+        (
+            [f"{ACTOR}.ulysses_sequence_parallel_size=4", "trainer.nnodes=2", "trainer.n_gpus_per_node=3"],
+            f"{ACTOR}.ulysses_sequence_parallel_size=4 does not divide trainer.nnodes x trainer.n_gpus_per_node = 6 ranks: "
+            f"set trainer.n_gpus_per_node to a multiple of 2, or {ACTOR}.ulysses_sequence_parallel_size to 1, 2, 3 or 6",
+        ),
+        (
+            ["trainer.nnodes=2"],
+            "trainer.nnodes=2 needs ray_kwargs.ray_init.address: run `ray start --head` on the first machine, "
+            "`ray start --address=HOST:6379` on the others, and set ray_kwargs.ray_init.address=auto; "
+            "for ranks on this machine alone set trainer.n_gpus_per_node",
+        ),
+        (
+            ["trainer.launcher=ray", "ray_kwargs.ray_init.address=head"],
+            "ray_kwargs.ray_init.address=head must be HOST:PORT, as `ray start --head` prints it, "
+            "or auto for this machine's cluster",
         ),
         ([f"{ACTOR}.ulysses_sequence_parallel_size=0"], f"{ACTOR}.ulysses_sequence_parallel_size=0 must be above 0"),
         (
@@ -1018,7 +1036,44 @@ def test_cuda_is_asked_for_only_where_the_config_names_it(runnable: list[str], m
 def test_several_ranks_are_started_by_ray(runnable: list[str]) -> None:
     pytest.importorskip("ray")
     assert checked(runnable, "trainer.launcher=ray") == []
-    assert checked(runnable, "trainer.n_gpus_per_node=2", "trainer.nnodes=2") == []
+    nodes = ["trainer.n_gpus_per_node=2", "trainer.nnodes=2"]
+    assert checked(runnable, *nodes, "ray_kwargs.ray_init.address=auto") == []
+    assert len(checked(runnable, *nodes, "ray_kwargs.ray_init.address=local")) == 1
+    assert len(checked(runnable, *nodes, "ray_kwargs.ray_init.address=null")) == 1
+
+
+def test_a_cluster_that_does_not_answer_is_a_problem(runnable: list[str]) -> None:
+    cluster = "ray_kwargs.ray_init.address=127.0.0.1:"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert checked(runnable, "trainer.launcher=ray", f"{cluster}{port}") == []
+    (problem,) = checked(runnable, "trainer.launcher=ray", f"{cluster}{port}")
+    assert problem.startswith(f"{cluster}{port}: nothing answers there (")
+    assert "run `ray start --head` there, or name the address that it printed" in problem
+    assert len(checked(runnable, "trainer.launcher=ray", f"{cluster}70000")) == 1
+    assert checked(runnable, f"{cluster}{port}") == []  # without Ray it has no effect, which is a word in the log
+
+
+def test_arguments_that_ray_init_does_not_take_are_named(runnable: list[str]) -> None:
+    pytest.importorskip("ray")
+    given = ["num_cpu=2", "include_dashboard=false", "_system_config={}", "zzz=1"]
+    near, far = checked(runnable, "trainer.launcher=ray", *(f"ray_kwargs.ray_init.{text}" for text in given))
+    assert near == "ray_kwargs.ray_init.num_cpu: ray.init takes no such argument. Did you mean 'num_cpus'?"
+    assert far.startswith("ray_kwargs.ray_init.zzz: ray.init takes no such argument. It takes: address, num_cpus, ")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_ranks_that_share_sequences_divide_the_models_heads(runnable: list[str], nested: bool) -> None:
+    pytest.importorskip("ray")
+    model = Path(runnable[0].split("=")[1])
+    entries = {"num_attention_heads": 6, "max_position_embeddings": 2048}
+    (model / "config.json").write_text(json.dumps({"text_config": entries} if nested else entries))
+    ranks = ["trainer.n_gpus_per_node=4"]
+    assert checked(runnable, *ranks, f"{ACTOR}.ulysses_sequence_parallel_size=2") == []
+    assert checked(runnable, *ranks, f"{ACTOR}.ulysses_sequence_parallel_size=4") == [
+        f"{ACTOR}.ulysses_sequence_parallel_size=4 does not divide the 6 attention heads of "
+        f"actor_rollout_ref.model.path={model}: use 1, 2, 3 or 6"
+    ]
 
 
 def test_checkpoints_that_nobody_resumes_may_hold_anything(runnable: list[str]) -> None:

@@ -30,13 +30,10 @@ ALLOWED = {
     # the checks look names up in the registries, when they run
     "training.agent_checks": {"training.config", "training.agent_config", "data.loading"},
     "training.config_checks": {
-        "training.config",
-        "training.config_base",
-        "training.agent_checks",
-        "training.core_algos",
-        "custom.reward_manager",
-        "data.loading",
+        *("training.config", "training.config_base", "training.agent_checks", "training.rank_checks"),
+        *("training.core_algos", "custom.reward_manager", "data.loading"),
     },
+    "training.rank_checks": {"training.config", "training.config_base"},
     "training.reward": {"data", "training.config", "custom.reward_manager"},
     "custom": {"data", "custom", "training.reward", "training.registry"},
     "workers": {
