@@ -68,6 +68,33 @@ def test_a_conversation_has_the_prefix_and_the_state_where_the_observation_lacks
     assert agent.tool_schemas is None and agent.episode_reward("done") is None and agent.trajectory.ending == "done"
 
 
+class TextGameEnv(BaseEnvironment):
+    """As small as they come: its steps return the state itself, and its reset leaves `_done` as it was."""
+
+    def reset(self) -> str:
+        self.score = 0
+        self.inventory = []
+        return "Welcome to the game! You are in a room."
+
+    def step(self, action: str) -> tuple:
+        reward = 1.0 if "take" in action else -0.1
+        if "attack" in action:
+            reward, self._done = 5.0, True
+        self.score += reward
+        return self.get_state_description(), reward, self._done, {}
+
+    def get_state_description(self) -> str:
+        return f"Score: {self.score}, Inventory: {self.inventory}"
+
+
+def test_a_game_whose_reset_forgets_done_can_be_played_again():
+    agent = AgentSpec.of_object(TextGameEnv()).build()
+    for seed in range(2):
+        assert agent.reset(seed)[-1]["content"].endswith("in a room.\nScore: 0, Inventory: []")
+        assert agent.step("take it") == ([user("Score: 1.0, Inventory: []")], 1.0, False, {})
+        assert agent.step("attack")[1:] == (5.0, True, {})
+
+
 def test_the_state_can_be_left_out_and_an_environment_needs_only_reset_and_step():
     assert Agent(Room(), include_state=False).reset(0) == [system("Be brief."), user("You wake up.")]
 
@@ -105,7 +132,7 @@ def test_a_prompt_template_makes_the_first_message(template, expected):
 
 
 def test_a_template_with_an_unknown_field_names_the_known_ones():
-    with pytest.raises(ValueError, match="its fields: {observation}, {state}, {prefix}"):
+    with pytest.raises(ValueError, match=r"its fields: \{observation\}, \{state\}, \{prefix\}"):
         Agent(Room(), prompt_template="{obs}").reset(0)
 
 
