@@ -114,6 +114,8 @@ def test_reset_takes_gymnasiums_pair_and_refuses_the_rest():
     assert reset_environment(Scripted(reset=("start", {"a": 1})), 0) == "start"
     with pytest.raises(BadEnvironment, match=r"Scripted.reset returned the observation \('start', 1\)"):
         reset_environment(Scripted(reset=("start", 1)), 0)
+    with pytest.raises(BadEnvironment, match=r"Scripted.reset returned no message"):
+        reset_environment(Scripted(reset=[]), 0)
 
 
 def test_reset_clears_done_also_where_a_subclass_does_not():
