@@ -165,6 +165,41 @@ def test_a_state_that_is_no_text_is_a_bad_environment():
         Agent(Wrong()).reset(0)
 
 
+# Tools
+
+TOOLS = """
+from custom.tools import Tool, ToolDefinition
+
+class Multiply(Tool):
+    number = {"type": "integer"}
+    parameters = {"type": "object", "properties": {"a": number, "b": number}, "required": ["a", "b"]}
+    definition = ToolDefinition("multiply", "Multiplies.", parameters)
+
+    def execute(self, a, b):
+        return str(a * b)
+"""
+
+
+def test_with_tools_calls_become_observations_and_all_else_goes_to_the_environment(tmp_path):
+    pytest.importorskip("custom.tools")
+    (tmp_path / "tools.py").write_text(TOOLS)
+    spec = AgentSpec("custom.envs.tool_arithmetic:ToolArithmetic", tools=(f"{tmp_path}/tools.py:Multiply",))
+    agent = pickle.loads(pickle.dumps(spec)).build()
+    assert [schema["function"]["name"] for schema in agent.tool_schemas] == ["multiply"]
+    rules, question = agent.reset(0)
+    assert rules["role"] == "system" and question["content"].startswith("What is ")
+    a, _, b, _, c = question["content"].removeprefix("What is ").removesuffix("?").split()
+    call = f'<tool_call>{{"name": "multiply", "arguments": {{"a": {a}, "b": {b}}}}}</tool_call>'
+    messages, reward, done, info = agent.step(call)
+    assert (messages, reward, done) == ([user(str(int(a) * int(b)))], 0.0, False)
+    (record,) = info["tool_calls"]
+    assert record.pop("seconds") >= 0 and record == {"name": "multiply", "ok": True, "error_kind": ""}
+    assert agent.step(call.replace(a, '"x"', 1))[3]["tool_calls"][0]["error_kind"] == "bad_arguments"
+    messages, reward, done, info = agent.step(str(int(a) * int(b) + int(c)))
+    assert (messages, reward, done, info) == ([user("Correct.")], 1.0, True, {"tool_calls": []})
+    assert agent.trajectory.rewards == [0.0, 0.0, 1.0]
+
+
 # Rewards of whole episodes
 
 
