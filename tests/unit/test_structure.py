@@ -56,7 +56,7 @@ ALLOWED = {
     },
     "training.roles": {"training.config", "workers.fsdp_workers", "workers.worker_group"},
 }
-HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym")
+HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym", "gymnasium", "textarena")
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
