@@ -137,7 +137,8 @@ class TurnTokens:
         if tools and not self.renders_tools(tools):
             logger.warning("the chat template of %r ignores tools=; describe them in the system message", name)
         thinking = self._encode("<think>\nHm.\n</think>\n\nYes.")
-        if self.join([_user("Hello")], thinking, [_message(role, REPLY) for role in reply_roles[0]], tools).rewritten:
+        replies = ([_message(role, REPLY) for role in roles] for roles in reply_roles)
+        if any(self.join([_user("Hello")], thinking, reply, tools).rewritten for reply in replies):
             logger.info("the chat template of %r drops or moves earlier thinking: such turns open a new row", name)
 
     def _check_conversation(self, roles: Sequence[str], tools: Tools) -> None:
@@ -145,40 +146,47 @@ class TurnTokens:
         row = self.prompt(messages, tools)
         for answer, cut in (("It is four.", False), ("It stays four", True)):
             reply = [_message(role, f"{role} asks: is {answer!r} right?") for role in roles]
-            sampled = self._as_sampled(messages, answer, reply, tools) + ([] if cut else self._end_of_turn)
+            following = [*messages, _assistant(answer), *reply]
+            self._check_texts(following, tools)
+            sampled = self._as_sampled(messages, answer, following, tools) + ([] if cut else self._end_of_turn)
             join = self.join(messages, sampled, reply, tools)
             row = row + sampled + join.token_ids if join.rewritten is None else join.rewritten
-            messages += [_assistant(answer), *reply]
-            self._check_row(row, messages, tools)
+            self._check_row(row, self.prompt(following, tools))
+            messages = following
 
-    def _as_sampled(self, messages: list[Message], answer: str, reply: list[Message], tools: Tools) -> list[int]:
+    def _check_texts(self, messages: Sequence[Message], tools: Tools) -> None:
+        name, rendered = self.tokenizer.name_or_path, self._render(messages, tools)
+        for message in messages:
+            if message["content"] in rendered:
+                continue
+            role, roles = message["role"], ", ".join(str(message["role"]) for message in messages)
+            fault = f"the chat template of {name!r} leaves out the {role} message in a conversation of {roles}"
+            if role != "system":
+                raise ValueError(f"{fault}; let the environment answer in another role, or set another template")
+            logger.warning("%s", fault)
+
+    def _as_sampled(
+        self, messages: Sequence[Message], answer: str, following: Sequence[Message], tools: Tools
+    ) -> list[int]:
         """The ids of an answer as the template would have them behind the prompt."""
-        before = self._render(messages, tools)
-        after = self._render([*messages, _assistant(answer), *reply], tools)
+        before, after = self._render(messages, tools), self._render(following, tools)
+        start = len(before.rstrip())
         if not after.startswith(before.rstrip()):
             return self._encode(answer)
-        opening = after[len(before.rstrip()) :].split(answer)[0]
-        if opening.strip():
+        opening = after[start : after.index(answer, start)]
+        if opening.strip() and before == self._render(messages, tools, add_generation_prompt=False):
             raise ValueError(
                 f"the chat template of {self.tokenizer.name_or_path!r} writes {opening!r} before an assistant's text, "
                 "but not with add_generation_prompt=True; set a template that opens the assistant's turn"
             )
         prompt_ids = self._encode(before)
-        ids = self._encode(after[: after.index(answer, len(before.rstrip()))] + answer)
+        ids = self._encode(after[:start] + opening + answer)
         return ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else self._encode(answer)
 
-    def _check_row(self, row: list[int], messages: list[Message], tools: Tools) -> None:
-        name, rendered = self.tokenizer.name_or_path, self._render(messages, tools)
-        for message in messages:
-            if message["content"] not in rendered:
-                raise ValueError(
-                    f"the chat template of {name!r} leaves out the text of a message of role {message['role']!r}: "
-                    f"{message['content']!r}. Let the environment answer in another role, or set another template"
-                )
-        full = self._encode(rendered)
+    def _check_row(self, row: list[int], full: list[int]) -> None:
         if row == full:
             return
-        place = _common_length(row, full)
+        place, name = _common_length(row, full), self.tokenizer.name_or_path
         joined, whole = (self._decode(ids[max(place - 4, 0) : place + 4]) for ids in (row, full))
         if _squashed(self._decode(row)) != _squashed(self._decode(full)):
             raise ValueError(
