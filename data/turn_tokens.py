@@ -12,7 +12,6 @@ the template now has it, opens a new row.
 """
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +30,7 @@ Tools = Sequence[dict[str, Any]] | None
 
 #: Stands for a turn's text where a rendering must not depend on it; plain letters, which no template changes.
 PLACEHOLDER = "textofthisturn"
+REPLY = "textofthereply"
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,95 @@ class TurnTokens:
             return Join([], self._encode(after))
         return Join(self._without_sampled_end(self._encode(closing), sampled))
 
+    def check_template(self, *, tools: Tools = None, reply_roles: Sequence[Sequence[str]] = (("user",),)) -> None:
+        """Joins conversations of two turns and compares them with the template's own rendering, tokenised at once.
+
+        What costs quality but not exactness is said in the log: a tokenizer that cuts the text differently at a seam,
+        a template that drops thinking or tools, a turn whose end does not stop sampling.
+
+        Args:
+            reply_roles: for each kind of reply that environments give, the roles of its messages; `("tool", "user")`
+                is the result of a tool and then an observation.
+        Raises: ValueError, with the fault of the template, where it cannot render or continue such a conversation.
+        """
+        for roles in reply_roles:
+            self._check_conversation(roles, tools)
+        name = self.tokenizer.name_or_path
+        if not self.eos_token_ids.intersection(self._end_ids):
+            end = self._decode(self._end_ids)
+            logger.warning("the chat template of %r ends turns with %r, at which sampling does not stop", name, end)
+        if tools and not self.renders_tools(tools):
+            logger.warning("the chat template of %r ignores tools=; describe them in the system message", name)
+        thinking = self._encode("<think>\nHm.\n</think>\n\nYes.")
+        replies = ([_message(role, REPLY) for role in roles] for roles in reply_roles)
+        if any(self.join([_user("Hello")], thinking, reply, tools).rewritten for reply in replies):
+            logger.info("the chat template of %r drops or moves earlier thinking: such turns open a new row", name)
+
+    def _check_conversation(self, roles: Sequence[str], tools: Tools) -> None:
+        messages: list[Message] = [{"role": "system", "content": "Be brief."}, _user("What is 2 + 2?")]
+        row = self.prompt(messages, tools)
+        for answer, cut in (("It is four.", False), ("It stays four", True)):
+            reply = [_message(role, f"{role} asks: is {answer!r} right?") for role in roles]
+            following = [*messages, _assistant(answer), *reply]
+            self._check_texts(following, tools)
+            sampled = self._as_sampled(messages, answer, following, tools) + ([] if cut else self._end_of_turn)
+            join = self.join(messages, sampled, reply, tools)
+            row = row + sampled + join.token_ids if join.rewritten is None else join.rewritten
+            self._check_row(row, self.prompt(following, tools))
+            messages = following
+
+    def _check_texts(self, messages: Sequence[Message], tools: Tools) -> None:
+        name, rendered = self.tokenizer.name_or_path, self._render(messages, tools)
+        for message in messages:
+            if message["content"] in rendered:
+                continue
+            role, roles = message["role"], ", ".join(str(message["role"]) for message in messages)
+            fault = f"the chat template of {name!r} leaves out the {role} message in a conversation of {roles}"
+            if role != "system":
+                raise ValueError(f"{fault}; let the environment answer in another role, or set another template")
+            logger.warning("%s", fault)
+
+    def _as_sampled(
+        self, messages: Sequence[Message], answer: str, following: Sequence[Message], tools: Tools
+    ) -> list[int]:
+        """The ids of an answer as the template would have them behind the prompt."""
+        before, after = self._render(messages, tools), self._render(following, tools)
+        start = len(before.rstrip())
+        if not after.startswith(before.rstrip()):
+            return self._encode(answer)
+        opening = after[start : after.index(answer, start)]
+        if opening.strip() and before == self._render(messages, tools, add_generation_prompt=False):
+            raise ValueError(
+                f"the chat template of {self.tokenizer.name_or_path!r} writes {opening!r} before an assistant's text, "
+                "but not with add_generation_prompt=True; set a template that opens the assistant's turn"
+            )
+        prompt_ids = self._encode(before)
+        ids = self._encode(after[:start] + opening + answer)
+        return ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else self._encode(answer)
+
+    def _check_row(self, row: list[int], full: list[int]) -> None:
+        if row == full:
+            return
+        place, name = _common_length(row, full), self.tokenizer.name_or_path
+        joined, whole = (self._decode(ids[max(place - 4, 0) : place + 4]) for ids in (row, full))
+        if _squashed(self._decode(row)) != _squashed(self._decode(full)):
+            raise ValueError(
+                f"turns joined under the chat template of {name!r} read {joined!r} where the template itself "
+                f"has {whole!r}; set a template that renders every turn alike"
+            )
+        logger.warning("%r tokenises the seam of two turns differently: %r, at once %r", name, joined, whole)
+
+    @cached_property
+    def _end_of_turn(self) -> list[int]:
+        return self._through_stop(self._end_ids) or self._end_ids
+
     def _render(self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = True) -> str:
         if messages and messages[0]["role"] == "system" and not self.accepts_system:
             messages = fold_system_message(messages)
         return self._render_as_is(messages, tools, add_generation_prompt)
 
     def _render_as_is(self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool) -> str:
-        variables = {"tools": tools, **self.template_kwargs}
+        variables = self.template_kwargs if tools is None else {**self.template_kwargs, "tools": list(tools)}
         try:
             return render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt, **variables)
         except (TemplateError, TypeError) as error:
@@ -144,7 +226,7 @@ class TurnTokens:
     @cached_property
     def accepts_system(self) -> bool:
         """Whether the template renders a system message; said in the log where it does not."""
-        probe = [{"role": "system", "content": PLACEHOLDER}, {"role": "user", "content": "Hello"}]
+        probe = [{"role": "system", "content": PLACEHOLDER}, _user("Hello")]
         try:
             accepted = PLACEHOLDER in self._render_as_is(probe, None, True)
         except ValueError:
@@ -156,31 +238,26 @@ class TurnTokens:
 
     def renders_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
         """Whether `tools=` changes what the template renders."""
-        probe = [{"role": "user", "content": "Hello"}]
-        return self._render(probe, tools) != self._render(probe)
+        return self._render([_user("Hello")], tools) != self._render([_user("Hello")])
 
     def _closing(
         self, messages: Sequence[Message], new_messages: Sequence[Message], tools: Tools, **options: Any
     ) -> str | None:
         """What the template renders behind an assistant's text; None where it leaves that text out."""
         placeholder = PLACEHOLDER
-        while True:
-            rendered = self._render([*messages, _assistant(placeholder), *new_messages], tools, **options)
-            parts = rendered.split(placeholder)
-            if len(parts) <= 2:
-                return parts[1] if len(parts) == 2 else None
-            placeholder += "x"  # the conversation has the word itself
+        while any(placeholder in str(message.get("content")) for message in (*messages, *new_messages)):
+            placeholder += "x"
+        rendered = self._render([*messages, _assistant(placeholder), *new_messages], tools, **options)
+        parts = rendered.split(placeholder)
+        return parts[1] if len(parts) == 2 else None
 
     @cached_property
     def _end_ids(self) -> list[int]:
         """The tokens that end an assistant's turn: `<|im_end|>`, newline."""
-        user = [{"role": "user", "content": "Hello"}]
-        last = self._encode(self._closing(user, [], None, add_generation_prompt=False) or "")
+        last = self._closing([_user("Hello")], [], None, add_generation_prompt=False) or ""
         # Some templates close only turns that others follow.
-        reply = [{"role": "user", "content": PLACEHOLDER.upper()}]
-        closing = self._closing(user, reply, None, add_generation_prompt=False) or ""
-        ids = self._encode(closing.split(PLACEHOLDER.upper())[0])
-        return max(last, self._through_stop(ids), key=len)
+        inner = self._closing([_user("Hello")], [_user(REPLY)], None, add_generation_prompt=False) or ""
+        return max(self._encode(last), self._through_stop(self._encode(inner.split(REPLY)[0])), key=len)
 
     def _through_stop(self, token_ids: list[int]) -> list[int]:
         """The ids up to the first that stops sampling; none without one."""
@@ -192,7 +269,7 @@ class TurnTokens:
 
         With the end-of-turn tokens E1 E2: behind `… E1` comes `E2 …`; behind a turn cut by its limit `E1 E2 …`.
         """
-        end = os.path.commonprefix([closing_ids, self._end_ids])
+        end = closing_ids[: _common_length(closing_ids, self._end_ids)]
         for length in range(min(len(end), len(sampled)), 0, -1):
             if sampled[-length:] == end[:length]:
                 return closing_ids[length:]
@@ -206,13 +283,24 @@ class TurnTokens:
             [token for token in self.tokenizer.special_tokens_map.values() if isinstance(token, str)]
         )
         special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        turns = [{"role": "user", "content": "Hello"}, _assistant("Hello"), {"role": "user", "content": "Hello"}]
-        around = special.intersection(self._encode(self._render(turns, add_generation_prompt=False)))
+        turns = [_user("Hello"), _assistant("Hello"), _user("Hello")]
+        try:
+            around = special.intersection(self._encode(self._render(turns, add_generation_prompt=False)))
+        except ValueError:  # a template of one turn only still has text to read
+            around = set()
         return self.eos_token_ids | set(named) | around
 
 
+def _message(role: str, text: str) -> Message:
+    return {"role": role, "content": text}
+
+
+def _user(text: str) -> Message:
+    return _message("user", text)
+
+
 def _assistant(text: str) -> Message:
-    return {"role": "assistant", "content": text}
+    return _message("assistant", text)
 
 
 def _consists_of(rendered: str, before: str, text: str, closing: str) -> bool:
@@ -221,6 +309,12 @@ def _consists_of(rendered: str, before: str, text: str, closing: str) -> bool:
     if middle < len(before) or not (rendered.startswith(before) and rendered.endswith(closing)):
         return False
     return _squashed(rendered[len(before) : middle]) == _squashed(text)
+
+
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    pairs = zip(first, second, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def _squashed(text: str) -> str:
