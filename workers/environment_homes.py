@@ -57,6 +57,9 @@ class HomeLost(RuntimeError):
 class Abandoned(BaseException):
     """Raised inside a thread that overran its deadline; a BaseException, so that `except Exception` does not stop it."""
 
+    def __str__(self) -> str:
+        return "still running after its deadline"
+
 
 class Outcome(NamedTuple):
     """What a call gave: a value, or the text of an error; and its own time."""
@@ -345,7 +348,9 @@ def run_nursery(control_fd: int) -> None:
     """The nursery's main loop: forks and reaps until the pool's process is gone. It never runs user code."""
     parent, homes = os.getppid(), set[int]()
     control = socket.socket(fileno=control_fd)
-    importlib.import_module("custom.agent")
+    for name in ("custom.agent", "cloudpickle"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.freeze()  # what is loaded stays shared between the homes
     while os.getppid() == parent:
         if not select.select([control], [], [], 1.0)[0]:
