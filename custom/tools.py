@@ -75,7 +75,8 @@ class Tool(ABC):
 
     @abstractmethod
     def execute(self, *args: Any, **arguments: Any) -> Any:
-        """Gets the arguments by name and returns the observation: text, or anything that JSON can show; a StepResult brings a reward and may end the episode.
+        """Gets the arguments by name and returns the observation: text, or anything that JSON can show; a StepResult brings a reward and may end
+        the episode.
 
         Raising is fine: the model sees the message. A TimeoutError counts as a timeout.
         """
@@ -386,7 +387,8 @@ class MultiTurnManager:
         return ToolTurn(text, result.observation, result.reward, result.done, result.info, seen=seen)
 
     def _execute(self, text: str, calls: list[ToolCall], seen: Observation | None) -> ToolTurn:
-        records, observations, reward, done, info = [], [], 0.0, False, {}
+        records, observations, reward, done = [], [], 0.0, False
+        info: dict[str, Any] = {}
         for call in calls[: self.max_calls]:
             started = time.perf_counter()
             outcome = self.registry.execute(call, self.environment, self.max_observation_chars)

@@ -54,7 +54,7 @@ class Reply:
     the exception with the last lines of its traceback. `seconds` is the call's own time, without waiting.
     """
 
-    key: Hashable
+    key: Any
     kind: Kind
     messages: list[dict[str, Any]]
     reward: float
