@@ -13,9 +13,8 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-
 from prepare_tiny_prompts import HIGHEST, make_model, make_tokenizer
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 TURNS, BATCH = 4, 64
 

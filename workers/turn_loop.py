@@ -27,8 +27,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch.distributed as dist
-from data.turn_tokens import TurnTokens
 
+from data.turn_tokens import TurnTokens
 from workers.engine import Completion, Engine, Sampling
 from workers.environments import Reply
 
