@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from custom.agent import AgentSpec
 from torch import nn
 
+from custom.agent import AgentSpec
 from data.protocol import DataProto
 from data.seeding import seed_for
 from training.config import ActorRolloutRefConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig, PPOConfig
@@ -55,6 +55,7 @@ class ActorRolloutRefWorker:
         self.policy: ActorRolloutRefConfig = config.actor_rollout_ref
         self.role = role
         self.device = find_device(config.trainer.device)
+        self.agents: AgentRollout | None = None
 
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int) -> None:
@@ -112,7 +113,8 @@ class ActorRolloutRefWorker:
 
     @register(Dispatch.ONE_TO_ALL)
     def start_agents(self, specs: list[AgentSpec]) -> None:
-        """Makes ready for episodes: checks the chat template, and opens the environments' home beside each engine."""
+        """Makes ready for episodes: opens the environments' home beside each engine; one that was open is closed."""
+        self.close_agents()
         self.agents = AgentRollout(
             self.config, self.rollout, self.spec.tokenizer, specs, rank_group(self.ranks_per_engine())
         )
@@ -120,13 +122,16 @@ class ActorRolloutRefWorker:
     @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine", keeps_rows=False)
     def run_episodes(self, described: DataProto) -> DataProto:
         """Plays episodes; see `AgentRollout.rows_of`."""
+        if self.agents is None:
+            raise ValueError("run_episodes has no agents: call start_agents first")
         engine = rank() // self.ranks_per_engine()
         torch.manual_seed(seed_for(described.meta_info["seed"], described.meta_info["global_steps"], engine))
         return self.agents.run(described)
 
     @register(Dispatch.ONE_TO_ALL)
     def close_agents(self) -> None:
-        self.agents.close()
+        if self.agents is not None:
+            self.agents.close()
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=LOG_PROB_READS, ranks_per_chunk="ranks_per_sequence")
     def compute_log_prob(self, data: DataProto) -> DataProto:
