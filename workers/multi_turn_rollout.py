@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from data.turn_tokens import TurnTokens
 
 from custom.agent import AgentSpec
 from data.protocol import DataProto, object_array
 from data.seeding import seed_for
+from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
 from workers.environments import EnvironmentPool
 from workers.rollout_base import BaseRollout, pad_right
@@ -232,7 +232,8 @@ class SyncMultiTurnRollout:
         self.episodes = gen_batch
         if gen_batch is None:
             count, seed = self.config.prompts_per_step, self.config.data.run_seed
-            self.episodes = describe_episodes(count, 1, step=self.resets, seed=seed)
+            seeded = self.config.trainer.deterministic
+            self.episodes = describe_episodes(count, 1, step=self.resets, seed=seed, seeded=seeded)
 
     def rollout(self) -> list[dict[str, Any]]:
         """Plays them; returns each episode's facts (see `episode_facts`), in order."""
