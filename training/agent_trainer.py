@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs, descri
 from workers.turn_loop import ENDINGS
 
 logger = logging.getLogger(__name__)
+CLOSING_S = 15.0  # for the environments to be closed at a run's end
 
 
 def environment_rewards(data: DataProto) -> Tensor:
@@ -95,6 +97,7 @@ class AgentTrainer(RayPPOTrainer):
             **kwargs,
         )
         self.processor = processor
+        self.multi_turn_rollout: SyncMultiTurnRollout | None = None
 
     def _collator(self, collate_fn: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         return collate_slots
@@ -107,9 +110,18 @@ class AgentTrainer(RayPPOTrainer):
         )
 
     def shutdown(self) -> None:
-        if self.pools:
-            self.multi_turn_rollout.close()
+        # Workers that are busy, or gone, close nothing; their environments then end with them.
+        closing = threading.Thread(target=self._close_environments, daemon=True)
+        closing.start()
+        closing.join(CLOSING_S)
         super().shutdown()
+
+    def _close_environments(self) -> None:
+        try:
+            if self.multi_turn_rollout is not None:
+                self.multi_turn_rollout.close()
+        except Exception as error:  # of a worker that is gone
+            logger.warning("environments were not closed: %s", error)
 
     def _prompt_batch(
         self, rows: dict[str, Any], repeat: int, first_group: int = 0, validate: bool = False
@@ -127,6 +139,7 @@ class AgentTrainer(RayPPOTrainer):
 
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
         """Plays the described episodes, over any number of turns."""
+        assert self.multi_turn_rollout is not None, "init_workers makes it"
         self.multi_turn_rollout.reset(gen_batch)
         self.multi_turn_rollout.rollout()
         batch = self.multi_turn_rollout.build_update_batch()
