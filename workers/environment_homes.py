@@ -257,7 +257,8 @@ class RayHome:
                 self._actor = ray.remote(num_cpus=0)(Host).remote()
             return unpack(ray.get(self._actor.answer.remote(kind, args)))
         except Exception as error:  # Ray's own errors have many classes
-            raise HomeLost(f"the environment's Ray actor ended during {kind}: {describe(error)}") from None
+            why = f"{type(error).__name__}: {error}"
+            raise HomeLost(f"the environment's Ray actor ended during {kind}: {why[:500]}") from None
 
     def kill(self) -> None:
         import ray

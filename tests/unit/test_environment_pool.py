@@ -612,19 +612,16 @@ def cluster() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_ray_homes_play_crash_hang_and_go(cluster: None, tmp_path: Path) -> None:
-    import ray
-    from ray.util.state import list_actors
-
     closes = tmp_path / "closes"
     with pool_of("ray", step_timeout_s=3.0, closes=str(closes)) as pool:
         start(pool, *"abcd")
-        assert words(ask(pool, "a", "say hello")) == ["hello"]
+        actors = [psutil.Process(int(words(ask(pool, key, "who"))[0])) for key in "abcd"]
+        assert len({actor.pid for actor in actors}) == 4 and os.getpid() not in {actor.pid for actor in actors}
         assert "SystemExit" in ask(pool, "a", "raise exit").error
         assert ask(pool, "b", "die exit").failure == "env_crash"
         assert ask(pool, "c", "sleep 100").failure == "env_timeout"
         assert ask(pool, "d", "garbage unpicklable").failure == "env_crash"
         start(pool, "a")
-        assert words(ask(pool, "a", "say again")) == ["again"]
+        actors.append(psutil.Process(int(words(ask(pool, "a", "who"))[0])))
     assert threads() == 0 and closes.read_text() == "closed\n" * 3
-    assert ray.is_initialized()
-    wait_until(lambda: not list_actors(filters=[("state", "=", "ALIVE")]), 20.0)
+    wait_until(lambda: not any(alive(actor) for actor in actors), 20.0)

@@ -29,7 +29,15 @@ ALLOWED = {
     "training.reward": {"data", "training.config", "custom.reward_manager"},
     "custom": {"data", "custom", "training.reward", "training.registry"},
     "workers": {
-        *("data", "workers", "training.config", "training.core_algos", "training.batching"),
+        *(
+            "data",
+            "workers",
+            "custom.agent",
+            "custom.env",
+            "training.config",
+            "training.core_algos",
+            "training.batching",
+        ),
         *("training.torch_functional", "training.rollout_correction"),
     },
     # the trainer knows worker interfaces; the role mapping names the classes, when it is asked
