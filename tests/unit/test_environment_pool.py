@@ -20,6 +20,7 @@ import pytest
 from custom.agent import AgentSpec
 from tests.unit import pool_environments
 from tests.unit.pool_environments import Obedient, reward_fn
+from workers.environment_homes import libraries_of
 from workers.environments import EnvironmentPool, Reply
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -416,6 +417,23 @@ def test_making_an_agent_has_a_deadline_of_its_own(isolation: str) -> None:
         assert reply.failure == "env_timeout" and "build" in reply.error
 
 
+def test_agents_that_hang_while_they_are_made_do_not_hold_up_the_making_of_others() -> None:
+    count = 2 * (os.cpu_count() or 1)
+    specs = [AgentSpec(Obedient, {"hang_in": "build"}), AgentSpec(Obedient)]
+    with EnvironmentPool(specs, isolation="thread", build_timeout_s=0.2, step_timeout_s=0.3) as pool:
+        for key in range(count):
+            pool.reset(key, 0, 0)
+        pool.reset("good", 1, 0)
+        failures = {reply.key: reply.failure for reply in collect(pool, count + 1)}
+        assert failures == {**dict.fromkeys(range(count), "env_timeout"), "good": ""}
+
+
+def test_only_libraries_named_as_such_are_loaded_ahead() -> None:
+    assert libraries_of(["textarena:Hangman-v0", "custom.envs.x:Y", Obedient, "/a/gymnasium.py:Z", None]) == [
+        "textarena"
+    ]
+
+
 def test_a_home_in_a_process_loads_neither_torch_nor_ray() -> None:
     with pool_of("process") as pool:
         start(pool, "a")
@@ -435,6 +453,7 @@ def test_what_an_environment_started_dies_with_its_process() -> None:
 SCRIPT = """
 import sys, time
 from custom.agent import AgentSpec
+from workers.environment_homes import libraries_of
 from workers.environments import EnvironmentPool
 import os
 
