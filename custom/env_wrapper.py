@@ -276,7 +276,9 @@ def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
 
 def plain_picture(picture: str) -> str:
     """A terminal's colours as text: a highlighted X is [X], a coloured one X(blue)."""
-    colours = dict(zip(range(30, 38), ["gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"], strict=True))
+    colours = dict(
+        zip(range(30, 38), ["gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"], strict=True)
+    )
 
     def write(match: re.Match[str]) -> str:
         codes = [int(code) for code in match[1].split(";") if code]
@@ -337,6 +339,8 @@ class TextArenaEnvironment(_Adapter):
     Args:
         identifier: such as "GuessTheNumber-v0".
         prompt_template: fields {name}, {observation}, the game's own instructions.
+        invalid_reward: reward of a game that ends by a second invalid move in a row; None: the game's own, which in
+            some (GuessTheNumber) is as good as the last valid one's.
         kwargs: go to the game, such as max_turns.
     Each observation holds what the game has said since the last; the reward comes at the end of the game. The game
     draws from Python's global generator: it gets one of its own for each call.
@@ -344,8 +348,16 @@ class TextArenaEnvironment(_Adapter):
 
     TEMPLATE = "{observation}"
 
-    def __init__(self, identifier: str, *, prompt_template: str = TEMPLATE, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        identifier: str,
+        *,
+        prompt_template: str = TEMPLATE,
+        invalid_reward: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(identifier, prompt_template)
+        self.invalid_reward = invalid_reward
         self.library = _library("textarena", f"textarena:{identifier}", "textarena")
         self.generators = OwnGenerators(0)
         with self.generators.installed():
@@ -366,17 +378,28 @@ class TextArenaEnvironment(_Adapter):
         for wrapper in self.action_wrappers:
             action = wrapper.action(action)
         with self.generators.installed():
-            self._done, _ = self.game.step(action)
+            try:
+                done, _ = self.game.step(action)
+            except Exception as error:  # games trip over texts that they do not expect
+                self._said()
+                return "The game cannot read that move.", 0.0, False, {"valid": False, "error": repr(error)[:200]}
             observation = self._said()
-        if not self._done:
-            return observation, 0.0, False, {}
+        self._done = bool(done)
+        return self._ending(observation) if self._done else (observation, 0.0, False, {"valid": True})
+
+    def _ending(self, observation: str) -> Step:
         rewards, infos = self.game.close()
-        reason = str(infos[0].get("reason") or "")
-        return f"{observation}\n{reason}".strip(), float((rewards or {}).get(0, 0.0)), True, {"reason": reason}
+        reason, reward = str(infos[0].get("reason") or ""), (rewards or {}).get(0, 0.0)
+        valid = not infos[0].get("invalid_move", False)
+        if not valid and self.invalid_reward is not None:
+            reward = self.invalid_reward
+        # some games have the reason in the reward's place
+        number = float(reward) if isinstance(reward, int | float) else 0.0
+        return f"{observation}\n{reason}".strip(), number, True, {"valid": valid, "reason": reason}
 
     def _said(self) -> str:
         _, messages = self.game.get_observation()
-        return "\n".join(text for sender, text, _ in messages if sender != 0).strip()
+        return "\n".join(str(text) for sender, text, _ in messages if sender != 0).strip()
 
     def _make(self, kwargs: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         """The game without its observation wrappers, which repeat the whole history, and its action wrappers."""

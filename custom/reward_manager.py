@@ -15,12 +15,11 @@ import torch
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
-from custom.env_reward import ConfiguredRewardManager, CustomRewardManager
+from custom.env_reward import ConfiguredRewardManager
+from custom.env_reward import CustomRewardManager as CustomRewardManager  # found here, too
 from custom.reward_score import default_compute_score
 from data.protocol import DataProto
 from training.reward import place_outcome_rewards
-
-__all__ = ["BatchRewardManager", "CustomRewardManager", "NaiveRewardManager", "register_reward_manager"]
 
 REWARD_MANAGER_REGISTRY: dict[str, type] = {}
 

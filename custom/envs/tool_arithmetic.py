@@ -10,29 +10,25 @@ from custom.reward_score import last_number
 
 @dataclass
 class ToolArithmeticConfig(EnvironmentConfig):
-    """How hard it is."""
+    """How hard it is, and how often one may try."""
 
-    terms: int = 4
     largest: int = 9999
     attempts: int = 1
 
 
 class ToolArithmetic(BaseEnvironment):
-    """Asks for the value of an expression; the answer's last number counts, 1 if it is right."""
+    """Asks for the value of `a * b + c`; the answer's last number counts, 1 if it is right."""
 
     config_cls = ToolArithmeticConfig
     config: ToolArithmeticConfig
 
     def reset(self, seed: int | None = None) -> str:
-        """Makes an expression up."""
+        """Draws the numbers."""
         draw = random.Random(seed)
-        numbers = [draw.randint(2, self.config.largest) for _ in range(self.config.terms)]
-        signs = [draw.choice("+-*") for _ in numbers[1:]]
-        pairs = zip(signs, numbers[1:], strict=True)
-        self.expression = str(numbers[0]) + "".join(f" {sign} {number}" for sign, number in pairs)
-        self.answer = str(eval(self.expression))  # our own digits and signs, nobody's input
+        a, b, c = (draw.randint(2, self.config.largest) for _ in range(3))
+        self.answer = str(a * b + c)
         self.attempts_left = self.config.attempts
-        return f"What is {self.expression}?"
+        return f"What is {a} * {b} + {c}?"
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """Right or wrong."""
