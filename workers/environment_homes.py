@@ -306,9 +306,13 @@ class Nursery:
         """A new home's process id, and the connection to it. Raises HomeLost."""
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            pid = self._ask(b"F", 0, [theirs.fileno()])
+            pid = None
+            for _ in range(2):  # a nursery that died is only noticed by asking it
+                if self._process is None or self._process.poll() is not None:
+                    self._start()
+                pid = self._ask(b"F", 0, [theirs.fileno()])
+                if pid is not None:
+                    break
         if pid is None or pid <= 0:
             ours.close()
             raise HomeLost(f"no process for an environment: {os.strerror(-pid) if pid else 'the nursery died'}")
@@ -354,9 +358,12 @@ class Nursery:
             socket.send_fds(self._control, [REQUEST.pack(verb, pid)], files)
             answer = self._control.recv(ANSWER.size, socket.MSG_WAITALL)
         except OSError:
-            self._process.kill()  # an answer that comes late would be taken for the next one's
-            return None
-        return ANSWER.unpack(answer)[0] if len(answer) == ANSWER.size else None
+            answer = b""
+        if len(answer) == ANSWER.size:
+            return ANSWER.unpack(answer)[0]
+        self._process.kill()  # an answer that comes late would be taken for the next one's
+        self._process.wait()
+        return None
 
 
 def libraries_of(sources: Iterable[Any]) -> list[str]:

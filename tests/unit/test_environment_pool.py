@@ -284,11 +284,11 @@ def test_the_pool_survives_the_death_of_the_process_that_forks_its_homes() -> No
         start(pool, "a")
         home = psutil.Process(int(words(ask(pool, "a", "who"))[0]))
         home.parent().kill()  # type: ignore[union-attr]
+        wait_until(lambda: not alive(home))
         reply = ask(pool, "a", "say x")
         assert reply.failure == "env_crash"
         start(pool, "a")
         assert words(ask(pool, "a", "say back")) == ["back"]
-        wait_until(lambda: not alive(home))
 
 
 @HOMES
