@@ -100,7 +100,7 @@ class ReActActionParser(ActionParser):
         reader, calls, position, action = _Reader(text), [], 0, ""
         labels = list(_REACT_LABEL.finditer(text))
         ends = [label.start() for label in labels[1:]] + [len(text)]
-        for label, end in zip(labels, ends, strict=True):
+        for label, end in zip(labels, ends, strict=False):  # without labels there is one end
             if label.start() < position:
                 continue  # inside of a JSON input
             kind = label.group(1)
