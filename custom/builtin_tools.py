@@ -168,7 +168,7 @@ class PythonTool(Tool):
 
     def _start(self, workdir: str) -> subprocess.Popen[bytes]:
         runner = Path(__file__).with_name("python_snippet.py")
-        limits = (max(math.ceil(self.cpu_s), 1), self.memory_mb << 20, 1 << 20)
+        limits = (os.getpid(), max(math.ceil(self.cpu_s), 1), self.memory_mb << 20, 1 << 20)
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(runner), *map(str, limits)],
             cwd=os.path.realpath(workdir),
