@@ -129,7 +129,8 @@ class Agent:
             return None
         from custom.tools import MultiTurnManager  # here: an agent without tools does without them
 
-        return MultiTurnManager(self.tools, self.parser, self.environment)
+        limit = self.max_observation_chars
+        return MultiTurnManager(self.tools, self.parser, self.environment, max_observation_chars=limit)
 
     def _step_with_tools(self, response_text: str) -> StepResult:
         turn = self.manager.step(response_text)

@@ -185,6 +185,8 @@ def reset_environment(env: Any, seed: int | None, max_chars: int = MAX_OBSERVATI
             answer = env.reset()
     if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
         answer = answer[0]
+    if isinstance(answer, list) and not answer:
+        raise BadEnvironment(f"{type(env).__name__}.reset returned no message; allowed: a string, or messages")
     return check_observation(answer, f"{type(env).__name__}.reset", max_chars)
 
 

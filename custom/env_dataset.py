@@ -56,6 +56,10 @@ class CustomEnvDataset(RLHFDataset):
         self.env, self.tokenizer, self.config, self.processor = env, tokenizer, config, processor
         self.num_rows = len(env) if hasattr(env, "__len__") else num_rows
         self.first_seed = first_seed
+        # a file's name without its folder: it ends up in the names of validation metrics
+        self.data_source = (
+            str(self.description["environment"]).rpartition("/")[2] if self.description else type(env).__name__
+        )
         settings = {} if config is None else config.apply_chat_template_kwargs
         self.tokenizer_kwargs: dict[str, Any] = {**settings, **(tokenizer_kwargs or {})}
 
@@ -73,7 +77,7 @@ class CustomEnvDataset(RLHFDataset):
             "expected_action": expected,
             "seed": self.first_seed + item,
             "index": item,
-            "data_source": self.description["environment"] if self.description else type(self.env).__name__,
+            "data_source": self.data_source,
             "reward_model": {"ground_truth": expected},
         }
         if self.description:

@@ -68,6 +68,33 @@ def test_a_conversation_has_the_prefix_and_the_state_where_the_observation_lacks
     assert agent.tool_schemas is None and agent.episode_reward("done") is None and agent.trajectory.ending == "done"
 
 
+class TextGameEnv(BaseEnvironment):
+    """As small as they come: its steps return the state itself, and its reset leaves `_done` as it was."""
+
+    def reset(self) -> str:
+        self.score = 0
+        self.inventory = []
+        return "Welcome to the game! You are in a room."
+
+    def step(self, action: str) -> tuple:
+        reward = 1.0 if "take" in action else -0.1
+        if "attack" in action:
+            reward, self._done = 5.0, True
+        self.score += reward
+        return self.get_state_description(), reward, self._done, {}
+
+    def get_state_description(self) -> str:
+        return f"Score: {self.score}, Inventory: {self.inventory}"
+
+
+def test_a_game_whose_reset_forgets_done_can_be_played_again():
+    agent = AgentSpec.of_object(TextGameEnv()).build()
+    for seed in range(2):
+        assert agent.reset(seed)[-1]["content"].endswith("in a room.\nScore: 0, Inventory: []")
+        assert agent.step("take it") == ([user("Score: 1.0, Inventory: []")], 1.0, False, {})
+        assert agent.step("attack")[1:] == (5.0, True, {})
+
+
 def test_the_state_can_be_left_out_and_an_environment_needs_only_reset_and_step():
     assert Agent(Room(), include_state=False).reset(0) == [system("Be brief."), user("You wake up.")]
 
@@ -105,7 +132,7 @@ def test_a_prompt_template_makes_the_first_message(template, expected):
 
 
 def test_a_template_with_an_unknown_field_names_the_known_ones():
-    with pytest.raises(ValueError, match="its fields: {observation}, {state}, {prefix}"):
+    with pytest.raises(ValueError, match=r"its fields: \{observation\}, \{state\}, \{prefix\}"):
         Agent(Room(), prompt_template="{obs}").reset(0)
 
 
@@ -136,6 +163,41 @@ def test_a_state_that_is_no_text_is_a_bad_environment():
 
     with pytest.raises(BadEnvironment, match=r"Wrong.get_state_description returned \{'turn': 1\}"):
         Agent(Wrong()).reset(0)
+
+
+# Tools
+
+TOOLS = """
+from custom.tools import Tool, ToolDefinition
+
+class Multiply(Tool):
+    number = {"type": "integer"}
+    parameters = {"type": "object", "properties": {"a": number, "b": number}, "required": ["a", "b"]}
+    definition = ToolDefinition("multiply", "Multiplies.", parameters)
+
+    def execute(self, a, b):
+        return str(a * b)
+"""
+
+
+def test_with_tools_calls_become_observations_and_all_else_goes_to_the_environment(tmp_path):
+    pytest.importorskip("custom.tools")
+    (tmp_path / "tools.py").write_text(TOOLS)
+    spec = AgentSpec("custom.envs.tool_arithmetic:ToolArithmetic", tools=(f"{tmp_path}/tools.py:Multiply",))
+    agent = pickle.loads(pickle.dumps(spec)).build()
+    assert [schema["function"]["name"] for schema in agent.tool_schemas] == ["multiply"]
+    rules, question = agent.reset(0)
+    assert rules["role"] == "system" and question["content"].startswith("What is ")
+    a, _, b, _, c = question["content"].removeprefix("What is ").removesuffix("?").split()
+    call = f'<tool_call>{{"name": "multiply", "arguments": {{"a": {a}, "b": {b}}}}}</tool_call>'
+    messages, reward, done, info = agent.step(call)
+    assert (messages, reward, done) == ([user(str(int(a) * int(b)))], 0.0, False)
+    (record,) = info["tool_calls"]
+    assert record.pop("seconds") >= 0 and record == {"name": "multiply", "ok": True, "error_kind": ""}
+    assert agent.step(call.replace(a, '"x"', 1))[3]["tool_calls"][0]["error_kind"] == "bad_arguments"
+    messages, reward, done, info = agent.step(str(int(a) * int(b) + int(c)))
+    assert (messages, reward, done, info) == ([user("Correct.")], 1.0, True, {"tool_calls": []})
+    assert agent.trajectory.rewards == [0.0, 0.0, 1.0]
 
 
 # Rewards of whole episodes

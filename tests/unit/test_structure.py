@@ -36,7 +36,7 @@ ALLOWED = {
     "training.ray_trainer": {"data", "training", "workers.worker_group"},
     "training.roles": {"training.config", "workers.fsdp_workers", "workers.worker_group"},
 }
-HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym")
+HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym", "gymnasium", "textarena")
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
