@@ -265,7 +265,7 @@ class _ArgumentCheck:
     """A tool's schema and signature, against which the arguments of its calls are checked."""
 
     def __init__(self, tool: Tool) -> None:
-        import jsonschema  # type: ignore[import-untyped]  # here: a quarter of a second, paid by runs with tools
+        import jsonschema
 
         schema = tool.definition.parameters
         cls = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
