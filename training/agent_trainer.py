@@ -20,12 +20,14 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
 from data.protocol import DataProto
+from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
 from training.metric_utils import StepTimer
 from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction
 from training.roles import ResourcePoolManager, Role
-from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs, describe_episodes
+from workers.environments import EnvironmentPool, Reply
+from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs, describe_episodes, open_pool
 from workers.turn_loop import ENDINGS
 
 logger = logging.getLogger(__name__)
@@ -98,6 +100,7 @@ class AgentTrainer(RayPPOTrainer):
         return collate_slots
 
     def init_workers(self) -> None:
+        try_agents(self.config, self.specs, self.tokenizer)
         super().init_workers()
         self.multi_turn_rollout = SyncMultiTurnRollout(
             self.actor_rollout_wg, self.config, self.tokenizer, self.processor, specs=self.specs
@@ -134,6 +137,37 @@ class AgentTrainer(RayPPOTrainer):
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
         facts = [facts for facts in batch.drop_dummies().non_tensor_batch["episode_facts"] if facts is not None]
         return super()._step_metrics(batch, timer) | episode_metrics(facts)
+
+
+def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Builds and resets an agent of each environment, and checks the chat template, before any model is loaded.
+
+    Raises:
+        ValueError: an environment cannot be built or reset, its first prompt is too long, or the template cannot continue a conversation.
+    """
+    tokens = TurnTokens(
+        tokenizer, template_kwargs=dict(config.data.apply_chat_template_kwargs), eos_token_ids=[tokenizer.eos_token_id]
+    )
+    with open_pool(config, specs) as pool:
+        for index, tools in enumerate(pool.tool_schemas):
+            tokens.check_template(tools=tools)
+            pool.reset(index, index, config.data.run_seed)
+            (reply,) = wait_for_reply(pool)
+            name = environment_name(specs[index])
+            if reply.failure:
+                raise ValueError(f"environment {name} failed in its first reset ({reply.failure}): {reply.error}")
+            length, most = len(tokens.prompt(reply.messages, tools)), config.data.max_prompt_length
+            if length > most:
+                raise ValueError(
+                    f"environment {name}: a first prompt has {length} tokens, data.max_prompt_length={most}: raise it, or shorten the observation"
+                )
+
+
+def wait_for_reply(pool: EnvironmentPool) -> list[Reply]:
+    replies: list[Reply] = []
+    while not replies:
+        replies = pool.poll(1.0)
+    return replies
 
 
 def write_episodes(folder: Path, batch: DataProto) -> None:

@@ -43,7 +43,12 @@ class Completion:
 
 
 class Engine(ABC):
-    """The verbs of a rollout engine; it keeps a copy of the policy for itself."""
+    """The verbs of a rollout engine; it keeps a copy of the policy for itself.
+
+    `completes_batches`: `step` returns only when all that is pending is done, so that requests had better come together.
+    """
+
+    completes_batches = False
 
     @abstractmethod
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:

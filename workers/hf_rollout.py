@@ -41,6 +41,8 @@ class _Row:
 class HFRollout(BaseRollout):
     """See `BaseRollout`. `step()` completes everything that is pending."""
 
+    completes_batches = True
+
     def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:
         super().__init__(config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id)
         self.device = model_config.device

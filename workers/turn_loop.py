@@ -27,14 +27,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch.distributed as dist
-from data.turn_tokens import TurnTokens
 
+from data.turn_tokens import TurnTokens
 from workers.engine import Completion, Engine, Sampling
 from workers.environments import Reply
 
 FAILURES = ("env_crash", "env_timeout", "engine_error")
 ENDINGS = ("done", "max_turns", "overflow", *FAILURES)
 WAIT_S = 1.0  # for which replies are awaited at a time where the engine has nothing to do
+LULL_S = 0.005  # without a reply, after which an engine that completes whole batches is given those there are
 
 
 @dataclass(kw_only=True)
@@ -218,6 +219,10 @@ class TurnLoop:
             replies = self.environments.poll(0.0 if self.running else WAIT_S)
             while self.rounds and len(replies) < len(self.playing):
                 replies += self.environments.poll(WAIT_S)
+            while self.engine.completes_batches and len(replies) < len(self.playing):
+                if not (late := self.environments.poll(LULL_S)):
+                    break
+                replies += late
             if self.rounds:
                 replies.sort(key=lambda reply: reply.key)
         if self.group is not None:

@@ -52,7 +52,7 @@ ALLOWED = {
     "training.ray_trainer": {"data", "training", "workers.worker_group"},
     "training.agent_trainer": {
         *("data", "training", "custom.agent", "workers.worker_group"),
-        *("workers.multi_turn_rollout", "workers.turn_loop.ENDINGS"),
+        *("workers.environments", "workers.multi_turn_rollout", "workers.turn_loop.ENDINGS"),
     },
     "training.roles": {"training.config", "workers.fsdp_workers", "workers.worker_group"},
 }
