@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from data.prompts import CHATML_TEMPLATE
 from examples.prepare_quickstart import warm_up
 from examples.prepare_tiny_prompts import make_model, make_tokenizer
 from main import build_trainer
@@ -238,6 +241,22 @@ def test_a_reward_functions_value_is_checked(model: Path, tmp_path: Path, capsys
     file.write_text("".join(line.replace(" 3.5", " 3.25") for line in lines))
     assert replay(run, file) == 1
     assert "rewards[" in capsys.readouterr().out
+
+
+def test_episodes_of_several_rows_are_replayed_and_their_loss_taken(tiny_task: Path, tmp_path: Path, capsys) -> None:
+    model = tmp_path / "model"  # says `guess 4`, of which its template keeps `4` once the conversation goes on
+    shutil.copytree(tiny_task / "model", model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = CHATML_TEMPLATE.replace("message['content']", "message['content'].split('guess ')[-1]")
+    tokenizer.save_pretrained(model)
+    limits = ("data.max_prompt_length=60", "data.max_response_length=20", "agent.max_turn_tokens=4")
+    grpo = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=2")
+    run = faulty(tmp_path, model, "Moody", "agent.step_timeout_s=0.3", "agent.on_failure=mask", *limits, *grpo)
+    file = run / "episodes/1.jsonl"
+    assert max(len(episode["rows"]) for episode in read_episodes(file)) > 1
+    assert replay(run, file, "--loss") == 0, capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "row 1: " in out and "nothing to train on" in out and "actor/grad_norm" in out
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
