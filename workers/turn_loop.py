@@ -80,6 +80,7 @@ class Turn:
     reward: float = 0.0
     finish_reason: str = ""
     observation: list[dict[str, Any]] = field(default_factory=list)
+    done: bool | None = None  # None: the environment did not answer, or was not asked
     env_seconds: float = 0.0
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
 
@@ -306,7 +307,8 @@ class TurnLoop:
     def _played(self, key: int, reply: Reply) -> None:
         episode = self.episodes[key]
         turn = episode.turns[-1]
-        turn.reward, turn.observation, turn.env_seconds = reply.reward, reply.messages, reply.seconds
+        turn.reward, turn.done, turn.env_seconds = reply.reward, reply.done, reply.seconds
+        turn.observation = reply.messages
         turn.tool_calls = list(reply.info.get("tool_calls", ()))
         episode.row.add_reward(reply.reward)
         episode.turn += 1
