@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
+from custom.tools import UNKNOWN
 from data.protocol import DataProto
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
@@ -229,9 +230,8 @@ def episode_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def tool_metrics(calls: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     by_tool: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for call in calls:
-        by_tool["unknown" if call["error_kind"] == "unknown_tool" else call["name"]].append(
-            call
-        )  # the model invents names
+        invented = call["error_kind"] == "unknown_tool" or call["name"] == UNKNOWN  # also by calls that name nothing
+        by_tool["unknown" if invented else call["name"]].append(call)
     metrics: dict[str, float] = {}
     for name, own in by_tool.items():
         metrics[f"tool/{name}/calls"] = float(len(own))

@@ -244,12 +244,14 @@ class TurnLoop:
         episode.env_seconds += reply.seconds
         if reply.kind == "finish":
             self._finished(episode, reply)
-        elif reply.failure:
-            self._fail(reply.key, reply.failure, reply.error)
-        elif reply.kind == "reset":
-            self._begin(reply.key, reply)
+        elif reply.failure:  # its environment is gone
+            episode.ending, episode.error = reply.failure, reply.error
+            self._ended(reply.key)
         else:
-            self._played(reply.key, reply)
+            try:
+                (self._begin if reply.kind == "reset" else self._played)(reply.key, reply)
+            except ValueError as error:  # the chat template refuses what the environment said
+                self._give_up(reply.key, "env_crash", str(error))
 
     def _begin(self, key: int, reply: Reply) -> None:
         assert self.tokens is not None
@@ -275,7 +277,7 @@ class TurnLoop:
         try:
             self.engine.submit(str(key), episode.row.token_ids, replace(sampling, max_tokens=most))
         except (ValueError, RuntimeError) as error:  # this request is refused; the engine goes on
-            self._fail(key, "engine_error", f"{type(error).__name__}: {error}")
+            self._give_up(key, "engine_error", f"{type(error).__name__}: {error}")
             return
         self.running.add(key)
 
@@ -288,7 +290,7 @@ class TurnLoop:
         self.running.discard(key)
         episode = self.episodes[key]
         if completion.finish_reason == "abort":
-            self._fail(key, "engine_error", "the engine aborted the request")
+            self._give_up(key, "engine_error", "the engine aborted the request")
             return
         episode.row.append_sampled(completion, episode.turn)
         if not self.plays:
@@ -342,13 +344,13 @@ class TurnLoop:
         self.episodes[key].ending = ending
         self._ask("finish", key, ending)
 
-    def _fail(self, key: int, failure: str, error: str) -> None:
-        """A crash starts the episode again, `max_refills` times at most; any other failure ends it. The environment's slot is gone or given back."""
-        episode = self.episodes[key]
-        episode.ending, episode.error = failure, error
-        if failure == "engine_error" and self.plays:
-            self._ask("finish", key, failure)
+    def _give_up(self, key: int, failure: str, error: str) -> None:
+        """Ends an episode that failed while its environment is well."""
+        self.episodes[key].error = error
+        if self.plays:
+            self._end(key, failure)
         else:
+            self.episodes[key].ending = failure
             self._ended(key)
 
     def _finished(self, episode: Episode, reply: Reply) -> None:
@@ -362,6 +364,7 @@ class TurnLoop:
         self._ended(reply.key)
 
     def _ended(self, key: int) -> None:
+        """A crash starts the episode again, `max_refills` times at most."""
         episode = self.episodes[key]
         episode.seconds = time.perf_counter() - self.started[key]
         crashed = episode.ending in ("env_crash", "engine_error")
