@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,14 @@ from data.prompts import CHATML_TEMPLATE
 from examples.prepare_quickstart import warm_up
 from examples.prepare_tiny_prompts import make_model, make_tokenizer
 from main import build_trainer
-from scripts.replay import main, read_episodes
+from scripts.replay import Player, compare, main, read_episodes
 from tests.conftest import PROJECT
-from training.agent_trainer import strict_json
+from tests.e2e.test_tools_training import ScriptedEngine, call, qwen_tokenizer
+from training.agent_config import AgentConfig, EnvironmentChoice
+from training.agent_trainer import strict_json, write_episodes
+from training.config import DataConfig, PPOConfig
 from training.config_loader import load_config, to_yaml
+from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 
 Change = Callable[[dict[str, Any]], None]
 FAULTY = '''
@@ -269,6 +274,29 @@ def test_the_loss_follows_from_the_file(run: Path, capsys, estimator: str) -> No
     gaps = [float(line.rsplit("max ", 1)[1]) for line in out.splitlines() if ", max " in line]
     assert len(gaps) == 16 and max(gaps) < 1e-4, "step 1 was played by the config's own model"
     assert ("gae reads a critic's values" in out) == (estimator == "gae")
+
+
+def test_tool_calls_are_made_again(tmp_path: Path) -> None:
+    scripts = [
+        [call("calculator", expression="2 * 21"), "42"],
+        [call("calculator", expression="nonsense"), "I give up"],
+    ]
+    engine = ScriptedEngine(qwen_tokenizer(), scripts)
+    environment = EnvironmentChoice(name="custom.envs.tool_arithmetic:ToolArithmetic")
+    agent = AgentConfig(environment=environment, tools=("calculator",), max_turn=2, episodes_dir=str(tmp_path))
+    config = PPOConfig(data=DataConfig(max_prompt_length=2048, max_response_length=1024), agent=agent)
+    rollout = AgentRollout(config, engine, engine.tokenizer, agent_specs(config), None)
+    try:
+        write_episodes(tmp_path, rollout.run(describe_episodes(2, 1, step=1, seed=3)))
+    finally:
+        rollout.close()
+    episodes = read_episodes(tmp_path / "1.jsonl")
+    assert "42" in episodes[0]["turns"][0]["observation"][0]["content"]
+    names = {name: getattr(engine, name) for name in ("tokenizer", "eos_token_ids", "pad_token_id")}
+    player = Player(config, SimpleNamespace(**names), agent_specs(config))  # type: ignore[arg-type]
+    assert compare(player, episodes) == []
+    episodes[0]["turns"][0]["observation"][0]["content"] = "43"
+    assert len(compare(player, episodes)) == 2
 
 
 def test_a_file_that_was_cut_short_is_read_up_to_there(run: Path, tmp_path: Path, capsys) -> None:
