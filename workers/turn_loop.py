@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from data.turn_tokens import TurnTokens
+from data.turn_tokens import TemplateRefusal, TurnTokens
 from workers.engine import Completion, Engine, Sampling
 from workers.environments import Reply
 
@@ -250,7 +250,7 @@ class TurnLoop:
         else:
             try:
                 (self._begin if reply.kind == "reset" else self._played)(reply.key, reply)
-            except ValueError as error:  # the chat template refuses what the environment said
+            except TemplateRefusal as error:  # of what the environment said
                 self._give_up(reply.key, "env_crash", str(error))
 
     def _begin(self, key: int, reply: Reply) -> None:
