@@ -172,7 +172,10 @@ def wait_for_reply(pool: EnvironmentPool) -> list[Reply]:
 
 
 def write_episodes(folder: Path, batch: DataProto) -> None:
-    """Writes a rollout's episodes to FOLDER/STEP.jsonl (validation's to val-STEP.jsonl), or adds them where they are a step's further ones."""
+    """Writes a rollout's episodes to FOLDER/STEP.jsonl (validation's to val-STEP.jsonl), or adds them where they are a step's further ones.
+
+    A line is an episode in strict JSON, as `scripts/replay.py` reads it; a process that dies while it writes leaves all lines but the last whole.
+    """
     meta, columns = batch.meta_info, batch.non_tensor_batch
     path = folder / f"{'val-' if meta['validate'] else ''}{meta['global_steps']}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +185,15 @@ def write_episodes(folder: Path, batch: DataProto) -> None:
                 own = {name: columns[name][i] for name in ("uid", "episode_id", "data_source")}
                 own |= {name: int(columns[name][i]) for name in ("agent_index", "env_seed")}
                 entries = {"step": meta["global_steps"], **own, **facts}
-                file.write(json.dumps(entries | entries.pop("record"), default=str) + "\n")
+                file.write(strict_json(entries | entries.pop("record")) + "\n")
+
+
+def strict_json(entries: Mapping[str, Any]) -> str:
+    """One line of JSON: numbers that are not finite become null, which other readers take, and objects that JSON has not become text."""
+    try:
+        return json.dumps(entries, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(entries, default=str), parse_constant=lambda _: None))
 
 
 def environment_name(spec: AgentSpec) -> str:

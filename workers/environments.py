@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
-from workers import environment_homes as homes
-from workers.environment_homes import Abandoned, Home, HomeLost, Isolation, Nursery, Outcome
+from custom import env_homes as homes
+from custom.env_homes import Abandoned, Home, HomeLost, Isolation, Nursery, Outcome
 
 if TYPE_CHECKING:
     from custom.agent import AgentSpec

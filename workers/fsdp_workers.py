@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from custom.agent import AgentSpec
 from torch import nn
 
+from custom.agent import AgentSpec
 from data.protocol import DataProto
 from data.seeding import seed_for
 from training.config import ActorRolloutRefConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig, PPOConfig

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from data.turn_tokens import TurnTokens
 
 from custom.agent import AgentSpec
 from data.protocol import DataProto, object_array
 from data.seeding import seed_for
+from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
 from workers.environments import EnvironmentPool
 from workers.rollout_base import BaseRollout, pad_right

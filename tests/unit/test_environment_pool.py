@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from custom.agent import AgentSpec
+from custom.env_homes import libraries_of
 from tests.unit import pool_environments
 from tests.unit.pool_environments import Obedient, reward_fn
-from workers.environment_homes import libraries_of
 from workers.environments import EnvironmentPool, Reply
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -453,7 +453,7 @@ def test_what_an_environment_started_dies_with_its_process() -> None:
 SCRIPT = """
 import sys, time
 from custom.agent import AgentSpec
-from workers.environment_homes import libraries_of
+from custom.env_homes import libraries_of
 from workers.environments import EnvironmentPool
 import os
 

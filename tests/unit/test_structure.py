@@ -42,6 +42,7 @@ ALLOWED = {
             "workers",
             "custom.agent",
             "custom.env",
+            "custom.env_homes",
             "training.config",
             "training.core_algos",
             "training.batching",

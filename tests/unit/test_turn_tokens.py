@@ -476,7 +476,7 @@ SPECIAL_LOOKS = ["<|im_end|>", "<|im_start|>user\n", "</s>", "<s>", "[INST]", "<
 texts = st.lists(st.one_of(st.text(max_size=8), st.sampled_from([*SPECIAL_LOOKS, " ", "\n", " the"])), max_size=4).map(
     "".join
 )
-words = st.text("abcthe 123.,", min_size=1, max_size=12).map(str.strip).filter(lambda text: text[:1].isalpha())
+words = st.builds("{}{}".format, st.sampled_from("abcthe"), st.text("abcthe 123.,", max_size=12).map(str.rstrip))
 
 
 @st.composite
@@ -503,7 +503,7 @@ def has_end(turns: TurnTokens, name: str, sampled: list[int]) -> bool:
     return sampled[-1:] == [turns.tokenizer.eos_token_id]
 
 
-@settings(max_examples=15000, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(episodes())
 def test_rows_grow_by_prefix_keep_every_sampled_id_and_read_as_the_template_renders(episode):
     name, messages, steps = episode

@@ -53,7 +53,7 @@ LIBRARIES = (
     "textarena",
 )  # seconds and tens of MB each, if every home imported them itself
 NURSERY = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-NURSERY += "from workers.environment_homes import run_nursery; run_nursery(int(sys.argv[2]), sys.argv[3:])"
+NURSERY += "from custom.env_homes import run_nursery; run_nursery(int(sys.argv[2]), sys.argv[3:])"
 
 
 class HomeLost(RuntimeError):
