@@ -4,8 +4,10 @@
     event-driven  the same, `step` sleeps log-normally: mean 0.2 s, 99th percentile 2 s (mu = -2.629, sigma = 1.428 of the seconds' logarithm)
     lock-step     the same sleeps, turns admitted in fixed rounds, as `trainer.deterministic` does
 
-Tokens a second are those sampled over the whole rollout's wall time, from the first reset to the last reply: the sleep after an episode's last
-turn counts, though nothing is sampled behind it. The variants take turns in one process on one engine, and the two that sleep share their sleeps.
+Speed is the sampled tokens over the time from the first reset to the last token. The whole rollout takes longer, as the sleeps behind each
+episode's last turn are awaited too, though nothing is left to sample meanwhile: given beside it; no order of the turns could hide those. The variants
+take turns in one process on one engine, those that sleep share their sleeps, and `relative` is the median over rounds of the time against the
+same round's `still`. With few episodes the rounds differ much, since one long sleep may come late: so there are more of them.
 
 make smollm2 makes the model. Run with nothing else on the machine:
 python -m tests.benchmarks.environment_load [--rounds 7] [--episodes 64 24] [--model outputs/smollm2/model]
@@ -18,6 +20,7 @@ import math
 import os
 import random
 import statistics
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -29,6 +32,7 @@ from custom.agent import AgentSpec
 from custom.env import BaseEnvironment
 from training.agent_config import AgentConfig
 from training.config import DataConfig, ModelConfig, PPOConfig, RolloutConfig
+from workers.engine import Completion
 from workers.model_builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, describe_episodes
 from workers.vllm_rollout_spmd import vLLMRollout
@@ -61,20 +65,34 @@ class Slow(Still):
         return super().step(action)
 
 
-class UnseededEngine(vLLMRollout):
-    """Fixed rounds come with seeds for each turn, which slow sampling; left out here, so that only the rounds differ."""
+class TimedEngine(vLLMRollout):
+    """Knows when its last token came. Fixed rounds come with seeds for each turn, which slow sampling; left out here, so that only rounds differ."""
+
+    last_token: float
+    working: float = 0.0  # seconds in `step`
 
     def sampler(self, meta_info: dict[str, Any]) -> Any:
         return super().sampler(meta_info | {"seeded": False})
 
+    def step(self) -> list[Completion]:
+        start = time.perf_counter()
+        done = super().step()
+        self.last_token = time.perf_counter()
+        self.working += self.last_token - start
+        return done
+
 
 class Timed(NamedTuple):
+    """One rollout; times in seconds."""
+
     tokens: int
-    seconds: float
+    sampling: float  # until the last token
+    whole: float
+    working: float  # of the engine
     longest: float  # the sleeps of the episode that slept most
 
 
-def build_engine(model: str) -> tuple[UnseededEngine, ModelSpec]:
+def build_engine(model: str) -> tuple[TimedEngine, ModelSpec]:
     spec = ModelSpec(ModelConfig(dtype="bfloat16"), model, torch.device("cpu"))
     config = RolloutConfig(
         dtype="bfloat16",
@@ -83,46 +101,52 @@ def build_engine(model: str) -> tuple[UnseededEngine, ModelSpec]:
         response_length=RESPONSE,
         max_model_len=PROMPT + RESPONSE,
     )
-    return UnseededEngine(config, spec), spec
+    return TimedEngine(config, spec), spec
 
 
 def play(rollout: AgentRollout, episodes: int, number: int, lock_step: bool = False) -> Timed:
+    engine = rollout.engine
+    assert isinstance(engine, TimedEngine)
     described = describe_episodes(episodes, 1, step=number, seed=0, seeded=lock_step)
+    engine.working = 0.0
     start = time.perf_counter()
     batch = rollout.run(described)
-    seconds = time.perf_counter() - start
+    whole = time.perf_counter() - start
     tokens = int(batch.batch["response_mask"].sum())
     assert tokens == episodes * TURNS * TURN_TOKENS, f"{tokens} tokens: not every turn was whole"
-    return Timed(tokens, seconds, max(facts["env_seconds"] for facts in batch.non_tensor_batch["episode_facts"]))
+    longest = max(facts["env_seconds"] for facts in batch.non_tensor_batch["episode_facts"])
+    return Timed(tokens, engine.last_token - start, whole, engine.working, longest)
 
 
 def measure(rollouts: dict[str, AgentRollout], episodes: int, rounds: int) -> dict[str, list[Timed]]:
-    """The first round is a warm-up; each of the others begins with another variant."""
+    """Each round begins with another variant, after a warm-up."""
     names = ["still", "event-driven", "lock-step"]
     times: dict[str, list[Timed]] = defaultdict(list)
-    for number in range(rounds + 1):
+    play(rollouts["still"], episodes, 0)
+    for number in range(1, rounds + 1):
         for name in names[number % 3 :] + names[: number % 3]:
             rollout = rollouts["still" if name == "still" else "slow"]
-            timed = play(rollout, episodes, number, lock_step=name == "lock-step")
-            if number:
-                times[name].append(timed)
+            times[name].append(play(rollout, episodes, number, lock_step=name == "lock-step"))
+            print(episodes, number, name, [round(value, 2) for value in times[name][-1]], file=sys.stderr)
     return {name: times[name] for name in names}
 
 
 def table(episodes: int, times: dict[str, list[Timed]]) -> str:
-    speeds = {name: statistics.median(t.tokens / t.seconds for t in own) for name, own in times.items()}
     lines = [
         f"{episodes} episodes, medians of {len(times['still'])} rounds; load {os.getloadavg()[0]:.2f}",
-        "| | tokens/s | relative | of each round | seconds | longest sleep of an episode | target |",
-        "|---|---|---|---|---|---|---|",
+        "| | tokens/s | relative | least and most | target | relative, whole rollout | engine works | longest sleep of an episode |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, own in times.items():
-        paired = [still.seconds / timed.seconds for still, timed in zip(times["still"], own, strict=True)]
+        speed = statistics.median(timed.tokens / timed.sampling for timed in own)
+        pairs = list(zip(times["still"], own, strict=True))
+        relative = [still.sampling / timed.sampling for still, timed in pairs]
+        whole = statistics.median(still.whole / timed.whole for still, timed in pairs)
         target = f"at least {TARGETS[episodes]}" if name == "event-driven" and episodes in TARGETS else ""
-        seconds, longest = (statistics.median(values) for values in zip(*[t[1:] for t in own], strict=True))
+        working, longest = (statistics.median(values) for values in zip(*[t[3:] for t in own], strict=True))
         lines.append(
-            f"| {name} | {speeds[name]:.0f} | {speeds[name] / speeds['still']:.3f} | {min(paired):.2f} to {max(paired):.2f} "
-            f"| {seconds:.2f} | {longest:.2f} | {target} |"
+            f"| {name} | {speed:.0f} | {statistics.median(relative):.3f} | {min(relative):.2f}, {max(relative):.2f} "
+            f"| {target} | {whole:.3f} | {working:.2f} s | {longest:.2f} s |"
         )
     return "\n".join(lines)
 
@@ -140,7 +164,8 @@ def main(args: argparse.Namespace) -> None:
     try:
         print(f"sleeps of log-normal seconds, mu {MU:.3f}, sigma {SIGMA:.3f}; {torch.get_num_threads()} threads")
         for episodes in args.episodes:
-            print(f"\n{table(episodes, measure(rollouts, episodes, args.rounds))}", flush=True)
+            rounds = math.ceil(args.rounds * max(TARGETS) / episodes)
+            print(f"\n{table(episodes, measure(rollouts, episodes, rounds))}", flush=True)
     finally:
         for rollout in rollouts.values():
             rollout.close()
@@ -148,7 +173,7 @@ def main(args: argparse.Namespace) -> None:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tokens a second beside slow environments")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5, help="of 64 episodes; of fewer, more rounds")
     parser.add_argument("--episodes", type=int, nargs="+", default=list(TARGETS))
     parser.add_argument("--model", default="outputs/smollm2/model")
     args = parser.parse_args(argv)
