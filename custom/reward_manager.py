@@ -1,7 +1,8 @@
 """Reward managers: from a batch of responses to scores, through a scoring function that sees only text.
 
 A manager is built once per run and called with each batch; `reward_model.reward_manager` chooses it by its registered
-name. Only sampled tokens (response_mask 1) are decoded, so that an environment's text never counts as the policy's.
+name; its class may have `check_config(config)`, which lists what the config lacks. Only sampled tokens (response_mask 1)
+are decoded, so that an environment's text never counts as the policy's.
 """
 
 import difflib
@@ -154,6 +155,13 @@ class BatchRewardManager(NaiveRewardManager):
             raise ValueError(
                 "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"
             )
+
+    @staticmethod
+    def check_config(config: Any) -> list[str]:
+        """What is missing in a config that names this manager."""
+        if config.custom_reward_function.path is not None:
+            return []
+        return ["reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"]
 
     def _score(self, samples: list[Sample]) -> list[Any]:
         try:

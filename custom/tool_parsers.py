@@ -31,6 +31,7 @@ _REACT_LABEL = re.compile(
     r"^[ \t*]*(Thought|Action Input|Action|Observation|Final Answer)[ \t*]*:[ \t*]*", re.MULTILINE
 )
 _REACT_BRACKETS = re.compile(r"([\w.-]+)\[(.*)\]", re.DOTALL)
+_FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 _FENCE = re.compile(r"```(?:json)?\s*")
 _SPACE = re.compile(r"\s*")
 _IDENTIFIER = re.compile(r"[\w.-]+")
@@ -89,7 +90,7 @@ class FunctionCallingParser(ActionParser):
 class ReActActionParser(ActionParser):
     """`Action: add` and, on the next line, `Action Input: {"a": 1}`; also `Action: search[some text]`.
 
-    An input that is no JSON object is passed on as text. Without an input the action must be a single word.
+    An input that is no JSON object is passed on as text, without a code fence around it. Without an input the action must be a single word.
     """
 
     def parse(self, text: str) -> list[ToolCall]:
@@ -99,7 +100,7 @@ class ReActActionParser(ActionParser):
         reader, calls, position, action = _Reader(text), [], 0, ""
         labels = list(_REACT_LABEL.finditer(text))
         ends = [label.start() for label in labels[1:]] + [len(text)]
-        for label, end in zip(labels, ends, strict=True):
+        for label, end in zip(labels, ends, strict=False):  # without labels there is one end
             if label.start() < position:
                 continue  # inside of a JSON input
             kind = label.group(1)
@@ -252,7 +253,9 @@ def _react_input(reader: _Reader, start: int, end: int) -> tuple[Any, int]:
     begin = fence.end() if fence else begin
     if reader.text.startswith("{", begin) and begin < end:
         return (_Broken("too many broken values"), end) if reader.exhausted else reader.read(begin)
-    return reader.text[start:end].strip(), end
+    content = reader.text[start:end].strip()
+    fenced = _FENCED.fullmatch(content)
+    return (fenced.group(1) if fenced else content), end
 
 
 def _react_alone(action: str) -> list[ToolCall]:

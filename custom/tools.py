@@ -5,6 +5,7 @@ says why, and is counted under one of five kinds: unknown_tool, bad_json, bad_ar
 environment's own failures pass through, since they end the episode.
 """
 
+import copy
 import importlib
 import inspect
 import json
@@ -18,8 +19,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from custom.env import MAX_OBSERVATION_CHARS, Observation, StepResult, check_observation, check_reward, step_environment
-from custom.env import cut_middle as _cut
+from custom.env import (
+    MAX_OBSERVATION_CHARS,
+    Observation,
+    StepResult,
+    check_done,
+    check_observation,
+    check_reward,
+    cut_middle,
+    step_environment,
+)
 from custom.tool_parsers import ActionParser, ErrorKind, ToolCall
 from data.loading import load_extern_object
 
@@ -75,10 +84,10 @@ class Tool(ABC):
 
     @abstractmethod
     def execute(self, *args: Any, **arguments: Any) -> Any:
-        """Gets the arguments by name and returns the observation: text, or anything that JSON can show; a StepResult brings a reward and may end
-        the episode.
+        """Gets the arguments by name and returns the observation: text, or anything that JSON can show.
 
-        Raising is fine: the model sees the message. A TimeoutError counts as a timeout.
+        A StepResult instead brings a reward and may end the episode. Raising is fine: the model sees the message. A
+        TimeoutError counts as a timeout.
         """
 
 
@@ -86,7 +95,8 @@ class EnvironmentStepTool(Tool):
     """Steps the environment as a tool call: its reward and its end count as the turn's.
 
     In a MultiTurnManager with an environment it is that one which is stepped, so that a copy of the tool never plays
-    another episode's game; `environment` serves calls outside of it.
+    another episode's game; `environment` serves calls outside of it. It has no deadline of its own: the episode's count.
+    A subclass with a definition of its own says in `action_text` which action its arguments stand for.
     """
 
     def __init__(
@@ -100,11 +110,15 @@ class EnvironmentStepTool(Tool):
         parameters = {"type": "object", "properties": {"action": action}, "required": ["action"]}
         self.definition = ToolDefinition(name, description, parameters)
 
-    def execute(self, action: str) -> StepResult:
+    def execute(self, **arguments: Any) -> StepResult:
         """One step of its own environment."""
         if self.environment is None:
             raise ToolError("there is no environment to act in")
-        return step_environment(self.environment, action)
+        return step_environment(self.environment, self.action_text(**arguments))
+
+    def action_text(self, action: str) -> str:
+        """The environment's action for the model's arguments."""
+        return action
 
 
 @dataclass(frozen=True)
@@ -124,13 +138,18 @@ class ToolRegistry:
 
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
         self._tools: dict[str, Tool] = {}
-        self._checks: dict[str, Any] = {}
+        self._checks: dict[str, _ArgumentCheck] = {}
         self._hanging: dict[str, list[threading.Thread]] = {}
         for tool in tools:
             self.register(tool)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_tools": self._tools, "_checks": {}, "_hanging": {}}  # a copy waits for nobody's threads
+        """The tools alone: a copy waits for nobody's threads."""
+        return {"tools": list(self._tools.values())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Registers the tools anew."""
+        ToolRegistry.__init__(self, state["tools"])
 
     def __contains__(self, name: object) -> bool:
         return name in self._tools
@@ -157,8 +176,10 @@ class ToolRegistry:
             raise ValueError(f"the tool name {definition.name!r} is not allowed; use at most 64 of A-Z a-z 0-9 _ - .")
         if definition.parameters.get("type") != "object":
             raise ValueError(f"the parameters of tool {definition.name!r} must be a JSON schema with 'type': 'object'")
-        if self._tools.setdefault(definition.name, tool) is not tool:
+        if self._tools.get(definition.name, tool) is not tool:
             raise ValueError(f"there is already a tool named {definition.name!r}; names must differ")
+        self._checks[definition.name] = _ArgumentCheck(tool)
+        self._tools[definition.name] = tool
 
     def schemas(self) -> list[dict[str, Any]]:
         """All tools as function schemas."""
@@ -176,48 +197,27 @@ class ToolRegistry:
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
-            return Outcome(f"there is no tool {_cut(call.name, 100)!r}; the tools are: {known}", "unknown_tool")
+            return Outcome(f"there is no tool {cut_middle(call.name, 100)!r}; the tools are: {known}", "unknown_tool")
         try:
-            arguments = self._check_arguments(tool, call.arguments)
-        except (ValueError, RecursionError) as error:
-            return Outcome(str(error), "bad_arguments")
-        if environment is not None and isinstance(tool, EnvironmentStepTool):
-            return Outcome(step_environment(environment, arguments["action"], max_chars))
-        return self._run(tool, arguments)
-
-    def _check_arguments(self, tool: Tool, arguments: dict[str, Any] | str) -> dict[str, Any]:
-        """The arguments by name; ValueError says what is wrong with them."""
-        schema, name = tool.definition.parameters, tool.definition.name
-        if isinstance(arguments, str):
-            names = schema.get("required") or list(schema.get("properties", {}))
-            if len(names) != 1:
-                raise ValueError(f"tool {name!r} needs its arguments as a JSON object with: {', '.join(names) or '{}'}")
-            arguments = {names[0]: arguments}
-        if name not in self._checks:
-            self._checks[name] = _argument_check(schema), inspect.signature(tool.execute)
-        validator, signature = self._checks[name]
-        error = next(validator.iter_errors(arguments), None)
-        if error is not None:
-            place = ".".join(map(str, error.absolute_path))
-            where = f" at {_cut(place, 100)!r}" if place else ""
-            raise ValueError(f"wrong arguments for tool {name!r}{where}: {_cut(error.message, 300)}")
-        try:
-            signature.bind(**arguments)
-        except TypeError as error:
-            raise ValueError(f"wrong arguments for tool {name!r}: {_cut(str(error), 300)}") from error
-        return arguments
+            arguments = self._checks[call.name].by_name(call.arguments)
+        except ValueError as error:
+            return Outcome(f"wrong arguments for tool {call.name!r}: {error}", "bad_arguments")
+        if environment is None or not isinstance(tool, EnvironmentStepTool):
+            return self._run(tool, arguments)
+        action = _guarded(lambda: tool.action_text(**arguments))
+        return Outcome(step_environment(environment, action.value, max_chars)) if action.ok else action
 
     def _run(self, tool: Tool, arguments: dict[str, Any]) -> Outcome:
         timeout, name = tool.definition.timeout_s, tool.definition.name
         if timeout is None:
-            return _guarded(lambda: tool.execute(**arguments))
+            return _guarded(lambda: _checked(tool.execute(**arguments)))
         hanging = [thread for thread in self._hanging.get(name, []) if thread.is_alive()]
         self._hanging[name] = hanging
         if len(hanging) >= MAX_HANGING:
             return Outcome(f"tool {name!r} is still busy with {len(hanging)} earlier calls", "timeout")
         answers: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         thread = threading.Thread(
-            target=lambda: answers.put(_guarded(lambda: tool.execute(**arguments), BaseException)),
+            target=lambda: answers.put(_guarded(lambda: _checked(tool.execute(**arguments)), BaseException)),
             name=f"tool-{name}",
             daemon=True,
         )
@@ -237,7 +237,7 @@ def load_tools(sources: Iterable[str]) -> ToolRegistry:
     registry = ToolRegistry()
     for source in sources:
         found = _load(source)
-        made = found() if isinstance(found, type) or (not isinstance(found, Tool) and callable(found)) else found
+        made = copy.deepcopy(found) if isinstance(found, Tool) or not callable(found) else found()
         for tool in [made] if isinstance(made, Tool) or not isinstance(made, Iterable) else made:
             if not isinstance(tool, Tool):
                 raise ValueError(
@@ -261,12 +261,46 @@ def _load(source: str) -> Any:
         raise ValueError(f"agent.tools: {source!r} cannot be loaded: {error}") from error
 
 
-def _argument_check(schema: dict[str, Any]) -> Any:
-    import jsonschema  # here: only runs with tools need it
+class _ArgumentCheck:
+    """A tool's schema and signature, against which the arguments of its calls are checked."""
 
-    cls = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    cls.check_schema(schema)
-    return cls(schema)
+    def __init__(self, tool: Tool) -> None:
+        import jsonschema
+
+        schema = tool.definition.parameters
+        cls = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        try:
+            cls.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise ValueError(f"the parameters of tool {tool.definition.name!r}: {error.message}") from error
+        self.validator = cls(schema)
+        self.signature = inspect.signature(tool.action_text if isinstance(tool, EnvironmentStepTool) else tool.execute)
+        self.single = schema.get("required") or list(schema.get("properties", {}))
+
+    def by_name(self, arguments: dict[str, Any] | str) -> dict[str, Any]:
+        """The arguments as `execute` takes them; ValueError says what is wrong with them."""
+        if isinstance(arguments, str):
+            if len(self.single) != 1:
+                raise ValueError(f"give a JSON object with: {', '.join(self.single) or 'nothing in it'}")
+            arguments = {self.single[0]: arguments}
+        try:
+            error = next(self.validator.iter_errors(arguments), None)
+            if error is None:
+                self.signature.bind(**arguments)
+                return arguments
+            place = ".".join(map(str, error.absolute_path))
+            problem = (f"at {cut_middle(place, 100)!r}: " if place else "") + error.message
+        except Exception as failure:  # an unknown name, a reference that does not resolve, nesting too deep
+            problem = _message(failure)
+        raise ValueError(cut_middle(problem, 300))
+
+
+def _checked(value: Any) -> Any:
+    """A tool's own StepResult as an environment's would be checked; anything else as it is."""
+    if not isinstance(value, StepResult):
+        return value
+    observation, where = check_observation(value.observation, "the tool"), "the tool"
+    return StepResult(observation, check_reward(value.reward, where), check_done(value.done, where), dict(value.info))
 
 
 def _guarded(function: Callable[[], Any], caught: type[BaseException] = Exception) -> Outcome:
@@ -387,17 +421,19 @@ class MultiTurnManager:
         return ToolTurn(text, result.observation, result.reward, result.done, result.info, seen=seen)
 
     def _execute(self, text: str, calls: list[ToolCall], seen: Observation | None) -> ToolTurn:
-        records, observations, reward, done = [], [], 0.0, False
+        records: list[CallRecord] = []
+        observations: list[Observation] = []
         info: dict[str, Any] = {}
+        reward, done = 0.0, False
         for call in calls[: self.max_calls]:
             started = time.perf_counter()
             outcome = self.registry.execute(call, self.environment, self.max_observation_chars)
             value = outcome.value
             if isinstance(value, StepResult):
-                reward += check_reward(value.reward, call.name)
-                done, info = bool(value.done), {**info, **value.info}
-                value = value.observation
-            shown = _as_observation(value) if outcome.ok else f"Error ({outcome.error_kind}): {value}"
+                reward, done, info = reward + value.reward, value.done, {**info, **value.info}
+                shown = value.observation
+            else:
+                shown = _text_of(value) if outcome.ok else f"Error ({outcome.error_kind}): {value}"
             shown = check_observation(shown, f"tool {call.name}", self.max_observation_chars)
             records.append(self._record(call, outcome, _as_text(shown), time.perf_counter() - started))
             observations.append(shown)
@@ -417,25 +453,17 @@ class MultiTurnManager:
         self._seconds[name] += seconds  # type: ignore[assignment]  # a Counter of floats
         if not outcome.ok:
             self._failures.setdefault(name, Counter())[outcome.error_kind] += 1
-        return CallRecord(name, outcome.ok, outcome.error_kind, seconds, result, _cut(call.name, 100), call.arguments)
+        return CallRecord(
+            name, outcome.ok, outcome.error_kind, seconds, result, cut_middle(call.name, 100), call.arguments
+        )
 
 
-def _as_observation(value: Any) -> Observation:
-    """Text as it is, chat messages too, None as empty, anything else as JSON, else as str shows it."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return ""
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(v, dict) and {"role", "content"} <= v.keys() for v in value)
-    ):
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):
-        return _guarded(lambda: str(value)).value
+def _text_of(value: Any) -> str:
+    """Text as it is, None as empty, anything else as JSON, else as str shows it."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    as_json = _guarded(lambda: json.dumps(value, ensure_ascii=False))
+    return as_json.value if as_json.ok else _guarded(lambda: str(value)).value
 
 
 def _as_text(observation: Observation) -> str:

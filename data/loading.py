@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-LOADING = threading.RLock()  # threads of environments load files too, and none may see another's half-made module
+_LOADING = threading.RLock()  # a file may load others
 
 
 def load_extern_object(path: str, name: str) -> Any:
@@ -21,7 +21,7 @@ def load_extern_object(path: str, name: str) -> Any:
         FileNotFoundError: there is no such file.
         ValueError: the file is not Python, or does not define the name.
     """
-    with LOADING:
+    with _LOADING:  # another thread must not see a module that is half executed
         module = _load_module(Path(path).expanduser().resolve(), given=path)
     if name not in vars(module):
         public = sorted(n for n in vars(module) if not n.startswith("_"))

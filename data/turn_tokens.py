@@ -33,6 +33,10 @@ PLACEHOLDER = "textofthisturn"
 REPLY = "textofthereply"
 
 
+class TemplateRefusal(ValueError):
+    """The chat template does not take a conversation: its roles, their order, or what is in them."""
+
+
 @dataclass(frozen=True)
 class Join:
     """How a conversation goes on behind a sampled turn.
@@ -68,7 +72,7 @@ class TurnTokens:
     Args:
         template_kwargs: variables of the template, such as `enable_thinking`.
         eos_token_ids: the ids at which sampling stops.
-    Raises: ValueError, from every method that renders, where the template refuses a conversation.
+    Raises: TemplateRefusal, from every method that renders, where the template refuses a conversation.
     """
 
     def __init__(
@@ -210,7 +214,7 @@ class TurnTokens:
             return render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt, **variables)
         except (TemplateError, TypeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
-            raise ValueError(
+            raise TemplateRefusal(
                 f"the chat template of {self.tokenizer.name_or_path!r} refuses a conversation of {roles}: {error}. "
                 "Let the environment answer with messages that the template takes, or set another template"
             ) from error

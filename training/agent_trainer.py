@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
+from custom.tools import UNKNOWN
 from data.protocol import DataProto
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
@@ -184,7 +185,10 @@ def wait_for_reply(pool: EnvironmentPool) -> list[Reply]:
 
 
 def write_episodes(folder: Path, batch: DataProto) -> None:
-    """Writes a rollout's episodes to FOLDER/STEP.jsonl (validation's to val-STEP.jsonl), or adds them where they are a step's further ones."""
+    """Writes a rollout's episodes to FOLDER/STEP.jsonl (validation's to val-STEP.jsonl), or adds them where they are a step's further ones.
+
+    A line is an episode in strict JSON, as `scripts/replay.py` reads it; a process that dies while it writes leaves all lines but the last whole.
+    """
     meta, columns = batch.meta_info, batch.non_tensor_batch
     path = folder / f"{'val-' if meta['validate'] else ''}{meta['global_steps']}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,7 +198,15 @@ def write_episodes(folder: Path, batch: DataProto) -> None:
                 own = {name: columns[name][i] for name in ("uid", "episode_id", "data_source")}
                 own |= {name: int(columns[name][i]) for name in ("agent_index", "env_seed")}
                 entries = {"step": meta["global_steps"], **own, **facts}
-                file.write(json.dumps(entries | entries.pop("record"), default=str) + "\n")
+                file.write(strict_json(entries | entries.pop("record")) + "\n")
+
+
+def strict_json(entries: Mapping[str, Any]) -> str:
+    """One line of JSON: numbers that are not finite become null, which other readers take, and objects that JSON has not become text."""
+    try:
+        return json.dumps(entries, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(entries, default=str), parse_constant=lambda _: None))
 
 
 def environment_name(spec: AgentSpec) -> str:
@@ -231,9 +243,8 @@ def episode_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def tool_metrics(calls: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     by_tool: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for call in calls:
-        by_tool["unknown" if call["error_kind"] == "unknown_tool" else call["name"]].append(
-            call
-        )  # the model invents names
+        invented = call["error_kind"] == "unknown_tool" or call["name"] == UNKNOWN  # also by calls that name nothing
+        by_tool["unknown" if invented else call["name"]].append(call)
     metrics: dict[str, float] = {}
     for name, own in by_tool.items():
         metrics[f"tool/{name}/calls"] = float(len(own))

@@ -288,7 +288,7 @@ class RewardModelConfig(Section):
     """Who turns a response into a reward."""
 
     enable: bool = False  #: score with a reward model
-    reward_manager: str = "naive"  #: naive = row by row, batch = all rows at once, or a registered name
+    reward_manager: str = "naive"  #: naive = row by row, batch = all at once, custom = an environment; or your own
     reward_kwargs: dict[str, Any] = field(default_factory=dict)  #: passed to the reward manager
     launch_reward_fn_async: bool = False  #: score while old log-probs and values are computed
 

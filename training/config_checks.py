@@ -271,7 +271,7 @@ def _loading(key: str, path: str, name_key: str = "", name: str = "__name__") ->
 
 
 def _reward(config: PPOConfig) -> Iterator[str]:
-    """The scoring function loads; then the manager exists, which its file may have registered."""
+    """The scoring function loads; then the manager exists, which its file may have registered, and finds all that it needs."""
     custom = config.custom_reward_function
     if custom.path is not None:
         missing = [*_missing("custom_reward_function.path", custom.path)]
@@ -280,14 +280,15 @@ def _reward(config: PPOConfig) -> Iterator[str]:
             yield from _loading("custom_reward_function.path", custom.path, "custom_reward_function.name", custom.name)
     elif custom.name != CustomRewardFunctionConfig.name:
         log.warning("custom_reward_function.name=%s has no effect without custom_reward_function.path", custom.name)
-    if config.reward_model.reward_manager == "batch" and custom.path is None:
-        yield "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"
     from custom.reward_manager import get_reward_manager_cls  # imports torch: late
 
     try:
-        get_reward_manager_cls(config.reward_model.reward_manager)
+        manager = get_reward_manager_cls(config.reward_model.reward_manager)
     except ValueError as error:
         yield str(error)
+        return
+    if callable(check := getattr(manager, "check_config", None)):
+        yield from check(config)
 
 
 def _trainer(config: PPOConfig) -> Iterator[str]:

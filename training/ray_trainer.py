@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
 from data.data_order import EpochOrder, PromptCollator, num_rows
-from data.prompts import pad_token_id
 from data.protocol import DataProto
 from data.rl_dataset import collate_fn as default_collate_fn
 from training import checkpoint
@@ -40,7 +39,7 @@ from training.metric_utils import (
     flatten_validation_metrics,
     process_validation_metrics,
 )
-from training.reward import RewardFunction, compute_reward, compute_reward_async
+from training.reward import RewardFunction, compute_reward, compute_reward_async, lend_tokenizer
 from training.roles import (
     ResourcePoolManager,
     Role,
@@ -87,7 +86,7 @@ class RayPPOTrainer:
         ray_worker_group_cls: how workers are run; None: as `trainer.launcher` says.
         processor: not used for text.
         reward_fn, val_reward_fn: DataProto -> rewards, see `training.reward.compute_reward`.
-        train_dataset, val_dataset: torch Datasets of prompts; validation is left out without one.
+        train_dataset, val_dataset: torch Datasets of prompts, as token ids or as text; validation is left out without one.
         collate_fn: list of rows -> dict of tensors and object arrays.
         train_sampler: order of the training rows; None: as `data.shuffle` says.
         device_name: overrides nothing here; workers follow `trainer.device`.
@@ -118,6 +117,8 @@ class RayPPOTrainer:
         self.worker_group_cls = ray_worker_group_cls or (RayWorkerGroup if config.trainer.use_ray else LocalWorkerGroup)
         self.reward_fn = reward_fn
         self.val_reward_fn = val_reward_fn or reward_fn
+        for function in (self.reward_fn, self.val_reward_fn):
+            lend_tokenizer(function, tokenizer)
         self.kl_controller: KLController = get_kl_controller(config.algorithm.kl_ctrl)
         self.run_dir = Path(config.trainer.run_dir)
         self.seed = config.data.run_seed
@@ -160,8 +161,7 @@ class RayPPOTrainer:
             )
 
     def _collator(self, collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        data = self.config.data
-        return PromptCollator(data.max_prompt_length, pad_token_id(self.tokenizer), data.truncation, collate_fn)
+        return PromptCollator(self.config.data, self.tokenizer, collate_fn)
 
     def init_workers(self) -> None:
         """Builds every worker group and its models."""

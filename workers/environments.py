@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -23,18 +24,8 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
-from workers.environment_homes import (
-    Abandoned,
-    Home,
-    HomeLost,
-    Isolation,
-    Nursery,
-    Outcome,
-    ProcessHome,
-    RayHome,
-    ThreadHome,
-    pickled,
-)
+from custom import env_homes as homes
+from custom.env_homes import Abandoned, Home, HomeLost, Isolation, Nursery, Outcome
 
 if TYPE_CHECKING:
     from custom.agent import AgentSpec
@@ -85,6 +76,7 @@ class Slot:
     inbox: SimpleQueue[Call | None] = field(default_factory=SimpleQueue)
     call: Call | None = None  # accepted and not yet answered
     running: bool = False  # it holds one of the num_workers permits
+    building: bool = False  # it holds one of the permits to build
     built: bool = False
     discarded: bool = False  # serves no further episode
     hung: bool = False  # overran a deadline
@@ -125,8 +117,11 @@ class EnvironmentPool:
         self.step_timeout_s, self.episode_timeout_s = step_timeout_s, episode_timeout_s
         self.build_timeout_s = build_timeout_s
         self.close_timeout_s = min(MAX_CLOSE_S, step_timeout_s or MAX_CLOSE_S)
-        self._specs = list(specs) if isolation == "thread" else [pickled(spec) for spec in specs]
-        self._nursery = Nursery()
+        self._specs = list(specs) if isolation == "thread" else [homes.pickled(spec) for spec in specs]
+        self._nursery = Nursery(homes.libraries_of(spec.environment for spec in specs))
+        self._builders = threading.Semaphore(
+            os.cpu_count() or 1
+        )  # imports of many homes at once would starve each other
         self._schemas: dict[int, list[dict[str, Any]] | None] = {}
         self._replies: SimpleQueue[Reply] = SimpleQueue()
         lock = threading.RLock()
@@ -253,12 +248,7 @@ class EnvironmentPool:
             slot.inbox.put(slot.call)
 
     def _new_slot(self, spec_index: int) -> Slot:
-        homes: dict[Isolation, Callable[[], Home]] = {
-            "thread": ThreadHome,
-            "process": lambda: ProcessHome(self._nursery),
-            "ray": RayHome,
-        }
-        slot = Slot(spec_index, homes[self.isolation]())
+        slot = Slot(spec_index, homes.make_home(self.isolation, self._nursery))
         slot.thread = threading.Thread(target=self._serve, args=(slot,), name="environment", daemon=True)
         self._slots.add(slot)
         slot.thread.start()
@@ -282,6 +272,7 @@ class EnvironmentPool:
         call.answer(reply)
 
     def _put_down(self, slot: Slot) -> None:
+        self._end_building(slot)
         self._running -= slot.running
         slot.running, slot.call, slot.deadline = False, None, None
 
@@ -314,18 +305,35 @@ class EnvironmentPool:
     def _run(self, slot: Slot, call: Call) -> Outcome:
         try:
             if not slot.built:
-                self._start_clock(slot, call, self.build_timeout_s)
-                built = slot.home.call("build", (self._specs[slot.spec_index],))
-                if built.error:
-                    return built
-                slot.built = True
-                self._schemas[slot.spec_index] = built.value
-                if call.kind == "build":
+                built = self._build(slot, call)
+                if built.error or call.kind == "build":
                     return built._replace(value=None)
             self._start_clock(slot, call, self._limit(slot, call.kind))
             return slot.home.call(call.kind, call.args)
         except HomeLost as lost:
             return Outcome(None, str(lost), time.monotonic() - slot.started)
+
+    def _build(self, slot: Slot, call: Call) -> Outcome:
+        self._builders.acquire()
+        with self._lock:
+            slot.building = True
+            try:
+                self._start_clock(slot, call, self.build_timeout_s)
+            except HomeLost:
+                self._end_building(slot)
+                raise
+        built = slot.home.call("build", (self._specs[slot.spec_index],))
+        with self._lock:
+            self._end_building(slot)
+        if not built.error:
+            slot.built = True
+            self._schemas[slot.spec_index] = built.value
+        return built
+
+    def _end_building(self, slot: Slot) -> None:
+        if slot.building:  # once: a build that hangs gives its permit back at its deadline
+            slot.building = False
+            self._builders.release()
 
     def _start_clock(self, slot: Slot, call: Call, limit: float | None) -> None:
         with self._lock:
@@ -335,12 +343,11 @@ class EnvironmentPool:
 
     def _limit(self, slot: Slot, kind: Kind) -> float | None:
         """The longest that the next call may take."""
-        limits = [limit for limit in (self.step_timeout_s,) if limit is not None]
-        if self.episode_timeout_s is not None and kind != "finish":
-            limits.append(max(0.0, self.episode_timeout_s - slot.used_s))
-        elif not limits and self.episode_timeout_s is not None:
-            limits.append(self.episode_timeout_s)
-        return min(limits, default=None)
+        step_s, episode_s = self.step_timeout_s, self.episode_timeout_s
+        if episode_s is None or kind == "finish":
+            return episode_s if step_s is None else step_s
+        rest = max(0.0, episode_s - slot.used_s)
+        return rest if step_s is None else min(step_s, rest)
 
     # The watch's thread
 

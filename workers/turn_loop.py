@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from data.turn_tokens import TurnTokens
+from data.turn_tokens import TemplateRefusal, TurnTokens
 from workers.engine import Completion, Engine, Sampling
 from workers.environments import Reply
 
@@ -80,6 +80,7 @@ class Turn:
     reward: float = 0.0
     finish_reason: str = ""
     observation: list[dict[str, Any]] = field(default_factory=list)
+    done: bool | None = None  # None: the environment did not answer, or was not asked
     env_seconds: float = 0.0
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
 
@@ -243,12 +244,14 @@ class TurnLoop:
         episode.env_seconds += reply.seconds
         if reply.kind == "finish":
             self._finished(episode, reply)
-        elif reply.failure:
-            self._fail(reply.key, reply.failure, reply.error)
-        elif reply.kind == "reset":
-            self._begin(reply.key, reply)
+        elif reply.failure:  # its environment is gone
+            episode.ending, episode.error = reply.failure, reply.error
+            self._ended(reply.key)
         else:
-            self._played(reply.key, reply)
+            try:
+                (self._begin if reply.kind == "reset" else self._played)(reply.key, reply)
+            except TemplateRefusal as error:  # of what the environment said
+                self._give_up(reply.key, "env_crash", str(error))
 
     def _begin(self, key: int, reply: Reply) -> None:
         assert self.tokens is not None
@@ -274,7 +277,7 @@ class TurnLoop:
         try:
             self.engine.submit(str(key), episode.row.token_ids, replace(sampling, max_tokens=most))
         except (ValueError, RuntimeError) as error:  # this request is refused; the engine goes on
-            self._fail(key, "engine_error", f"{type(error).__name__}: {error}")
+            self._give_up(key, "engine_error", f"{type(error).__name__}: {error}")
             return
         self.running.add(key)
 
@@ -287,7 +290,7 @@ class TurnLoop:
         self.running.discard(key)
         episode = self.episodes[key]
         if completion.finish_reason == "abort":
-            self._fail(key, "engine_error", "the engine aborted the request")
+            self._give_up(key, "engine_error", "the engine aborted the request")
             return
         episode.row.append_sampled(completion, episode.turn)
         if not self.plays:
@@ -304,7 +307,8 @@ class TurnLoop:
     def _played(self, key: int, reply: Reply) -> None:
         episode = self.episodes[key]
         turn = episode.turns[-1]
-        turn.reward, turn.observation, turn.env_seconds = reply.reward, reply.messages, reply.seconds
+        turn.reward, turn.done, turn.env_seconds = reply.reward, reply.done, reply.seconds
+        turn.observation = reply.messages
         turn.tool_calls = list(reply.info.get("tool_calls", ()))
         episode.row.add_reward(reply.reward)
         episode.turn += 1
@@ -340,13 +344,13 @@ class TurnLoop:
         self.episodes[key].ending = ending
         self._ask("finish", key, ending)
 
-    def _fail(self, key: int, failure: str, error: str) -> None:
-        """A crash starts the episode again, `max_refills` times at most; any other failure ends it. The environment's slot is gone or given back."""
-        episode = self.episodes[key]
-        episode.ending, episode.error = failure, error
-        if failure == "engine_error" and self.plays:
-            self._ask("finish", key, failure)
+    def _give_up(self, key: int, failure: str, error: str) -> None:
+        """Ends an episode that failed while its environment is well."""
+        self.episodes[key].error = error
+        if self.plays:
+            self._end(key, failure)
         else:
+            self.episodes[key].ending = failure
             self._ended(key)
 
     def _finished(self, episode: Episode, reply: Reply) -> None:
@@ -360,6 +364,7 @@ class TurnLoop:
         self._ended(reply.key)
 
     def _ended(self, key: int) -> None:
+        """A crash starts the episode again, `max_refills` times at most."""
         episode = self.episodes[key]
         episode.seconds = time.perf_counter() - self.started[key]
         crashed = episode.ending in ("env_crash", "engine_error")

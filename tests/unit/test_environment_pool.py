@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from custom.agent import AgentSpec
+from custom.env_homes import libraries_of
 from tests.unit import pool_environments
 from tests.unit.pool_environments import Obedient, reward_fn
 from workers.environments import EnvironmentPool, Reply
@@ -283,11 +284,11 @@ def test_the_pool_survives_the_death_of_the_process_that_forks_its_homes() -> No
         start(pool, "a")
         home = psutil.Process(int(words(ask(pool, "a", "who"))[0]))
         home.parent().kill()  # type: ignore[union-attr]
+        wait_until(lambda: not alive(home))
         reply = ask(pool, "a", "say x")
         assert reply.failure == "env_crash"
         start(pool, "a")
         assert words(ask(pool, "a", "say back")) == ["back"]
-        wait_until(lambda: not alive(home))
 
 
 @HOMES
@@ -416,6 +417,23 @@ def test_making_an_agent_has_a_deadline_of_its_own(isolation: str) -> None:
         assert reply.failure == "env_timeout" and "build" in reply.error
 
 
+def test_agents_that_hang_while_they_are_made_do_not_hold_up_the_making_of_others() -> None:
+    count = 2 * (os.cpu_count() or 1)
+    specs = [AgentSpec(Obedient, {"hang_in": "build"}), AgentSpec(Obedient)]
+    with EnvironmentPool(specs, isolation="thread", build_timeout_s=0.2, step_timeout_s=0.3) as pool:
+        for key in range(count):
+            pool.reset(key, 0, 0)
+        pool.reset("good", 1, 0)
+        failures = {reply.key: reply.failure for reply in collect(pool, count + 1)}
+        assert failures == {**dict.fromkeys(range(count), "env_timeout"), "good": ""}
+
+
+def test_only_libraries_named_as_such_are_loaded_ahead() -> None:
+    assert libraries_of(["textarena:Hangman-v0", "custom.envs.x:Y", Obedient, "/a/gymnasium.py:Z", None]) == [
+        "textarena"
+    ]
+
+
 def test_a_home_in_a_process_loads_neither_torch_nor_ray() -> None:
     with pool_of("process") as pool:
         start(pool, "a")
@@ -435,6 +453,7 @@ def test_what_an_environment_started_dies_with_its_process() -> None:
 SCRIPT = """
 import sys, time
 from custom.agent import AgentSpec
+from custom.env_homes import libraries_of
 from workers.environments import EnvironmentPool
 import os
 
@@ -612,19 +631,16 @@ def cluster() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_ray_homes_play_crash_hang_and_go(cluster: None, tmp_path: Path) -> None:
-    import ray
-    from ray.util.state import list_actors
-
     closes = tmp_path / "closes"
     with pool_of("ray", step_timeout_s=3.0, closes=str(closes)) as pool:
         start(pool, *"abcd")
-        assert words(ask(pool, "a", "say hello")) == ["hello"]
+        actors = [psutil.Process(int(words(ask(pool, key, "who"))[0])) for key in "abcd"]
+        assert len({actor.pid for actor in actors}) == 4 and os.getpid() not in {actor.pid for actor in actors}
         assert "SystemExit" in ask(pool, "a", "raise exit").error
         assert ask(pool, "b", "die exit").failure == "env_crash"
         assert ask(pool, "c", "sleep 100").failure == "env_timeout"
         assert ask(pool, "d", "garbage unpicklable").failure == "env_crash"
         start(pool, "a")
-        assert words(ask(pool, "a", "say again")) == ["again"]
+        actors.append(psutil.Process(int(words(ask(pool, "a", "who"))[0])))
     assert threads() == 0 and closes.read_text() == "closed\n" * 3
-    assert ray.is_initialized()
-    wait_until(lambda: not list_actors(filters=[("state", "=", "ALIVE")]), 20.0)
+    wait_until(lambda: not any(alive(actor) for actor in actors), 20.0)

@@ -42,6 +42,7 @@ ALLOWED = {
             "workers",
             "custom.agent",
             "custom.env",
+            "custom.env_homes",
             "training.config",
             "training.core_algos",
             "training.batching",
@@ -51,7 +52,7 @@ ALLOWED = {
     # the trainer knows worker interfaces; the role mapping names the classes, when it is asked
     "training.ray_trainer": {"data", "training", "workers.worker_group"},
     "training.agent_trainer": {
-        *("data", "training", "custom.agent", "workers.worker_group"),
+        *("data", "training", "custom.agent", "custom.tools.UNKNOWN", "workers.worker_group"),
         *("workers.environments", "workers.multi_turn_rollout", "workers.turn_loop.ENDINGS"),
     },
     "training.roles": {"training.config", "workers.fsdp_workers", "workers.worker_group"},

@@ -293,3 +293,27 @@ def test_a_hanging_environment_is_left_behind_at_its_deadline(engine) -> None:
     batch = play(rollout, spec, config_of(Hangs, step_timeout_s=0.3), seeded=False)
     assert time.perf_counter() - start < 10
     assert {"env_timeout", "done"} == set(endings(batch))
+
+
+class SpeaksOutOfTurn(Chatter):
+    """Answers with roles that the template of the test refuses."""
+
+    def step(self, action: str) -> Any:
+        observation, *rest = super().step(action)
+        return [{"role": "system", "content": observation}], *rest
+
+
+def test_a_reply_that_the_chat_template_refuses_ends_its_episode_alone(engine) -> None:
+    rollout, _, spec = engine
+    template = spec.tokenizer.chat_template
+    refusal = "{% if m['role'] == 'system' and not loop.first %}{{ raise_exception('system comes first') }}{% endif %}"
+    refusing = "{% for m in messages %}" + refusal + "{% endfor %}"
+    spec.tokenizer.chat_template = refusing + template
+    try:
+        batch = play(rollout, spec, config_of(SpeaksOutOfTurn))
+    finally:
+        spec.tokenizer.chat_template = template
+    assert "env_crash" in endings(batch)
+    assert set(endings(batch)) <= {"env_crash", "done"}, "an episode of one turn needs no further prompt"
+    errors = {fact["error"] for fact in batch.non_tensor_batch["episode_facts"] if fact["ending"] == "env_crash"}
+    assert all("system comes first" in error for error in errors)

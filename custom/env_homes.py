@@ -32,6 +32,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -46,8 +47,13 @@ REQUEST = struct.Struct("!ci")  # to the nursery: verb and process id
 ANSWER = struct.Struct("!i")  # from it: a process id, or an exit code
 REAP_S = 1.0
 NURSERY_S = 60.0  # the longest that the nursery may take to answer; its start is slow on a busy machine
+LIBRARIES = (
+    "gymnasium",
+    "reasoning_gym",
+    "textarena",
+)  # seconds and tens of MB each, if every home imported them itself
 NURSERY = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-NURSERY += "from workers.environment_homes import run_nursery; run_nursery(int(sys.argv[2]))"
+NURSERY += "from custom.env_homes import run_nursery; run_nursery(int(sys.argv[2]), sys.argv[3:])"
 
 
 class HomeLost(RuntimeError):
@@ -257,7 +263,8 @@ class RayHome:
                 self._actor = ray.remote(num_cpus=0)(Host).remote()
             return unpack(ray.get(self._actor.answer.remote(kind, args)))
         except Exception as error:  # Ray's own errors have many classes
-            raise HomeLost(f"the environment's Ray actor ended during {kind}: {describe(error)}") from None
+            why = f"{type(error).__name__}: {error}"
+            raise HomeLost(f"the environment's Ray actor ended during {kind}: {why[:500]}") from None
 
     def kill(self) -> None:
         import ray
@@ -273,6 +280,13 @@ class RayHome:
         self.kill()
 
 
+def make_home(isolation: Isolation, nursery: Nursery) -> Home:
+    """A home of that kind; its process or actor starts with the first call."""
+    if isolation == "process":
+        return ProcessHome(nursery)
+    return RayHome() if isolation == "ray" else ThreadHome()
+
+
 def signal_group(pid: int) -> None:
     """Kills a home with whatever it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError of a group of zombies
@@ -282,7 +296,8 @@ def signal_group(pid: int) -> None:
 class Nursery:
     """The pool's side of the nursery; the process starts with the first home, and again should it have died."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        self._preload = preload
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -291,9 +306,13 @@ class Nursery:
         """A new home's process id, and the connection to it. Raises HomeLost."""
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            pid = self._ask(b"F", 0, [theirs.fileno()])
+            pid = None
+            for _ in range(2):  # a nursery that died is only noticed by asking it
+                if self._process is None or self._process.poll() is not None:
+                    self._start()
+                pid = self._ask(b"F", 0, [theirs.fileno()])
+                if pid is not None:
+                    break
         if pid is None or pid <= 0:
             ours.close()
             raise HomeLost(f"no process for an environment: {os.strerror(-pid) if pid else 'the nursery died'}")
@@ -327,7 +346,7 @@ class Nursery:
         self._control, theirs = socket.socketpair()
         self._control.settimeout(NURSERY_S)
         with theirs:
-            command = [sys.executable, "-c", NURSERY, json.dumps(sys.path), str(theirs.fileno())]
+            command = [sys.executable, "-c", NURSERY, json.dumps(sys.path), str(theirs.fileno()), *self._preload]
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )
@@ -339,17 +358,26 @@ class Nursery:
             socket.send_fds(self._control, [REQUEST.pack(verb, pid)], files)
             answer = self._control.recv(ANSWER.size, socket.MSG_WAITALL)
         except OSError:
-            self._process.kill()  # an answer that comes late would be taken for the next one's
-            return None
-        return ANSWER.unpack(answer)[0] if len(answer) == ANSWER.size else None
+            answer = b""
+        if len(answer) == ANSWER.size:
+            return ANSWER.unpack(answer)[0]
+        self._process.kill()  # an answer that comes late would be taken for the next one's
+        self._process.wait()
+        return None
 
 
-def run_nursery(control_fd: int) -> None:
+def libraries_of(sources: Iterable[Any]) -> list[str]:
+    """The libraries behind environments named `library:ID`."""
+    names = {source.partition(":")[0] for source in sources if isinstance(source, str)}
+    return sorted(names.intersection(LIBRARIES))
+
+
+def run_nursery(control_fd: int, preload: Sequence[str]) -> None:
     """The nursery's main loop: forks and reaps until the pool's process is gone. It never runs user code."""
     parent, homes = os.getppid(), set[int]()
     control = socket.socket(fileno=control_fd)
-    for name in ("custom.agent", "cloudpickle"):
-        with contextlib.suppress(ImportError):
+    for name in ("custom.agent", "cloudpickle", *preload):
+        with contextlib.suppress(Exception):  # a home that needs it says what is wrong
             importlib.import_module(name)
     gc.freeze()  # what is loaded stays shared between the homes
     while os.getppid() == parent:
