@@ -99,6 +99,7 @@ class AgentTrainer(RayPPOTrainer):
         )
         self.processor = processor
         self.multi_turn_rollout: SyncMultiTurnRollout | None = None
+        self.played: list[dict[str, Any]] = []  # facts of a step's episodes, also of those that are filtered out
 
     def _collator(self, collate_fn: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         return collate_slots
@@ -142,15 +143,17 @@ class AgentTrainer(RayPPOTrainer):
         """Plays the described episodes, over any number of turns."""
         assert self.multi_turn_rollout is not None, "init_workers makes it"
         self.multi_turn_rollout.reset(gen_batch)
-        self.multi_turn_rollout.rollout()
+        facts = self.multi_turn_rollout.rollout()
+        if not gen_batch.meta_info["validate"]:
+            self.played += facts
         batch = self.multi_turn_rollout.build_update_batch()
         if folder := self.config.agent.episodes_dir:
             write_episodes(Path(folder), batch)
         return batch
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
-        facts = [facts for facts in batch.drop_dummies().non_tensor_batch["episode_facts"] if facts is not None]
-        return super()._step_metrics(batch, timer) | episode_metrics(facts)
+        played, self.played = self.played, []
+        return super()._step_metrics(batch, timer) | episode_metrics(played)
 
 
 def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrainedTokenizerBase) -> None:

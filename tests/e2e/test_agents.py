@@ -345,6 +345,16 @@ def test_a_reward_function_replaces_the_environments_rewards(tiny_game, tmp_path
             torch.testing.assert_close(rewards[row], expected)
 
 
+def test_failures_in_groups_that_are_dropped_are_counted(tiny_game, tmp_path) -> None:
+    """A task that always fails has no variance, so that none of its episodes is trained on."""
+    settings = ("agent.on_failure=mask", *playing("DoomedTasks"), "algorithm.filter_groups.enable=true")
+    fit(game_config(tiny_game, tmp_path, *GRPO, *settings))
+    for number, step in enumerate(read_steps(tmp_path), start=1):
+        tasks = seeds_of(number, 8 * int(step["filter_groups/batches"]))
+        failing = 4 * sum(fate(seed) != "fine" for seed in tasks)
+        assert endings(step) == {"done": 4 * len(tasks) - failing, "env_crash": failing}
+
+
 # Groups without variance
 
 FILTER = ("algorithm.filter_groups.enable=true", "trainer.total_training_steps=3")
@@ -371,7 +381,7 @@ def test_tasks_that_teach_nothing_give_way_to_others(tiny_game, tmp_path, most) 
         found, drawn, dropped = expect_drawn(varying, 8, most)
         assert (step["filter_groups/batches"], step["filter_groups/dropped"]) == (drawn, dropped)
         check_what_is_left(batch, found)
-        assert sum(endings(step).values()) == 4 * found
+        assert endings(step) == {"done": 32 * drawn}, "what was dropped was played as well"
         short += found < 8
     assert (short > 0) == (most == 2)
 
@@ -639,6 +649,7 @@ def test_ranks_that_share_an_engine_play_the_same_episodes(tiny_game: Path, tmp_
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_run_whose_environments_are_stuck_ends_soon(tiny_game: Path, tmp_path: Path) -> None:
     stuck = (*playing("Stuck"), "agent.step_timeout_s=null", "trainer.launcher=ray")
     trainer = build_trainer(game_config(tiny_game, tmp_path, *stuck))
