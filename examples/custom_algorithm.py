@@ -1,6 +1,6 @@
 """An estimator and a loss of one's own: `custom_algorithm=examples/custom_algorithm.py`.
 
-    python main.py configs/quickstart.yaml custom_algorithm=examples/custom_algorithm.py algorithm.adv_estimator=group_rank \\
+    python main.py configs/tiny_prompts.yaml custom_algorithm=examples/custom_algorithm.py algorithm.adv_estimator=group_rank \\
         actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.policy_loss.loss_mode=soft_clip \\
         actor_rollout_ref.actor.policy_loss.custom_kwargs.sharpness=4
 """

@@ -1,7 +1,8 @@
-"""Makes what configs/quickstart.yaml trains: a tokenizer of 40 words, a two-layer Llama warmed up on transcripts, and prompts.
+"""Makes what configs/quickstart.yaml trains: a tokenizer of 40 words and a two-layer Llama, warmed up on transcripts of a poor player.
 
-The task is one turn of a guessing game: a number from 1 to 10 is hidden, the prompt says what is known (`above 3 below 8`), and the best guess
-halves what is left. The warm-up teaches the form of an answer (`guess 5`) and only a little of its sense; PPO teaches the rest.
+The game takes several turns: a number from 1 to 10 is hidden, and each guess is answered by `higher` or `lower`. Three in ten of
+the transcripts' guesses respect what was answered so far; the others are any number. So the model knows the form of the game and little of its
+sense; PPO teaches the rest.
 """
 
 from __future__ import annotations
@@ -11,120 +12,59 @@ import random
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from prepare_tiny_prompts import HIGHEST, make_model, make_tokenizer
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-HIGHEST = 10
-SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>", "<unk>"]
-WORDS = ["system", "user", "assistant", "guess", "above", "below", "higher", "lower", "correct", "the", "number", "is"]
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> {% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
-)
+TURNS, BATCH = 4, 64
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    words = SPECIAL + WORDS + [str(n) for n in range(HIGHEST + 2)]
-    words += [f"<extra_{i}>" for i in range(64 - len(words))]
-    core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    core.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        eos_token="<|im_end|>",
-        unk_token="<unk>",
-        chat_template=CHAT_TEMPLATE,
-    )
+def transcript(rng: random.Random) -> list[dict[str, str]]:
+    """One game of a poor player, always of four turns so that all rows have one length."""
+    hidden, low, high = rng.randint(1, HIGHEST), 1, HIGHEST
+    messages = [{"role": "user", "content": "guess"}]
+    for turn in range(TURNS):
+        guess = rng.randint(low, high) if rng.random() < 0.3 else rng.randint(1, HIGHEST)
+        messages.append({"role": "assistant", "content": str(guess)})
+        if turn < TURNS - 1:
+            messages.append({"role": "user", "content": "higher" if guess < hidden else "lower"})
+        low, high = (max(low, guess + 1), high) if guess < hidden else (low, min(high, guess - 1))
+        low, high = (low, high) if low <= high else (1, HIGHEST)  # the number itself was guessed: any answer will do
+    return messages
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """About 90,000 parameters."""
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return LlamaForCausalLM(config)
-
-
-def sample_bounds(rng: random.Random) -> tuple[int, int]:
-    """What is known of the hidden number: it is above the first and below the second."""
-    above = rng.randrange(0, HIGHEST)
-    return above, rng.randrange(above + 2, HIGHEST + 2)
-
-
-def prompt_text(above: int, below: int) -> str:
-    return f"above {above} below {below}"
-
-
-def warm_up_guess(rng: random.Random, above: int, below: int) -> int:
-    """Three in ten guesses respect what is known; the others are any number."""
-    return rng.randrange(above + 1, below) if rng.random() < 0.3 else rng.randrange(1, HIGHEST + 1)
+def answers_only(ids: torch.Tensor, assistant: int) -> torch.Tensor:
+    """Labels: the two tokens after each `assistant`, which are the guess and the end of the turn; -100 elsewhere."""
+    opened = ids == assistant
+    sampled = opened.roll(1, dims=1) | opened.roll(2, dims=1)
+    return torch.where(sampled, ids, -100)
 
 
 def warm_up(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random, steps: int = 300) -> None:
-    """Supervised training on transcripts of a poor player, on the answers' tokens only."""
+    """Supervised training on transcripts, on the answers' tokens only."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    assistant = tokenizer.convert_tokens_to_ids("assistant")
     for _ in range(steps):
-        rows = []
-        for _ in range(64):
-            above, below = sample_bounds(rng)
-            messages = [{"role": "user", "content": prompt_text(above, below)}]
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            rows.append(tokenizer.encode(f"{text} guess {warm_up_guess(rng, above, below)} <|im_end|>"))
-        ids = torch.tensor(rows)  # every transcript has the same length
-        labels = ids.clone()
-        labels[:, :-3] = -100
-        model(input_ids=ids, labels=labels).loss.backward()
+        texts = [tokenizer.apply_chat_template(transcript(rng), tokenize=False) for _ in range(BATCH)]
+        ids = torch.tensor([tokenizer.encode(text) for text in texts])  # (BATCH, length)
+        model(input_ids=ids, labels=answers_only(ids, assistant)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
-def write_prompts(path: Path, count: int, rng: random.Random) -> None:
-    rows = []
-    for i in range(count):
-        above, below = sample_bounds(rng)
-        rows.append(
-            {
-                "data_source": "guess_the_number",
-                "prompt": [{"role": "user", "content": prompt_text(above, below)}],
-                "ability": "game",
-                "reward_model": {"style": "rule", "ground_truth": f"{above} {below}"},
-                "extra_info": {"index": i},
-            }
-        )
-    pq.write_table(pa.Table.from_pylist(rows), path)
-
-
 def prepare(folder: Path, seed: int) -> None:
-    """Writes model/, train.parquet and val.parquet; a folder that is there is complete and stays."""
+    """Writes model/; a folder that is there is complete and stays."""
     if folder.exists():
         return
     temporary = folder.with_name(folder.name + ".incomplete")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     torch.manual_seed(seed)
-    rng = random.Random(seed)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
-    warm_up(model, tokenizer, rng)
+    warm_up(model, tokenizer, random.Random(seed))
     model.save_pretrained(temporary / "model")
     tokenizer.save_pretrained(temporary / "model")
-    write_prompts(temporary / "train.parquet", 4096, rng)
-    write_prompts(temporary / "val.parquet", 128, rng)
     temporary.rename(folder)
 
 

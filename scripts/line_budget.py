@@ -1,4 +1,6 @@
-"""Fails when the code outside tests exceeds the budget: the whole is meant to be read in an afternoon.
+"""Fails when the core exceeds the budget: what runs between the command line and the loss is meant to be read in an afternoon.
+
+The core is main.py, training/, workers/ and data/; custom/ and examples/ are the user's, and are counted beside it.
 
 Counted are lines of code: blank lines, comments and docstrings are free, so that nobody saves on documentation.
 """
@@ -13,6 +15,7 @@ import tokenize
 from pathlib import Path
 
 BUDGET, LONGEST_FILE = 8000, 550
+CORE = ("main.py", "training/", "workers/", "data/")
 NOT_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
@@ -36,10 +39,12 @@ def code_lines(source: str) -> int:
 def main() -> int:
     listed = subprocess.run(["git", "ls-files", "*.py"], capture_output=True, text=True, check=True).stdout.split()
     sources = {path: Path(path).read_text() for path in listed if not path.startswith("tests/")}
-    code = sum(code_lines(source) for source in sources.values())
+    lines = {path: code_lines(source) for path, source in sources.items()}
+    code = sum(count for path, count in lines.items() if path.startswith(CORE))
     all_lines = {path: len(source.splitlines()) for path, source in sources.items()}
     print(
-        f"{code} lines of code outside tests, budget {BUDGET} ({sum(all_lines.values())} with documentation and blanks)"
+        f"{code} lines of code in the core, budget {BUDGET}; {sum(lines.values()) - code} in the rest outside tests "
+        f"({sum(all_lines.values())} in all with documentation and blanks)"
     )
     long = {path: n for path, n in all_lines.items() if n > LONGEST_FILE}
     for path, n in long.items():

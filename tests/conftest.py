@@ -1,4 +1,4 @@
-"""Shared fixtures: the tiny task of the quickstart (tokenizer, model, prompts), made once a session."""
+"""Shared fixtures: the tiny tasks (tokenizer, model, prompts) and the tiny game (tokenizer, model), made once a session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from examples.prepare_quickstart import make_model, make_tokenizer, warm_up, write_prompts
+from examples.prepare_quickstart import warm_up as warm_up_game
+from examples.prepare_tiny_prompts import make_model, make_tokenizer, warm_up, write_prompts
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -44,4 +45,17 @@ def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = LlamaConfig.from_dict(make_model(tokenizer).config.to_dict() | {"tie_word_embeddings": True})
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_game(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with model/, which knows the form of the quickstart's game after a very short warm-up."""
+    folder = tmp_path_factory.mktemp("game")
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    warm_up_game(model, tokenizer, random.Random(0), steps=40)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
     return folder

@@ -157,6 +157,13 @@ def plan_mini_batches(num_rows: int, mini_batch_rows: int) -> list[range]:
     return [range(start, start + mini_batch_rows) for start in range(0, num_rows, mini_batch_rows)]
 
 
+def rows_of_mini_batches(uids: Sequence[Hashable], count: int) -> list[list[int]]:
+    """The rows of each of `count` mini-batches: groups in order of appearance, as many in each as in the next, or one more."""
+    groups = list(_rows_by_key(uids).values())
+    parts = np.array_split(np.arange(len(groups)), count)
+    return [list(chain.from_iterable(groups[i] for i in part)) for part in parts]
+
+
 def shuffled_groups(uids: Sequence[Hashable], generator: torch.Generator) -> Tensor:
     """A random order of rows that permutes groups and keeps the rows of a group together, in their own order.
 

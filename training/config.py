@@ -6,12 +6,11 @@ configs/ppo_trainer.yaml show it. A config never changes after loading; what fol
 here, derived in one place.
 """
 
-import inspect
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
-from typing import Any, Literal, get_type_hints
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from training.agent_config import AgentConfig, EnvironmentChoice
+from training.config_base import CustomClassConfig, Section
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 KLKind = Literal[
@@ -20,25 +19,6 @@ KLKind = Literal[
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 CheckpointPart = Literal["model", "optimizer", "extra", "hf_model"]
 DEFAULT_SEED = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """Base of every section: fields by name, for estimators and losses written for verl (`config.get("gamma", 1.0)`).
-
-    Code of this project writes `config.gamma`, which a type checker can follow.
-    """
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The field, or `default` where the section has none of that name."""
-        return self[name] if name in {item.name for item in fields(self)} else default
-
-    def __getitem__(self, name: str) -> Any:
-        """The field; KeyError with the names there are."""
-        names = [item.name for item in fields(self)]
-        if name not in names:
-            raise KeyError(f"{type(self).__name__} has no {name!r}; it has: {', '.join(names)}")
-        return getattr(self, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +34,6 @@ def micro_batching(use_dynamic_bsz: bool | None, micro_batch_size: int | None, m
     if use_dynamic_bsz or (use_dynamic_bsz is None and micro_batch_size is None):
         return MicroBatching(max_token_len=max_token_len)
     return MicroBatching(micro_batch_size=micro_batch_size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CustomClassConfig(Section):
-    """A class of your own from a Python file."""
-
-    path: str | None = None  #: Python file; null = the built-in class
-    name: str | None = None  #: name of the class in that file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,7 +288,7 @@ class RewardModelConfig(Section):
     """Who turns a response into a reward."""
 
     enable: bool = False  #: score with a reward model
-    reward_manager: str = "naive"  #: naive = row by row, batch = all rows at once, or a registered name
+    reward_manager: str = "naive"  #: naive = row by row, batch = all at once, custom = an environment; or your own
     reward_kwargs: dict[str, Any] = field(default_factory=dict)  #: passed to the reward manager
     launch_reward_fn_async: bool = False  #: score while old log-probs and values are computed
 
@@ -341,6 +313,15 @@ class KLControlConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilterGroupsConfig(Section):
+    """DAPO's dynamic sampling: groups of equal rewards give way to others."""
+
+    enable: bool = False  #: draw further groups until a step's all have different rewards within themselves
+    metric: str = "seq_reward"  #: what must differ: seq_reward, or a number that the reward function returns beside it
+    max_num_gen_batches: int = 10  #: batches to draw for a step at most; then it makes do with what there is
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(Section):
     """From rewards to advantages."""
 
@@ -351,6 +332,7 @@ class AlgorithmConfig(Section):
     use_kl_in_reward: bool = False  #: subtract the KL to the reference policy from each token's reward
     kl_penalty: KLKind = "kl"  #: its estimator
     kl_ctrl: KLControlConfig = KLControlConfig()
+    filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of an estimator of your own
 
 
@@ -417,6 +399,8 @@ class PPOConfig(Section):
     custom_reward_function: CustomRewardFunctionConfig = CustomRewardFunctionConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
+    agent: AgentConfig = AgentConfig()
+    env_template: tuple[dict[str, Any], ...] = ()  #: environments as in agent.environment, in turn over the agents
     custom_algorithm: str | None = None  #: Python file that registers estimators and losses of your own
     ray_kwargs: RayKwargs = RayKwargs()
 
@@ -429,6 +413,19 @@ class PPOConfig(Section):
     def need_reference(self) -> bool:
         """A KL to the reference policy is used, in the loss or in the reward."""
         return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def environments(self) -> tuple[EnvironmentChoice, ...]:
+        """What the agents act in, in turn; empty where training is on prompts."""
+        if self.env_template:
+            shared = {"isolation": self.agent.environment.isolation, "num_workers": self.agent.environment.num_workers}
+            return tuple(EnvironmentChoice(**(shared | dict(entry))) for entry in self.env_template)
+        return (self.agent.environment,) if self.agent.environment.is_set else ()
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts, or episodes, of a step before each is repeated."""
+        return (self.agent.agent_length if self.environments else None) or self.data.train_batch_size
 
     @property
     def data_parallel_size(self) -> int:
@@ -464,30 +461,3 @@ class PPOConfig(Section):
             ulysses_sequence_parallel_size=critic.ulysses_sequence_parallel_size
             or policy.actor.ulysses_sequence_parallel_size,
         )
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One setting: its type, its value and its line of documentation."""
-
-    kind: Any
-    value: Any
-    doc: str
-
-
-def leaves(section: Any, prefix: str = "") -> Iterator[tuple[str, Leaf]]:
-    """(dotted key, Leaf) for every setting of a config section, in the order of the dataclasses."""
-    section_type: Any = type(section)
-    kinds, docs = get_type_hints(section_type), field_docs(section_type)
-    for item in fields(section):
-        value = getattr(section, item.name)
-        if is_dataclass(value):
-            yield from leaves(value, f"{prefix}{item.name}.")
-        else:
-            yield prefix + item.name, Leaf(kinds[item.name], value, docs[item.name])
-
-
-@cache
-def field_docs(section_type: type) -> dict[str, str]:
-    """Field name -> the text after `#:` in the source."""
-    return dict(re.findall(r"^    (\w+): .*  #: (.+)$", inspect.getsource(section_type), re.MULTILINE))

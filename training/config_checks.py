@@ -15,14 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.config import (
-    CriticModelConfig,
-    CustomRewardFunctionConfig,
-    MicroBatching,
-    ModelConfig,
-    PPOConfig,
-    leaves,
-)
+from training.agent_checks import check_agents
+from training.config import CriticModelConfig, CustomRewardFunctionConfig, MicroBatching, ModelConfig, PPOConfig
+from training.config_base import leaves
 from training.rank_checks import check_heads, check_ranks
 
 log = logging.getLogger(__name__)
@@ -36,12 +31,13 @@ POSITIVE = {
     *("max_model_len", "n", "ppo_epochs", "grad_clip", "lr", "num_cycles", "cliprange_value", "gpu_memory_utilization"),
     *("top_p", "horizon", "target_kl", "total_epochs", "total_training_steps", "nnodes", "n_gpus_per_node"),
     *("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep", "tensor_model_parallel_size"),
-    "ulysses_sequence_parallel_size",
+    *("ulysses_sequence_parallel_size", "agent_length", "max_turn", "max_turn_tokens", "max_observation_chars"),
+    *("num_workers", "step_timeout_s", "episode_timeout_s", "max_num_gen_batches"),
 }
 NOT_NEGATIVE = {
     *("seed", "dataloader_num_workers", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef", "kl_coef"),
     *("weight_decay", "lr_warmup_steps_ratio", "min_lr_ratio", "lora_rank", "temperature", "gamma", "lam"),
-    *("critic_warmup", "log_val_generations"),
+    *("critic_warmup", "log_val_generations", "val_length", "max_refills"),
 }
 AT_MOST_ONE = {
     *("clip_ratio_low", "lr_warmup_steps_ratio", "min_lr_ratio", "gpu_memory_utilization", "top_p", "gamma", "lam"),
@@ -82,6 +78,7 @@ def check_config(config: PPOConfig, *, model_config_reader: ModelConfigReader | 
         *_not_there_yet(config),
         *_files(config),
         *_classes(config),
+        *check_agents(config),
         *_models(config, model_config_reader or read_model_config),
     ]
 
@@ -99,21 +96,21 @@ def _batch_sizes(config: PPOConfig) -> Iterator[str]:
     yield from _cuts(config, "actor_rollout_ref.actor", actor.ppo_mini_batch_size, actor.micro_batching)
     if config.need_critic:
         yield from _cuts(config, "critic", critic.ppo_mini_batch_size, critic.micro_batching)
-    rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    rows = config.prompts_per_step * config.actor_rollout_ref.rollout.n
     if ranks > 0 and rows % ranks:
         yield (
-            f"data.train_batch_size={config.data.train_batch_size} x rollout.n={config.actor_rollout_ref.rollout.n} "
+            f"{_step_size(config)} x rollout.n={config.actor_rollout_ref.rollout.n} "
             f"= {rows} rows do not divide among {_data_parallel(config)}"
         )
 
 
 def _cuts(config: PPOConfig, section: str, mini_batch_size: int | None, micro: MicroBatching) -> Iterator[str]:
-    prompts, n, ranks = config.data.train_batch_size, config.actor_rollout_ref.rollout.n, config.data_parallel_size
+    prompts, n, ranks = config.prompts_per_step, config.actor_rollout_ref.rollout.n, config.data_parallel_size
     if not mini_batch_size or mini_batch_size < 1 or ranks < 1:
         return  # reported by its bound
     mini = f"{section}.ppo_mini_batch_size={mini_batch_size}"
     if prompts % mini_batch_size:
-        yield f"data.train_batch_size={prompts} must be a multiple of {mini}: a step is cut into equal mini-batches"
+        yield f"{_step_size(config)} must be a multiple of {mini}: a step is cut into equal mini-batches"
     rows = mini_batch_size * n
     if rows % ranks:
         yield f"{mini} x rollout.n={n} = {rows} rows do not divide among {_data_parallel(config)}"
@@ -122,6 +119,11 @@ def _cuts(config: PPOConfig, section: str, mini_batch_size: int | None, micro: M
             f"{section}.ppo_micro_batch_size_per_gpu={micro.micro_batch_size} does not divide the {rows // ranks} rows "
             f"of a mini-batch on a rank ({mini} x rollout.n={n} / {_data_parallel(config)})"
         )
+
+
+def _step_size(config: PPOConfig) -> str:
+    own = config.environments and config.agent.agent_length
+    return f"agent.agent_length={own}" if own else f"data.train_batch_size={config.data.train_batch_size}"
 
 
 def _data_parallel(config: PPOConfig) -> str:
@@ -231,6 +233,8 @@ def _algorithm(config: PPOConfig) -> Iterator[str]:
             "each keeps its raw score",
             name,
         )
+    if config.algorithm.filter_groups.enable and config.actor_rollout_ref.rollout.n == 1:
+        yield "algorithm.filter_groups.enable=true: a group of actor_rollout_ref.rollout.n=1 never differs within itself; raise n"
 
 
 def load_custom_algorithm(path: str) -> None:
@@ -267,7 +271,7 @@ def _loading(key: str, path: str, name_key: str = "", name: str = "__name__") ->
 
 
 def _reward(config: PPOConfig) -> Iterator[str]:
-    """The scoring function loads; then the manager exists, which its file may have registered."""
+    """The scoring function loads; then the manager exists, which its file may have registered, and finds all that it needs."""
     custom = config.custom_reward_function
     if custom.path is not None:
         missing = [*_missing("custom_reward_function.path", custom.path)]
@@ -276,14 +280,15 @@ def _reward(config: PPOConfig) -> Iterator[str]:
             yield from _loading("custom_reward_function.path", custom.path, "custom_reward_function.name", custom.name)
     elif custom.name != CustomRewardFunctionConfig.name:
         log.warning("custom_reward_function.name=%s has no effect without custom_reward_function.path", custom.name)
-    if config.reward_model.reward_manager == "batch" and custom.path is None:
-        yield "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"
     from custom.reward_manager import get_reward_manager_cls  # imports torch: late
 
     try:
-        get_reward_manager_cls(config.reward_model.reward_manager)
+        manager = get_reward_manager_cls(config.reward_model.reward_manager)
     except ValueError as error:
         yield str(error)
+        return
+    if callable(check := getattr(manager, "check_config", None)):
+        yield from check(config)
 
 
 def _trainer(config: PPOConfig) -> Iterator[str]:
@@ -302,10 +307,10 @@ def _trainer(config: PPOConfig) -> Iterator[str]:
         yield f"trainer.critic_warmup={warmup}: there is no critic to warm up; set it to 0, or critic.enable=true"
     elif steps is not None and warmup >= steps > 0:
         yield f"trainer.critic_warmup={warmup} leaves no step to the actor: trainer.total_training_steps={steps}"
-    if not config.data.val_files:
+    if not config.data.val_files and not (config.environments and config.agent.val_length):
         for key, wanted in {"val_only": trainer.val_only, "test_freq": trainer.test_freq > 0}.items():
             if wanted:
-                yield f"trainer.{key} has nothing to validate on: set data.val_files"
+                yield f"trainer.{key} has nothing to validate on: set {'agent.val_length' if config.environments else 'data.val_files'}"
     for package in ("wandb", "tensorboard"):
         if package in trainer.logger and importlib.util.find_spec(package) is None:
             yield f"trainer.logger has {package}, which is not installed: `pip install {package}`, or take it out"
@@ -362,8 +367,13 @@ def _not_there_yet(config: PPOConfig) -> Iterator[str]:
 
 
 def _files(config: PPOConfig) -> Iterator[str]:
+    if config.environments:
+        return
     if not config.data.train_files:
-        yield "data.train_files is missing: give a parquet, json or jsonl file, or a list of them"
+        yield (
+            "data.train_files is missing: give a parquet, json or jsonl file, or a list of them; or something to act in, "
+            "agent.environment.name"
+        )
     files = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
     for key, path in ((key, path) for key, paths in files.items() for path in paths):
         missing = [*_missing(key, path)]

@@ -27,7 +27,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from training.config import PPOConfig, leaves
+from training.config import PPOConfig
+from training.config_base import leaves
 from training.config_checks import check_config
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,11 @@ MOVED = {
     "critic.optim.warmup_style": "critic.optim.scheduler",
     "critic.model.fsdp_config.*": "critic.fsdp_config.*",
     "actor_rollout_ref.rollout.prompt_length": "data.max_prompt_length",
+    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns": "agent.max_turn",
 }
+# Of these, the old key and the new one are one limit: two different values are an error.
+ONE_LIMIT = {"agent.max_turn"}
+SEVERAL_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
 # Keys of verl that scripts set and that mean nothing here: accepted, with the reason in the log.
 IGNORED = {
     "actor_rollout_ref.hybrid_engine": "actor and rollout always share their devices",
@@ -68,6 +73,8 @@ IGNORED = {
     "*.use_torch_compile": "the forward pass runs as written",
     "*.entropy_from_logits_with_chunking": "entropy is computed in chunks where logits are large",
     "*.entropy_checkpointing": "entropy is computed in chunks where logits are large",
+    SEVERAL_TURNS: "episodes have several turns where agent.environment is set",
+    "actor_rollout_ref.rollout.multi_turn.max_user_turns": "the environment speaks after every turn but the last",
     "actor_rollout_ref.rollout.disable_log_stats": "the engine's own statistics stay off",
     "actor_rollout_ref.rollout.load_format": "the engine takes its weights from the actor",
     "actor_rollout_ref.rollout.layered_summon": "weights are sent to the engine one at a time",
@@ -82,12 +89,10 @@ IGNORED = {
 # Keys of parts that this project does not have: errors that say so.
 UNAVAILABLE = {
     "*.megatron*": "the Megatron backend is not there; use actor_rollout_ref.actor.strategy=fsdp2",
-    "actor_rollout_ref.rollout.multi_turn*": "multi-turn rollouts are not there yet",
-    "actor_rollout_ref.rollout.agent.*": "agent loops are not there yet",
-    "agent.*": "agents are not there yet",
+    "actor_rollout_ref.rollout.multi_turn.*": "name the environment under agent.environment, tools and their parser under agent",
+    "actor_rollout_ref.rollout.agent.*": "agent loops of one's own are classes: agent.cls.path and agent.cls.name",
     "reward_model.model.*": "reward models are not there yet; use custom_reward_function.path",
     "reward_model.overlong_buffer*": "overlong penalties are not there yet; give them in your reward function",
-    "algorithm.filter_groups.*": "filtering of groups is not there yet",
     "algorithm.rollout_correction.*": "rollout correction is not there yet",
     "algorithm.*pf_ppo*": "pf_ppo is not there yet",
     "trainer.default_hdfs_dir": "HDFS is not supported; use trainer.default_local_dir",
@@ -96,6 +101,7 @@ UNAVAILABLE = {
 INPUT_PATHS = (
     *("data.train_files", "data.val_files", "data.custom_cls.path", "data.sampler.class_path", "custom_algorithm"),
     *("actor_rollout_ref.model.path", "critic.model.path", "custom_reward_function.path"),
+    *("agent.cls.path", "agent.environment.path"),
 )
 
 
@@ -152,6 +158,8 @@ class _Reader:
         self.values: dict[str, Any] = {}
         self.sources: dict[str, str] = {}
         self.problems: list[str] = []
+        self.wants_turns = False
+        self.moved: dict[str, tuple[str, Any]] = {}
         self.complete = True  # every file that was named has been read
 
     def read_command_line(self, argv: list[str]) -> bool:
@@ -276,12 +284,17 @@ class _Reader:
         if (old := _match(key, MOVED)) is not None:
             new = MOVED[old].replace("*", key[len(old) - 1 :])
             log.warning("%s (%s) is called %s here; moved", key, source, new)
+            if new in ONE_LIMIT:
+                self.moved[new] = (key, value)
+                if new in self.values:
+                    return  # compared in the end
             self._add(_nest({new: value}), source)
         elif key == "actor_rollout_ref.hybrid_engine" and str(value).lower() != "true":
             self.problems.append(
                 f"{key}={value!r} ({source}): actor and rollout always share devices here; leave it true"
             )
         elif (pattern := _match(key, IGNORED)) is not None:
+            self.wants_turns |= key == SEVERAL_TURNS and str(value).lower() == "true"
             log.warning("%s=%s (%s) has no effect here: %s", key, value, source, IGNORED[pattern])
         elif (pattern := _match(key, UNAVAILABLE)) is not None:
             if str(value).lower() in ("none", "false"):
@@ -305,10 +318,15 @@ class _Reader:
                 flat[key] = _convert(value, self.schema[key].kind)
             except _MismatchError as error:
                 self.problems.append(f"{key}={value!r} ({self.sources[key]}): {error}")
+        for key, (old, value) in self.moved.items():
+            if str(value) != str(self.values[key]):
+                self.problems.append(f"{old}={value} and {key}={self.values[key]} are the same limit: give one")
         for key in INPUT_PATHS:
             value = flat[key]
             flat[key] = tuple(map(_locate, value)) if isinstance(value, tuple) else value and _locate(value)
         config: PPOConfig = _build(PPOConfig, flat)
+        if self.wants_turns and not config.environments:
+            self.problems.append(f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path")
         return config
 
     def has_reported(self, problem: str) -> bool:

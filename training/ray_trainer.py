@@ -8,9 +8,10 @@ derives from (run seed, step), and the data order from (run seed, epoch), so tha
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
 from data.data_order import EpochOrder, PromptCollator, num_rows
-from data.prompts import pad_token_id
 from data.protocol import DataProto
 from data.rl_dataset import collate_fn as default_collate_fn
 from training import checkpoint
-from training.advantage import KLController, apply_kl_penalty, compute_advantage, compute_response_mask
-from training.batching import get_seqlen_balanced_partitions, plan_mini_batches
+from training.advantage import EpisodeLines, KLController, apply_kl_penalty, compute_advantage, compute_response_mask
+from training.batching import get_seqlen_balanced_partitions, roundup_divisible, rows_of_mini_batches
 from training.config import PPOConfig
 from training.core_algos import estimator_needs, get_kl_controller
+from training.group_filter import collect_varied_groups
 from training.metric_utils import (
     StepTimer,
     compute_data_metrics,
@@ -38,7 +39,7 @@ from training.metric_utils import (
     flatten_validation_metrics,
     process_validation_metrics,
 )
-from training.reward import RewardFunction, compute_reward, compute_reward_async
+from training.reward import RewardFunction, compute_reward, compute_reward_async, lend_tokenizer
 from training.roles import (
     ResourcePoolManager,
     Role,
@@ -85,7 +86,7 @@ class RayPPOTrainer:
         ray_worker_group_cls: how workers are run; None: as `trainer.launcher` says.
         processor: not used for text.
         reward_fn, val_reward_fn: DataProto -> rewards, see `training.reward.compute_reward`.
-        train_dataset, val_dataset: torch Datasets of prompts; validation is left out without one.
+        train_dataset, val_dataset: torch Datasets of prompts, as token ids or as text; validation is left out without one.
         collate_fn: list of rows -> dict of tensors and object arrays.
         train_sampler: order of the training rows; None: as `data.shuffle` says.
         device_name: overrides nothing here; workers follow `trainer.device`.
@@ -116,10 +117,13 @@ class RayPPOTrainer:
         self.worker_group_cls = ray_worker_group_cls or (RayWorkerGroup if config.trainer.use_ray else LocalWorkerGroup)
         self.reward_fn = reward_fn
         self.val_reward_fn = val_reward_fn or reward_fn
+        for function in (self.reward_fn, self.val_reward_fn):
+            lend_tokenizer(function, tokenizer)
         self.kl_controller: KLController = get_kl_controller(config.algorithm.kl_ctrl)
         self.run_dir = Path(config.trainer.run_dir)
         self.seed = config.data.run_seed
         self.global_steps = self.epoch = self.rows_done = 0
+        self.row_stream = self._endless_rows()
         self.pools: list[Any] = []
         self._make_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
 
@@ -133,14 +137,14 @@ class RayPPOTrainer:
         train_sampler: Sampler[int] | None,
     ) -> None:
         data = self.config.data
-        collate = PromptCollator(data.max_prompt_length, pad_token_id(self.tokenizer), data.truncation, collate_fn)
-        common = {"collate_fn": collate, "num_workers": data.dataloader_num_workers}
+        common = {"collate_fn": self._collator(collate_fn), "num_workers": data.dataloader_num_workers}
         rows = num_rows(train_dataset)
         self.order = EpochOrder(rows, self.seed, data.shuffle, train_sampler)
+        prompts = self.config.prompts_per_step
         self.train_dataloader = DataLoader(
-            train_dataset, batch_size=data.train_batch_size, sampler=self.order, drop_last=True, **common
+            train_dataset, batch_size=prompts, sampler=self.order, drop_last=True, **common
         )
-        self.steps_per_epoch = len(self.order) // data.train_batch_size
+        self.steps_per_epoch = len(self.order) // prompts
         if self.steps_per_epoch == 0:
             raise ValueError(
                 f"data.train_batch_size={data.train_batch_size} is more than the {rows} training rows; make it smaller or give more rows"
@@ -155,6 +159,9 @@ class RayPPOTrainer:
             self.val_dataloader = DataLoader(
                 val_dataset, batch_size=data.val_batch_size or val_rows, sampler=order, **common
             )
+
+    def _collator(self, collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        return PromptCollator(self.config.data, self.tokenizer, collate_fn)
 
     def init_workers(self) -> None:
         """Builds every worker group and its models."""
@@ -223,16 +230,22 @@ class RayPPOTrainer:
 
     def _training_batches(self) -> Iterator[dict[str, Any]]:
         """Rows for one step at a time; `global_steps`, `epoch` and `rows_done` already count the batch that is given."""
+        self.row_stream = self._endless_rows()
         while self.global_steps < self.total_training_steps:
+            rows = next(self.row_stream)
+            self.global_steps += 1
+            yield rows
+        self.row_stream.close()
+
+    def _endless_rows(self) -> Generator[dict[str, Any]]:
+        """A step's number of rows at a time, from `epoch` and `rows_done` on."""
+        while True:
             fresh = self.rows_done == 0
             self.order.start(self.epoch, self.rows_done)
             for rows in self.train_dataloader:
-                self.global_steps += 1
-                self.rows_done += self.config.data.train_batch_size
+                self.rows_done += self.config.prompts_per_step
                 fresh = False
                 yield rows
-                if self.global_steps >= self.total_training_steps:
-                    return
             if fresh:
                 raise ValueError(
                     f"epoch {self.epoch} gave no batch of data.train_batch_size={self.config.data.train_batch_size} rows: the sampler is "
@@ -249,9 +262,8 @@ class RayPPOTrainer:
         timer = StepTimer()
         metrics: dict[str, float] = {}
         with timer("step"):
-            prompts = self._prompt_batch(rows, self.config.actor_rollout_ref.rollout.n)
             with timer("gen"):
-                batch = self._generate(prompts)
+                batch, drawn = self._generate(rows)
             batch = self._arrange(batch)
             with timer("reward"):
                 wait_for_reward = self._start_reward(batch)
@@ -265,7 +277,7 @@ class RayPPOTrainer:
                 with timer("values"):
                     batch = batch.union(self.critic_wg.compute_values(batch))
             with timer("adv"):
-                batch = self._add_rewards(batch, wait_for_reward)
+                batch = self._add_rewards(batch, *wait_for_reward())
                 batch, metrics = self._apply_kl(batch, metrics)
                 batch = self._add_advantages(batch)
             if self.critic_wg is not None:
@@ -277,7 +289,7 @@ class RayPPOTrainer:
             with timer("update_weights"):
                 self.actor_rollout_wg.sync_weights()
         self._dump(batch, self.config.trainer.rollout_data_dir)
-        return metrics | self._step_metrics(batch, timer)
+        return metrics | drawn | self._step_metrics(batch, timer)
 
     # The phases of a step
 
@@ -302,33 +314,63 @@ class RayPPOTrainer:
         }
         return batch
 
-    def _generate(self, prompts: DataProto) -> DataProto:
-        batch = self.actor_rollout_wg.generate_sequences(prompts)
+    def _generate(self, rows: dict[str, Any]) -> tuple[DataProto, dict[str, float]]:
+        """The rows' prompts answered, and metrics; with `filter_groups` scored as well, and others' where a group's rewards do not differ."""
+        settings = self.config.algorithm.filter_groups
+        if settings.enable:
+            batch, drawn = collect_varied_groups(self._scored_batches(rows), settings, self.config.prompts_per_step)
+        else:
+            batch = self._generate_multi_turn_sequences(
+                self._prompt_batch(rows, self.config.actor_rollout_ref.rollout.n)
+            )
+            drawn = {}
         self.actor_rollout_wg.sleep_rollout()
-        return batch
+        return batch, drawn
+
+    def _scored_batches(self, rows: dict[str, Any]) -> Iterator[DataProto]:
+        """The rows' prompts answered and scored, then those of further rows, as they are asked for."""
+        for number in itertools.count():
+            first_group = number * self.config.prompts_per_step
+            prompts = self._prompt_batch(rows, self.config.actor_rollout_ref.rollout.n, first_group)
+            batch = self._generate_multi_turn_sequences(prompts)
+            yield self._add_rewards(batch, *compute_reward(batch, self.reward_fn))
+            rows = next(self.row_stream)
+
+    def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
+        """The rollout itself; here every prompt is answered once."""
+        return self.actor_rollout_wg.generate_sequences(gen_batch)
 
     def _arrange(self, batch: DataProto) -> DataProto:
-        """Orders rows for the ranks, each of which gets a consecutive chunk; nothing to do for one. Ranks that share sequences are as one.
+        """Orders rows for the ranks, each of which gets a consecutive chunk. Ranks that share sequences are as one.
 
-        A mini-batch of several ranks then has the rows that it has on one, and with `balance_batch` its ranks about the same number of tokens.
+        A mini-batch has its prompts' rows, on any number of ranks, and dummy rows where another has more (episodes may have several rows) or the
+        ranks do not divide them; with `balance_batch` its ranks get about the same number of tokens.
         """
         ranks, actor = self.config.data_parallel_size, self.config.actor_rollout_ref.actor
-        if ranks == 1:
+        prompts = self.config.prompts_per_step
+        mini_batch = min(actor.ppo_mini_batch_size, self.config.resolved_critic.ppo_mini_batch_size or prompts)
+        minis = rows_of_mini_batches(list(batch.non_tensor_batch["uid"]), prompts // mini_batch)
+        size = roundup_divisible(max(map(len, minis)), ranks)
+        if ranks == 1 and all(len(rows) == size for rows in minis):
             return batch
+        spare = iter(range(len(batch), len(minis) * size))
+        minis = [[*rows, *itertools.islice(spare, size - len(rows))] for rows in minis]
+        batch = batch.pad_with_dummies(len(minis) * size)
         lengths = batch.batch["attention_mask"].sum(dim=1).tolist()
-        mini_batch = min(actor.ppo_mini_batch_size, self.config.resolved_critic.ppo_mini_batch_size or len(batch))
         rows_of_rank: list[list[int]] = [[] for _ in range(ranks)]
-        for rows in plan_mini_batches(len(batch), mini_batch * self.config.actor_rollout_ref.rollout.n):
+        for rows in minis:
             if self.config.trainer.balance_batch:
                 parts = get_seqlen_balanced_partitions([lengths[row] for row in rows], ranks, equal_size=True)
             else:
-                parts = [list(part) for part in np.array_split(np.arange(len(rows)), ranks)]
+                parts = [list(part) for part in np.array_split(np.arange(size), ranks)]
             for rank, part in enumerate(parts):
                 rows_of_rank[rank] += [rows[k] for k in part]
         return batch.select_idxs(torch.tensor([row for rows in rows_of_rank for row in rows]))
 
     def _start_reward(self, batch: DataProto) -> Callable[[], tuple[Tensor, dict[str, list[Any]]]]:
         """Scores the batch, beside the passes that follow where `launch_reward_fn_async`; calling the result waits for it."""
+        if "token_level_scores" in batch.batch:  # scored already, to be filtered
+            return lambda: (batch.batch["token_level_scores"], {})
         if self.config.reward_model.launch_reward_fn_async:
             return compute_reward_async(batch, self.reward_fn).result
         done = compute_reward(batch, self.reward_fn)
@@ -337,7 +379,7 @@ class RayPPOTrainer:
     def _needs_old_log_probs(self) -> bool:
         """Whether something reads them: with a single mini-batch and epoch the update's own log-probs are the old ones."""
         actor, algorithm = self.config.actor_rollout_ref.actor, self.config.algorithm
-        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
+        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.prompts_per_step
         read = algorithm.use_kl_in_reward or "old_log_probs" in estimator_needs(algorithm.adv_estimator)
         return read or not one_update
 
@@ -355,10 +397,7 @@ class RayPPOTrainer:
             metrics |= {name: value.item() for name, value in (shares | largest).items()}
         return batch, metrics
 
-    def _add_rewards(
-        self, batch: DataProto, wait_for_reward: Callable[[], tuple[Tensor, dict[str, list[Any]]]]
-    ) -> DataProto:
-        scores, infos = wait_for_reward()
+    def _add_rewards(self, batch: DataProto, scores: Tensor, infos: dict[str, list[Any]]) -> DataProto:
         batch.batch["token_level_scores"] = scores  # (B, R)
         for name, values in infos.items():
             batch.non_tensor_batch[f"reward_info/{name}"] = np.array(values, dtype=object)
@@ -416,12 +455,14 @@ class RayPPOTrainer:
 
     def _validate_batch(self, rows: dict[str, Any], n: int, first_group: int) -> tuple[DataProto, dict[str, list[Any]]]:
         prompts = self._prompt_batch(rows, n, first_group, validate=True)
-        batch = self.actor_rollout_wg.generate_sequences(prompts)
+        batch = self._generate_multi_turn_sequences(prompts)
         scores, infos = compute_reward(batch, self.val_reward_fn)
         batch.batch["token_level_scores"] = scores
         self._dump(batch, self.config.trainer.validation_data_dir, anew=first_group == 0)
         self._show_generations(batch, self.config.trainer.log_val_generations - first_group * n)
-        return batch, {**infos, "reward": scores.sum(dim=1).tolist()}
+        lines = EpisodeLines(batch)  # an episode is scored once, however many rows it has
+        infos = {name: [values[i] for i in lines.first] for name, values in infos.items()}
+        return batch.select_idxs(lines.first), {**infos, "reward": lines.join(scores).sum(dim=1).tolist()}
 
     def _show_generations(self, batch: DataProto, count: int) -> None:
         for row in self._readable_rows(batch.slice(0, max(0, min(count, len(batch))))):
@@ -437,6 +478,7 @@ class RayPPOTrainer:
             file.writelines(json.dumps(row) + "\n" for row in self._readable_rows(batch))
 
     def _readable_rows(self, batch: DataProto) -> Iterator[dict[str, Any]]:
+        batch = batch.drop_dummies()
         width = batch.batch["prompts"].shape[1]
         mask = batch.batch["attention_mask"].bool()
         scores = batch.batch["token_level_scores"].sum(dim=1).tolist()

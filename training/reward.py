@@ -97,6 +97,12 @@ def compute_reward_async(data: DataProto, reward_fn: RewardFunction) -> Future[t
     return future
 
 
+def lend_tokenizer(reward_fn: RewardFunction, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Gives the tokenizer to a reward function that has a place for one and none in it."""
+    if getattr(reward_fn, "tokenizer", tokenizer) is None:
+        reward_fn.tokenizer = tokenizer  # type: ignore[attr-defined]
+
+
 def place_outcome_rewards(scores: Tensor, response_mask: Tensor) -> Tensor:
     """Scores (batch,) -> (batch, response_len): each on its row's last sampled token, none in a row without one."""
     rewards = torch.zeros(response_mask.shape, dtype=torch.float32, device=response_mask.device)

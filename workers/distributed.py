@@ -57,8 +57,8 @@ def max_over_ranks(values: Tensor) -> Tensor:
 
 
 @cache
-def sequence_group(ranks: int) -> dist.ProcessGroup | None:
-    """This rank's group of `ranks` consecutive ranks, which share each sequence; made at the first call. None for a single rank."""
+def rank_group(ranks: int) -> dist.ProcessGroup | None:
+    """This rank's group of `ranks` consecutive ranks, which share each sequence or an engine; made at the first call. None for a single rank."""
     return None if ranks == 1 else dist.new_subgroups(group_size=ranks)[0]
 
 

@@ -18,6 +18,7 @@ import torch
 import transformers
 from torch import nn
 
+from custom.agent import AgentSpec
 from data.protocol import DataProto
 from data.seeding import seed_for
 from training.config import ActorRolloutRefConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig, PPOConfig
@@ -29,11 +30,12 @@ from training.torch_functional import (
 from workers import model_state
 from workers.attention import check_shared_sequences, use_own_attention
 from workers.checkpoint_writer import CheckpointWriter
-from workers.distributed import on_device, rank, sequence_group, shard_model, start_process_group, world_size
+from workers.distributed import on_device, rank, rank_group, shard_model, start_process_group
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.forward import ForwardSettings, PolicyModel, ValueModel, can_share_prompts, check_forward
 from workers.model_builder import ModelSpec, find_device, torch_dtype
+from workers.multi_turn_rollout import AgentRollout
 from workers.rollout_base import BaseRollout
 from workers.weight_sync import iter_weights, weight_manifest
 from workers.worker_group import Dispatch, register
@@ -53,12 +55,13 @@ class ActorRolloutRefWorker:
         self.policy: ActorRolloutRefConfig = config.actor_rollout_ref
         self.role = role
         self.device = find_device(config.trainer.device)
+        self.agents: AgentRollout | None = None
 
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int) -> None:
         """Loads what the role needs. `total_training_steps` (optimiser calls of `update_actor`) shapes the schedule."""
         start_worker(self.config, self.device)
-        spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
+        spec = self.spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
         if "actor" in self.role:
             self.module = spec.causal_lm(trainable=True)
             settings = self._forward_settings(self.module)
@@ -70,7 +73,6 @@ class ActorRolloutRefWorker:
             self.scheduler = build_scheduler(self.optimizer, optim, total_training_steps)
             self.actor = DataParallelPPOActor(self.policy.actor, model, self.optimizer, forward=settings)
             self.writer = CheckpointWriter()
-            self.spec = spec
         if "ref" in self.role:
             frozen = spec.causal_lm(trainable=False)
             settings, reference = self._forward_settings(frozen), PolicyModel(frozen)
@@ -109,6 +111,28 @@ class ActorRolloutRefWorker:
         torch.manual_seed(seed_for(prompts.meta_info["seed"], prompts.meta_info["global_steps"], engine))
         return self.rollout.generate_sequences(prompts)
 
+    @register(Dispatch.ONE_TO_ALL)
+    def start_agents(self, specs: list[AgentSpec]) -> None:
+        """Makes ready for episodes: opens the environments' home beside each engine; one that was open is closed."""
+        self.close_agents()
+        self.agents = AgentRollout(
+            self.config, self.rollout, self.spec.tokenizer, specs, rank_group(self.ranks_per_engine())
+        )
+
+    @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine", keeps_rows=False)
+    def run_episodes(self, described: DataProto) -> DataProto:
+        """Plays episodes; see `AgentRollout.rows_of`."""
+        if self.agents is None:
+            raise ValueError("run_episodes has no agents: call start_agents first")
+        engine = rank() // self.ranks_per_engine()
+        torch.manual_seed(seed_for(described.meta_info["seed"], described.meta_info["global_steps"], engine))
+        return self.agents.run(described)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def close_agents(self) -> None:
+        if self.agents is not None:
+            self.agents.close()
+
     @register(Dispatch.DP_COMPUTE_PROTO, reads=LOG_PROB_READS, ranks_per_chunk="ranks_per_sequence")
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """`old_log_probs` and `entropys`, (B, response_len) each."""
@@ -134,8 +158,7 @@ class ActorRolloutRefWorker:
     )
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """One call of `update_policy` and one step of the schedule; returns metrics."""
-        mini_batch = self.policy.actor.ppo_mini_batch_size * self.policy.rollout.n
-        rows = mini_batch * self.ranks_per_sequence() // world_size()
+        rows = len(data) * self.policy.actor.ppo_mini_batch_size // self.config.prompts_per_step
         self.writer.wait_until_copied()
         with (
             strictly_deterministic(self.config.trainer.deterministic),
@@ -191,7 +214,6 @@ class CriticWorker:
     def __init__(self, config: PPOConfig) -> None:
         self.run_config = config
         self.config: CriticConfig = config.resolved_critic
-        self.rows_per_prompt = config.actor_rollout_ref.rollout.n
         self.device = find_device(config.trainer.device)
 
     @register(Dispatch.ONE_TO_ALL)
@@ -230,8 +252,7 @@ class CriticWorker:
     )
     def update_critic(self, data: DataProto) -> dict[str, float]:
         assert self.config.ppo_mini_batch_size is not None
-        mini_batch = self.config.ppo_mini_batch_size * self.rows_per_prompt
-        rows = mini_batch * self.ranks_per_sequence() // world_size()
+        rows = len(data) * self.config.ppo_mini_batch_size // self.run_config.prompts_per_step
         self.writer.wait_until_copied()
         with strictly_deterministic(self.run_config.trainer.deterministic), self._on_device():
             metrics = self.critic.update_critic(data, rows)
@@ -310,7 +331,7 @@ def forward_settings(
         strip_padding=model.use_remove_padding,
         share_prompts=share_prompts and plain,
         pack_rows=packs,
-        sequence_group=sequence_group(sequence_ranks),
+        sequence_group=rank_group(sequence_ranks),
     )
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import DynamicCache, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from training.config import RolloutConfig
+from workers.engine import Completion, NamedTensors, Sampling
 from workers.model_builder import ModelSpec, torch_dtype
-from workers.rollout_base import BaseRollout, Completion, NamedTensors, Sampling
+from workers.rollout_base import BaseRollout
 from workers.weight_sync import check_manifest, weight_manifest
 
 
@@ -39,6 +40,8 @@ class _Row:
 
 class HFRollout(BaseRollout):
     """See `BaseRollout`. `step()` completes everything that is pending."""
+
+    completes_batches = True
 
     def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:
         super().__init__(config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id)

@@ -20,8 +20,9 @@ import torch
 
 from training.config import RolloutConfig
 from workers.distributed import rank
+from workers.engine import Completion, NamedTensors, Sampling
 from workers.model_builder import ModelSpec
-from workers.rollout_base import BaseRollout, Completion, NamedTensors, Sampling
+from workers.rollout_base import BaseRollout
 from workers.weight_sync import check_manifest, expected_manifest
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from data.protocol import DataProto, pad_dataproto_to_divisor
 from workers.memory import return_large_blocks
 
@@ -47,20 +49,26 @@ class Registered:
     mode: Dispatch
     reads: tuple[str, ...] = ()
     ranks_per_chunk: str | None = None
+    keeps_rows: bool = True
 
 
 def register(
-    dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL, *, reads: tuple[str, ...] = (), ranks_per_chunk: str | None = None
+    dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL,
+    *,
+    reads: tuple[str, ...] = (),
+    ranks_per_chunk: str | None = None,
+    keeps_rows: bool = True,
 ) -> Callable[[Method], Method]:
     """Marks a worker's method as callable through its group.
 
     Args:
         reads: of the batch's fields, only these and `uid` are sent (those of them that it has).
         ranks_per_chunk: a registered method of the worker that says how many consecutive ranks share one chunk (tensor or sequence parallelism).
+        keeps_rows: an answer has a row for each given; otherwise any number, and no row is added to those given.
     """
 
     def mark(method: Method) -> Method:
-        setattr(method, REGISTERED, Registered(dispatch_mode, reads, ranks_per_chunk))
+        setattr(method, REGISTERED, Registered(dispatch_mode, reads, ranks_per_chunk, keeps_rows))
         return method
 
     return mark
@@ -258,13 +266,18 @@ class RayWorkerGroup:
         import ray
 
         ranks_per_chunk = self._ranks_per_chunk(how)
-        chunks = [ray.put(chunk) for chunk in cut(data, how.reads, self.world_size // ranks_per_chunk)]
+        pieces = self.world_size // ranks_per_chunk
+        cuts = cut(data, how.reads, pieces) if how.keeps_rows else cut_unevenly(data, pieces)
+        chunks = [ray.put(chunk) for chunk in cuts]
         calls = []
         for rank, host in enumerate(self.hosts):
             method = host.call if rank % ranks_per_chunk == 0 else host.run
             calls.append(method.remote(self.role, name, chunks[rank // ranks_per_chunk]))
         answers = self._wait(name, calls)[::ranks_per_chunk]
-        return DataProto.concat(answers).slice(0, len(data)) if isinstance(answers[0], DataProto) else answers[0]
+        if not isinstance(answers[0], DataProto):
+            return answers[0]
+        joined = DataProto.concat(answers)
+        return joined.slice(0, len(data)) if how.keeps_rows else joined
 
     def _wait(self, name: str, calls: list[Any]) -> list[Any]:
         return wait_for(calls, f"role {self.role}, in {name}")
@@ -323,6 +336,11 @@ def cut(data: DataProto, reads: Iterable[str], chunks: int) -> list[DataProto]:
         rest.pad_with_dummies(missing) if "response_mask" in data.batch else pad_dataproto_to_divisor(rest, missing)[0]
     )
     return data.slice(0, whole * size).split(size) + padded.chunk(chunks - whole)
+
+
+def cut_unevenly(data: DataProto, chunks: int) -> list[DataProto]:
+    """Consecutive chunks whose sizes differ by one at most."""
+    return [data.select_idxs(part.tolist()) for part in np.array_split(np.arange(len(data)), chunks)]
 
 
 def worker_environment(pool: RayResourcePool) -> dict[str, str]:

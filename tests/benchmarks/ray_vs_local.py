@@ -21,16 +21,16 @@ WARM_UP = 2
 TARGET = 1.10
 PHASES = ("step", "gen", "update_actor", "update_weights")
 SMOLLM2 = ["configs/smollm2_arithmetic.yaml", "data.max_response_length=64"]
-TINY = ["configs/quickstart.yaml", "data.train_batch_size=64"]
+TINY = ["configs/tiny_prompts.yaml", "data.train_batch_size=64"]
 
 
 def task() -> list[str]:
     """The config to run; makes the quickstart's task where there is none at all."""
     if Path("outputs/smollm2/model").exists():
         return SMOLLM2
-    if not Path("outputs/quickstart/task/model").exists():
+    if not Path("outputs/tiny_prompts/task/model").exists():
         subprocess.run(
-            [sys.executable, "examples/prepare_quickstart.py", "--out", "outputs/quickstart/task"], check=True
+            [sys.executable, "examples/prepare_tiny_prompts.py", "--out", "outputs/tiny_prompts/task"], check=True
         )
     return TINY
 

@@ -20,7 +20,7 @@ import torch
 import transformers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from examples.prepare_quickstart import make_tokenizer
+from examples.prepare_tiny_prompts import make_tokenizer
 from main import build_trainer
 from tests.benchmarks.mfu import GIB, SIZES, Settings
 from training.config_loader import load_config
@@ -57,7 +57,7 @@ def write_task(folder: Path, shape: Settings) -> None:
 
 def overrides(folder: Path, args: argparse.Namespace) -> list[str]:
     return [
-        "configs/quickstart.yaml",
+        "configs/tiny_prompts.yaml",
         f"data.train_files={folder}/train.jsonl",
         "data.val_files=null",
         f"data.train_batch_size={args.prompts}",

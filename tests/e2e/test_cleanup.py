@@ -35,7 +35,7 @@ class WatchedRun:
     def __init__(self, task: Path, folder: Path, *overrides: str) -> None:
         self.folder, self.segments = folder, set(SHARED_MEMORY.iterdir())
         argv = [
-            *(sys.executable, str(PROJECT / "main.py"), str(PROJECT / "configs/quickstart.yaml")),
+            *(sys.executable, str(PROJECT / "main.py"), str(PROJECT / "configs/tiny_prompts.yaml")),
             f"data.train_files={task}/train.parquet",
             "data.val_files=null",
             f"actor_rollout_ref.model.path={task}/model",

@@ -29,7 +29,7 @@ def two_nodes() -> Iterator[str]:
 @pytest.mark.slow
 def test_two_nodes_train(two_nodes: str, tiny_task: Path, tmp_path: Path) -> None:
     argv = [
-        "configs/quickstart.yaml",
+        "configs/tiny_prompts.yaml",
         f"data.train_files={tiny_task}/train.parquet",
         "data.val_files=null",
         f"actor_rollout_ref.model.path={tiny_task}/model",

@@ -25,11 +25,11 @@ def command(task: Path, run_dir: Path, engine: str, ranks: int = 1, steps: int =
     return [
         sys.executable,
         str(PROJECT / "main.py"),
-        str(PROJECT / "configs/quickstart.yaml"),
+        str(PROJECT / "configs/tiny_prompts.yaml"),
         f"data.train_files={task}/train.parquet",
         f"data.val_files={task}/val.parquet",
         f"actor_rollout_ref.model.path={task}/model",
-        f"custom_reward_function.path={PROJECT}/examples/quickstart_reward.py",
+        f"custom_reward_function.path={PROJECT}/examples/tiny_prompts_reward.py",
         f"trainer.default_local_dir={run_dir}",
         "data.train_batch_size=24",  # 64 rows: the epochs end inside the run
         "actor_rollout_ref.actor.ppo_mini_batch_size=12",

@@ -27,7 +27,7 @@ ESTIMATORS = {
 def tiny_config(task: Path, run_dir: Path, *overrides: str) -> PPOConfig:
     """The quickstart's config on the session's tiny task: 8 prompts a step, two steps."""
     argv = [
-        "configs/quickstart.yaml",
+        "configs/tiny_prompts.yaml",
         f"data.train_files={task}/train.parquet",
         f"data.val_files={task}/val.parquet",
         f"actor_rollout_ref.model.path={task}/model",
@@ -98,7 +98,7 @@ def test_ray_is_not_imported_by_the_local_launcher(tiny_task, tmp_path) -> None:
 
     code = "import sys, main; sys.exit(main.main(sys.argv[1:]) or 7 * ('ray' in sys.modules))"
     argv = [
-        "configs/quickstart.yaml",
+        "configs/tiny_prompts.yaml",
         f"data.train_files={tiny_task}/train.parquet",
         "data.val_files=null",
         f"actor_rollout_ref.model.path={tiny_task}/model",
@@ -175,7 +175,7 @@ def test_a_run_is_started_from_any_folder(tiny_task, tmp_path) -> None:
 
     argv = [
         str(PROJECT / "main.py"),
-        "configs/quickstart.yaml",
+        "configs/tiny_prompts.yaml",
         f"data.train_files={tiny_task}/train.parquet",
         "data.val_files=null",
         f"actor_rollout_ref.model.path={tiny_task}/model",

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from examples.prepare_quickstart import make_tokenizer
+from examples.prepare_tiny_prompts import make_tokenizer
 
 KIND = os.environ.get("GPU_TESTS_DEVICE", "cuda")
 

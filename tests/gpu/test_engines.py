@@ -15,9 +15,10 @@ from tests.unit.test_actor_critic import make_update
 from tests.unit.test_rollout import CONFIG, build_engine, encode, model_spec, perturb, worst_difference
 from training.config import ActorConfig
 from workers.dp_actor import DataParallelPPOActor
+from workers.engine import Sampling
 from workers.forward import ForwardSettings
 from workers.model_builder import ModelSpec
-from workers.rollout_base import BaseRollout, Sampling
+from workers.rollout_base import BaseRollout
 from workers.weight_sync import iter_weights, weight_manifest
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from training import config_checks, core_algos, registry
-from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig, Section, field_docs, leaves
+from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig
+from training.config_base import Section, field_docs, leaves
 from training.config_checks import check_config
 from training.config_loader import ConfigError, LoadedConfig, explain, load_config, reference_yaml, to_yaml
 
@@ -336,8 +337,24 @@ def test_a_key_that_moved_is_taken_with_a_word(override: str, new: str, caplog: 
 def test_a_part_that_is_not_there_may_be_switched_off_but_not_on() -> None:
     off = ["trainer.default_hdfs_dir=null", "algorithm.use_pf_ppo=False", f"{ROLLOUT}.multi_turn.enable=False"]
     assert load(*off) == PPOConfig()
-    (problem,) = problems_of(f"{ROLLOUT}.multi_turn.enable=True")
-    assert problem.endswith("multi-turn rollouts are not there yet")
+    (problem,) = problems_of(f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml")
+    assert problem.endswith("name the environment under agent.environment, tools and their parser under agent")
+
+
+def test_several_turns_need_an_environment() -> None:
+    several = f"{ROLLOUT}.multi_turn.enable=True"
+    assert load(several, "agent.environment.name=gymnasium:FrozenLake-v1").environments
+    (problem,) = problems_of(several)
+    assert problem.endswith("set what the agent acts in, agent.environment.name or .path")
+
+
+def test_verls_turn_limit_and_ours_are_one() -> None:
+    theirs = f"{ROLLOUT}.multi_turn.max_assistant_turns"
+    assert load(f"{theirs}=4").agent.max_turn == 4
+    assert load(f"{theirs}=4", "agent.max_turn=4").agent.max_turn == 4
+    for given in ([f"{theirs}=4", "agent.max_turn=5"], ["agent.max_turn=5", f"{theirs}=4"]):
+        (problem,) = problems_of(*given)
+        assert "are the same limit: give one" in problem
 
 
 @pytest.mark.parametrize(
@@ -776,7 +793,11 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             ["critic.checkpoint.save_contents=[model,hf_model]"],
             "critic.checkpoint.save_contents has hf_model: only the actor is exported; take it out",
         ),
-        (["data.train_files=[]"], "data.train_files is missing: give a parquet, json or jsonl file, or a list of them"),
+        (
+            ["data.train_files=[]"],
+            "data.train_files is missing: give a parquet, json or jsonl file, or a list of them; or something to act in, "
+            "agent.environment.name",
+        ),
         (
             ["data.custom_cls.path={model}/config.json"],
             "data.custom_cls.name is missing: which class of {model}/config.json?",
@@ -1078,7 +1099,7 @@ def test_every_field_is_documented_and_every_bound_names_a_field() -> None:
     names = {key.split(".")[-1] for key, _ in leaves(PPOConfig())}
     assert undocumented == []
     assert set().union(*(bound for bound, _, _ in config_checks.RULES)) <= names
-    assert field_docs(PPOConfig) == {"custom_algorithm": "Python file that registers estimators and losses of your own"}
+    assert field_docs(PPOConfig).keys() == {"custom_algorithm", "env_template"}
 
 
 def _sections(section: Any) -> list[type]:

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,13 @@ def test_a_file_is_executed_once_and_its_classes_keep_their_identity(tmp_path, m
     monkeypatch.chdir(tmp_path)
     assert load_extern_object("mine.py", "Thing") is thing and thing().x == 3
     assert load_extern_object("./mine.py", "value") is load_extern_object("mine.py", "value")
+
+
+def test_threads_that_load_a_file_at_once_all_get_the_whole_of_it(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\n\ntime.sleep(0.2)\nvalue = object()\n")
+    with ThreadPoolExecutor(4) as threads:
+        found = set(threads.map(lambda _: load_extern_object(str(tmp_path / "slow.py"), "value"), range(4)))
+    assert len(found) == 1
 
 
 def test_a_module_that_is_already_imported_is_not_loaded_twice():

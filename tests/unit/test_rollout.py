@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from data.protocol import DataProto
 from training.config import ModelConfig, RolloutConfig
+from workers.engine import Completion, Sampling
 from workers.hf_rollout import HFRollout, sample_tokens
 from workers.model_builder import ModelSpec
-from workers.rollout_base import BaseRollout, Completion, Episode, Sampling
+from workers.rollout_base import BaseRollout
 from workers.weight_sync import check_manifest, iter_weights, weight_manifest
 
 RESPONSE = 8
@@ -206,36 +207,6 @@ def test_validation_is_greedy_by_default(engine) -> None:
     for row, prompt in enumerate(encode(spec)):
         with torch.no_grad():
             assert lm(torch.tensor([prompt])).logits[0, -1].argmax() == first[row]
-
-
-def test_a_second_turn_keeps_sampled_ids_and_masks_the_reply(engine, monkeypatch) -> None:
-    rollout, lm, spec = engine
-    monkeypatch.setattr(rollout, "eos_token_ids", tuple(range(32)))  # half of the words end a turn: turns are short
-    reply = spec.tokenizer.encode("user higher")
-
-    def one_reply(episode: Episode, completion: Completion) -> bool:
-        if episode.turn == 1 or len(episode.response_ids) + len(reply) + 1 > RESPONSE:
-            return False
-        episode.response_ids += reply
-        episode.response_mask += [0] * len(reply)
-        episode.log_probs += [0.0] * len(reply)
-        episode.turn_ids += [-1] * len(reply)
-        return True
-
-    batch = rollout.generate_sequences(make_prompts(spec), one_reply)
-    row = int((batch.batch["turn_ids"] == 1).any(dim=1).nonzero()[0])
-    turns = batch.batch["turn_ids"][row]
-    start = int((turns == 0).sum())
-    assert batch.batch["responses"][row, start : start + len(reply)].tolist() == reply
-    assert not batch.batch["response_mask"][row, start : start + len(reply)].any()
-    valid = batch.batch["attention_mask"][row].bool()
-    ids = batch.batch["input_ids"][row][valid][None]
-    with torch.no_grad():
-        log_probs = lm(ids).logits[0].log_softmax(-1)
-    n_prompt = int(valid[:14].sum())
-    sampled = batch.batch["response_mask"][row].nonzero().squeeze(1)
-    expected = log_probs[n_prompt - 1 + sampled].gather(1, ids[0, n_prompt + sampled, None])[:, 0]
-    torch.testing.assert_close(batch.batch["rollout_log_probs"][row][sampled], expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(-1, 1.0), (2, 1.0), (-1, 0.6)])

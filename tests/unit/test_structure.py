@@ -12,7 +12,9 @@ PACKAGES = ("data", "training", "workers", "custom")
 # What each module or package may import of ours; the longest matching name decides.
 ALLOWED = {
     "data": {"data"},
-    "training.config": set(),
+    "training.config": {"training.agent_config", "training.config_base"},
+    "training.agent_config": {"training.config_base"},
+    "training.config_base": set(),
     "training.registry": set(),
     "training.torch_functional": set(),
     "training.checkpoint": set(),
@@ -21,25 +23,41 @@ ALLOWED = {
     "training.core_algos": {"training.registry", "training.torch_functional"},
     "training.rollout_correction": set(),
     "training.advantage": {"data", "training.core_algos"},
+    "training.group_filter": {"data", "training.advantage", "training.config"},
     "training.batching": {"data"},
     "training.metric_utils": {"data"},
-    "training.config_loader": {"training.config", "training.config_checks"},
+    "training.config_loader": {"training.config", "training.config_base", "training.config_checks"},
     # the checks look names up in the registries, when they run
+    "training.agent_checks": {"training.config", "training.agent_config", "data.loading"},
     "training.config_checks": {
-        *("training.config", "training.rank_checks", "training.core_algos", "custom.reward_manager", "data.loading"),
+        *("training.config", "training.config_base", "training.agent_checks", "training.rank_checks"),
+        *("training.core_algos", "custom.reward_manager", "data.loading"),
     },
-    "training.rank_checks": {"training.config"},
+    "training.rank_checks": {"training.config", "training.config_base"},
     "training.reward": {"data", "training.config", "custom.reward_manager"},
     "custom": {"data", "custom", "training.reward", "training.registry"},
     "workers": {
-        *("data", "workers", "training.config", "training.core_algos", "training.batching"),
+        *(
+            "data",
+            "workers",
+            "custom.agent",
+            "custom.env",
+            "custom.env_homes",
+            "training.config",
+            "training.core_algos",
+            "training.batching",
+        ),
         *("training.torch_functional", "training.rollout_correction"),
     },
     # the trainer knows worker interfaces; the role mapping names the classes, when it is asked
     "training.ray_trainer": {"data", "training", "workers.worker_group"},
+    "training.agent_trainer": {
+        *("data", "training", "custom.agent", "custom.tools.UNKNOWN", "workers.worker_group"),
+        *("workers.environments", "workers.multi_turn_rollout", "workers.turn_loop.ENDINGS"),
+    },
     "training.roles": {"training.config", "workers.fsdp_workers", "workers.worker_group"},
 }
-HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym")
+HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym", "gymnasium", "textarena")
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

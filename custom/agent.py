@@ -1,0 +1,362 @@
+"""Agents: one environment and one conversation, as the turn loop drives them.
+
+Invariant: whatever class of a user's stands behind it, an agent that `AgentSpec.build` made gives well-formed messages
+and finite rewards, or raises. A conversation, with `get_prompt_prefix` and a state description:
+
+    reset(seed)     -> [system: prefix, user: observation + state]
+    step("guess 5") -> [user: observation + state], reward, done, info        # what follows the policy's own message
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from custom.env import (
+    MAX_OBSERVATION_CHARS,
+    BadEnvironment,
+    Message,
+    Observation,
+    StepResult,
+    Trajectory,
+    check_done,
+    check_observation,
+    check_reward,
+    reset_environment,
+    shown,
+    step_environment,
+    takes_keyword,
+)
+from custom.env_wrapper import fill_template, is_adapter, make_environment
+from data.loading import load_extern_object
+
+if TYPE_CHECKING:
+    from custom.tools import ToolRegistry
+
+Turn = tuple[list[Message], float, bool, dict[str, Any]]
+RewardFn = Callable[..., float]
+
+
+class Agent:
+    """Plays one environment, with tools if there are any; subclass it, or replace it, by `agent.cls`.
+
+    Args:
+        environment: any object with `reset` and `step`; BaseEnvironment has the rest.
+        tools, parser: calls that the parser finds in a response are executed, all other text goes to the environment.
+        include_state: add `get_state_description()` where its class overrides it and the observation lacks it.
+        prompt_template: a str.format template of the first user message, with the fields {observation}, {state} and
+            {prefix} (the system prompt, which is then sent only where the template does not hold it).
+        max_observation_chars: longer observations are cut in the middle.
+        reward_fn: `reward_fn(trajectory, environment)` or `reward_fn(trajectory)`: replaces the environment's rewards.
+    """
+
+    def __init__(
+        self,
+        environment: Any,
+        *,
+        tools: "ToolRegistry | None" = None,
+        parser: Any = None,
+        include_state: bool = True,
+        prompt_template: str | None = None,
+        max_observation_chars: int = MAX_OBSERVATION_CHARS,
+        reward_fn: RewardFn | None = None,
+    ) -> None:
+        self.environment = environment
+        self.tools, self.parser = tools, parser
+        self.include_state = include_state
+        self.prompt_template = prompt_template
+        self.max_observation_chars = max_observation_chars
+        self.reward_fn = reward_fn
+        self.trajectory = Trajectory()
+        self.manager: Any = None
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]] | None:
+        """The tools as function schemas, for the chat template's `tools=`."""
+        return None if self.tools is None else self.tools.schemas()
+
+    def reset(self, seed: int) -> list[Message]:
+        """Starts an episode: the system message, if there is one, and the first user message."""
+        self.trajectory = Trajectory(seed=seed)
+        self.manager = self._new_manager()
+        observation = reset_environment(self.environment, seed, self.max_observation_chars)
+        prefix = _text_of(self.environment, "get_prompt_prefix")
+        if self.prompt_template is None:
+            observation = self._with_state(observation)
+        else:
+            observation = self._fill_template(observation, prefix)
+            prefix = "" if "{prefix}" in self.prompt_template else prefix
+        self.trajectory.states.append(observation)
+        messages = as_user_messages(observation)
+        has_system = any(message["role"] == "system" for message in messages)
+        return messages if has_system or not prefix else [{"role": "system", "content": prefix}, *messages]
+
+    def step(self, response_text: str) -> Turn:
+        """Plays a response: (messages to append, reward, done, info).
+
+        With a reward_fn the reward is 0, and `info["environment_reward"]` has the environment's. With tools,
+        `info["tool_calls"]` lists the calls as {"name", "ok", "error_kind", "seconds"}.
+        """
+        if self.manager is None:
+            result = step_environment(self.environment, response_text, self.max_observation_chars)
+            result = replace(result, observation=self._with_state(result.observation))
+        else:
+            result = self._step_with_tools(response_text)
+        self.trajectory.record(response_text, result)
+        info = dict(result.info)
+        if self.reward_fn is None:
+            return as_user_messages(result.observation), result.reward, result.done, info
+        return as_user_messages(result.observation), 0.0, result.done, info | {"environment_reward": result.reward}
+
+    def episode_reward(self, ending: str) -> float | None:
+        """The reward_fn's value for the episode that ended so; None where there is no reward_fn."""
+        self.trajectory.ending = ending
+        if self.reward_fn is None:
+            return None
+        arguments = (self.trajectory, self.environment)[: 2 if _takes_environment(self.reward_fn) else 1]
+        return check_reward(self.reward_fn(*arguments), "reward_fn")
+
+    def close(self) -> None:
+        """Closes the environment, where it can be closed."""
+        close = getattr(self.environment, "close", None)
+        if callable(close):
+            close()
+
+    def _new_manager(self) -> Any:
+        if self.tools is None:
+            return None
+        from custom.tools import MultiTurnManager  # here: an agent without tools does without them
+
+        limit = self.max_observation_chars
+        return MultiTurnManager(self.tools, self.parser, self.environment, max_observation_chars=limit)
+
+    def _step_with_tools(self, response_text: str) -> StepResult:
+        turn = self.manager.step(response_text)
+        calls = [
+            {"name": call.name, "ok": call.ok, "error_kind": call.error_kind, "seconds": call.seconds}
+            for call in turn.calls
+        ]
+        observation = check_observation(turn.observation, "a tool", self.max_observation_chars)
+        if not calls:
+            observation = self._with_state(observation)
+        return StepResult(
+            observation, check_reward(turn.reward, "a tool"), turn.done, {**turn.info, "tool_calls": calls}
+        )
+
+    def _state(self) -> str:
+        return _text_of(self.environment, "get_state_description") if self.include_state else ""
+
+    def _with_state(self, observation: Observation) -> Observation:
+        state = self._state()
+        if isinstance(observation, list):
+            if not observation or not state or any(state in message["content"] for message in observation):
+                return observation
+            *before, last = observation
+            joined: Observation = [*before, {**last, "content": _join(last["content"], state)}]
+        else:
+            joined = observation if not state or state in observation else _join(observation, state)
+        return check_observation(joined, "get_state_description", self.max_observation_chars)
+
+    def _fill_template(self, observation: Observation, prefix: str) -> Observation:
+        if not isinstance(observation, str):
+            raise BadEnvironment("agent.prompt_template needs an environment whose reset returns text, not messages")
+        fields = {"observation": observation, "state": self._state(), "prefix": prefix}
+        text = fill_template(self.prompt_template or "", fields, "agent.prompt_template")
+        return check_observation(text, "agent.prompt_template", self.max_observation_chars)
+
+
+def as_user_messages(observation: Observation) -> list[Message]:
+    """A text as one user message; messages as they are."""
+    return [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+
+
+class CheckedAgent(Agent):
+    """A user's agent of any class behind the boundary: it needs `reset` and `step`; `close` and the rest are optional.
+
+    What it returns is checked, and recorded as the trajectory that the reward_fn sees.
+    """
+
+    def __init__(self, inner: Any, reward_fn: RewardFn | None, max_observation_chars: int) -> None:
+        environment = getattr(inner, "environment", None)
+        super().__init__(environment, reward_fn=reward_fn, max_observation_chars=max_observation_chars)
+        self.inner = inner
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]] | None:
+        """The agent's own, if it has any."""
+        return getattr(self.inner, "tool_schemas", None)
+
+    def reset(self, seed: int) -> list[Message]:
+        """The agent's first messages."""
+        self.trajectory = Trajectory(seed=seed)
+        messages = self._checked(self.inner.reset(seed), "reset")
+        if not messages:
+            raise BadEnvironment(f"{type(self.inner).__name__}.reset returned no message; allowed: one or more")
+        self.trajectory.states.append(_as_observation(messages))
+        return messages
+
+    def step(self, response_text: str) -> Turn:
+        """The agent's turn; the reward is 0 where a reward_fn gives the episode's."""
+        where = f"{type(self.inner).__name__}.step"
+        turn = self.inner.step(response_text)
+        if not isinstance(turn, tuple) or len(turn) != 4 or not isinstance(turn[3], Mapping):
+            raise BadEnvironment(f"{where} returned {shown(turn)}; allowed: (messages, reward, done, info)")
+        messages, reward, done = (
+            self._checked(turn[0], "step"),
+            check_reward(turn[1], where),
+            check_done(turn[2], where),
+        )
+        info = dict(turn[3])
+        self.trajectory.record(response_text, StepResult(_as_observation(messages), reward, done, info))
+        if self.reward_fn is None:
+            return messages, reward, done, info
+        return messages, 0.0, done, info | {"environment_reward": reward}
+
+    def episode_reward(self, ending: str) -> float | None:
+        """The reward_fn's, else the agent's own, where it has one."""
+        own = getattr(self.inner, "episode_reward", None)
+        value = own(ending) if callable(own) else None
+        if self.reward_fn is None and value is not None:
+            return check_reward(value, f"{type(self.inner).__name__}.episode_reward")
+        return super().episode_reward(ending)
+
+    def close(self) -> None:
+        """Closes the agent, else its environment."""
+        close = getattr(self.inner, "close", None)
+        if callable(close):
+            close()
+        else:
+            super().close()
+
+    def _checked(self, messages: Any, method: str) -> list[Message]:
+        where = f"{type(self.inner).__name__}.{method}"
+        return as_user_messages(check_observation(messages, where, self.max_observation_chars))
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """How an agent is built, wherever it then lives; it pickles if the objects in it do.
+
+    `environment` is a name or class that `make_environment` knows, with its `kwargs`; a function that returns an
+    environment; or an environment itself, which every agent gets a copy of. With an agent class of one's own
+    (`agent_path`, `agent_name`) it may be None: the class is then built without one.
+    """
+
+    environment: Any
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    agent_path: str | None = None
+    agent_name: str = "Agent"
+    tools: tuple[str, ...] = ()
+    parser: str = "function"
+    include_state: bool = True
+    prompt_template: str | None = None
+    max_observation_chars: int = MAX_OBSERVATION_CHARS
+    reward_path: str | None = None
+    reward_name: str = "reward_fn"
+    reward_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reward_fn: RewardFn | None = None  # as an object, where it does not come from a file
+    agent_cls: Callable[..., Any] | None = None  # likewise
+
+    @classmethod
+    def of_object(cls, environment: Any, **settings: Any) -> "AgentSpec":
+        """The spec of an environment given as an object, class or function; checked at once by building it."""
+        spec = cls(environment, **settings)
+        spec.build().close()
+        return spec
+
+    def build(self) -> Agent:
+        """A new agent with an environment of its own."""
+        environment, template = self._make_environment(), self.prompt_template
+        if is_adapter(self.environment):
+            template = None  # the adapter fills it, with more fields
+        settings: dict[str, Any] = {
+            "include_state": self.include_state,
+            "prompt_template": template,
+            "max_observation_chars": self.max_observation_chars,
+        }
+        if self.tools:
+            from custom.tool_parsers import get_parser
+            from custom.tools import load_tools
+
+            settings |= {"tools": load_tools(self.tools), "parser": get_parser(self.parser)}
+        reward_fn = self._reward_fn()
+        make = self.agent_cls
+        if self.agent_path is not None:
+            make = load_extern_object(self.agent_path, self.agent_name)
+        if make is None or make is Agent:
+            return Agent(environment, reward_fn=reward_fn, **settings)
+        inner = make(*([] if environment is None else [environment]), **accepted(make, settings))
+        return CheckedAgent(inner, reward_fn, self.max_observation_chars)
+
+    def _make_environment(self) -> Any:
+        source = self.environment
+        if source is None:
+            if self.agent_path is None and self.agent_cls is None:
+                raise ValueError("an agent needs an environment, or a class of its own that brings one (agent.cls)")
+            return None
+        if isinstance(source, str):
+            own = (
+                {}
+                if self.prompt_template is None or not is_adapter(source)
+                else {"prompt_template": self.prompt_template}
+            )
+            return make_environment(source, {**self.kwargs, **own})
+        if not isinstance(source, type) and callable(getattr(source, "step", None)):
+            return copy_environment(source)
+        return make_environment(source, self.kwargs)
+
+    def _reward_fn(self) -> RewardFn | None:
+        function = self.reward_fn
+        if self.reward_path is not None:
+            function = load_extern_object(self.reward_path, self.reward_name)
+            if not callable(function):
+                raise ValueError(f"{self.reward_path}: {self.reward_name} is a {type(function).__name__}, no function")
+        return partial(function, **self.reward_kwargs) if function is not None and self.reward_kwargs else function
+
+
+def copy_environment(environment: Any) -> Any:
+    """A deep copy; where that fails, a new one of the same class and config."""
+    try:
+        return copy.deepcopy(environment)
+    except Exception as copying:  # an object may refuse in any way it likes
+        try:
+            return type(environment)(environment.config)
+        except Exception as rebuilding:
+            raise ValueError(
+                f"{type(environment).__name__} can neither be deep-copied ({copying!r}) nor rebuilt from its config "
+                f"({rebuilding!r}); give a function that makes one instead"
+            ) from copying
+
+
+def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the offered keyword arguments that the function takes."""
+    return {name: value for name, value in offered.items() if takes_keyword(function, name)}
+
+
+def _takes_environment(reward_fn: RewardFn) -> bool:
+    """Whether a second argument is wanted: one without a default, or one that is named so."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = list(inspect.signature(reward_fn).parameters.values())
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return True
+    second = [p for p in parameters if p.kind in positional][1:2]
+    return any(p.default is p.empty or p.name in ("environment", "env") for p in second)
+
+
+def _as_observation(messages: list[Message]) -> Observation:
+    """A single user message as its text."""
+    return messages[0]["content"] if len(messages) == 1 and messages[0]["role"] == "user" else messages
+
+
+def _text_of(environment: Any, method: str) -> str:
+    call = getattr(environment, method, None)
+    text = call() if callable(call) else ""
+    if not isinstance(text, str):
+        raise BadEnvironment(f"{type(environment).__name__}.{method} returned {shown(text)}; allowed: a string")
+    return text
+
+
+def _join(first: str, second: str) -> str:
+    return f"{first}\n{second}" if first else second

@@ -1,0 +1,306 @@
+"""Environments: what a user writes, and the boundary at which the framework calls it.
+
+An environment is a game of text: `reset` gives the first observation, `step` answers an action. Nothing here knows
+tokens, models or agents. Invariant: what passes the boundary (`reset_environment`, `step_environment`) is well formed,
+that is text that can be encoded, of bounded length, with a reward that float32 holds; anything else raises
+`BadEnvironment`, which says what came and what is allowed.
+"""
+
+import inspect
+import random
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias, overload
+
+import numpy as np
+
+MAX_OBSERVATION_CHARS = 20_000
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+ROLES = ("system", "user", "assistant", "tool")
+
+Message: TypeAlias = dict[str, str]
+Observation: TypeAlias = str | list[Message]
+
+
+class BadEnvironment(ValueError):
+    """What an environment, an agent or a reward function returned cannot be used."""
+
+
+@dataclass
+class EnvironmentConfig:
+    """An environment's parameters: subclass it with fields of one's own, and name the subclass as `config_cls`."""
+
+
+class BaseEnvironment(ABC):
+    """A text environment: write `reset` and `step`; the rest is optional.
+
+    class Coin(BaseEnvironment):
+        def reset(self, seed=None):
+            self.side = random.Random(seed).choice(["heads", "tails"])
+            return "I threw a coin. Heads or tails?"
+
+        def step(self, action):  # (observation, reward, done, info), or gymnasium's five values
+            return f"It was {self.side}.", float(self.side in action.lower()), True, {}
+
+    `config` is an instance of `config_cls`, by default with its default values.
+    """
+
+    config_cls: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
+    _done: bool = False
+
+    def __init__(self, config: EnvironmentConfig | None = None) -> None:
+        # a bare EnvironmentConfig says nothing, so that it stands for the defaults of any environment
+        unspecific = config is None or type(config) is EnvironmentConfig
+        self.config: Any = self.config_cls() if unspecific else config
+        self._done = False
+
+    @abstractmethod
+    def reset(self, seed: int | None = None) -> Any:
+        """Starts an episode and returns the first observation; equal seeds give equal episodes.
+
+        It may leave `seed` out of its signature, and may return gymnasium's (observation, info).
+        """
+
+    @abstractmethod
+    def step(self, action: str) -> tuple[Any, ...]:
+        """(observation, reward, done, info), or (observation, reward, terminated, truncated, info)."""
+
+    def get_state_description(self) -> str:
+        """Context that is added to each observation which does not already contain it."""
+        return ""
+
+    def get_prompt_prefix(self) -> str:
+        """The system prompt; empty: none."""
+        return ""
+
+    def close(self) -> None:
+        """Frees what the environment holds; called once, also after an episode that failed."""
+        self._done = True
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step as the framework sees it."""
+
+    observation: Observation
+    reward: float
+    done: bool
+    info: dict[str, Any]
+
+
+@dataclass
+class Trajectory:
+    """One episode: `states[t]` is what the policy saw before `actions[t]`; a last state follows the last action.
+
+    states   = s0 s1 s2     # one more than actions
+    actions  = a0 a1
+    rewards  = r0 r1        # the environment's own, also where a reward_fn replaces them
+    """
+
+    states: list[Observation] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    dones: list[bool] = field(default_factory=list)
+    infos: list[dict[str, Any]] = field(default_factory=list)
+    seed: int | None = None
+    ending: str = ""  # done, max_turns, overflow, …; empty while the episode runs
+
+    def __len__(self) -> int:
+        """Turns so far."""
+        return len(self.actions)
+
+    @property
+    def total_reward(self) -> float:
+        """Sum of the environment's rewards."""
+        return float(sum(self.rewards))
+
+    def record(self, action: str, step: StepResult) -> None:
+        """Adds an action and what came of it."""
+        self.actions.append(action)
+        self.states.append(step.observation)
+        self.rewards.append(step.reward)
+        self.dones.append(step.done)
+        self.infos.append(step.info)
+
+
+@dataclass
+class RolloutData:
+    """A batch of episodes."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return iter(self.trajectories)
+
+    @overload
+    def __getitem__(self, item: int) -> Trajectory: ...
+    @overload
+    def __getitem__(self, item: slice) -> "RolloutData": ...
+    def __getitem__(self, item: int | slice) -> "Trajectory | RolloutData":
+        return RolloutData(self.trajectories[item]) if isinstance(item, slice) else self.trajectories[item]
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean over episodes of their total reward; 0 without episodes."""
+        return sum(t.total_reward for t in self) / max(len(self), 1)
+
+    @property
+    def mean_turns(self) -> float:
+        """Mean turns of an episode; 0 without episodes."""
+        return sum(map(len, self)) / max(len(self), 1)
+
+    @property
+    def endings(self) -> Counter[str]:
+        """How many episodes ended in which way."""
+        return Counter(t.ending for t in self)
+
+
+# --- The boundary ---
+
+
+def reset_environment(env: Any, seed: int | None, max_chars: int = MAX_OBSERVATION_CHARS) -> Observation:
+    """Starts an episode and returns its first observation, checked and cut to `max_chars`.
+
+    The seed goes to `reset(seed=…)` where its signature takes one, else to `env.seed(…)` where there is such a method;
+    else Python's and numpy's global generators are seeded for this call and put back after it. Those are shared by
+    threads: steps that draw from them, and other threads that do, are not reproducible.
+    """
+    env._done = False
+    if seed is None:
+        answer = env.reset()
+    elif takes_keyword(env.reset, "seed"):
+        answer = env.reset(seed=seed)
+    elif callable(getattr(env, "seed", None)):
+        env.seed(seed)
+        answer = env.reset()
+    else:
+        with OwnGenerators(seed).installed():
+            answer = env.reset()
+    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
+        answer = answer[0]
+    if isinstance(answer, list) and not answer:
+        raise BadEnvironment(f"{type(env).__name__}.reset returned no message; allowed: a string, or messages")
+    return check_observation(answer, f"{type(env).__name__}.reset", max_chars)
+
+
+def step_environment(env: Any, action: str, max_chars: int = MAX_OBSERVATION_CHARS) -> StepResult:
+    """One step, checked; four values and gymnasium's five are taken."""
+    where = f"{type(env).__name__}.step"
+    answer = env.step(action)
+    if not isinstance(answer, tuple | list) or len(answer) not in (4, 5):
+        raise BadEnvironment(
+            f"{where} returned {shown(answer)}; allowed: (observation, reward, done, info) or "
+            "(observation, reward, terminated, truncated, info)"
+        )
+    observation, reward, *dones, info = answer
+    if info is not None and not isinstance(info, Mapping):
+        raise BadEnvironment(f"{where} returned the info {shown(info)}; allowed: a dict")
+    endings = [check_done(done, where) for done in dones]
+    return StepResult(
+        check_observation(observation, where, max_chars), check_reward(reward, where), any(endings), dict(info or {})
+    )
+
+
+def check_observation(observation: Any, where: str, max_chars: int = MAX_OBSERVATION_CHARS) -> Observation:
+    """Text, or chat messages, that a tokenizer can encode, at most `max_chars` long; else BadEnvironment."""
+    if isinstance(observation, str):
+        return cut_middle(_encodable(observation), max_chars)
+    if not isinstance(observation, list) or not all(_is_message(message) for message in observation):
+        raise BadEnvironment(
+            f"{where} returned the observation {shown(observation)}; allowed: a string, or a list of messages "
+            f"{{'role': one of {', '.join(ROLES)}, 'content': string}}"
+        )
+    share = max_chars // max(len(observation), 1)
+    return [{**message, "content": cut_middle(_encodable(message["content"]), share)} for message in observation]
+
+
+def check_reward(reward: Any, where: str) -> float:
+    """A number (also numpy's and tensors of one element) that float32 holds; else BadEnvironment."""
+    try:
+        value = float("nan") if isinstance(reward, str | bytes | bytearray | None) else float(reward)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        value = float("nan")
+    if not abs(value) <= LARGEST_REWARD:
+        raise BadEnvironment(f"{where} returned the reward {shown(reward)}; allowed: a finite number")
+    return value
+
+
+def check_done(done: Any, where: str) -> bool:
+    """True or False, also as numpy's or as 1 or 0; else BadEnvironment."""
+    if isinstance(done, bool | np.bool_) or (isinstance(done, int | np.integer) and done in (0, 1)):
+        return bool(done)
+    raise BadEnvironment(f"{where} returned done={shown(done)}; allowed: True or False")
+
+
+def cut_middle(text: str, max_chars: int) -> str:
+    """The text; where it is longer, its beginning and end around a mark, `max_chars` characters in all."""
+    if len(text) <= max_chars:
+        return text
+    mark = f"\n[… {len(text) - max_chars:,} characters or more left out …]\n"
+    kept = max(max_chars - len(mark), 0)
+    head = (kept + 1) // 2
+    return (text[:head] + mark + text[len(text) - kept // 2 :])[:max_chars]
+
+
+def shown(value: Any) -> str:
+    """A short picture of any value for an error message; never raises."""
+    try:
+        text = repr(value)
+    except Exception:  # a user's __repr__ may do anything
+        return f"a {type(value).__name__} that cannot be printed"
+    return f"{text[:100]}{'…' if len(text) > 100 else ''} ({type(value).__name__})"
+
+
+def takes_keyword(function: Callable[..., Any], name: str) -> bool:
+    """Whether the function can be called with `name=`."""
+    parameters = inspect.signature(function).parameters.values()
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return any((p.name == name and p.kind in by_name) or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") in ROLES and isinstance(message.get("content"), str)
+
+
+def _encodable(text: str) -> str:
+    """The text with a question mark for each lone surrogate, which no tokenizer takes."""
+    return str(text) if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+_GLOBAL_GENERATORS = threading.RLock()
+
+
+class OwnGenerators:
+    """Python's and numpy's global generators as one environment sees them: seeded, and apart from everybody else's.
+
+    with generators.installed(): the code inside draws from `random` and `np.random` where it left off the last time.
+    One thread at a time has its own installed. A call that hangs in there holds each of the others up for a quarter of
+    a second, not for ever; what is drawn meanwhile is not reproducible.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._python = random.Random(seed).getstate()
+        self._numpy = np.random.RandomState(seed % 2**32).get_state()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Puts the others' states back at the end, also after an exception."""
+        locked = _GLOBAL_GENERATORS.acquire(timeout=0.25)
+        others_python, others_numpy = random.getstate(), np.random.get_state()
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        try:
+            yield
+        finally:
+            self._python, self._numpy = random.getstate(), np.random.get_state()
+            random.setstate(others_python)
+            np.random.set_state(others_numpy)
+            if locked:
+                _GLOBAL_GENERATORS.release()

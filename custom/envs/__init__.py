@@ -1,0 +1,1 @@
+"""Small example environments, to be read and copied."""

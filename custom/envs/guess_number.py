@@ -1,0 +1,52 @@
+"""Guess a number in a few turns, told higher or lower after each: the smallest game that needs several turns."""
+
+import random
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from custom.env import BaseEnvironment, EnvironmentConfig
+
+
+@dataclass
+class GuessNumberConfig(EnvironmentConfig):
+    """The range, the number of guesses, and how they are rewarded."""
+
+    high: int = 10  # the number is from 1 to this
+    turns: int = 4
+    shaped: bool = False  # a miss earns up to 0.1 by its closeness; else only the right number is rewarded, with 1
+
+
+class GuessNumber(BaseEnvironment):
+    """`guess 5` or plain `5`; the first number of the answer counts."""
+
+    config_cls = GuessNumberConfig
+    config: GuessNumberConfig
+
+    def reset(self, seed: int | None = None) -> str:
+        """Draws the number."""
+        self.number = random.Random(seed).randint(1, self.config.high)
+        self.turns_left = self.config.turns
+        return f"I think of a number from 1 to {self.config.high}. You have {self.turns_left} guesses."
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        """higher, lower or correct; a text without a number costs its turn."""
+        self.turns_left -= 1
+        found = re.search(r"\d{1,9}", action)
+        guess = int(found.group()) if found else None
+        won = guess == self.number
+        self._done = won or self.turns_left == 0
+        return self._answer(guess), self._reward(guess), self._done, {"won": won}
+
+    def _answer(self, guess: int | None) -> str:
+        if guess == self.number:
+            return "Correct!"
+        hint = "I see no number." if guess is None else "Higher." if guess < self.number else "Lower."
+        return f"{hint} It was {self.number}." if self._done else f"{hint} Guesses left: {self.turns_left}."
+
+    def _reward(self, guess: int | None) -> float:
+        if guess == self.number:
+            return 1.0
+        if guess is None or not self.config.shaped:
+            return 0.0
+        return 0.1 * max(0.0, 1 - abs(guess - self.number) / self.config.high)

@@ -1,0 +1,325 @@
+"""Conversations in token space: what the policy sampled stays as ids, only what comes after it is tokenised.
+
+    row of a two-turn episode      prompt | sampled 0 | joined 0 | sampled 1
+    response_mask                           1 … 1       0 … 0      1 … 1
+
+`joined` is the chat template's own text behind an assistant's turn (its end marker, where the model did not sample
+it), the new messages and the opening of the next turn, tokenised by itself.
+
+Invariant: sampled ids are never made again from text. Where a template renders the earlier turns differently once
+the conversation goes on (Qwen3 drops thinking, Mistral moves the tools), nothing can be joined: the whole prompt, as
+the template now has it, opens a new row.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from data.prompts import Message, render_chat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+Tools = Sequence[dict[str, Any]] | None
+
+#: Stands for a turn's text where a rendering must not depend on it; plain letters, which no template changes.
+PLACEHOLDER = "textofthisturn"
+REPLY = "textofthereply"
+
+
+class TemplateRefusal(ValueError):
+    """The chat template does not take a conversation: its roles, their order, or what is in them."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """How a conversation goes on behind a sampled turn.
+
+    Attributes:
+        token_ids: to append behind the sampled ids, none of them sampled; empty where the history is rewritten.
+        rewritten: None, or the ids of the whole new prompt, which opens a new row.
+    """
+
+    token_ids: list[int]
+    rewritten: list[int] | None = None
+
+
+def fold_system_message(messages: Sequence[Message]) -> list[Message]:
+    """The system message's text in front of the first user message, for templates that refuse the role.
+
+    `[system "Be brief.", user "2 + 2?"]` becomes `[user "Be brief.\\n\\n2 + 2?"]`. Without a user message behind it,
+    the system message becomes one.
+    """
+    if not messages or messages[0]["role"] != "system":
+        return list(messages)
+    system, *rest = messages
+    if rest and rest[0]["role"] == "user":
+        return [{**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}, *rest[1:]]
+    return [{**system, "role": "user"}, *rest]
+
+
+class TurnTokens:
+    """Token ids and text of conversations under one tokenizer's chat template.
+
+    A system message that the template refuses is folded into the first user message, in every method.
+
+    Args:
+        template_kwargs: variables of the template, such as `enable_thinking`.
+        eos_token_ids: the ids at which sampling stops.
+    Raises: TemplateRefusal, from every method that renders, where the template refuses a conversation.
+    """
+
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", *, template_kwargs: dict[str, Any], eos_token_ids: Sequence[int]
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template_kwargs = dict(template_kwargs)
+        self.eos_token_ids = frozenset(eos_token_ids)
+
+    def prompt(self, messages: Sequence[Message], tools: Tools = None) -> list[int]:
+        """The ids that the model is asked to continue: all messages and the opening of the assistant's turn."""
+        return self._encode(self._render(messages, tools))
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """A sampled turn as its environment reads it.
+
+        Left out are the ids that stop sampling, the tokenizer's named special tokens (bos, eos, pad, …) and the special
+        tokens that the template writes itself around turns. Other markers stay, special or not: `<tool_call>`,
+        `[TOOL_CALLS]` and `<think>` are for parsers.
+        """
+        kept = [token_id for token_id in token_ids if token_id not in self._silent_ids]
+        return self._decode(kept)
+
+    def join(
+        self,
+        messages: Sequence[Message],
+        sampled_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Tools = None,
+    ) -> Join:
+        """What follows a sampled turn, up to the opening of the next one.
+
+        Args:
+            messages: the conversation before the sampled turn.
+            sampled_ids: the turn as sampled, with or without the end-of-turn token.
+            new_messages: the environment's reply.
+        The history counts as rewritten unless the new rendering is the prompt's text, then the sampled text, then
+        what stands behind any assistant's turn; white space does not count, because templates strip turns.
+        """
+        sampled = list(sampled_ids)
+        text = self.text(sampled)
+        before = self._render(messages, tools).rstrip()
+        after = self._render([*messages, _assistant(text), *new_messages], tools)
+        closing = self._closing(messages, new_messages, tools)
+        if closing is None or not _consists_of(after, before, text, closing):
+            return Join([], self._encode(after))
+        return Join(self._without_sampled_end(self._encode(closing), sampled))
+
+    def check_template(self, *, tools: Tools = None, reply_roles: Sequence[Sequence[str]] = (("user",),)) -> None:
+        """Joins conversations of two turns and compares them with the template's own rendering, tokenised at once.
+
+        What costs quality but not exactness is said in the log: a tokenizer that cuts the text differently at a seam,
+        a template that drops thinking or tools, a turn whose end does not stop sampling.
+
+        Args:
+            reply_roles: for each kind of reply that environments give, the roles of its messages; `("tool", "user")`
+                is the result of a tool and then an observation.
+        Raises: ValueError, with the fault of the template, where it cannot render or continue such a conversation.
+        """
+        for roles in reply_roles:
+            self._check_conversation(roles, tools)
+        name = self.tokenizer.name_or_path
+        if not self.eos_token_ids.intersection(self._end_ids):
+            end = self._decode(self._end_ids)
+            logger.warning("the chat template of %r ends turns with %r, at which sampling does not stop", name, end)
+        if tools and not self.renders_tools(tools):
+            logger.warning("the chat template of %r ignores tools=; describe them in the system message", name)
+        thinking = self._encode("<think>\nHm.\n</think>\n\nYes.")
+        replies = ([_message(role, REPLY) for role in roles] for roles in reply_roles)
+        if any(self.join([_user("Hello")], thinking, reply, tools).rewritten for reply in replies):
+            logger.info("the chat template of %r drops or moves earlier thinking: such turns open a new row", name)
+
+    def _check_conversation(self, roles: Sequence[str], tools: Tools) -> None:
+        messages: list[Message] = [{"role": "system", "content": "Be brief."}, _user("What is 2 + 2?")]
+        row = self.prompt(messages, tools)
+        for answer, cut in (("It is four.", False), ("It stays four", True)):
+            reply = [_message(role, f"{role} asks: is {answer!r} right?") for role in roles]
+            following = [*messages, _assistant(answer), *reply]
+            self._check_texts(following, tools)
+            sampled = self._as_sampled(messages, answer, following, tools) + ([] if cut else self._end_of_turn)
+            join = self.join(messages, sampled, reply, tools)
+            row = row + sampled + join.token_ids if join.rewritten is None else join.rewritten
+            self._check_row(row, self.prompt(following, tools))
+            messages = following
+
+    def _check_texts(self, messages: Sequence[Message], tools: Tools) -> None:
+        name, rendered = self.tokenizer.name_or_path, self._render(messages, tools)
+        for message in messages:
+            if message["content"] in rendered:
+                continue
+            role, roles = message["role"], ", ".join(str(message["role"]) for message in messages)
+            fault = f"the chat template of {name!r} leaves out the {role} message in a conversation of {roles}"
+            if role != "system":
+                raise ValueError(f"{fault}; let the environment answer in another role, or set another template")
+            logger.warning("%s", fault)
+
+    def _as_sampled(
+        self, messages: Sequence[Message], answer: str, following: Sequence[Message], tools: Tools
+    ) -> list[int]:
+        """The ids of an answer as the template would have them behind the prompt."""
+        before, after = self._render(messages, tools), self._render(following, tools)
+        start = len(before.rstrip())
+        if not after.startswith(before.rstrip()):
+            return self._encode(answer)
+        opening = after[start : after.index(answer, start)]
+        if opening.strip() and before == self._render(messages, tools, add_generation_prompt=False):
+            raise ValueError(
+                f"the chat template of {self.tokenizer.name_or_path!r} writes {opening!r} before an assistant's text, "
+                "but not with add_generation_prompt=True; set a template that opens the assistant's turn"
+            )
+        prompt_ids = self._encode(before)
+        ids = self._encode(after[:start] + opening + answer)
+        return ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else self._encode(answer)
+
+    def _check_row(self, row: list[int], full: list[int]) -> None:
+        if row == full:
+            return
+        place, name = _common_length(row, full), self.tokenizer.name_or_path
+        joined, whole = (self._decode(ids[max(place - 4, 0) : place + 4]) for ids in (row, full))
+        if _squashed(self._decode(row)) != _squashed(self._decode(full)):
+            raise ValueError(
+                f"turns joined under the chat template of {name!r} read {joined!r} where the template itself "
+                f"has {whole!r}; set a template that renders every turn alike"
+            )
+        logger.warning("%r tokenises the seam of two turns differently: %r, at once %r", name, joined, whole)
+
+    @cached_property
+    def _end_of_turn(self) -> list[int]:
+        return self._through_stop(self._end_ids) or self._end_ids
+
+    def _render(self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = True) -> str:
+        if messages and messages[0]["role"] == "system" and not self.accepts_system:
+            messages = fold_system_message(messages)
+        return self._render_as_is(messages, tools, add_generation_prompt)
+
+    def _render_as_is(self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool) -> str:
+        variables = self.template_kwargs if tools is None else {**self.template_kwargs, "tools": list(tools)}
+        try:
+            return render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt, **variables)
+        except (TemplateError, TypeError) as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise TemplateRefusal(
+                f"the chat template of {self.tokenizer.name_or_path!r} refuses a conversation of {roles}: {error}. "
+                "Let the environment answer with messages that the template takes, or set another template"
+            ) from error
+
+    def _encode(self, text: str) -> list[int]:
+        # An environment may hand over halves of surrogate pairs, which no tokenizer takes.
+        clean = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+        return self.tokenizer.encode(clean, add_special_tokens=False)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    @cached_property
+    def accepts_system(self) -> bool:
+        """Whether the template renders a system message; said in the log where it does not."""
+        probe = [{"role": "system", "content": PLACEHOLDER}, _user("Hello")]
+        try:
+            accepted = PLACEHOLDER in self._render_as_is(probe, None, True)
+        except ValueError:
+            accepted = False
+        if not accepted:
+            name = self.tokenizer.name_or_path
+            logger.warning("the chat template of %r takes no system message; it goes into the first user message", name)
+        return accepted
+
+    def renders_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
+        """Whether `tools=` changes what the template renders."""
+        return self._render([_user("Hello")], tools) != self._render([_user("Hello")])
+
+    def _closing(
+        self, messages: Sequence[Message], new_messages: Sequence[Message], tools: Tools, **options: Any
+    ) -> str | None:
+        """What the template renders behind an assistant's text; None where it leaves that text out."""
+        placeholder = PLACEHOLDER
+        while any(placeholder in str(message.get("content")) for message in (*messages, *new_messages)):
+            placeholder += "x"
+        rendered = self._render([*messages, _assistant(placeholder), *new_messages], tools, **options)
+        parts = rendered.split(placeholder)
+        return parts[1] if len(parts) == 2 else None
+
+    @cached_property
+    def _end_ids(self) -> list[int]:
+        """The tokens that end an assistant's turn: `<|im_end|>`, newline."""
+        last = self._closing([_user("Hello")], [], None, add_generation_prompt=False) or ""
+        # Some templates close only turns that others follow.
+        inner = self._closing([_user("Hello")], [_user(REPLY)], None, add_generation_prompt=False) or ""
+        return max(self._encode(last), self._through_stop(self._encode(inner.split(REPLY)[0])), key=len)
+
+    def _through_stop(self, token_ids: list[int]) -> list[int]:
+        """The ids up to the first that stops sampling; none without one."""
+        end = next((place for place, token_id in enumerate(token_ids) if token_id in self.eos_token_ids), -1)
+        return token_ids[: end + 1]
+
+    def _without_sampled_end(self, closing_ids: list[int], sampled: list[int]) -> list[int]:
+        """closing_ids without the end-of-turn tokens that were sampled.
+
+        With the end-of-turn tokens E1 E2: behind `… E1` comes `E2 …`; behind a turn cut by its limit `E1 E2 …`.
+        """
+        end = closing_ids[: _common_length(closing_ids, self._end_ids)]
+        for length in range(min(len(end), len(sampled)), 0, -1):
+            if sampled[-length:] == end[:length]:
+                return closing_ids[length:]
+        if sampled and sampled[-1] in self.eos_token_ids and sampled[-1] in end:
+            return closing_ids[end.index(sampled[-1]) + 1 :]  # Llama 2 writes a space before </s>, models do not
+        return closing_ids
+
+    @cached_property
+    def _silent_ids(self) -> frozenset[int]:
+        named = self.tokenizer.convert_tokens_to_ids(
+            [token for token in self.tokenizer.special_tokens_map.values() if isinstance(token, str)]
+        )
+        special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        turns = [_user("Hello"), _assistant("Hello"), _user("Hello")]
+        try:
+            around = special.intersection(self._encode(self._render(turns, add_generation_prompt=False)))
+        except ValueError:  # a template of one turn only still has text to read
+            around = set()
+        return self.eos_token_ids | set(named) | around
+
+
+def _message(role: str, text: str) -> Message:
+    return {"role": role, "content": text}
+
+
+def _user(text: str) -> Message:
+    return _message("user", text)
+
+
+def _assistant(text: str) -> Message:
+    return _message("assistant", text)
+
+
+def _consists_of(rendered: str, before: str, text: str, closing: str) -> bool:
+    """Whether rendered is before + text + closing, up to the white space around and in the text."""
+    middle = len(rendered) - len(closing)
+    if middle < len(before) or not (rendered.startswith(before) and rendered.endswith(closing)):
+        return False
+    return _squashed(rendered[len(before) : middle]) == _squashed(text)
+
+
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    pairs = zip(first, second, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def _squashed(text: str) -> str:
+    return "".join(text.split())

@@ -1,0 +1,22 @@
+"""The quickstart's environment: guess a number from 1 to 10 in four turns, in as few words as its tiny model knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from custom.envs.guess_number import GuessNumber
+
+
+class TerseGuessNumber(GuessNumber):
+    """`custom/envs/guess_number.py` with one-word observations; an answer that is no number of the game ends it."""
+
+    def reset(self, seed: int | None = None) -> str:
+        super().reset(seed)
+        return "guess"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        _, reward, done, info = super().step(action)
+        if not action.strip().isdigit():
+            return "no number", 0.0, True, info
+        guess = int(action)
+        return "correct" if info["won"] else "higher" if guess < self.number else "lower", reward, done, info

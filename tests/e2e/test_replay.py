@@ -1,0 +1,328 @@
+"""Recorded episodes played again: a real run's are the same, and whatever was changed in a record, or does not repeat itself, is named."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from data.prompts import CHATML_TEMPLATE
+from examples.prepare_quickstart import warm_up
+from examples.prepare_tiny_prompts import make_model, make_tokenizer
+from main import build_trainer
+from scripts.replay import Player, compare, main, read_episodes
+from tests.conftest import PROJECT
+from tests.e2e.test_tools_training import ScriptedEngine, call, qwen_tokenizer
+from training.agent_config import AgentConfig, EnvironmentChoice
+from training.agent_trainer import strict_json, write_episodes
+from training.config import DataConfig, PPOConfig
+from training.config_loader import load_config, to_yaml
+from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
+
+Change = Callable[[dict[str, Any]], None]
+FAULTY = '''
+import random, time
+from custom.env import BaseEnvironment
+
+class Moody(BaseEnvironment):
+    """Says another word at every game; by seed it plays on, crashes or hangs in its second step, or crashes at once."""
+
+    def reset(self, seed=None):
+        self.mood, self.turn = seed % 4, 0
+        if self.mood == 3:
+            raise RuntimeError("not today")
+        return "guess"
+
+    def step(self, action):
+        self.turn += 1
+        if self.turn == 2 and self.mood == 1:
+            raise RuntimeError("no more")
+        if self.turn == 2 and self.mood == 2:
+            time.sleep(2)
+        return self.word(), 0.25, self.turn == 3, {}
+
+    def word(self):
+        return "higher"
+
+class Fickle(Moody):
+    """Draws from a generator that nobody seeded."""
+
+    def reset(self, seed=None):
+        return super().reset(0)
+
+    def word(self):
+        return " ".join(random.SystemRandom().choices(["higher", "lower"], k=6))
+
+def by_turns(trajectory, environment):
+    return 0.5 + len(trajectory)
+'''
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small player of the quickstart's game."""
+    folder = tmp_path_factory.mktemp("player")
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    network = make_model(tokenizer)
+    warm_up(network, tokenizer, random.Random(0), steps=60)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def train(model: Path, run_dir: Path, *overrides: str) -> Path:
+    """Two steps of the quickstart, small; the run's folder, with config.yaml and episodes/1.jsonl."""
+    argv = [
+        "configs/quickstart.yaml",
+        f"actor_rollout_ref.model.path={model}",
+        f"trainer.default_local_dir={run_dir}",
+        f"agent.episodes_dir={run_dir}/episodes",
+        "agent.val_length=4",
+        "data.train_batch_size=16",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "trainer.total_training_steps=2",
+        "trainer.logger=file",
+        *overrides,
+    ]
+    config = load_config(argv).config
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.yaml").write_text(to_yaml(config))
+    trainer = build_trainer(config)
+    trainer.init_workers()
+    trainer.fit()
+    trainer.shutdown()
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(model, tmp_path_factory.mktemp("run"))
+
+
+def replay(run: Path, file: Path, *options: str) -> int:
+    return main([str(run), str(file), *options])
+
+
+def changed(run: Path, tmp_path: Path, change: Change) -> Path:
+    """Step 1's episodes, the longest one first and changed."""
+    lines = [json.loads(line) for line in (run / "episodes/1.jsonl").read_text().splitlines()]
+    lines.sort(key=lambda episode: -len(episode["turns"]))
+    change(lines[0])
+    file = tmp_path / "changed.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
+    return file
+
+
+def test_a_runs_episodes_are_the_same_again(run: Path, capsys) -> None:
+    files = sorted((run / "episodes").iterdir())
+    assert [file.name for file in files] == ["1.jsonl", "2.jsonl", "val-0.jsonl", "val-2.jsonl"]
+    for file, count in zip(files, (16, 16, 4, 4), strict=True):
+        assert replay(run, file) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(f"{count} episodes (") and out.endswith("all the same\n")
+    assert len(read_episodes(files[0])[0]["turns"]) > 1
+    assert replay(run, files[0], "--first", "5") == 0
+    assert capsys.readouterr().out.startswith("5 episodes (")
+
+
+@pytest.mark.slow
+def test_it_runs_from_any_folder(run: Path, tmp_path: Path) -> None:
+    command = [sys.executable, PROJECT / "scripts/replay.py", run, run / "episodes/1.jsonl", "--first", "1", "--loss"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "all the same" in done.stdout and "actor/grad_norm" in done.stdout
+
+
+def sampled(episode: dict[str, Any], turn: int) -> int:
+    return episode["rows"][0]["turn_ids"].index(turn)
+
+
+def joined(episode: dict[str, Any]) -> int:
+    return episode["rows"][0]["response_mask"].index(0)
+
+
+def edit(name: str, place: Callable[[dict[str, Any]], int], value: Any) -> Change:
+    def change(episode: dict[str, Any]) -> None:
+        episode["rows"][0][name][place(episode)] = value
+
+    return change
+
+
+def edit_turn(name: str, value: Any) -> Change:
+    return lambda episode: episode["turns"][1].__setitem__(name, value)
+
+
+def won_at_once(episode: dict[str, Any]) -> None:
+    """A seed whose hidden number is the first guess."""
+    guess = int(episode["turns"][0]["text"])
+    episode["env_seed"] = next(seed for seed in range(1000) if random.Random(seed).randint(1, 10) == guess)
+
+
+CHANGES: dict[str, tuple[Change, list[str]]] = {
+    "a turn's reward": (edit_turn("reward", 0.25), ["turn 1, reward: recorded 0.25, replayed"]),
+    "a row's reward": (
+        edit("rewards", lambda e: sampled(e, 0), 0.25),
+        ["row 0, rewards[0]: recorded 0.25, replayed 0.0"],
+    ),
+    "an observation": (
+        edit_turn("observation", [{"role": "user", "content": "correct"}]),
+        ["turn 1, observation: recorded 'correct', replayed", "row 0, response_ids["],
+    ),
+    "the opening": (
+        lambda e: e.__setitem__("opening", [{"role": "user", "content": "number"}]),
+        ["opening: recorded 'number', replayed 'guess'", "row 0, prompt_ids["],
+    ),
+    "a sampled id": (edit("response_ids", lambda e: sampled(e, 1), 30), ["turn 1, text of its ids: recorded"]),
+    "a joined id": (edit("response_ids", joined, 30), ["row 0, response_ids["]),
+    "a prompt's id": (lambda e: e["rows"][0]["prompt_ids"].__setitem__(0, 30), ["row 0, prompt_ids[0]: recorded 30"]),
+    "a mask off": (edit("response_mask", lambda e: sampled(e, 1), 0), ["row 0, response_mask["]),
+    "a mask on": (edit("response_mask", joined, 1), ["row 0, response_mask["]),
+    "a text": (edit_turn("text", "10 10"), ["turn 1, text of its ids: recorded '10 10', replayed"]),
+    "done": (edit_turn("done", True), ["turn 1, done: recorded True, replayed False"]),
+    "the ending": (lambda e: e.__setitem__("ending", "overflow"), ["ending: recorded overflow, replayed"]),
+    "the seed": (won_at_once, ["turn 0, observation: recorded", "replayed 'correct'"]),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_changed_record_is_caught(run: Path, tmp_path: Path, capsys, kind: str) -> None:
+    change, expected = CHANGES[kind]
+    assert replay(run, changed(run, tmp_path, change)) == 1
+    *lines, summary = capsys.readouterr().out.splitlines()
+    assert all(any(text in line for line in lines) for text in expected), lines
+    assert all(line.startswith("changed.jsonl line 1: TerseGuessNumber, episode 1.") for line in lines)
+    assert "differences" in summary and "not reproducible" not in "".join(lines)
+
+
+def faulty(run_dir: Path, model: Path, cls: str, *overrides: str) -> Path:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    file = run_dir / "faulty.py"
+    file.write_text(FAULTY)
+    named = (f"agent.environment.path={file}", f"agent.environment.cls={cls}")
+    return train(model, run_dir, *named, "trainer.total_training_steps=1", "agent.val_length=0", *overrides)
+
+
+def test_failures_are_replayed_as_far_as_they_go(model: Path, tmp_path: Path, capsys) -> None:
+    run = faulty(tmp_path, model, "Moody", "agent.step_timeout_s=0.3", "agent.on_failure=refill", "agent.max_refills=1")
+    file = run / "episodes/1.jsonl"
+    episodes = read_episodes(file)
+    assert {episode["ending"] for episode in episodes} >= {"env_crash", "env_timeout", "done"}
+    assert any(not episode["opening"] for episode in episodes)
+    assert replay(run, file) == 0, capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "timed out, replayed up to that call" in out and "were tried again" in out
+    (run / "mended.py").write_text(FAULTY.replace('raise RuntimeError("no more")', "pass"))
+    assert replay(run, file, f"agent.environment.path={run}/mended.py") == 1
+    out = capsys.readouterr().out
+    assert "turn 1: not answered in the record, answered 'higher' in the replay" in out
+    assert "ending: recorded env_crash (RuntimeError: no more), replayed: the episode goes on" in out
+
+
+def test_an_environment_that_is_not_reproducible_is_named(model: Path, tmp_path: Path, capsys) -> None:
+    run = faulty(tmp_path, model, "Fickle")
+    assert replay(run, run / "episodes/1.jsonl", "--first", "3") == 1
+    out = capsys.readouterr().out
+    assert "Fickle, episode 1.0.0: the environment is not reproducible: two replays with env_seed=" in out
+    assert "response_ids" not in out and "text of its ids" not in out  # its tokens are in order
+
+
+def test_a_reward_functions_value_is_checked(model: Path, tmp_path: Path, capsys) -> None:
+    named = (f"custom_reward_function.path={tmp_path}/faulty.py", "custom_reward_function.name=by_turns")
+    run = faulty(tmp_path, model, "Moody", *named, "agent.step_timeout_s=0.3")
+    file = run / "episodes/1.jsonl"
+    assert replay(run, file) == 0, capsys.readouterr().out
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line.replace(" 3.5", " 3.25") for line in lines))
+    assert replay(run, file) == 1
+    assert "rewards[" in capsys.readouterr().out
+
+
+def test_episodes_of_several_rows_are_replayed_and_their_loss_taken(tiny_task: Path, tmp_path: Path, capsys) -> None:
+    model = tmp_path / "model"  # says `guess 4`, of which its template keeps `4` once the conversation goes on
+    shutil.copytree(tiny_task / "model", model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = CHATML_TEMPLATE.replace("message['content']", "message['content'].split('guess ')[-1]")
+    tokenizer.save_pretrained(model)
+    limits = ("data.max_prompt_length=60", "data.max_response_length=20", "agent.max_turn_tokens=4")
+    grpo = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=2")
+    run = faulty(tmp_path, model, "Moody", "agent.step_timeout_s=0.3", "agent.on_failure=mask", *limits, *grpo)
+    file = run / "episodes/1.jsonl"
+    assert max(len(episode["rows"]) for episode in read_episodes(file)) > 1
+    assert replay(run, file, "--loss") == 0, capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "row 1: " in out and "nothing to train on" in out and "actor/grad_norm" in out
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_the_loss_follows_from_the_file(run: Path, capsys, estimator: str) -> None:
+    options = [f"algorithm.adv_estimator={estimator}", "algorithm.use_kl_in_reward=true"]
+    assert replay(run, run / "episodes/1.jsonl", "--loss", *options) == 0
+    out = capsys.readouterr().out
+    numbers = {line.split()[0]: float(line.split()[1]) for line in out.splitlines() if line.startswith("actor/")}
+    assert numbers["actor/grad_norm"] > 0 and numbers.keys() == {"actor/pg_loss", "actor/grad_norm"}
+    gaps = [float(line.rsplit("max ", 1)[1]) for line in out.splitlines() if ", max " in line]
+    assert len(gaps) == 16 and max(gaps) < 1e-4, "step 1 was played by the config's own model"
+    assert ("gae reads a critic's values" in out) == (estimator == "gae")
+
+
+def test_tool_calls_are_made_again(tmp_path: Path) -> None:
+    scripts = [
+        [call("calculator", expression="2 * 21"), "42"],
+        [call("calculator", expression="nonsense"), "I give up"],
+    ]
+    engine = ScriptedEngine(qwen_tokenizer(), scripts)
+    environment = EnvironmentChoice(name="custom.envs.tool_arithmetic:ToolArithmetic")
+    agent = AgentConfig(environment=environment, tools=("calculator",), max_turn=2, episodes_dir=str(tmp_path))
+    config = PPOConfig(data=DataConfig(max_prompt_length=2048, max_response_length=1024), agent=agent)
+    rollout = AgentRollout(config, engine, engine.tokenizer, agent_specs(config), None)
+    try:
+        write_episodes(tmp_path, rollout.run(describe_episodes(2, 1, step=1, seed=3)))
+    finally:
+        rollout.close()
+    episodes = read_episodes(tmp_path / "1.jsonl")
+    assert "42" in episodes[0]["turns"][0]["observation"][0]["content"]
+    names = {name: getattr(engine, name) for name in ("tokenizer", "eos_token_ids", "pad_token_id")}
+    player = Player(config, SimpleNamespace(**names), agent_specs(config))  # type: ignore[arg-type]
+    assert compare(player, episodes) == []
+    episodes[0]["turns"][0]["observation"][0]["content"] = "43"
+    assert len(compare(player, episodes)) == 2
+
+
+def test_a_file_that_was_cut_short_is_read_up_to_there(run: Path, tmp_path: Path, capsys) -> None:
+    content = (run / "episodes/1.jsonl").read_bytes()
+    lines = content.splitlines(keepends=True)
+    file = tmp_path / "cut.jsonl"
+    file.write_bytes(b"".join(lines[:2]) + lines[2][:-30])
+    assert replay(run, file) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("cut.jsonl line 3 is cut short") and "2 episodes" in out
+    file.write_bytes(lines[0][:-30] + b"\n" + lines[1])
+    assert replay(run, file) == 2
+    assert "cut.jsonl line 1 is no episode" in capsys.readouterr().err
+
+
+def test_what_cannot_be_replayed_is_said(run: Path, tmp_path: Path, capsys) -> None:
+    assert replay(run, changed(run, tmp_path, lambda e: e.pop("env_seed"))) == 2
+    assert "changed.jsonl line 1: lacks env_seed" in capsys.readouterr().err
+    assert replay(run, changed(run, tmp_path, lambda e: e["rows"][0]["log_probs"].pop())) == 2
+    assert "line 1: row 0 has" in capsys.readouterr().err
+    assert replay(run, run / "episodes/1.jsonl", "agent.environment.path=null") == 2
+    assert "names no environment" in capsys.readouterr().err
+    assert replay(run, run / "nowhere.jsonl") == 2
+
+
+def test_records_are_strict_json() -> None:
+    line = strict_json({"log_probs": [float("nan"), float("-inf"), -0.5], "made": {1, 2}.__class__, "text": "é\ud800"})
+    assert "\n" not in line
+    assert json.loads(line, parse_constant=pytest.fail)["log_probs"] == [None, None, -0.5]

@@ -1,0 +1,149 @@
+"""Environments that do what they are told, well or badly, for the tests of the pool; they import little, as homes load this file."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+COUNT_LOCK = threading.Lock()
+NOW: list[int] = []  # one entry for each call that runs in this process
+MOST: list[int] = [0]
+RELEASE = threading.Event()
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("I stay here")
+
+
+class Unreadable:
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+class EvilError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("even my text fails")
+
+
+class Obedient:
+    """An action is a verb and an argument; `closes` is a file that gets a line for each close."""
+
+    def __init__(self, closes: str | None = None, hang_in: str = "", build_s: float = 0.0, fail_in: str = "") -> None:
+        self.closes, self.hang_in, self.fail_in = closes, hang_in, fail_in
+        self.child: subprocess.Popen[bytes] | None = None
+        time.sleep(build_s)
+        self.misbehave("build")
+
+    def misbehave(self, where: str) -> None:
+        if self.hang_in == where:
+            self.do_loop("")
+        if self.fail_in == where:
+            raise ZeroDivisionError(f"in {where}")
+
+    def reset(self, seed: int | None = None) -> str:
+        self.misbehave("reset")
+        return f"seed {seed}"
+
+    def step(self, action: str) -> Any:
+        verb, _, argument = action.partition(" ")
+        result = getattr(self, f"do_{verb}")(argument)
+        return result if isinstance(result, tuple) else (str(result), 0.5, verb == "end", {"verb": verb})
+
+    def close(self) -> None:
+        if self.closes is not None:
+            with Path(self.closes).open("a") as file:
+                file.write("closed\n")
+        self.misbehave("close")
+
+    def do_say(self, text: str) -> str:
+        return text
+
+    def do_end(self, text: str) -> str:
+        return "over"
+
+    def do_sleep(self, seconds: str) -> str:
+        time.sleep(float(seconds))
+        return "slept"
+
+    def do_count(self, seconds: str) -> str:
+        with COUNT_LOCK:
+            NOW.append(1)
+            MOST[0] = max(MOST[0], len(NOW))
+        time.sleep(float(seconds))
+        with COUNT_LOCK:
+            NOW.pop()
+        return "counted"
+
+    def do_loop(self, _: str) -> None:
+        while True:
+            time.sleep(0.02)
+
+    def do_block(self, _: str) -> str:
+        RELEASE.wait()  # in C: no exception gets in before it returns
+        return "released"
+
+    def do_raise(self, name: str) -> None:
+        kinds = {
+            "exit": SystemExit(3),
+            "interrupt": KeyboardInterrupt(),
+            "evil": EvilError(),
+            "long": ValueError("x" * 10**6),
+        }
+        raise kinds.get(name, RuntimeError(f"told to: {name}"))
+
+    def do_recurse(self, _: str) -> None:
+        self.do_recurse(_)
+
+    def do_die(self, how: str) -> None:
+        if how == "exit":
+            os._exit(7)
+        if how == "crash":
+            ctypes.string_at(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def do_garbage(self, kind: str) -> Any:
+        values: dict[str, Any] = {
+            "number": ("text", "much", False, {}),
+            "nan": ("text", float("nan"), False, {}),
+            "shape": ("text", 1.0),
+            "observation": (object(), 1.0, False, {}),
+            "info": ("text", 1.0, False, 5),
+            "unpicklable": ("text", 1.0, False, {"it": Unpicklable()}),
+            "unreadable": ("text", 1.0, False, {"it": Unreadable()}),
+            "megabyte": ("y" * 10**6, 1.0, False, {}),
+        }
+        return values[kind]
+
+    def do_who(self, _: str) -> str:
+        return f"{os.getpid()} {id(self)}"
+
+    def do_modules(self, _: str) -> str:
+        return " ".join(name for name in ("torch", "ray", "transformers") if name in sys.modules)
+
+    def do_draw(self, _: str) -> str:
+        import numpy as np
+
+        return f"{random.random()} {np.random.rand()}"
+
+    def do_child(self, _: str) -> int:
+        self.child = subprocess.Popen(["sleep", "1000"])
+        return self.child.pid
+
+
+def hold_environment(environment: Obedient) -> None:
+    environment.misbehave("finish")
+
+
+def reward_fn(trajectory: Any, environment: Obedient) -> float:
+    """The number of turns."""
+    hold_environment(environment)
+    return float(len(trajectory.actions))

@@ -1,0 +1,295 @@
+"""Prompts and rewards from an environment, in single-turn form: from Python, from a file that a config names, and trained."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from custom.agent import Agent
+from custom.env import BadEnvironment, BaseEnvironment
+from custom.env_dataset import CustomEnvDataset
+from custom.envs.guess_number import GuessNumber
+from custom.envs.tool_arithmetic import ToolArithmetic
+from custom.reward_manager import CustomRewardManager, get_reward_manager_cls
+from data.protocol import DataProto
+from data.rl_dataset import RLHFDataset, collate_fn, create_dataset, normalise_row
+from examples.prepare_quickstart import make_tokenizer
+from tests.e2e.test_training import read_steps, tiny_config
+from training.ray_trainer import RayPPOTrainer
+from training.reward import compute_reward, load_reward_manager
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+class Between(BaseEnvironment):
+    """The quickstart's task as an environment with hooks: name a number between two others."""
+
+    def __len__(self):
+        return 9
+
+    def get_state(self, idx):
+        return {"above": idx, "below": idx + 2}
+
+    def get_action(self, idx):
+        return f"guess {idx + 1}"
+
+    def compute_reward(self, state, action):
+        return float(action == f"guess {state['above'] + 1}")
+
+    def reset(self, seed=None):
+        raise AssertionError("the hooks are there to be used")
+
+    def step(self, action):
+        raise AssertionError("the hooks are there to be used")
+
+
+class BetweenDataset(CustomEnvDataset):
+    def state_to_text(self, state):
+        return f"above {state['above']} below {state['below']}"
+
+
+class Plain(BaseEnvironment):
+    """The same without hooks; the seed is the lower bound."""
+
+    def reset(self, seed=None):
+        self.above = seed % 9
+        return f"above {self.above} below {self.above + 2}"
+
+    def step(self, action):
+        return "", float(action == f"guess {self.above + 1}"), True, {}
+
+
+# The dataset
+
+
+def test_hooks_give_state_action_and_length(tokenizer):
+    dataset = BetweenDataset(Between(), tokenizer, num_rows=500)
+    row = dataset[3]
+    assert len(dataset) == 9 and isinstance(dataset, RLHFDataset)
+    assert row["state"] == {"above": 3, "below": 5} and row["expected_action"] == "guess 4"
+    assert row["prompt"] == [{"role": "user", "content": "above 3 below 5"}]
+    assert tokenizer.decode(row["input_ids"]) == "<|im_start|> user above 3 below 5 <|im_end|> <|im_start|> assistant"
+    assert row["attention_mask"].tolist() == [1] * 9
+    assert (row["index"], row["seed"], row["data_source"]) == (3, 3, "Between")
+    with pytest.raises(IndexError, match="row 9 of 9"):
+        dataset[9]
+    assert len(list(dataset)) == 9
+
+
+def test_a_plain_environment_gives_the_first_messages_of_its_agent():
+    dataset = CustomEnvDataset(ToolArithmetic(), num_rows=5, first_seed=100)
+    for number, row in enumerate(dataset):
+        assert row["prompt"] == Agent(ToolArithmetic()).reset(100 + number)
+        assert (row["state"], row["expected_action"], row["seed"]) == (row["prompt"][1]["content"], None, 100 + number)
+        assert "input_ids" not in row  # text only, without a tokenizer
+    assert dataset[2]["prompt"] == dataset[2]["prompt"] != dataset[3]["prompt"]
+
+
+def test_state_to_text_and_template_variables_shape_the_prompt_of_a_plain_environment(tokenizer):
+    class Shouting(CustomEnvDataset):
+        def state_to_text(self, state):
+            return state.replace("above", "higher")
+
+    row = Shouting(Plain(), tokenizer, tokenizer_kwargs={"add_generation_prompt": False})[4]
+    assert row["state"] == "above 4 below 6"
+    assert tokenizer.decode(row["input_ids"]) == "<|im_start|> user higher 4 below 6 <|im_end|>"
+
+
+def test_after_collation_states_are_objects_beside_the_tensors(tokenizer):
+    class Tensors(Between):
+        def get_state(self, idx):
+            return torch.tensor([idx, idx + 2])
+
+    def collate(rows):
+        return collate_fn(
+            [normalise_row(row, max_prompt_length=12, pad_token_id=0, truncation="error") for row in rows]
+        )
+
+    for dataset, second in (
+        (BetweenDataset(Between(), tokenizer), {"above": 1, "below": 3}),
+        (CustomEnvDataset(Tensors(), tokenizer), None),
+    ):
+        data = DataProto.from_single_dict(next(iter(DataLoader(dataset, batch_size=4, collate_fn=collate))))
+        assert set(data.batch.keys()) == {"input_ids", "attention_mask", "position_ids"}
+        assert data.non_tensor_batch["state"].dtype == object
+        assert second is None or data.non_tensor_batch["state"][1] == second
+        with pytest.raises(KeyError, match="state"):
+            data.batch["state"]
+
+
+def describe(path, **content):
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def data_config(path):
+    custom_cls = SimpleNamespace(path=path, name="CustomEnvDataset")
+    return SimpleNamespace(custom_cls=custom_cls, apply_chat_template_kwargs={})
+
+
+def test_a_file_names_the_environment_and_the_rows_carry_it(tmp_path, tokenizer):
+    kwargs = {"high": 9, "turns": 1}
+    file = describe(
+        tmp_path / "task.json", environment="custom.envs.guess_number:GuessNumber", kwargs=kwargs, num_rows=7
+    )
+    dataset = create_dataset([file], data_config("custom/env_dataset.py"), tokenizer)
+    assert len(dataset) == 7
+    row = dataset[0]
+    assert "1 to 9" in row["prompt"][0]["content"]
+    assert row["environment"] == {"environment": row["data_source"], "kwargs": kwargs}
+    assert len(create_dataset([file], data_config("custom/env_dataset.py"), tokenizer, max_samples=3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1", "is not JSON .* it describes an environment"),
+        ("[]", "does not describe an environment; allowed: "),
+        ('{"kwargs": {}}', "does not describe an environment"),
+        ('{"environment": "gymnasium:FrozenLake-v1", "seed": 1}', "does not describe an environment"),
+        ('{"environment": "FrozenLake"}', "'FrozenLake' is unknown; allowed: gymnasium:ID"),
+    ],
+)
+def test_a_file_that_describes_no_environment_says_so(tmp_path, text, message):
+    file = tmp_path / "task.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        CustomEnvDataset(data_files=[str(file)])
+    with pytest.raises(ValueError, match="needs env, or one data file"):
+        CustomEnvDataset(data_files=[str(file)] * 2)
+
+
+# The rewards
+
+
+def batch_of(tokenizer, answers, **columns):
+    """Responses `guess N <|im_end|>` with an environment's words behind them, which are nobody's action."""
+    rows = [tokenizer.encode(f"{answer} <|im_end|> correct") for answer in answers]
+    responses = torch.zeros(len(rows), 6, dtype=torch.long)
+    mask = torch.zeros_like(responses)
+    for number, row in enumerate(rows):
+        responses[number, : len(row)] = torch.tensor(row)
+        mask[number, : len(row) - 1] = 1
+    return DataProto.from_dict({"responses": responses, "response_mask": mask}, columns)
+
+
+def test_compute_reward_scores_the_rows_state(tokenizer):
+    states = [{"above": 3, "below": 5}, {"above": 1, "below": 3}]
+    manager = CustomRewardManager(Between(), tokenizer)
+    rewards = manager(batch_of(tokenizer, ["guess 4", "guess 4"], state=states))
+    assert rewards.tolist() == [[0, 0, 1, 0, 0, 0], [0] * 6]  # on <|im_end|>, the last sampled token
+
+
+def test_without_it_the_environment_is_reset_to_the_rows_seed_and_steps(tokenizer, capsys):
+    manager = CustomRewardManager(Plain(), tokenizer, num_examine=1)
+    data = batch_of(tokenizer, ["guess 4", "guess 4", "guess 4"], seed=np.array([3, 2, 12]))
+    rewards, infos = compute_reward(data, manager)
+    assert rewards.sum(dim=1).tolist() == [1, 0, 1] and infos == {}
+    assert capsys.readouterr().out == "response: guess 4\nscore: 1\n"
+
+
+def test_extract_action_is_made_to_be_overridden(tokenizer):
+    class LastNumber(CustomRewardManager):
+        def extract_action(self, text):
+            return f"guess {text.split()[-1]}"
+
+    data = batch_of(tokenizer, ["number is 4"], seed=[3])
+    assert LastNumber(Plain(), tokenizer)(data).sum() == 1
+    assert CustomRewardManager(Plain(), tokenizer)(data).sum() == 0
+
+
+def test_what_is_missing_and_what_fails_is_named(tokenizer):
+    data = batch_of(tokenizer, ["guess 4"], seed=[3])
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        CustomRewardManager(Plain())(data)
+    with pytest.raises(KeyError, match="CustomRewardManager needs 'state'"):
+        CustomRewardManager(Between(), tokenizer)(data)
+    with pytest.raises(KeyError, match="without an environment of its own needs 'environment'"):
+        CustomRewardManager(None, tokenizer)(data)
+
+    class Nan(Plain):
+        def step(self, action):
+            return "", float("nan"), True, {}
+
+    with pytest.raises(BadEnvironment, match="the reward nan") as caught:
+        CustomRewardManager(Nan(), tokenizer)(data)
+    assert caught.value.__notes__ == ["while Nan scored row 0, response: 'guess 4'"]
+
+
+def test_the_registered_manager_reads_the_environment_from_the_rows_or_from_its_arguments(tokenizer):
+    name = "custom.envs.guess_number:GuessNumber"
+    game = GuessNumber()
+    seeds = list(range(4))
+    numbers = [game.reset(seed) and game.number for seed in seeds]
+    answers = [f"guess {number}" for number in numbers[:3]] + [f"guess {numbers[3] % 10 + 1}"]
+    described = [{"environment": name, "kwargs": {}}] * 4
+    for kwargs, columns in (({}, {"environment": described}), ({"environment": name, "kwargs": {"turns": 2}}, {})):
+        config = SimpleNamespace(
+            custom_reward_function=SimpleNamespace(path=None, name="compute_score", reward_kwargs={}),
+            reward_model=SimpleNamespace(reward_manager="custom", reward_kwargs=kwargs),
+            data=SimpleNamespace(reward_fn_key="data_source"),
+        )
+        manager = load_reward_manager(config, tokenizer, num_examine=0)
+        data = batch_of(tokenizer, answers, seed=seeds, **columns)
+        assert compute_reward(data, manager)[0].sum(dim=1).tolist() == [1, 1, 1, 0]
+    assert len(CustomRewardManager(None, tokenizer).environments) == 0
+    with pytest.raises(ValueError, match=r"leave custom_reward_function\.path out"):
+        get_reward_manager_cls("custom")(tokenizer, 0, compute_score=print)
+
+
+# Trained end to end
+
+
+def test_both_train_from_python(tiny_task, tmp_path):
+    config = tiny_config(tiny_task, tmp_path)
+    tokenizer = make_tokenizer()
+    trainer = RayPPOTrainer(
+        config,
+        tokenizer,
+        reward_fn=CustomRewardManager(Plain(), tokenizer),
+        train_dataset=CustomEnvDataset(Plain(), tokenizer, num_rows=16),
+        val_dataset=BetweenDataset(Between(), tokenizer),
+        val_reward_fn=CustomRewardManager(Between(), tokenizer),
+    )
+    trainer.init_workers()
+    trainer.fit()
+    steps = read_steps(tmp_path)
+    assert len(steps) == 3 and 0 <= steps[2]["critic/score/mean"] <= 1
+    assert "val-core/Between/reward/mean@1" in steps[2]
+
+
+def test_both_train_from_a_config(tiny_task, tmp_path):
+    from main import build_trainer
+
+    (tmp_path / "between.py").write_text(
+        "class Between:\n"
+        "    def reset(self, seed):\n"
+        "        self.above = seed % 9\n"
+        "        return f'above {self.above} below {self.above + 2}'\n"
+        "    def step(self, action):\n"
+        "        return '', float(action == f'guess {self.above + 1}'), True, {}\n"
+    )
+    name = f"{tmp_path / 'between.py'}:Between"
+    train = describe(tmp_path / "train.json", environment=name, num_rows=16)
+    val = describe(tmp_path / "val.json", environment=name, num_rows=9, first_seed=1000)
+    config = tiny_config(
+        tiny_task,
+        tmp_path / "run",
+        f"data.train_files={train}",
+        f"data.val_files={val}",
+        "data.custom_cls.path=custom/env_dataset.py",
+        "data.custom_cls.name=CustomEnvDataset",
+        "reward_model.reward_manager=custom",
+        "custom_reward_function.path=null",
+    )
+    trainer = build_trainer(config)
+    trainer.init_workers()
+    trainer.fit()
+    metrics = read_steps(tmp_path / "run")[2]
+    assert [key for key in metrics if key.startswith("val-core/")] == ["val-core/between.py:Between/reward/mean@1"]

@@ -1,0 +1,653 @@
+"""Tools: what is called runs and is counted, what fails is an observation, and a snippet stays within its limits."""
+
+import copy
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import custom.python_snippet
+from custom.builtin_tools import CalculatorTool, PythonTool
+from custom.env import BadEnvironment, BaseEnvironment, StepResult
+from custom.tool_parsers import ToolCall, get_parser
+from custom.tools import (
+    MAX_CALLS,
+    MAX_HANGING,
+    UNKNOWN,
+    EnvironmentStepTool,
+    MultiTurnManager,
+    Tool,
+    ToolDefinition,
+    ToolError,
+    ToolRegistry,
+    load_tools,
+)
+
+RUNNER = Path(custom.python_snippet.__file__)
+
+
+class Echo(Tool):
+    definition = ToolDefinition(
+        name="echo",
+        description="Echoes.",
+        parameters={"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    )
+
+    def execute(self, text: str) -> str:
+        return text
+
+
+class Returns(Tool):
+    """Gives back what it was made with, or raises it."""
+
+    def __init__(self, value: Any, name: str = "returns", timeout_s: float | None = None) -> None:
+        self.value, self.definition = value, ToolDefinition(name, timeout_s=timeout_s)
+
+    def execute(self) -> Any:
+        if isinstance(self.value, BaseException):
+            raise self.value
+        return self.value
+
+
+class Sleeps(Tool):
+    definition = ToolDefinition("sleeps", parameters={"type": "object", "properties": {}}, timeout_s=0.05)
+
+    def __init__(self) -> None:
+        self.wake = threading.Event()
+
+    def execute(self) -> str:
+        self.wake.wait(20)
+        return "awake"
+
+
+class Corridor(BaseEnvironment):
+    """Three steps to the right are needed; each gives 1."""
+
+    place = 0
+
+    def reset(self, seed: int | None = None) -> str:
+        self.place, self.actions = 0, list[str]()
+        return "start"
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        self.actions.append(action)
+        if action == "crash":
+            raise RuntimeError("the floor gave way")
+        if action == "nan":
+            return "x", float("nan"), False, {}
+        self.place += action == "right"
+        return f"at {self.place}", float(action == "right"), self.place >= 3, {"place": self.place}
+
+
+def tag(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def manager_of(*tools: Tool, environment: Any = None, parser: str = "function", **settings: Any) -> MultiTurnManager:
+    return MultiTurnManager(ToolRegistry(tools), get_parser(parser), environment, **settings)
+
+
+def corridor() -> Corridor:
+    environment = Corridor()
+    environment.reset()
+    return environment
+
+
+# --- The registry ---
+
+
+def test_a_registered_tool_is_executed_and_described() -> None:
+    registry = ToolRegistry()
+    registry.register(Echo())
+    assert registry.execute_tool("echo", text="hi") == (True, "hi")
+    function = {"name": "echo", "description": "Echoes.", "parameters": Echo.definition.parameters}
+    assert registry.schemas() == [{"type": "function", "function": function}]
+
+
+def test_registering_says_what_is_wrong_with_a_tool() -> None:
+    registry = ToolRegistry([Echo()])
+    with pytest.raises(ValueError, match="already a tool named 'echo'"):
+        registry.register(Echo())
+    with pytest.raises(ValueError, match="is no tool; give an instance"):
+        registry.register(Echo)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the tool name 'a b' is not allowed"):
+        registry.register(Returns(1, name="a b"))
+    broken = Returns(1)
+    broken.definition = ToolDefinition("broken", parameters={"type": "object", "properties": {"x": {"type": "no"}}})
+    with pytest.raises(ValueError, match="the parameters of tool 'broken'"):
+        registry.register(broken)
+    assert registry.names == ["echo"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "'text' is a required property"),
+        ({"text": 3}, "at 'text': 3 is not of type 'string'"),
+        ({"text": "x", "more": 1}, "unexpected keyword argument 'more'"),
+        ({"text": "x", "self": 1}, "'self'"),
+        ({"text": ["x" * 10**6]}, "is not of type 'string'"),
+    ],
+)
+def test_wrong_arguments_are_named_and_never_reach_the_tool(arguments: dict[str, Any], said: str) -> None:
+    outcome = ToolRegistry([Echo()]).execute(ToolCall("echo", arguments))
+    assert outcome.error_kind == "bad_arguments"
+    assert said in outcome.value or len(outcome.value) > 300
+    assert len(outcome.value) < 500
+
+
+def test_a_tool_may_have_a_parameter_called_name() -> None:
+    class Greet(Tool):
+        definition = ToolDefinition("greet", parameters={"type": "object", "properties": {"name": {"type": "string"}}})
+
+        def execute(self, name: str) -> str:
+            return f"Hello {name}"
+
+    assert ToolRegistry([Greet()]).execute_tool("greet", name="Ann") == (True, "Hello Ann")
+
+
+def test_text_alone_stands_for_the_only_parameter() -> None:
+    registry = ToolRegistry([Echo(), Returns("r")])
+    assert registry.execute(ToolCall("echo", "hi")).value == "hi"
+    assert registry.execute(ToolCall("returns", "hi")).error_kind == "bad_arguments"
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "said"),
+    [
+        (ValueError("no such page"), "exception", "ValueError: no such page"),
+        (ToolError("no such page"), "exception", "no such page"),
+        (SystemExit(3), "exception", "SystemExit: 3"),
+        (RecursionError("deep"), "exception", "RecursionError: deep"),
+        (TimeoutError(), "timeout", "timed out"),
+    ],
+)
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+def test_what_a_tool_raises_is_its_result(raised: BaseException, kind: str, said: str, timeout_s: float | None) -> None:
+    outcome = ToolRegistry([Returns(raised, timeout_s=timeout_s)]).execute(ToolCall("returns"))
+    assert (outcome.error_kind, outcome.value) == (kind, said)
+
+
+def test_an_exception_that_cannot_be_printed_is_a_result_too() -> None:
+    class Rude(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert ToolRegistry([Returns(Rude())]).execute_tool("returns") == (False, "Rude: (no message)")
+
+
+def test_a_tool_that_hangs_is_left_and_after_a_few_times_not_called_again() -> None:
+    tool = Sleeps()
+    registry = ToolRegistry([tool])
+    outcomes = [registry.execute(ToolCall("sleeps")) for _ in range(MAX_HANGING + 2)]
+    assert {outcome.error_kind for outcome in outcomes} == {"timeout"}
+    assert outcomes[0].value == "tool 'sleeps' did not answer within 0.05 s"
+    assert outcomes[-1].value == f"tool 'sleeps' is still busy with {MAX_HANGING} earlier calls"
+    left = [thread for thread in threading.enumerate() if thread.name == "tool-sleeps"]
+    assert len(left) == MAX_HANGING
+    assert all(thread.daemon for thread in left)
+    tool.wake.set()
+    for thread in left:
+        thread.join(5)
+    assert registry.execute_tool("sleeps") == (True, "awake")
+
+
+def test_a_registry_can_be_copied_and_pickled() -> None:
+    registry = ToolRegistry([CalculatorTool(), PythonTool()])
+    registry.execute_tool("calculator", expression="1")
+    for other in (copy.deepcopy(registry), pickle.loads(pickle.dumps(registry))):
+        assert other.names == ["calculator", "python"]
+        assert other["calculator"] is not registry["calculator"]
+        assert other.execute_tool("calculator", expression="6*7") == (True, "42")
+
+
+# --- Loading ---
+
+MODULE = """
+from custom.tools import Tool, ToolDefinition
+
+class Mine(Tool):
+    definition = ToolDefinition("mine", "Mine.")
+    def execute(self):
+        return "mine"
+
+class Named(Mine):
+    def __init__(self, name):
+        self.definition = ToolDefinition(name)
+
+shared = Named("shared")
+def several():
+    return [Named("a"), Named("b")]
+nothing = 3
+"""
+
+
+def test_tools_are_loaded_by_name_from_files_and_modules(tmp_path: Path) -> None:
+    file = tmp_path / "my_tools.py"
+    file.write_text(MODULE)
+    sources = ("calculator", f"{file}:Mine", f"{file}:several", f"{file}:shared", "custom.builtin_tools:PythonTool")
+    registry = load_tools(sources)
+    assert registry.names == ["calculator", "mine", "a", "b", "shared", "python"]
+    assert registry.execute_tool("mine") == (True, "mine")
+    assert load_tools(sources)["shared"] is not registry["shared"]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("calculater", "unknown; allowed: calculator, python, environment_step, /path/to/file.py:name, module:name"),
+        ("no.such.module:X", "cannot be loaded"),
+        ("custom.tools:Missing", "cannot be loaded"),
+        ("custom.tools:MAX_CALLS", "is a int; allowed: a Tool, or what makes one"),
+    ],
+)
+def test_a_tool_that_cannot_be_loaded_is_named(source: str, said: str) -> None:
+    with pytest.raises(ValueError, match=r"agent\.tools") as error:
+        load_tools((source,))
+    assert said in str(error.value)
+
+
+# --- Turns ---
+
+
+def test_the_documented_example_works() -> None:
+    environment = corridor()
+    registry = ToolRegistry()
+    registry.register(Echo())
+    registry.register(EnvironmentStepTool(environment))
+    manager = MultiTurnManager(registry, get_parser("json"), environment)
+    turn = manager.step("model output", environment.reset())
+    assert turn.tool_call.result == "there is no tool call in this text"
+    assert (turn.observation, turn.reward, turn.done, turn.seen) == ("at 0", 0.0, False, "start")
+    turn = manager.step('{"name": "echo", "arguments": {"text": "hi"}}')
+    assert (turn.tool_call.result, turn.tool_call.name, turn.tool_call.ok, turn.observation) == (
+        "hi",
+        "echo",
+        True,
+        "hi",
+    )
+
+
+def test_every_call_is_executed_in_order_and_the_results_are_the_observation() -> None:
+    environment = corridor()
+    manager = manager_of(Echo(), EnvironmentStepTool(), environment=environment)
+    turn = manager.step(
+        tag("echo", text="a") + tag("environment_step", action="right") + tag("nope") + tag("echo", text="b")
+    )
+    assert turn.observation == (
+        "[1] echo: a\n[2] environment_step: at 1\n"
+        "[3] nope: Error (unknown_tool): there is no tool 'nope'; the tools are: echo, environment_step\n[4] echo: b"
+    )
+    assert (turn.reward, turn.done, turn.info) == (1.0, False, {"place": 1})
+    assert [(call.name, call.ok, call.error_kind) for call in turn.calls] == [
+        ("echo", True, ""),
+        ("environment_step", True, ""),
+        (UNKNOWN, False, "unknown_tool"),
+        ("echo", True, ""),
+    ]
+    assert environment.actions == ["right"]
+
+
+def test_nothing_is_executed_behind_the_end_of_the_episode() -> None:
+    environment = corridor()
+    manager = manager_of(Echo(), EnvironmentStepTool(), environment=environment)
+    turn = manager.step(tag("environment_step", action="right") * 5 + tag("echo", text="late"))
+    assert (turn.reward, turn.done, len(turn.calls), environment.actions) == (3.0, True, 3, ["right"] * 3)
+    assert turn.observation.endswith("[3] environment_step: at 3")
+    assert manager.summary()["skipped"] == 3
+
+
+def test_the_managers_environment_is_stepped_also_where_the_tool_knows_the_original() -> None:
+    original, played = corridor(), corridor()
+    manager = manager_of(EnvironmentStepTool(original), environment=played)
+    assert manager.step(tag("environment_step", action="right")).reward == 1.0
+    assert (original.actions, played.actions) == ([], ["right"])
+    alone = manager_of(EnvironmentStepTool(original))
+    assert alone.step(tag("environment_step", action="right")).reward == 1.0
+    assert original.actions == ["right"]
+
+
+def test_an_environment_tool_may_have_parameters_of_its_own() -> None:
+    class Move(EnvironmentStepTool):
+        definition = ToolDefinition("move", "", {"type": "object", "properties": {"steps": {"type": "integer"}}})
+
+        def __init__(self) -> None:
+            self.environment = None
+
+        def action_text(self, steps: int) -> str:  # type: ignore[override]
+            return {1: "right", -1: "left"}[steps]
+
+    environment = corridor()
+    manager = manager_of(Move(), environment=environment)
+    assert manager.step(tag("move", steps=1)).observation == "at 1"
+    assert manager.step(tag("move", steps=7)).tool_call.error_kind == "exception"
+    assert manager.step(tag("move", action="right")).tool_call.error_kind == "bad_arguments"
+    assert environment.actions == ["right"]
+
+
+@pytest.mark.parametrize("text", ["crash", tag("environment_step", action="crash")])
+def test_a_crash_of_the_environment_is_the_episodes_and_passes_through(text: str) -> None:
+    with pytest.raises(RuntimeError, match="the floor gave way"):
+        manager_of(EnvironmentStepTool(), environment=corridor()).step(text)
+
+
+@pytest.mark.parametrize("text", ["nan", tag("environment_step", action="nan")])
+def test_a_reward_that_is_no_number_is_the_environments_fault(text: str) -> None:
+    with pytest.raises(BadEnvironment, match="reward"):
+        manager_of(EnvironmentStepTool(), environment=corridor()).step(text)
+
+
+def test_without_an_environment_a_text_without_a_call_is_the_answer() -> None:
+    turn = manager_of(Echo()).step("It is 42.")
+    assert (turn.done, turn.reward, turn.calls, turn.tool_call.error_kind) == (True, 0.0, (), "no_call")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (tag("nope"), "unknown_tool"),
+        ("<tool_call>{'name'}</tool_call>", "bad_json"),
+        (tag("echo"), "bad_arguments"),
+        (tag("echo", text=[]), "bad_arguments"),
+        (tag("raises"), "exception"),
+        (tag("sleeps"), "timeout"),
+    ],
+)
+def test_each_kind_of_failure_is_an_observation_and_is_counted(text: str, kind: str) -> None:
+    sleeps = Sleeps()
+    manager = manager_of(Echo(), Returns(OSError("gone"), name="raises"), sleeps, environment=corridor())
+    turn = manager.step(text)
+    sleeps.wake.set()
+    assert turn.observation.startswith(f"Error ({kind}): ")
+    assert (turn.reward, turn.done, turn.tool_call.error_kind) == (0.0, False, kind)
+    summary = manager.summary()
+    assert (summary["calls"], summary["failures"]) == (1, {kind: 1})
+
+
+def test_the_summary_counts_calls_failures_and_time_by_tool() -> None:
+    manager = manager_of(Echo(), Returns(1), EnvironmentStepTool(), environment=corridor())
+    manager.step(tag("echo", text="x") + tag("echo"))
+    manager.step(tag("invented_1") + tag("invented_2") + "<tool_call>")
+    manager.step(tag("environment_step", action="right"))
+    manager.step("right")
+    summary = manager.summary()
+    assert {name: (tool["calls"], tool["failures"]) for name, tool in summary["tools"].items()} == {
+        "echo": (2, {"bad_arguments": 1}),
+        UNKNOWN: (3, {"unknown_tool": 2, "bad_json": 1}),
+        "environment_step": (1, {}),
+    }
+    assert (summary["turns"], summary["calls"], summary["total_reward"], summary["skipped"]) == (4, 6, 2.0, 0)
+    assert summary["failures"] == {"bad_arguments": 1, "unknown_tool": 2, "bad_json": 1}
+    assert all(0 <= tool["seconds"] < 1 for tool in summary["tools"].values())
+
+
+def test_a_turn_executes_a_bounded_number_of_calls() -> None:
+    manager = manager_of(Echo())
+    turn = manager.step(tag("echo", text="x") * (MAX_CALLS + 5))
+    assert len(turn.calls) == MAX_CALLS
+    assert turn.observation.endswith(f"5 more calls were not executed: a turn may have {MAX_CALLS}.")
+    assert manager.summary()["skipped"] == 5
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("value", "observation"),
+    [
+        ("text", "text"),
+        (None, ""),
+        (3, "3"),
+        ({"a": [1, "é"]}, '{"a": [1, "é"]}'),
+        (np.float32(0.5), "0.5"),
+        ([{"role": "nobody", "content": "x"}], '[{"role": "nobody", "content": "x"}]'),
+        (Unprintable(), "RuntimeError: no"),
+        ("\ud800", "?"),
+    ],
+)
+def test_whatever_a_tool_returns_becomes_text(value: Any, observation: str) -> None:
+    turn = manager_of(Returns(value)).step(tag("returns"))
+    assert (turn.observation, turn.tool_call.ok) == (observation, True)
+
+
+def test_a_megabyte_of_result_is_cut() -> None:
+    turn = manager_of(Returns("x" * 10**6), max_observation_chars=500).step(tag("returns") * 3)
+    assert len(turn.observation) == 500
+    assert all(len(call.result) == 500 for call in turn.calls)
+
+
+def test_any_tool_may_bring_a_reward_and_end_the_episode_but_not_with_nan() -> None:
+    good = manager_of(Returns(StepResult("found", 2.0, True, {"k": 1}))).step(tag("returns"))
+    assert (good.observation, good.reward, good.done, good.info) == ("found", 2.0, True, {"k": 1})
+    bad = manager_of(Returns(StepResult("found", float("nan"), True, {}))).step(tag("returns"))
+    assert (bad.reward, bad.done, bad.tool_call.error_kind) == (0.0, False, "exception")
+
+
+# --- The calculator ---
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("2 + 3 * 4", "14"),
+        ("(1 + 2) ** 3 - -1", "28"),
+        ("7 / 2", "3.5"),
+        ("6 / 2", "3"),
+        ("7 // 2 + 7 % 4", "6"),
+        ("2 ** -2", "0.25"),
+        ("max(sqrt(16), abs(-9), round(2.567, 1))", "9"),
+        ("floor(pi) + ceil(e)", "6"),
+        ("10 ** 30", "1" + "0" * 30),
+        ("0.1 + 0.2", "0.30000000000000004"),
+    ],
+)
+def test_the_calculator_computes(expression: str, value: str) -> None:
+    assert CalculatorTool().execute(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *(
+            "9**9**9",
+            "2**-(10**400)",
+            "10**4000*10**4000*10**4000",
+            "(2**4000)**2",
+            "1/0",
+            "0**-1",
+            "1e308*10",
+            "(-8)**0.5",
+        ),
+        *(
+            "log(0)",
+            "round(5, -10**9)",
+            "__import__('os').system('x')",
+            "().__class__",
+            "[1]*9",
+            "'a'*9",
+            "True+1",
+            "x",
+            "2^3",
+        ),
+        *(
+            "f(1)",
+            "lambda: 1",
+            "min()",
+            "sqrt(x=1)",
+            "1,2",
+            "",
+            " ",
+            "1 +",
+            "(" * 400,
+            "-" * 490 + "1,",
+            "1" * 501,
+            "\0",
+        ),
+        *("\ud800", "1 if 1 else 2"),
+    ],
+)
+def test_the_calculator_refuses_at_once_what_is_no_or_too_much_arithmetic(expression: str) -> None:
+    started = time.process_time()
+    with pytest.raises(ToolError):
+        CalculatorTool().execute(expression)
+    assert time.process_time() - started < 0.2
+
+
+# --- Snippets ---
+
+
+def run(code: str, **limits: Any) -> tuple[str, str]:
+    outcome = ToolRegistry([PythonTool(**limits)]).execute(ToolCall("python", {"code": code}))
+    return outcome.error_kind, outcome.value
+
+
+@pytest.fixture(autouse=True)
+def no_process_and_no_thread_is_left() -> Any:
+    yield
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_snippet_prints_and_its_last_expression_is_shown() -> None:
+    assert run("import math\nprint('a')\nx = 2\nmath.factorial(5) + x") == ("", "a\n122")
+    assert run(
+        "def f(n):\n    return n if n < 2 else f(n - 1) + f(n - 2)\nclass A: pass\n[f(i) for i in range(7)]"
+    ) == (
+        "",
+        "[0, 1, 1, 2, 3, 5, 8]",
+    )
+
+
+def test_a_snippets_exception_is_shown_with_its_own_lines_only() -> None:
+    kind, text = run("x = 1\nprint('before')\nx / 0")
+    assert kind == "exception"
+    assert text.startswith("before\nTraceback")
+    assert text.endswith("ZeroDivisionError: division by zero")
+    assert 'File "snippet.py", line 3' in text
+    assert str(Path(__file__).parents[2]) not in text
+    assert run("def f(:")[1].endswith("SyntaxError: invalid syntax")
+    assert run("import sys; sys.exit(3)") == ("exception", "[ended with status 3]")
+
+
+def test_time_is_limited_by_the_wall_and_by_the_processor() -> None:
+    started = time.monotonic()
+    assert run("print('hi', flush=True)\nimport time; time.sleep(60)", timeout_s=0.5) == (
+        "timeout",
+        "hi\n\n[ended after 0.5 s]",
+    )
+    assert time.monotonic() - started < 5
+    kind, text = run("while True: pass", timeout_s=30, cpu_s=1)
+    assert (kind, "more than 1 s of CPU time" in text) == ("timeout", True)
+
+
+def test_a_snippet_that_closes_its_output_is_ended_too() -> None:
+    assert run("import os, time\nos.close(1)\nos.close(2)\ntime.sleep(60)", timeout_s=0.5)[0] == "timeout"
+
+
+def test_memory_and_output_are_limited() -> None:
+    kind, text = run("x = 'a' * 10**9", memory_mb=256)
+    assert (kind, text.endswith("MemoryError")) == ("exception", True)
+    kind, text = run("while True: print('x' * 1000)", max_output=2000)
+    assert kind == "exception"
+    assert text.endswith("[ended after 2000 characters of output]")
+    assert len(text) < 2100
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)",
+        "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:{port}/', timeout=1)",
+        "import os\nos.system('echo hi')",
+        "import subprocess\nsubprocess.run(['ls'])",
+        "import os\nos.fork()",
+        "import os\nos.kill(os.getppid(), 9)",
+        "open('{outside}', 'w')",
+        "import os\nos.remove('{file}')",
+        "open('/proc/self/environ').read()",
+        "import ctypes\nctypes.CDLL(None)",
+    ],
+)
+def test_a_snippet_has_no_network_no_processes_and_changes_no_files(code: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.01)
+        code = code.replace("{port}", str(server.getsockname()[1]))
+        kind, text = run(code.replace("{outside}", f"{tmp_path}/new").replace("{file}", f"{tmp_path}/mine.txt"))
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert kind == "exception"
+    assert "is not allowed in this tool" in text
+    assert os.listdir(tmp_path) == ["mine.txt"]
+
+
+def namespaces_are_allowed() -> bool:
+    return subprocess.run(["unshare", "-rnpf", "true"], capture_output=True).returncode == 0
+
+
+def test_the_kernel_too_gives_no_network_and_no_other_process_where_it_allows_namespaces() -> None:
+    if not namespaces_are_allowed():
+        pytest.skip("this machine forbids namespaces")
+    assert run("import os, socket\n(os.getpid(), [name for _, name in socket.if_nameindex()])") == ("", "(1, ['lo'])")
+
+
+def test_where_namespaces_are_forbidden_the_snippet_runs_and_sockets_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "snippet.py").write_text("print(6 * 7, flush=True)\nimport socket\nsocket.socket()")
+    forbidden = (
+        f"import os, runpy, sys; names = runpy.run_path({str(RUNNER)!r}); main = names['main']\n"
+        "main.__globals__['leave_network_and_processes'] = lambda: False\n"
+        "sys.argv = ['x', str(os.getppid()), '5', str(1 << 29), '1000']; main()"
+    )
+    ended = subprocess.run([sys.executable, "-I", "-S", "-c", forbidden], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.stdout == "42\n"
+    assert "PermissionError: socket.__new__ is not allowed in this tool" in ended.stderr
+    assert ended.returncode == 1
+
+
+def test_a_snippet_ends_with_the_process_that_runs_the_tool(tmp_path: Path) -> None:
+    code = "import time\nopen('started', 'w').close()\ntime.sleep(60)"
+    program = f"from custom.builtin_tools import PythonTool\nPythonTool(timeout_s=60).execute({code!r})"
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(RUNNER.parents[1])}
+    caller = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    wait_until(lambda: any(tmp_path.glob("snippet-*/started")))
+    below = psutil.Process(caller.pid).children(recursive=True)
+    caller.kill()
+    caller.wait()
+    assert below
+    wait_until(lambda: not any(process.is_running() and process.status() != "zombie" for process in below))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_snippet_sees_no_variables_of_this_process_and_leaves_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_RUN", "s3cret")
+    kind, text = run("import os\nopen('a.txt', 'w').write('x')\nprint(sorted(os.environ), os.listdir())\nos.getcwd()")
+    assert (kind, "SECRET" in text, "'a.txt'" in text) == ("", False, True)
+    assert not Path(text.splitlines()[-1].strip("'")).exists()
+
+
+def test_snippets_run_side_by_side_in_threads() -> None:
+    results: list[tuple[str, str]] = []
+    threads = [threading.Thread(target=lambda i=i: results.append(run(f"{i} * 2"))) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(results) == [("", "0"), ("", "2"), ("", "4"), ("", "6")]

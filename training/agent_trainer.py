@@ -1,0 +1,257 @@
+"""AgentTrainer: the same step as RayPPOTrainer's, with episodes in an environment instead of answers to prompts.
+
+A step plays `agent.agent_length` x `rollout.n` fresh episodes; the environment gives the rewards. What an episode faces follows from (run seed, step,
+number in the step), so a resumed run meets what it would have met. There is no dataset, and an epoch is one step.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from custom.agent import AgentSpec
+from custom.tools import UNKNOWN
+from data.protocol import DataProto
+from data.turn_tokens import TurnTokens
+from training.config import PPOConfig
+from training.metric_utils import StepTimer
+from training.ray_trainer import RayPPOTrainer
+from training.reward import RewardFunction
+from training.roles import ResourcePoolManager, Role
+from workers.environments import EnvironmentPool, Reply
+from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs, describe_episodes, open_pool
+from workers.turn_loop import ENDINGS
+
+logger = logging.getLogger(__name__)
+CLOSING_S = 15.0  # for the environments to be closed at a run's end
+
+
+def environment_rewards(data: DataProto) -> Tensor:
+    """(B, R): what the environments gave, each reward on the last sampled token of its turn."""
+    data.require("environment_rewards", by="environment_rewards")
+    return data.batch["environment_rewards"]
+
+
+class Slots(Dataset):
+    """Places for episodes: row i says that there is an i-th."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> dict[str, int]:
+        return {"slot": i}
+
+
+def collate_slots(rows: list[dict[str, int]]) -> dict[str, np.ndarray]:
+    return {"slot": np.array([row["slot"] for row in rows])}
+
+
+class AgentTrainer(RayPPOTrainer):
+    """PPO on episodes.
+
+    Args:
+        agent_cls: an agent class of one's own; None: `agent.cls`, or the built-in one around the environment.
+        specs: how agents are built, one for each environment; None: as the config says.
+        reward_fn, val_reward_fn: None: what the environment, or `custom_reward_function(trajectory, environment)`, gave.
+        The rest as RayPPOTrainer's.
+    """
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        role_worker_mapping: Mapping[Role, type] | None = None,
+        resource_pool_manager: ResourcePoolManager | None = None,
+        agent_cls: type | None = None,
+        *,
+        specs: Sequence[AgentSpec] | None = None,
+        reward_fn: RewardFunction | None = None,
+        val_reward_fn: RewardFunction | None = None,
+        processor: object = None,
+        **kwargs: Any,
+    ) -> None:
+        self.specs = list(specs) if specs is not None else agent_specs(config, agent_cls)
+        self.names = [environment_name(spec) for spec in self.specs]
+        kwargs.setdefault("train_dataset", Slots(config.prompts_per_step))
+        if config.agent.val_length:
+            kwargs.setdefault("val_dataset", Slots(config.agent.val_length))
+        super().__init__(
+            config,
+            tokenizer,
+            role_worker_mapping,
+            resource_pool_manager,
+            reward_fn=reward_fn or environment_rewards,
+            val_reward_fn=val_reward_fn or environment_rewards,
+            **kwargs,
+        )
+        self.processor = processor
+        self.multi_turn_rollout: SyncMultiTurnRollout | None = None
+        self.played: list[dict[str, Any]] = []  # facts of a step's episodes, also of those that are filtered out
+
+    def _collator(self, collate_fn: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        return collate_slots
+
+    def init_workers(self) -> None:
+        try_agents(self.config, self.specs, self.tokenizer)
+        super().init_workers()
+        self.multi_turn_rollout = SyncMultiTurnRollout(
+            self.actor_rollout_wg, self.config, self.tokenizer, self.processor, specs=self.specs
+        )
+
+    def shutdown(self) -> None:
+        # Workers that are busy, or gone, close nothing; their environments then end with them.
+        closing = threading.Thread(target=self._close_environments, daemon=True)
+        closing.start()
+        closing.join(CLOSING_S)
+        super().shutdown()
+
+    def _close_environments(self) -> None:
+        try:
+            if self.multi_turn_rollout is not None:
+                self.multi_turn_rollout.close()
+        except Exception as error:  # of a worker that is gone
+            logger.warning("environments were not closed: %s", error)
+
+    def _prompt_batch(
+        self, rows: dict[str, Any], repeat: int, first_group: int = 0, validate: bool = False
+    ) -> DataProto:
+        return describe_episodes(
+            len(rows["slot"]),
+            repeat,
+            step=self.global_steps,
+            seed=self.seed,
+            first_group=first_group,
+            validate=validate,
+            seeded=self.config.trainer.deterministic,
+            names=self.names,
+        )
+
+    def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
+        """Plays the described episodes, over any number of turns."""
+        assert self.multi_turn_rollout is not None, "init_workers makes it"
+        self.multi_turn_rollout.reset(gen_batch)
+        facts = self.multi_turn_rollout.rollout()
+        if not gen_batch.meta_info["validate"]:
+            self.played += facts
+        batch = self.multi_turn_rollout.build_update_batch()
+        if folder := self.config.agent.episodes_dir:
+            write_episodes(Path(folder), batch)
+        return batch
+
+    def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
+        played, self.played = self.played, []
+        return super()._step_metrics(batch, timer) | episode_metrics(played)
+
+
+def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Builds and resets an agent of each environment, and checks the chat template, before any model is loaded.
+
+    Raises:
+        ValueError: an environment cannot be built or reset, its first prompt is too long, or the template cannot continue a conversation.
+    """
+    tokens = TurnTokens(
+        tokenizer, template_kwargs=dict(config.data.apply_chat_template_kwargs), eos_token_ids=[tokenizer.eos_token_id]
+    )
+    with open_pool(config, specs) as pool:
+        for index, tools in enumerate(pool.tool_schemas):
+            tokens.check_template(tools=tools)
+            pool.reset(index, index, config.data.run_seed)
+            (reply,) = wait_for_reply(pool)
+            name = environment_name(specs[index])
+            if reply.failure:
+                raise ValueError(f"environment {name} failed in its first reset ({reply.failure}): {reply.error}")
+            length, most = len(tokens.prompt(reply.messages, tools)), config.data.max_prompt_length
+            if length > most:
+                raise ValueError(
+                    f"environment {name}: a first prompt has {length} tokens, data.max_prompt_length={most}: raise it, or shorten the observation"
+                )
+
+
+def wait_for_reply(pool: EnvironmentPool) -> list[Reply]:
+    replies: list[Reply] = []
+    while not replies:
+        replies = pool.poll(1.0)
+    return replies
+
+
+def write_episodes(folder: Path, batch: DataProto) -> None:
+    """Writes a rollout's episodes to FOLDER/STEP.jsonl (validation's to val-STEP.jsonl), or adds them where they are a step's further ones.
+
+    A line is an episode in strict JSON, as `scripts/replay.py` reads it; a process that dies while it writes leaves all lines but the last whole.
+    """
+    meta, columns = batch.meta_info, batch.non_tensor_batch
+    path = folder / f"{'val-' if meta['validate'] else ''}{meta['global_steps']}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w" if 0 in columns["group_index"] else "a") as file:
+        for i, facts in enumerate(columns["episode_facts"]):
+            if facts is not None:
+                own = {name: columns[name][i] for name in ("uid", "episode_id", "data_source")}
+                own |= {name: int(columns[name][i]) for name in ("agent_index", "env_seed")}
+                entries = {"step": meta["global_steps"], **own, **facts}
+                file.write(strict_json(entries | entries.pop("record")) + "\n")
+
+
+def strict_json(entries: Mapping[str, Any]) -> str:
+    """One line of JSON: numbers that are not finite become null, which other readers take, and objects that JSON has not become text."""
+    try:
+        return json.dumps(entries, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(entries, default=str), parse_constant=lambda _: None))
+
+
+def environment_name(spec: AgentSpec) -> str:
+    """What metrics call it: textarena:GuessTheNumber-v0, or the name of a class."""
+    source = spec.environment
+    if isinstance(source, str):
+        return source.rsplit(":", 1)[-1] if source.partition(":")[0].endswith(".py") else source
+    return getattr(source, "__name__", type(source).__name__)
+
+
+def episode_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """A step's endings, turns, environment time and tool calls.
+
+    `agent/ending/NAME` count episodes by their last attempt, `agent/retries` the attempts before it; seconds are wall time, means over episodes or
+    calls; `tool/NAME/failures` count every call that gave an error, by kind under `tool_failures/KIND`.
+    """
+    endings = Counter(fact["ending"] for fact in facts)
+    turns = np.array([fact["turns"] for fact in facts])
+    metrics = {f"agent/ending/{name}": float(endings[name]) for name in ENDINGS}
+    metrics |= {
+        "agent/turns/mean": float(turns.mean()),
+        "agent/turns/max": float(turns.max()),
+        "agent/cut_turns": float(sum(fact["cut_turns"] for fact in facts)),
+        "agent/retries": float(sum(fact["attempts"] - 1 for fact in facts)),
+        "agent/env_seconds/mean": float(np.mean([fact["env_seconds"] for fact in facts])),
+        "agent/env_seconds/max": float(np.max([fact["env_seconds"] for fact in facts])),
+        "agent/episode_seconds/max": float(np.max([fact["seconds"] for fact in facts])),
+    }
+    if errors := [fact["error"] for fact in facts if fact["error"]]:
+        logger.warning("%d episodes failed; the first: %s", len(errors), errors[0])
+    return metrics | tool_metrics([call for fact in facts for call in fact["tool_calls"]])
+
+
+def tool_metrics(calls: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    by_tool: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for call in calls:
+        invented = call["error_kind"] == "unknown_tool" or call["name"] == UNKNOWN  # also by calls that name nothing
+        by_tool["unknown" if invented else call["name"]].append(call)
+    metrics: dict[str, float] = {}
+    for name, own in by_tool.items():
+        metrics[f"tool/{name}/calls"] = float(len(own))
+        metrics[f"tool/{name}/failures"] = float(sum(not call["ok"] for call in own))
+        metrics[f"tool/{name}/seconds"] = float(np.mean([call["seconds"] for call in own]))
+    failures = Counter(call["error_kind"] for call in calls if not call["ok"])
+    return metrics | {f"tool_failures/{kind}": float(count) for kind, count in failures.items()}
