@@ -52,6 +52,9 @@ bench: $(READY)  ## ratios against bare loops; nothing else should run
 	$(PY) -m tests.benchmarks.weight_sync
 	$(PY) -m tests.benchmarks.driver_load
 	$(PY) -m tests.benchmarks.checkpoint_stall
+	$(PY) -m tests.benchmarks.environment_load
+	$(PY) -m tests.benchmarks.environment_faults
+	$(PY) -m tests.benchmarks.parsers
 
 gpu-check:  ## tests and benchmarks of the CUDA paths, with a Python that is there already: make gpu-check GPU_PYTHON=python3
 	$(GPU_PYTHON) scripts/gpu_check.py
