@@ -22,6 +22,7 @@ OWN_CLUSTER = {  # of Ray's environment
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "15",  # for which a run whose cluster was killed hangs
 }
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 5.0  # for Ray's processes to end by themselves
 
 
@@ -71,7 +72,7 @@ class EndingSignals:
         self.received, self.open = 0, True
 
     def install(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in ENDING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._end)
 
@@ -191,4 +192,7 @@ def print_report(run_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    for number in ENDING:  # what a user's own threads still hold up can be ended now
+        signal.signal(number, signal.SIG_DFL)
+    sys.exit(code)

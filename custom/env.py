@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, overload
 
@@ -21,6 +21,7 @@ import numpy as np
 MAX_OBSERVATION_CHARS = 20_000
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 ROLES = ("system", "user", "assistant", "tool")
+MESSAGE_KEYS = ("role", "content", "name", "tool_call_id")  # of a message, those that templates read
 
 Message: TypeAlias = dict[str, str]
 Observation: TypeAlias = str | list[Message]
@@ -172,7 +173,8 @@ def reset_environment(env: Any, seed: int | None, max_chars: int = MAX_OBSERVATI
     else Python's and numpy's global generators are seeded for this call and put back after it. Those are shared by
     threads: steps that draw from them, and other threads that do, are not reproducible.
     """
-    env._done = False
+    with suppress(AttributeError):  # of an object that is no BaseEnvironment and takes no attributes
+        env._done = False
     if seed is None:
         answer = env.reset()
     elif takes_keyword(env.reset, "seed"):
@@ -218,7 +220,11 @@ def check_observation(observation: Any, where: str, max_chars: int = MAX_OBSERVA
             f"{{'role': one of {', '.join(ROLES)}, 'content': string}}"
         )
     share = max_chars // max(len(observation), 1)
-    return [{**message, "content": cut_middle(_encodable(message["content"]), share)} for message in observation]
+    return [
+        {name: text for name in MESSAGE_KEYS if isinstance(text := message.get(name), str)}
+        | {"content": cut_middle(_encodable(message["content"]), share)}
+        for message in observation
+    ]
 
 
 def check_reward(reward: Any, where: str) -> float:

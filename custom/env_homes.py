@@ -32,7 +32,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -95,6 +95,17 @@ def describe(error: BaseException) -> str:
     return text if len(text) <= MAX_ERROR_CHARS else text[: MAX_ERROR_CHARS - 4] + " ..."
 
 
+def tool_calls(info: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All of a step's info that leaves the home: the records of its tool calls, those that are well formed."""
+    calls = info.get("tool_calls")
+    kinds = {"name": str, "ok": bool, "error_kind": str, "seconds": float | int}
+    return [
+        {name: call[name] for name in kinds}
+        for call in (calls if isinstance(calls, list | tuple) else ())
+        if isinstance(call, Mapping) and all(isinstance(call.get(name), kind) for name, kind in kinds.items())
+    ]
+
+
 class Host:
     """An agent, where it lives, and the calls that reach it."""
 
@@ -122,7 +133,7 @@ class Host:
     def step(self, text: str) -> Turn:
         """A turn."""
         messages, reward, done, info = self.agent.step(text)
-        return messages, float(reward), bool(done), dict(info)
+        return messages, float(reward), bool(done), {"tool_calls": tool_calls(info)}
 
     def finish(self, ending: str) -> Turn:
         """The episode's own reward, where there is one, in the form of a turn."""

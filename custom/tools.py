@@ -29,6 +29,7 @@ from custom.env import (
     cut_middle,
     step_environment,
 )
+from custom.env_homes import Abandoned
 from custom.tool_parsers import ActionParser, ErrorKind, ToolCall
 from data.loading import load_extern_object
 
@@ -174,6 +175,8 @@ class ToolRegistry:
             )
         if not _NAME.fullmatch(definition.name):
             raise ValueError(f"the tool name {definition.name!r} is not allowed; use at most 64 of A-Z a-z 0-9 _ - .")
+        if definition.timeout_s is not None and not definition.timeout_s > 0:
+            raise ValueError(f"timeout_s={definition.timeout_s} of tool {definition.name!r} must be above 0, or None")
         if definition.parameters.get("type") != "object":
             raise ValueError(f"the parameters of tool {definition.name!r} must be a JSON schema with 'type': 'object'")
         if self._tools.get(definition.name, tool) is not tool:
@@ -311,7 +314,9 @@ def _guarded(function: Callable[[], Any], caught: type[BaseException] = Exceptio
         return Outcome(_message(error), "exception")
     except TimeoutError as error:
         return Outcome(_message(error) or "timed out", "timeout")
-    except (caught, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, Abandoned) or (isinstance(error, KeyboardInterrupt) and caught is Exception):
+            raise
         return Outcome(f"{type(error).__name__}: {_message(error)}", "exception")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,12 +31,24 @@ def check_agents(config: PPOConfig) -> Iterator[str]:
     yield from _own_class(config)
     yield from _turns(config)
     yield from _reward(config.custom_reward_function)
+    if agent.episodes_dir is not None:
+        yield from unwritable("agent.episodes_dir", agent.episodes_dir)
     if agent.environment.isolation == "ray" and not config.trainer.use_ray:
         yield "agent.environment.isolation=ray needs trainer.launcher=ray; process has the same protection without it"
     if agent.environment.isolation == "thread" and agent.step_timeout_s is None:
         log.warning("agent.step_timeout_s=null with isolation=thread: an environment that hangs stops the run")
     if config.data.train_files or config.data.val_files:
         log.warning("data.train_files and val_files have no effect: episodes come from agent.environment")
+
+
+def unwritable(key: str, folder: str) -> Iterator[str]:
+    """What stands in the way of making a folder and writing into it."""
+    path = Path(folder).absolute()
+    nearest = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if not nearest.is_dir():
+        yield f"{key}={folder}: {nearest} is not a folder; name another folder"
+    elif not os.access(nearest, os.W_OK | os.X_OK) or str(nearest).startswith("/proc"):
+        yield f"{key}={folder}: {nearest} is not writable; name another folder"
 
 
 def _named(config: PPOConfig) -> Iterator[tuple[str, EnvironmentChoice]]:

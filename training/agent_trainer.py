@@ -148,7 +148,12 @@ class AgentTrainer(RayPPOTrainer):
             self.played += facts
         batch = self.multi_turn_rollout.build_update_batch()
         if folder := self.config.agent.episodes_dir:
-            write_episodes(Path(folder), batch)
+            try:
+                write_episodes(Path(folder), batch)
+            except OSError as error:  # a full disk costs the records, not the run
+                logger.warning(
+                    "episodes of step %d were not written to agent.episodes_dir: %s", self.global_steps, error
+                )
         return batch
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:

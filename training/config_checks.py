@@ -7,7 +7,6 @@ What merely looks unusual is a word in the log.
 import importlib.util
 import json
 import logging
-import os
 import re
 import traceback
 from collections import ChainMap
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.agent_checks import check_agents
+from training.agent_checks import check_agents, unwritable
 from training.config import CriticModelConfig, CustomRewardFunctionConfig, MicroBatching, ModelConfig, PPOConfig
 from training.config_base import leaves
 from training.rank_checks import check_heads, check_ranks
@@ -346,12 +345,7 @@ def _listed(parts: Sequence[str]) -> str:
 def _run_dir(config: PPOConfig) -> Iterator[str]:
     """The run's folder can be made and written."""
     key = "trainer.default_local_dir" + ("" if config.trainer.default_local_dir else "=null, so the run's folder")
-    run_dir = Path(config.trainer.run_dir).absolute()
-    nearest = next(path for path in (run_dir, *run_dir.parents) if os.path.lexists(path))
-    if not nearest.is_dir():
-        yield f"{key}={config.trainer.run_dir}: {nearest} is not a folder; name another folder"
-    elif not os.access(nearest, os.W_OK | os.X_OK):
-        yield f"{key}={config.trainer.run_dir}: {nearest} is not writable; name another folder"
+    yield from unwritable(key, config.trainer.run_dir)
 
 
 def _not_there_yet(config: PPOConfig) -> Iterator[str]:

@@ -311,6 +311,7 @@ class RayPPOTrainer:
             "seed": self.seed,
             "seeded": self.config.trainer.deterministic,
             "validate": validate,
+            "first_group": first_group,
         }
         return batch
 

@@ -181,7 +181,9 @@ class DataParallelPPOActor:
             loss.backward()
             sums.add(metrics, weight)
         norm = clip_grad_norm(self.actor_module, self.config.grad_clip)
-        if torch.isfinite(norm):
+        if (
+            torch.isfinite(norm) and counts["batch_num_tokens"]
+        ):  # with nothing to learn from, momentum alone would move the weights
             self.actor_optimizer.step()
         sums.add_norm("actor", norm, weight)
 

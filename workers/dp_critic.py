@@ -78,6 +78,6 @@ class DataParallelPPOCritic:
                 weight,
             )
         norm = clip_grad_norm(self.critic_module, self.config.grad_clip)
-        if torch.isfinite(norm):
+        if torch.isfinite(norm) and counts["batch_num_tokens"]:
             self.critic_optimizer.step()
         sums.add_norm("critic", norm, weight)

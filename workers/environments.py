@@ -361,7 +361,8 @@ class EnvironmentPool:
                 deadlines = [slot.deadline for slot in self._slots if slot.deadline is not None]
                 self._next_look = min(deadlines, default=math.inf)
                 self._ended.notify_all()
-                self._look.wait(None if not deadlines else self._next_look - time.monotonic())
+                wait = min(self._next_look - time.monotonic(), threading.TIMEOUT_MAX)
+                self._look.wait(wait if deadlines else None)
 
     def _overdue(self, slot: Slot, seconds: float) -> None:
         slot.hung = True

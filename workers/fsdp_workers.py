@@ -20,7 +20,6 @@ from torch import nn
 
 from custom.agent import AgentSpec
 from data.protocol import DataProto
-from data.seeding import seed_for
 from training.config import ActorRolloutRefConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig, PPOConfig
 from training.torch_functional import (
     get_constant_schedule_with_warmup,
@@ -36,7 +35,7 @@ from workers.dp_critic import DataParallelPPOCritic
 from workers.forward import ForwardSettings, PolicyModel, ValueModel, can_share_prompts, check_forward
 from workers.model_builder import ModelSpec, find_device, torch_dtype
 from workers.multi_turn_rollout import AgentRollout
-from workers.rollout_base import BaseRollout
+from workers.rollout_base import BaseRollout, noise_seed
 from workers.weight_sync import iter_weights, weight_manifest
 from workers.worker_group import Dispatch, register
 
@@ -106,9 +105,9 @@ class ActorRolloutRefWorker:
 
     @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine")
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """See `BaseRollout.generate_sequences`; what is not seeded by request draws from a generator of (run, step, engine)."""
+        """See `BaseRollout.generate_sequences`; what is not seeded by request draws as `noise_seed` says."""
         engine = rank() // self.ranks_per_engine()
-        torch.manual_seed(seed_for(prompts.meta_info["seed"], prompts.meta_info["global_steps"], engine))
+        torch.manual_seed(noise_seed(prompts.meta_info, engine))
         return self.rollout.generate_sequences(prompts)
 
     @register(Dispatch.ONE_TO_ALL)
@@ -125,7 +124,7 @@ class ActorRolloutRefWorker:
         if self.agents is None:
             raise ValueError("run_episodes has no agents: call start_agents first")
         engine = rank() // self.ranks_per_engine()
-        torch.manual_seed(seed_for(described.meta_info["seed"], described.meta_info["global_steps"], engine))
+        torch.manual_seed(noise_seed(described.meta_info, engine))
         return self.agents.run(described)
 
     @register(Dispatch.ONE_TO_ALL)

@@ -71,7 +71,7 @@ class AgentRollout:
             )
             for i in range(len(described))
         ]
-        own_home = self.config.environments[0].isolation != "thread" if self.config.environments else False
+        own_home = self.config.agent.environment.isolation != "thread"
         loop = TurnLoop(
             self.engine,
             self.engine.sampler(described.meta_info),
@@ -226,14 +226,15 @@ class SyncMultiTurnRollout:
         actor_rollout_wg.start_agents(list(specs) if specs is not None else agent_specs(config, agent_cls))
 
     def reset(self, gen_batch: DataProto | None = None) -> None:
-        """Says what is played next: `gen_batch` (as `describe_episodes` makes it), or `agent.agent_length` fresh episodes."""
+        """Says what is played next: `gen_batch` (as `describe_episodes` makes it), or `agent.agent_length` x `rollout.n` fresh episodes."""
         self.resets += 1
         self.batch = None
         self.episodes = gen_batch
         if gen_batch is None:
             count, seed = self.config.prompts_per_step, self.config.data.run_seed
             seeded = self.config.trainer.deterministic
-            self.episodes = describe_episodes(count, 1, step=self.resets, seed=seed, seeded=seeded)
+            samples = self.config.actor_rollout_ref.rollout.n
+            self.episodes = describe_episodes(count, samples, step=self.resets, seed=seed, seeded=seeded)
 
     def rollout(self) -> list[dict[str, Any]]:
         """Plays them; returns each episode's facts (see `episode_facts`), in order."""
@@ -280,7 +281,7 @@ def describe_episodes(
         "env_seed": np.array(seeds, dtype=np.int64),
         "data_source": object_array([names[group % len(names)] for group, _ in rows]),
     }
-    meta = {"global_steps": step, "seed": seed, "seeded": seeded, "validate": validate}
+    meta = {"global_steps": step, "seed": seed, "seeded": seeded, "validate": validate, "first_group": first_group}
     return DataProto.from_dict(
         tensors={"agent": torch.tensor(columns["agent_index"])}, non_tensors=columns, meta_info=meta
     )

@@ -143,9 +143,16 @@ def start_episodes(prompts: DataProto) -> list[Episode]:
 
 
 def turn_seed(meta_info: dict[str, Any], episode: Episode) -> int:
-    """Sampling's seed of (run, step, group, sample, turn); a restarted episode samples anew."""
+    """Sampling's seed of (run, step, group, sample, turn); a restarted episode samples anew, and validation for itself."""
     turn = episode.turn + ATTEMPT * episode.attempt
-    return seed_for(meta_info["seed"], meta_info["global_steps"], episode.group, episode.sample, turn)
+    sample = -1 - episode.sample if meta_info.get("validate") else episode.sample
+    return seed_for(meta_info["seed"], meta_info["global_steps"], episode.group, sample, turn)
+
+
+def noise_seed(meta_info: dict[str, Any], engine: int) -> int:
+    """The seed of what is not seeded turn by turn: of (run, step, engine), and of the batch in the step, since there may be several."""
+    batch, validate = meta_info.get("first_group", 0), bool(meta_info.get("validate"))
+    return seed_for(meta_info["seed"], meta_info["global_steps"], engine, batch, int(validate))
 
 
 def pad_right(rows: Sequence[Sequence[float]], width: int, value: float) -> Tensor:

@@ -116,7 +116,7 @@ class Episode:
 
     def restart(self) -> None:
         self.rows, self.opening, self.messages, self.turns = [], [], [], []
-        self.turn, self.attempt, self.ending = 0, self.attempt + 1, ""
+        self.turn, self.attempt, self.ending, self.error = 0, self.attempt + 1, "", ""
 
 
 @dataclass(frozen=True, kw_only=True)

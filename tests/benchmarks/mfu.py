@@ -28,7 +28,15 @@ from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from data.protocol import DataProto
-from training.config import ActorConfig, ActorRolloutRefConfig, ModelConfig, PPOConfig, RolloutConfig, TrainerConfig
+from training.config import (
+    ActorConfig,
+    ActorRolloutRefConfig,
+    DataConfig,
+    ModelConfig,
+    PPOConfig,
+    RolloutConfig,
+    TrainerConfig,
+)
 from workers.forward import plan_batch
 from workers.fsdp_workers import ActorRolloutRefWorker
 
@@ -133,7 +141,12 @@ def build_worker(settings: Settings) -> ActorRolloutRefWorker:
         )
         policy = ActorRolloutRefConfig(model=model, actor=actor, rollout=RolloutConfig(n=settings.group))
         trainer = TrainerConfig(device=settings.device, deterministic=bool(settings.deterministic))
-        worker = ActorRolloutRefWorker(PPOConfig(actor_rollout_ref=policy, trainer=trainer), "actor")
+        worker = ActorRolloutRefWorker(
+            PPOConfig(
+                data=DataConfig(train_batch_size=actor.ppo_mini_batch_size), actor_rollout_ref=policy, trainer=trainer
+            ),
+            "actor",
+        )
         worker.init_model(total_training_steps=1000)
     return worker
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from training import config_checks, core_algos, registry
+from training import agent_checks, config_checks, core_algos, registry
 from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig
 from training.config_base import Section, field_docs, leaves
 from training.config_checks import check_config
@@ -1015,7 +1015,7 @@ def test_the_runs_folder_can_be_made(runnable: list[str], tmp_path: Path, monkey
         assert checked(runnable, f"trainer.default_local_dir={path}") == [
             f"trainer.default_local_dir={path}: {file} is not a folder; name another folder"
         ]
-    monkeypatch.setattr(config_checks.os, "access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    monkeypatch.setattr(agent_checks.os, "access", lambda path, mode: path != tmp_path)  # root may write anywhere
     assert checked(runnable, f"trainer.default_local_dir={tmp_path / 'a/b'}") == [
         f"trainer.default_local_dir={tmp_path / 'a/b'}: {tmp_path} is not writable; name another folder"
     ]
@@ -1120,3 +1120,19 @@ def test_every_config_field_has_a_reader() -> None:
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                     unread.pop(node.attr, None)
     assert not unread, f"nothing reads: {', '.join(sorted(unread.values()))}"
+
+
+def test_entries_of_env_template_are_checked_like_other_keys() -> None:
+    good = "{path: mine.py, cls: Coin, kwargs: {sides: 3}}"
+    assert load(f"env_template=[{good}]").environments[0].kwargs == {"sides": 3}
+    for entry, wanted in {
+        "{pth: mine.py, cls: Coin}": "env_template[0].pth='mine.py': there is no such key. Did you mean 'path'?",
+        "{path: mine.py, kwargs: 5}": "env_template[0].kwargs=5: must be a mapping",
+        "{path: mine.py, isolation: process}": "it is one for all environments; set agent.environment.isolation",
+    }.items():
+        assert any(wanted in problem for problem in problems_of(f"env_template=[{entry}]")), entry
+
+
+def test_a_folder_for_episodes_that_cannot_be_written_is_named(runnable: list[str]) -> None:
+    game = ["agent.environment.name=gymnasium:FrozenLake-v1", "agent.episodes_dir=/dev/null/x"]
+    assert any("agent.episodes_dir=/dev/null/x: /dev/null is not a folder" in text for text in checked(runnable, *game))

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,12 @@ def threads() -> int:
 
 
 def processes() -> int:
-    return len(psutil.Process().children(recursive=True))
+    """The nursery and its homes, which share its command line; other tests' processes, such as Ray's, come and go."""
+    count = 0
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            count += "run_nursery" in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE
+    return count
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +111,7 @@ def test_an_episode_is_played_and_scored(isolation: str) -> None:
         assert first.messages == [{"role": "user", "content": "seed 11"}]
         second = ask(pool, "a", "say hello")
         assert second.messages == [{"role": "user", "content": "hello"}]
-        assert second.info == {"verb": "say", "environment_reward": 0.5} and second.reward == 0.0
+        assert second.info == {"tool_calls": []} and second.reward == 0.0, "an environment's own info stays in its home"
         assert ask(pool, "a", "end").done
         [last] = finish(pool, "a")
         assert (last.kind, last.reward, last.info, last.done) == ("finish", 2.0, {"has_reward": True}, True)
@@ -262,11 +268,11 @@ def test_the_death_of_a_process_is_a_crash_that_says_how_it_died(how: str, text:
 
 
 @pytest.mark.parametrize("kind", ["unpicklable", "unreadable"])
-def test_a_reply_that_cannot_travel_is_a_crash(kind: str) -> None:
+def test_info_that_cannot_travel_stays_where_it_is(kind: str) -> None:
     with pool_of("process") as pool:
         start(pool, "a")
         reply = ask(pool, "a", f"garbage {kind}")
-        assert reply.failure == "env_crash" and "process" in reply.error
+        assert reply.failure == "" and reply.info == {"tool_calls": []}
 
 
 def test_a_process_that_dies_between_calls_is_a_crash_of_the_next_one() -> None:
@@ -639,7 +645,7 @@ def test_ray_homes_play_crash_hang_and_go(cluster: None, tmp_path: Path) -> None
         assert "SystemExit" in ask(pool, "a", "raise exit").error
         assert ask(pool, "b", "die exit").failure == "env_crash"
         assert ask(pool, "c", "sleep 100").failure == "env_timeout"
-        assert ask(pool, "d", "garbage unpicklable").failure == "env_crash"
+        assert ask(pool, "d", "garbage unpicklable").failure == ""
         start(pool, "a")
         actors.append(psutil.Process(int(words(ask(pool, "a", "who"))[0])))
     assert threads() == 0 and closes.read_text() == "closed\n" * 3

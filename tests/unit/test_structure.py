@@ -26,7 +26,11 @@ ALLOWED = {
     "training.group_filter": {"data", "training.advantage", "training.config"},
     "training.batching": {"data"},
     "training.metric_utils": {"data"},
-    "training.config_loader": {"training.config", "training.config_base", "training.config_checks"},
+    "training.config_tables": set(),
+    "training.config_loader": {
+        *("training.config", "training.config_base", "training.agent_config"),
+        *("training.config_checks", "training.config_tables"),
+    },
     # the checks look names up in the registries, when they run
     "training.agent_checks": {"training.config", "training.agent_config", "data.loading"},
     "training.config_checks": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +22,8 @@ from training.agent_config import AgentConfig, EnvironmentChoice
 from training.config import ActorRolloutRefConfig, DataConfig, PPOConfig
 from workers.engine import Sampling
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
-from workers.rollout_base import BaseRollout
+from workers.rollout_base import BaseRollout, noise_seed, turn_seed
+from workers.turn_loop import Episode
 from workers.weight_sync import iter_weights, weight_manifest
 
 WORDS = [
@@ -317,3 +319,26 @@ def test_a_reply_that_the_chat_template_refuses_ends_its_episode_alone(engine) -
     assert set(endings(batch)) <= {"env_crash", "done"}, "an episode of one turn needs no further prompt"
     errors = {fact["error"] for fact in batch.non_tensor_batch["episode_facts"] if fact["ending"] == "env_crash"}
     assert all("system comes first" in error for error in errors)
+
+
+class SaysTooMuch(Chatter):
+    """Its info is for nobody but itself: what looks like tool calls, and what cannot leave its process."""
+
+    def step(self, action: str) -> Any:
+        observation, reward, done, _ = super().step(action)
+        return observation, reward, done, {"tool_calls": [None, 3, {"id": "x"}], "lock": threading.Lock()}
+
+
+def test_an_environments_info_stays_with_it(engine) -> None:
+    rollout, _, spec = engine
+    batch = play(rollout, spec, config_of(SaysTooMuch))
+    assert set(endings(batch)) <= {"done", "overflow"}
+    assert all(fact["tool_calls"] == [] for fact in batch.non_tensor_batch["episode_facts"])
+
+
+def test_a_steps_further_batches_and_validation_draw_other_noise() -> None:
+    meta = {"seed": 1, "global_steps": 5}
+    variants = [{}, {"first_group": 8}, {"first_group": 16}, {"validate": True}, {"global_steps": 6}]
+    assert len({noise_seed(meta | more, engine) for more in variants for engine in (0, 1)}) == 10
+    episode = Episode(group=0, sample=0)
+    assert turn_seed(meta, episode) != turn_seed(meta | {"validate": True}, episode)
