@@ -34,7 +34,9 @@ def collect_varied_groups(
         take = set(varied[: wanted - found])
         found, dropped = found + len(take), dropped + uniform
         if take:
-            kept.append(batch.select_idxs(np.array([uid in take for uid in batch.non_tensor_batch["uid"]])))
+            part = batch.select_idxs(np.array([uid in take for uid in batch.non_tensor_batch["uid"]]))
+            part.meta_info.pop("first_group", None)  # in which the batches of a step differ
+            kept.append(part)
     if not kept:
         raise ValueError(
             f"algorithm.filter_groups: in {drawn} batches no group had two different values of {settings.metric!r}, so there is nothing to "

@@ -51,7 +51,9 @@ class WatchedRun:
         ]
         self.log = folder / "stderr"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(argv, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=log)
+            self.process = subprocess.Popen(
+                argv, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=log, preexec_fn=listen_to_ctrl_c
+            )
         self.seen = {psutil.Process(self.process.pid)}  # equal are processes of one id and one start
         self.addresses: set[tuple[str, str]] = set()
 
@@ -111,6 +113,11 @@ class WatchedRun:
             with suppress(psutil.Error):
                 process.kill()
         self.process.wait()
+
+
+def listen_to_ctrl_c() -> None:
+    """As from a terminal: what a shell starts in the background, a whole test run perhaps, inherits that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def is_loopback(address: str) -> bool:
