@@ -329,8 +329,7 @@ def test_each_environment_is_closed_once(isolation: str, tmp_path: Path) -> None
         start(pool, *range(5))
         finish(pool, 0, 1)
         assert ask(pool, 2, "raise plain").failure
-        wait_until(closes.exists)
-        assert closes.read_text() == "closed\n"
+        wait_until(lambda: closes.exists() and closes.read_text() == "closed\n")
     assert closes.read_text() == "closed\n" * 5
 
 

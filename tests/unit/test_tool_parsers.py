@@ -389,7 +389,7 @@ def test_time_is_linear_in_the_text_on_adversarial_inputs(parser: ActionParser) 
         for text in (piece * (100_000 // len(piece)), "Action: a\n" + '{"tool":' + piece * (100_000 // len(piece))):
             started = time.process_time()
             parser.parse(text)
-            if (seconds := time.process_time() - started) > 0.5:
+            if (seconds := time.process_time() - started) > 2.0:  # a quadratic one would take minutes
                 slow.append((text[:40], seconds))
     assert not slow
 
