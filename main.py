@@ -13,9 +13,9 @@ from pathlib import Path
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from training.config import PPOConfig
-from training.config_checks import load_custom_algorithm
-from training.config_loader import ConfigError, explain, load_config, to_yaml
-from workers.memory import limit_caches, return_large_blocks
+from training.config.checks import load_custom_algorithm
+from training.config.loader import ConfigError, explain, load_config, to_yaml
+from workers.ranks.memory import limit_caches, return_large_blocks
 
 OWN_CLUSTER = {  # of Ray's environment
     # What keeps it on loopback, on any system; a `_node_ip_address` of 127.0.0.1 is replaced by one that others can reach.
@@ -161,7 +161,7 @@ def run(argv: list[str], signals: EndingSignals) -> int:
 
 def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     """The run itself; returns why its last checkpoint is missing, where it is."""
-    from training.checkpoint import CheckpointError  # imports torch: late
+    from training.run.checkpoint import CheckpointError  # imports torch: late
 
     trainer, unsaved = build_trainer(config), None
     run_dir = Path(config.trainer.run_dir)
@@ -182,7 +182,7 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
 
 def print_report(run_dir: Path) -> None:
     """The table of the run, and its curves in report.png; a run that has none, or no room for it, has ended well all the same."""
-    from training.report import write_report
+    from training.run.report import write_report
 
     try:
         print(write_report(run_dir))

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from custom.adapters.base import fill_template, library_of
+from custom.adapters.make import make_environment
 from custom.env import (
     MAX_OBSERVATION_CHARS,
     BadEnvironment,
@@ -29,7 +31,6 @@ from custom.env import (
     step_environment,
     takes_keyword,
 )
-from custom.env_wrapper import fill_template, is_adapter, make_environment
 from data.loading import load_extern_object
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ class AgentSpec:
     def build(self) -> Agent:
         """A new agent with an environment of its own."""
         environment, template = self._make_environment(), self.prompt_template
-        if is_adapter(self.environment):
+        if library_of(self.environment):
             template = None  # the adapter fills it, with more fields
         settings: dict[str, Any] = {
             "include_state": self.include_state,
@@ -277,8 +278,8 @@ class AgentSpec:
             "max_observation_chars": self.max_observation_chars,
         }
         if self.tools:
-            from custom.tool_parsers import get_parser
             from custom.tools import load_tools
+            from custom.tools.parsers import get_parser
 
             settings |= {"tools": load_tools(self.tools), "parser": get_parser(self.parser)}
         reward_fn = self._reward_fn()
@@ -299,7 +300,7 @@ class AgentSpec:
         if isinstance(source, str):
             own = (
                 {}
-                if self.prompt_template is None or not is_adapter(source)
+                if self.prompt_template is None or not library_of(source)
                 else {"prompt_template": self.prompt_template}
             )
             return make_environment(source, {**self.kwargs, **own})

@@ -27,6 +27,13 @@ Message: TypeAlias = dict[str, str]
 Observation: TypeAlias = str | list[Message]
 
 
+class Abandoned(BaseException):
+    """Raised inside a thread that overran its deadline; a BaseException, so that `except Exception` does not stop it."""
+
+    def __str__(self) -> str:
+        return "still running after its deadline"
+
+
 class BadEnvironment(ValueError):
     """What an environment, an agent or a reward function returned cannot be used."""
 

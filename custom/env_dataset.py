@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from custom.adapters.make import make_environment
 from custom.agent import Agent, as_user_messages
 from custom.env import Message
-from custom.env_wrapper import make_environment
 from data.prompts import encode_chat
 from data.rl_dataset import RLHFDataset
 

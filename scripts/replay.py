@@ -34,21 +34,22 @@ import numpy as np
 import torch
 
 from custom.agent import AgentSpec
-from data.protocol import DataProto, object_array
+from data.containers import object_array
+from data.protocol import DataProto
 from training.advantage import apply_kl_penalty, compute_advantage
 from training.agent_trainer import environment_rewards, strict_json
 from training.config import PPOConfig
-from training.config_checks import load_custom_algorithm
-from training.config_loader import ConfigError, load_config
+from training.config.checks import load_custom_algorithm
+from training.config.loader import ConfigError, load_config
 from training.core_algos import estimator_needs, get_kl_controller
 from training.reward import compute_reward
-from workers.engine import Completion, Sampling
-from workers.environments import Kind, Reply
+from workers.environments.pool import Kind, Reply
 from workers.fsdp_workers import ActorRolloutRefWorker
-from workers.model_builder import ModelSpec
+from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, agent_specs, episode_record
-from workers.rollout_base import BaseRollout
-from workers.turn_loop import FAILURES, Episode, Row, Turn, TurnLoop
+from workers.rollout.base import BaseRollout
+from workers.rollout.engine import Completion, Sampling
+from workers.rollout.turn_loop import FAILURES, Episode, Row, Turn, TurnLoop
 
 TOGETHER = 16  # episodes whose environments are open at once
 NEEDED = ("uid", "episode_id", "data_source", "agent_index", "env_seed", "ending", "opening", "turns", "rows")
@@ -379,7 +380,7 @@ def loss_of(config: PPOConfig, batch: DataProto, say: Callable[[str], None] = pr
     if config.custom_algorithm:
         load_custom_algorithm(config.custom_algorithm)
     worker = ActorRolloutRefWorker(config, "actor")
-    worker.init_model(1)
+    worker.init_model(1, config.batch_plan)
     batch.meta_info["temperature"] = config.actor_rollout_ref.rollout.temperature
     batch.batch["old_log_probs"] = worker.compute_log_prob(batch).batch["old_log_probs"]
     report_log_probs(batch, say)
@@ -403,7 +404,7 @@ def loss_of(config: PPOConfig, batch: DataProto, say: Callable[[str], None] = pr
         norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
         config=algorithm,
     )
-    metrics = worker.actor.update_policy(batch, mini_batch_rows=len(batch))
+    metrics = worker.actor.update_policy(batch, replace(config.batch_plan.actor, mini_batches=1))
     return {
         name: value for name, value in metrics.items() if name in ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm")
     }

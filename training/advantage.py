@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from data.protocol import DUMMY_UID, DataProto
+from data.protocol import DataProto
+from training.batch.episode_rows import EpisodeRows
 from training.core_algos import (
     AdaptiveKLController,
     FixedKLController,
@@ -19,49 +18,6 @@ from training.core_algos import (
 )
 
 KLController = AdaptiveKLController | FixedKLController
-
-
-class EpisodeLines:
-    """A batch's rows as lines, one for each episode: the responses of an episode's rows, one behind the other.
-
-    Estimators see lines, so that an episode counts once in its group, and its rewards reach back over all its rows:
-
-        rows   e0: [a a . .]   e1: [b b b .]   e0: [c c e c]     ->     lines   [a a . . c c e c]   [b b b . . . . .]
-    """
-
-    def __init__(self, batch: DataProto) -> None:
-        rows_of: dict[Hashable, list[int]] = {}
-        columns = batch.non_tensor_batch
-        ids = columns.get("episode_id", np.arange(len(batch)))
-        order = columns.get("episode_row", np.zeros(len(batch), dtype=np.int64))
-        for row in np.argsort(order, kind="stable").tolist():
-            dummy = columns["uid"][row] == DUMMY_UID if "uid" in columns else False
-            rows_of.setdefault(row if dummy else str(ids[row]), []).append(row)
-        self.rows = sorted(rows_of.values())
-        self.first = np.array([rows[0] for rows in self.rows], dtype=np.int64)  # (lines,): an episode's first row
-        self.plain = all(rows == [i] for i, rows in enumerate(self.rows))
-
-    def join(self, tensor: Tensor) -> Tensor:
-        """(B, R) -> (lines, the most rows x R), zeros behind an episode's last row; (B,) -> each episode's first."""
-        if self.plain:
-            return tensor
-        if tensor.dim() == 1:
-            return tensor[torch.from_numpy(self.first)]
-        width = tensor.shape[1]
-        lines = tensor.new_zeros(len(self.rows), max(map(len, self.rows)) * width)
-        for line, rows in zip(lines, self.rows, strict=True):
-            line[: len(rows) * width] = tensor[rows].flatten()
-        return lines
-
-    def split(self, lines: Tensor) -> Tensor:
-        """The inverse of `join` for (lines, width): (B, R)."""
-        if self.plain:
-            return lines
-        width = lines.shape[1] // max(map(len, self.rows))
-        out = lines.new_empty(sum(map(len, self.rows)), width)
-        for line, rows in zip(lines, self.rows, strict=True):
-            out[rows] = line[: len(rows) * width].view(len(rows), width)
-        return out
 
 
 def compute_response_mask(data: DataProto) -> Tensor:
@@ -100,20 +56,20 @@ def compute_advantage(
 ) -> DataProto:
     """Adds `advantages` and `returns` (B, R) by the estimator of that name, from `token_level_rewards` and what it asks for."""
     data.require("token_level_rewards", "response_mask", *_tensor_needs(adv_estimator), by=f"estimator {adv_estimator}")
-    lines, width = EpisodeLines(data), data.batch["response_mask"].shape[1]
-    fields = {name: tensor for name, tensor in data.batch.items() if tensor.shape[1:] in ((), (width,)) or lines.plain}
+    episodes, width = EpisodeRows(data), data.batch["response_mask"].shape[1]
+    fields = {name: tensor for name, tensor in data.batch.items() if episodes.takes(tensor, width)}
     advantages, returns = call_adv_estimator(
         adv_estimator,
-        **{name: lines.join(tensor) for name, tensor in fields.items()},
-        index=data.non_tensor_batch["uid"][lines.first],
+        **{name: episodes.join(tensor) for name, tensor in fields.items()},
+        index=data.non_tensor_batch["uid"][episodes.first],
         gamma=gamma,
         lam=lam,
         num_repeat=num_repeat,
         norm_adv_by_std_in_grpo=norm_adv_by_std_in_grpo,
         config=config,
     )
-    for name, line in (("advantages", advantages), ("returns", returns)):
-        tensor = lines.split(line)
+    for name, joined in (("advantages", advantages), ("returns", returns)):
+        tensor = episodes.split(joined)
         if tensor.shape != data.batch["response_mask"].shape or not torch.isfinite(tensor).all():
             raise ValueError(
                 f"estimator '{adv_estimator}': {name} must be finite and of shape (batch, response_len) = "

@@ -24,13 +24,13 @@ from custom.tools import UNKNOWN
 from data.protocol import DataProto
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
-from training.metric_utils import StepTimer
 from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction
-from training.roles import ResourcePoolManager, Role
-from workers.environments import EnvironmentPool, Reply
+from training.run.metric_utils import StepTimer
+from training.run.roles import ResourcePoolManager, Role
+from workers.environments.pool import EnvironmentPool, Reply
 from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs, describe_episodes, open_pool
-from workers.turn_loop import ENDINGS
+from workers.rollout.turn_loop import ENDINGS
 
 logger = logging.getLogger(__name__)
 CLOSING_S = 15.0  # for the environments to be closed at a run's end

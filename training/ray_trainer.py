@@ -25,13 +25,17 @@ from transformers import PreTrainedTokenizerBase
 from data.data_order import EpochOrder, PromptCollator, num_rows
 from data.protocol import DataProto
 from data.rl_dataset import collate_fn as default_collate_fn
-from training import checkpoint
-from training.advantage import EpisodeLines, KLController, apply_kl_penalty, compute_advantage, compute_response_mask
-from training.batching import get_seqlen_balanced_partitions, roundup_divisible, rows_of_mini_batches
+from training.advantage import KLController, apply_kl_penalty, compute_advantage, compute_response_mask
+from training.batch.batching import arrange
+from training.batch.episode_rows import EpisodeRows
+from training.batch.group_filter import collect_varied_groups
+from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
 from training.core_algos import estimator_needs, get_kl_controller
-from training.group_filter import collect_varied_groups
-from training.metric_utils import (
+from training.reward import RewardFunction, compute_reward, compute_reward_async, lend_tokenizer
+from training.rollout_correction import compute_offpolicy_metrics
+from training.run import checkpoint
+from training.run.metric_utils import (
     StepTimer,
     compute_data_metrics,
     compute_throughout_metrics,
@@ -39,8 +43,7 @@ from training.metric_utils import (
     flatten_validation_metrics,
     process_validation_metrics,
 )
-from training.reward import RewardFunction, compute_reward, compute_reward_async, lend_tokenizer
-from training.roles import (
+from training.run.roles import (
     ResourcePoolManager,
     Role,
     default_resource_pool,
@@ -49,10 +52,8 @@ from training.roles import (
     need_reference_policy,
     need_reward_model,
 )
-from training.rollout_correction import compute_offpolicy_metrics
-from training.torch_functional import masked_mean
-from training.tracking import Tracking
-from workers.worker_group import (
+from training.run.tracking import Tracking
+from workers.ranks.worker_group import (
     ClassWithInitArgs,
     LocalWorkerGroup,
     RayWorkerGroup,
@@ -122,6 +123,7 @@ class RayPPOTrainer:
         self.kl_controller: KLController = get_kl_controller(config.algorithm.kl_ctrl)
         self.run_dir = Path(config.trainer.run_dir)
         self.seed = config.data.run_seed
+        self.plan = config.batch_plan
         self.global_steps = self.epoch = self.rows_done = 0
         self.row_stream = self._endless_rows()
         self.pools: list[Any] = []
@@ -177,9 +179,10 @@ class RayPPOTrainer:
         self.critic_wg = groups.get(Role.Critic)
         self.ref_policy_wg = groups.get(Role.RefPolicy, self.actor_rollout_wg)
         if self.critic_wg is not None:
-            self.critic_wg.init_model(self.total_training_steps)
+            self.critic_wg.init_model(self.total_training_steps, self.plan)
         # The rollout engine comes last: it sizes its cache by what the others left free.
-        self.actor_rollout_wg.init_model(max(self.total_training_steps - self.config.trainer.critic_warmup, 1))
+        actor_steps = max(self.total_training_steps - self.config.trainer.critic_warmup, 1)
+        self.actor_rollout_wg.init_model(actor_steps, self.plan)
         trainer = self.config.trainer
         self.saver = checkpoint.CheckpointSaver(
             self.run_dir,
@@ -264,10 +267,10 @@ class RayPPOTrainer:
         with timer("step"):
             with timer("gen"):
                 batch, drawn = self._generate(rows)
-            batch = self._arrange(batch)
+            batch = arrange(batch, self.plan)
             with timer("reward"):
                 wait_for_reward = self._start_reward(batch)
-            if self._needs_old_log_probs():
+            if self.needs_old_log_probs():
                 with timer("old_log_prob"):
                     batch, metrics = self._add_old_log_probs(batch, metrics)
             if self.config.need_reference:
@@ -341,33 +344,6 @@ class RayPPOTrainer:
         """The rollout itself; here every prompt is answered once."""
         return self.actor_rollout_wg.generate_sequences(gen_batch)
 
-    def _arrange(self, batch: DataProto) -> DataProto:
-        """Orders rows for the ranks, each of which gets a consecutive chunk. Ranks that share sequences are as one.
-
-        A mini-batch has its prompts' rows, on any number of ranks, and dummy rows where another has more (episodes may have several rows) or the
-        ranks do not divide them; with `balance_batch` its ranks get about the same number of tokens.
-        """
-        ranks, actor = self.config.data_parallel_size, self.config.actor_rollout_ref.actor
-        prompts = self.config.prompts_per_step
-        mini_batch = min(actor.ppo_mini_batch_size, self.config.resolved_critic.ppo_mini_batch_size or prompts)
-        minis = rows_of_mini_batches(list(batch.non_tensor_batch["uid"]), prompts // mini_batch)
-        size = roundup_divisible(max(map(len, minis)), ranks)
-        if ranks == 1 and all(len(rows) == size for rows in minis):
-            return batch
-        spare = iter(range(len(batch), len(minis) * size))
-        minis = [[*rows, *itertools.islice(spare, size - len(rows))] for rows in minis]
-        batch = batch.pad_with_dummies(len(minis) * size)
-        lengths = batch.batch["attention_mask"].sum(dim=1).tolist()
-        rows_of_rank: list[list[int]] = [[] for _ in range(ranks)]
-        for rows in minis:
-            if self.config.trainer.balance_batch:
-                parts = get_seqlen_balanced_partitions([lengths[row] for row in rows], ranks, equal_size=True)
-            else:
-                parts = [list(part) for part in np.array_split(np.arange(size), ranks)]
-            for rank, part in enumerate(parts):
-                rows_of_rank[rank] += [rows[k] for k in part]
-        return batch.select_idxs(torch.tensor([row for rows in rows_of_rank for row in rows]))
-
     def _start_reward(self, batch: DataProto) -> Callable[[], tuple[Tensor, dict[str, list[Any]]]]:
         """Scores the batch, beside the passes that follow where `launch_reward_fn_async`; calling the result waits for it."""
         if "token_level_scores" in batch.batch:  # scored already, to be filtered
@@ -377,12 +353,11 @@ class RayPPOTrainer:
         done = compute_reward(batch, self.reward_fn)
         return lambda: done
 
-    def _needs_old_log_probs(self) -> bool:
-        """Whether something reads them: with a single mini-batch and epoch the update's own log-probs are the old ones."""
-        actor, algorithm = self.config.actor_rollout_ref.actor, self.config.algorithm
-        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.prompts_per_step
+    def needs_old_log_probs(self) -> bool:
+        """Whether something reads them: in a step of a single update its own log-probs are the old ones."""
+        algorithm = self.config.algorithm
         read = algorithm.use_kl_in_reward or "old_log_probs" in estimator_needs(algorithm.adv_estimator)
-        return read or not one_update
+        return read or self.plan.actor.updates > 1
 
     def _add_old_log_probs(self, batch: DataProto, metrics: dict[str, float]) -> tuple[DataProto, dict[str, float]]:
         """`old_log_probs`, the policy's entropy, and how far the engine's probabilities are from the trainer's."""
@@ -461,9 +436,9 @@ class RayPPOTrainer:
         batch.batch["token_level_scores"] = scores
         self._dump(batch, self.config.trainer.validation_data_dir, anew=first_group == 0)
         self._show_generations(batch, self.config.trainer.log_val_generations - first_group * n)
-        lines = EpisodeLines(batch)  # an episode is scored once, however many rows it has
-        infos = {name: [values[i] for i in lines.first] for name, values in infos.items()}
-        return batch.select_idxs(lines.first), {**infos, "reward": lines.join(scores).sum(dim=1).tolist()}
+        episodes = EpisodeRows(batch)
+        infos = {name: [values[i] for i in episodes.first] for name, values in infos.items()}
+        return batch.select_idxs(episodes.first), {**infos, "reward": episodes.join(scores).sum(dim=1).tolist()}
 
     def _show_generations(self, batch: DataProto, count: int) -> None:
         for row in self._readable_rows(batch.slice(0, max(0, min(count, len(batch))))):

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from custom.reward_manager import get_reward_manager_cls
 from data.loading import load_extern_object
 from data.protocol import DataProto
+from data.token_rewards import move_to_sampled_tokens, place_outcome_rewards
 from training.config import PPOConfig
 
 RewardFunction = Callable[..., Any]
@@ -45,8 +47,6 @@ def load_reward_manager(
 
     `kwargs` go to the manager beside reward_model.reward_kwargs and win over them.
     """
-    from custom.reward_manager import get_reward_manager_cls  # here: the managers import this module
-
     return get_reward_manager_cls(config.reward_model.reward_manager)(
         tokenizer,
         num_examine,
@@ -101,27 +101,6 @@ def lend_tokenizer(reward_fn: RewardFunction, tokenizer: PreTrainedTokenizerBase
     """Gives the tokenizer to a reward function that has a place for one and none in it."""
     if getattr(reward_fn, "tokenizer", tokenizer) is None:
         reward_fn.tokenizer = tokenizer  # type: ignore[attr-defined]
-
-
-def place_outcome_rewards(scores: Tensor, response_mask: Tensor) -> Tensor:
-    """Scores (batch,) -> (batch, response_len): each on its row's last sampled token, none in a row without one."""
-    rewards = torch.zeros(response_mask.shape, dtype=torch.float32, device=response_mask.device)
-    rewards[:, -1] = scores.to(rewards)
-    return move_to_sampled_tokens(rewards, response_mask)
-
-
-def move_to_sampled_tokens(rewards: Tensor, response_mask: Tensor) -> Tensor:
-    """Every reward to the last sampled token at or before it, the first one where none is before; sums stay the same.
-
-    Masked advantages would silently drop a reward on an environment's token; it belongs to the action it answers.
-    A row without sampled tokens gets zeros.
-    """
-    sampled = response_mask.bool()
-    positions = torch.arange(sampled.shape[1], device=sampled.device)
-    last = torch.where(sampled, positions, -1).cummax(dim=1).values  # (batch, response_len)
-    first = sampled.int().argmax(dim=1, keepdim=True)  # 0 in a row without sampled tokens
-    target = torch.where(last < 0, first, last)
-    return torch.zeros_like(rewards).scatter_add(1, target, rewards) * sampled
 
 
 def _takes_return_dict(reward_fn: RewardFunction) -> bool:

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from data.protocol import DataProto
-from training.config import CriticConfig
-from training.core_algos import compute_value_loss
-from workers.distributed import world_size
-from workers.dp_actor import MetricSums, clip_grad_norm, global_counts, order_rows
-from workers.forward import ForwardSettings, ValueModel, iter_micro_batches, on_grid
+from training.config import CriticConfig, UpdatePlan
+from training.core_algos import GlobalBatchInfo, compute_value_loss
+from workers.model.forward import ValueModel
+from workers.model.packing import ForwardBatch, ForwardSettings, iter_micro_batches, scatter_tokens
+from workers.model.update import MicroLoss, update_model
+from workers.ranks.distributed import world_size
 
 
 class DataParallelPPOCritic:
@@ -35,49 +36,48 @@ class DataParallelPPOCritic:
         self.critic_module.eval()
         data.require("prompts", "responses", "response_mask", "attention_mask", by="compute_values")
         values = torch.zeros(data.batch["responses"].shape)
-        for rows, micro, trees in iter_micro_batches(data, self.settings, self.config.micro_batching):
+        for rows, micro, inputs in iter_micro_batches(data, self.settings, self.config.micro_batching):
             with self.settings.autocast():
-                values[rows] = on_grid(self.critic_module(trees), trees, micro.batch["responses"].shape).cpu()
+                values[rows] = scatter_tokens(self.critic_module(inputs), inputs, micro.batch["responses"].shape).cpu()
         return values
 
-    def update_critic(
-        self, data: DataProto, mini_batch_rows: int | None = None, epochs: int | None = None
-    ) -> dict[str, float]:
-        """Regresses on `returns`, clipped around `values`. Returns the mean over mini-batches of `critic/*` metrics."""
-        self.critic_module.train()
-        data.require("prompts", "responses", "response_mask", "attention_mask", "values", "returns", by="update_critic")
-        rows_per_batch = mini_batch_rows or self.config.ppo_mini_batch_size or len(data)
-        batches = order_rows(data, epochs or self.config.ppo_epochs or 1, self.config.shuffle, rows_per_batch)
-        sums = MetricSums(self.settings.sequence_ranks)
-        for rows in batches:
-            self._update_mini_batch(data.select_idxs(rows), sums, 1 / len(batches))
-        return sums.read()
+    def update_critic(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:
+        """Regresses on `returns`, clipped around `values`, as planned; returns the mean over mini-batches of `critic/*` metrics.
 
-    def _update_mini_batch(self, mini: DataProto, sums: MetricSums, weight: float) -> None:
+        Without a plan a mini-batch has `ppo_mini_batch_size` rows, or all.
+        """
         assert self.critic_optimizer is not None
-        counts = global_counts(mini.batch["response_mask"], self.settings.sequence_ranks)
-        self.critic_optimizer.zero_grad(set_to_none=True)
-        for _, micro, trees in iter_micro_batches(mini, self.settings, self.config.micro_batching):
-            fields = micro.batch.to(self.settings.device)
-            mask = fields["response_mask"]
-            with self.settings.autocast():
-                vpreds = on_grid(self.critic_module(trees), trees, mask.shape)
-            loss, clip_fraction = compute_value_loss(
-                vpreds=vpreds,
-                returns=fields["returns"],
-                values=fields["values"],
-                response_mask=mask,
-                cliprange_value=self.config.cliprange_value,
-                loss_agg_mode=self.config.loss_agg_mode,
-                **counts,
-            )
-            loss.backward()
-            mean = (vpreds.detach() * mask).sum() / max(counts["batch_num_tokens"] or 0, 1)
-            sums.add(
-                {"critic/vf_loss": loss / world_size(), "critic/vf_clipfrac": clip_fraction, "critic/vpred_mean": mean},
-                weight,
-            )
-        norm = clip_grad_norm(self.critic_module, self.config.grad_clip)
-        if torch.isfinite(norm) and counts["batch_num_tokens"]:
-            self.critic_optimizer.step()
-        sums.add_norm("critic", norm, weight)
+        self.critic_module.train()
+        cfg = self.config
+        data.require("prompts", "responses", "response_mask", "attention_mask", "values", "returns", by="update_critic")
+        if plan is None:
+            plan = UpdatePlan.of_rows(len(data), cfg.ppo_mini_batch_size or len(data), cfg.ppo_epochs or 1, cfg.shuffle)
+        return update_model(
+            self.critic_module,
+            self.critic_optimizer,
+            data,
+            plan,
+            settings=self.settings,
+            limits=cfg.micro_batching,
+            grad_clip=cfg.grad_clip,
+            prefix="critic",
+            micro_loss=self._micro_loss,
+        )
+
+    def _micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
+        fields = micro.batch.to(self.settings.device)
+        mask = fields["response_mask"]
+        with self.settings.autocast():
+            vpreds = scatter_tokens(self.critic_module(inputs), inputs, mask.shape)
+        loss, clip_fraction = compute_value_loss(
+            vpreds=vpreds,
+            returns=fields["returns"],
+            values=fields["values"],
+            response_mask=mask,
+            cliprange_value=self.config.cliprange_value,
+            loss_agg_mode=self.config.loss_agg_mode,
+            **counts,
+        )
+        mean = (vpreds.detach() * mask).sum() / max(counts["batch_num_tokens"] or 0, 1)
+        metrics = {"vf_loss": loss / world_size(), "vf_clipfrac": clip_fraction, "vpred_mean": mean}
+        return MicroLoss(loss, {f"critic/{name}": value for name, value in metrics.items()}, {})

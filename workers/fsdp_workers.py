@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import transformers
@@ -20,24 +20,28 @@ from torch import nn
 
 from custom.agent import AgentSpec
 from data.protocol import DataProto
-from training.config import ActorRolloutRefConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig, PPOConfig
-from training.torch_functional import (
-    get_constant_schedule_with_warmup,
-    get_cosine_schedule_with_warmup,
-    get_wsd_schedule_with_warmup,
+from training.config import (
+    ActorRolloutRefConfig,
+    BatchPlan,
+    CriticConfig,
+    CriticModelConfig,
+    ModelConfig,
+    PPOConfig,
 )
-from workers import model_state
-from workers.attention import check_shared_sequences, use_own_attention
-from workers.checkpoint_writer import CheckpointWriter
-from workers.distributed import on_device, rank, rank_group, shard_model, start_process_group
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.forward import ForwardSettings, PolicyModel, ValueModel, can_share_prompts, check_forward
-from workers.model_builder import ModelSpec, find_device, torch_dtype
+from workers.model import state as model_state
+from workers.model.attention import check_shared_sequences, use_own_attention
+from workers.model.builder import ModelSpec, find_device, torch_dtype
+from workers.model.checkpoint_writer import CheckpointWriter
+from workers.model.forward import PolicyModel, ValueModel, can_share_prompts, check_forward
+from workers.model.packing import ForwardSettings
+from workers.model.update import build_optimizer, build_scheduler
 from workers.multi_turn_rollout import AgentRollout
-from workers.rollout_base import BaseRollout, noise_seed
-from workers.weight_sync import iter_weights, weight_manifest
-from workers.worker_group import Dispatch, register
+from workers.ranks.distributed import on_device, rank, rank_group, shard_model, start_process_group
+from workers.ranks.worker_group import Dispatch, register
+from workers.rollout.base import BaseRollout, noise_seed
+from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +61,10 @@ class ActorRolloutRefWorker:
         self.agents: AgentRollout | None = None
 
     @register(Dispatch.ONE_TO_ALL)
-    def init_model(self, total_training_steps: int) -> None:
-        """Loads what the role needs. `total_training_steps` (optimiser calls of `update_actor`) shapes the schedule."""
+    def init_model(self, total_training_steps: int, plan: BatchPlan) -> None:
+        """Loads what the role needs. `total_training_steps` (calls of `update_actor`) shapes the learning rate's schedule."""
         start_worker(self.config, self.device)
+        self.plan = plan.actor
         spec = self.spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
         if "actor" in self.role:
             self.module = spec.causal_lm(trainable=True)
@@ -157,13 +162,12 @@ class ActorRolloutRefWorker:
     )
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """One call of `update_policy` and one step of the schedule; returns metrics."""
-        rows = len(data) * self.policy.actor.ppo_mini_batch_size // self.config.prompts_per_step
         self.writer.wait_until_copied()
         with (
             strictly_deterministic(self.config.trainer.deterministic),
             on_device(self.actor.actor_module, self.optimizer, self.device, self.policy.actor.fsdp_config),
         ):
-            metrics = self.actor.update_policy(self._with_temperature(data), mini_batch_rows=rows)
+            metrics = self.actor.update_policy(self._with_temperature(data), self.plan)
         metrics["actor/lr"] = self.scheduler.get_last_lr()[0]
         self.scheduler.step()
         return metrics
@@ -216,8 +220,10 @@ class CriticWorker:
         self.device = find_device(config.trainer.device)
 
     @register(Dispatch.ONE_TO_ALL)
-    def init_model(self, total_training_steps: int) -> None:
+    def init_model(self, total_training_steps: int, plan: BatchPlan) -> None:
+        """Loads the model, its optimiser and the schedule over `total_training_steps` calls of `update_critic`."""
         start_worker(self.run_config, self.device)
+        self.plan = plan.critic
         cfg = self.config
         self.module = ModelSpec(cfg.model, str(cfg.model.path), self.device).value_model()
         settings = forward_settings(
@@ -250,11 +256,9 @@ class CriticWorker:
         Dispatch.DP_COMPUTE_PROTO, reads=(*LOG_PROB_READS, "values", "returns"), ranks_per_chunk="ranks_per_sequence"
     )
     def update_critic(self, data: DataProto) -> dict[str, float]:
-        assert self.config.ppo_mini_batch_size is not None
-        rows = len(data) * self.config.ppo_mini_batch_size // self.run_config.prompts_per_step
         self.writer.wait_until_copied()
         with strictly_deterministic(self.run_config.trainer.deterministic), self._on_device():
-            metrics = self.critic.update_critic(data, rows)
+            metrics = self.critic.update_critic(data, self.plan)
         metrics["critic/lr"] = self.scheduler.get_last_lr()[0]
         self.scheduler.step()
         return metrics
@@ -344,25 +348,3 @@ def build_rollout(config: PPOConfig, spec: ModelSpec) -> BaseRollout:
     from workers.hf_rollout import HFRollout
 
     return HFRollout(rollout, spec)
-
-
-def build_optimizer(module: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """AdamW in its fused form: one pass over memory on CPU and CUDA alike."""
-    return torch.optim.AdamW(
-        module.parameters(), lr=optim.lr, betas=tuple(optim.betas), weight_decay=optim.weight_decay, fused=True
-    )
-
-
-def build_scheduler(
-    optimizer: torch.optim.Optimizer, optim: OptimConfig, total_steps: int
-) -> torch.optim.lr_scheduler.LRScheduler:
-    """The schedule over `total_steps` updates; warm-up is `lr_warmup_steps`, or a ratio of all where that is negative."""
-    warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * total_steps)
-    builders: dict[str, Callable[[], Any]] = {
-        "constant": lambda: get_constant_schedule_with_warmup(optimizer, warmup),
-        "cosine": lambda: get_cosine_schedule_with_warmup(
-            optimizer, warmup, total_steps, min_lr_ratio=optim.min_lr_ratio, num_cycles=optim.num_cycles
-        ),
-        "wsd": lambda: get_wsd_schedule_with_warmup(optimizer, warmup, total_steps, min_lr_ratio=optim.min_lr_ratio),
-    }
-    return builders[optim.scheduler]()

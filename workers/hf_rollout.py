@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import DynamicCache, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from training.config import RolloutConfig
-from workers.engine import Completion, NamedTensors, Sampling
-from workers.model_builder import ModelSpec, torch_dtype
-from workers.rollout_base import BaseRollout
-from workers.weight_sync import check_manifest, weight_manifest
+from workers.model.builder import ModelSpec, torch_dtype
+from workers.rollout.base import BaseRollout
+from workers.rollout.engine import Completion, NamedTensors, Sampling
+from workers.rollout.weight_sync import check_manifest, weight_manifest
 
 
 @dataclass

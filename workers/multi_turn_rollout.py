@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 
 from custom.agent import AgentSpec
-from data.protocol import DataProto, object_array
+from data.containers import object_array
+from data.protocol import DataProto
 from data.seeding import seed_for
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
-from workers.environments import EnvironmentPool
-from workers.rollout_base import BaseRollout, pad_right
-from workers.turn_loop import FAILURES, Episode, TurnLimits, TurnLoop
+from workers.environments.pool import EnvironmentPool
+from workers.rollout.base import BaseRollout, pad_right
+from workers.rollout.turn_loop import FAILURES, Episode, TurnLimits, TurnLoop
 
 
 class AgentRollout:

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from training.config import RolloutConfig
-from workers.distributed import rank
-from workers.engine import Completion, NamedTensors, Sampling
-from workers.model_builder import ModelSpec
-from workers.rollout_base import BaseRollout
-from workers.weight_sync import check_manifest, expected_manifest
+from workers.model.builder import ModelSpec
+from workers.ranks.distributed import rank
+from workers.rollout.base import BaseRollout
+from workers.rollout.engine import Completion, NamedTensors, Sampling
+from workers.rollout.weight_sync import check_manifest, expected_manifest
 
 logger = logging.getLogger(__name__)
 

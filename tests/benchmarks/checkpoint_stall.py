@@ -18,7 +18,7 @@ from pathlib import Path
 
 from main import build_trainer
 from tests.benchmarks.step_vs_limit import OVERRIDES
-from training.config_loader import load_config
+from training.config.loader import load_config
 from training.ray_trainer import RayPPOTrainer
 
 RUN_DIR = Path("outputs/benchmark-checkpoint")

@@ -25,7 +25,7 @@ from data.containers import to_bytes
 from data.protocol import DataProto
 from main import OWN_CLUSTER
 from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
-from workers.worker_group import (
+from workers.ranks.worker_group import (
     ClassWithInitArgs,
     Dispatch,
     RayResourcePool,

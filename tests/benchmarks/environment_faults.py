@@ -29,8 +29,8 @@ from main import build_trainer
 from tests.benchmarks import faulty_environment
 from tests.benchmarks.faulty_environment import ENDINGS, HANG_S, kind_of
 from training.config import PPOConfig
-from training.config_loader import load_config
-from workers.turn_loop import ENDINGS as ALL_ENDINGS
+from training.config.loader import load_config
+from workers.rollout.turn_loop import ENDINGS as ALL_ENDINGS
 
 TURNS, EPISODES, REFILLS = 3, 16, 2
 DEADLINE_S = 0.5

@@ -30,11 +30,10 @@ import torch
 
 from custom.agent import AgentSpec
 from custom.env import BaseEnvironment
-from training.agent_config import AgentConfig
-from training.config import DataConfig, ModelConfig, PPOConfig, RolloutConfig
-from workers.engine import Completion
-from workers.model_builder import ModelSpec
+from training.config import AgentConfig, DataConfig, ModelConfig, PPOConfig, RolloutConfig
+from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, describe_episodes
+from workers.rollout.engine import Completion
 from workers.vllm_rollout_spmd import vLLMRollout
 
 TURNS, TURN_TOKENS, PROMPT, RESPONSE = 3, 24, 64, 128

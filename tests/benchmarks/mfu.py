@@ -37,8 +37,8 @@ from training.config import (
     RolloutConfig,
     TrainerConfig,
 )
-from workers.forward import plan_batch
 from workers.fsdp_workers import ActorRolloutRefWorker
+from workers.model.packing import plan_batch
 
 TERA, GIB = 1e12, 1 << 30
 # Dense bf16 TFLOP/s with float32 accumulation, by the data sheets; the first name that the device's name contains.
@@ -147,7 +147,7 @@ def build_worker(settings: Settings) -> ActorRolloutRefWorker:
             ),
             "actor",
         )
-        worker.init_model(total_training_steps=1000)
+        worker.init_model(1000, worker.config.batch_plan)
     return worker
 
 

@@ -2,7 +2,7 @@
 
 import timeit
 
-from custom.tool_parsers import get_parser
+from custom.tools.parsers import get_parser
 
 THOUGHT = "I should first work out how many apples there are, and then divide them among the children. " * 6
 TURNS = {

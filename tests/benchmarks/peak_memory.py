@@ -37,7 +37,7 @@ class PeakWatcher(threading.Thread):
 
 def activation_bytes(worker, batch) -> int:
     """What autograd keeps between forward and backward of the largest micro-batch, parameters apart, each storage once."""
-    from workers.forward import iter_micro_batches
+    from workers.model.packing import iter_micro_batches
 
     actor = worker.actor
     parameters = {p.untyped_storage().data_ptr() for p in worker.module.parameters()}
@@ -67,7 +67,7 @@ def main(steps: int) -> None:
     import workers.fsdp_workers
     import workers.vllm_rollout_spmd  # noqa: F401
     from main import build_trainer
-    from training.config_loader import load_config
+    from training.config.loader import load_config
 
     overrides = ["data.max_response_length=64", "data.val_files=null", "trainer.logger=file"]
     config = load_config(

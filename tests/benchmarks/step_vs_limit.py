@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from data.protocol import DataProto
 from main import build_trainer
-from training.config_loader import load_config
+from training.config.loader import load_config
 from workers.vllm_rollout_spmd import vLLMRollout
 
 OVERRIDES = [

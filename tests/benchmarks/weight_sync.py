@@ -17,9 +17,9 @@ from collections.abc import Callable
 from main import build_trainer
 from tests.benchmarks.peak_memory import MIB, PeakWatcher, resident
 from tests.benchmarks.ray_vs_local import task
-from training.config_loader import load_config
-from workers.model_builder import torch_dtype
-from workers.weight_sync import iter_weights
+from training.config.loader import load_config
+from workers.model.builder import torch_dtype
+from workers.rollout.weight_sync import iter_weights
 
 TIME_TARGET, MEMORY_TARGET = 1.5, 1.0
 

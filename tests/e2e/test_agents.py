@@ -31,10 +31,10 @@ from tests.e2e.test_resume import run_and_kill, tensors
 from tests.e2e.test_training import ENGINES, ESTIMATORS, read_steps
 from training.agent_trainer import AgentTrainer
 from training.config import PPOConfig
-from training.config_loader import load_config, to_yaml
+from training.config.loader import load_config, to_yaml
 from training.ray_trainer import RayPPOTrainer
 from workers.multi_turn_rollout import SyncMultiTurnRollout
-from workers.turn_loop import ENDINGS
+from workers.rollout.turn_loop import ENDINGS
 
 GAMES = PROJECT / "tests/e2e/agent_games.py"
 AGENT, ROLLOUT, ACTOR = "agent.environment", "actor_rollout_ref.rollout", "actor_rollout_ref.actor"

@@ -14,13 +14,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from custom.env import BaseEnvironment
 from custom.env_dataset import CustomEnvDataset
-from custom.env_reward import CustomRewardManager
+from custom.reward_manager import CustomRewardManager
 from data.rl_dataset import normalise_row
 from main import run
 from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, tiny_config
 from training.agent_trainer import AgentTrainer
-from training.config_loader import ConfigError, load_config
+from training.config.loader import ConfigError, load_config
 from training.ray_trainer import RayPPOTrainer
 
 BETWEEN = """

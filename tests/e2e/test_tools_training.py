@@ -11,18 +11,17 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from custom.builtin_tools import CalculatorTool
 from custom.envs.tool_arithmetic import ToolArithmetic
 from custom.tools import Tool, ToolDefinition
+from custom.tools.builtin import CalculatorTool
 from data.protocol import DataProto
 from tests.unit.test_turn_tokens import QWEN25, byte_level_core, make_tokenizer
-from training.agent_config import AgentConfig, EnvironmentChoice
 from training.agent_trainer import episode_metrics
-from training.config import DataConfig, PPOConfig, RolloutConfig
-from training.config_loader import load_config
-from workers.engine import Completion, NamedTensors, Sampling
+from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig, RolloutConfig
+from training.config.loader import load_config
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
-from workers.rollout_base import BaseRollout
+from workers.rollout.base import BaseRollout
+from workers.rollout.engine import Completion, NamedTensors, Sampling
 
 HERE = Path(__file__).resolve()
 ENVIRONMENT = "custom.envs.tool_arithmetic:ToolArithmetic"

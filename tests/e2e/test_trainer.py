@@ -20,7 +20,7 @@ from data.protocol import DataProto
 from main import EndingSignals, build_trainer, run
 from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, tiny_config, train
-from training.config_loader import to_yaml
+from training.config.loader import to_yaml
 from training.ray_trainer import RayPPOTrainer
 
 GREEDY = "val-core/guess_the_number/reward/mean@1"
@@ -194,7 +194,7 @@ def test_the_example_algorithm_trains(tiny_task: Path, tmp_path: Path) -> None:
 def test_an_estimator_that_returns_nonsense_is_named(
     tiny_task: Path, tmp_path: Path, monkeypatch, returned: str
 ) -> None:
-    from training import registry
+    from training.core_algos import registry
 
     def estimator(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         good = response_mask.float()
@@ -246,7 +246,7 @@ def test_what_is_printed_into_a_closed_pipe_ends_without_a_word(tiny_task: Path,
 def test_a_run_without_an_address_has_a_cluster_of_its_own_whatever_else_is_started_here() -> None:
     pytest.importorskip("ray")
     code = (
-        "import sys, ray, main; from training.config_loader import load_config\n"
+        "import sys, ray, main; from training.config.loader import load_config\n"
         "config = load_config(sys.argv[1:], check=False).config\n"
         "with main.ray_cluster(config, main.EndingSignals()): print(len(ray.nodes()), ray.cluster_resources()['CPU'])"
     )

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from main import build_trainer
 from training.config import PPOConfig
-from training.config_loader import load_config
+from training.config.loader import load_config
 from training.ray_trainer import RayPPOTrainer
 
 ENGINES = ["hf", pytest.param("vllm", marks=pytest.mark.vllm)]
@@ -117,9 +117,9 @@ def test_a_step_with_one_mini_batch_needs_no_old_log_probs_and_gives_the_same_up
     common = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "trainer.deterministic=true")
     common += ("actor_rollout_ref.actor.ppo_epochs=1", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
     skipping = train(tiny_config(tiny_task, tmp_path / "a", *common))
-    assert not skipping._needs_old_log_probs()
+    assert not skipping.needs_old_log_probs()
     trainer = build_trainer(tiny_config(tiny_task, tmp_path / "b", *common))
-    trainer._needs_old_log_probs = lambda: True  # type: ignore[method-assign]
+    trainer.needs_old_log_probs = lambda: True  # type: ignore[method-assign]
     trainer.init_workers()
     trainer.fit()
     for a, b in zip(

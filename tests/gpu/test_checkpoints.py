@@ -12,11 +12,11 @@ from torch import nn
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_checkpoint import save
 from training.config import ActorConfig, OptimConfig
-from workers import model_state
-from workers.checkpoint_writer import CheckpointWriter
 from workers.dp_actor import DataParallelPPOActor
-from workers.forward import ForwardSettings
-from workers.fsdp_workers import build_optimizer, build_scheduler
+from workers.model import state as model_state
+from workers.model.checkpoint_writer import CheckpointWriter
+from workers.model.packing import ForwardSettings
+from workers.model.update import build_optimizer, build_scheduler
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +31,7 @@ def trained(lm: nn.Module, device: torch.device, steps: int) -> State:
     scheduler = build_scheduler(optimizer, OPTIM, 10)
     actor = DataParallelPPOActor(ActorConfig(), module, optimizer, forward=ForwardSettings(device=device))
     for _ in range(steps):
-        actor.update_policy(make_update(), 7)
+        actor.update_policy(make_update())
         scheduler.step()
     return module, optimizer, scheduler
 
@@ -66,7 +66,7 @@ def test_what_is_written_is_the_devices_state_at_the_start_though_training_goes_
     model_state.save(writer, tmp_path, *original, PARTS)
     actor.compute_log_prob(make_update())
     writer.wait_until_copied()
-    actor.update_policy(make_update(), 7)
+    actor.update_policy(make_update())
     assert writer.is_written(wait=True)
     restored = trained(lm, device, steps=0)
     model_state.load(tmp_path, *restored, PARTS)

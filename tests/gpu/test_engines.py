@@ -15,11 +15,11 @@ from tests.unit.test_actor_critic import make_update
 from tests.unit.test_rollout import CONFIG, build_engine, encode, model_spec, perturb, worst_difference
 from training.config import ActorConfig
 from workers.dp_actor import DataParallelPPOActor
-from workers.engine import Sampling
-from workers.forward import ForwardSettings
-from workers.model_builder import ModelSpec
-from workers.rollout_base import BaseRollout
-from workers.weight_sync import iter_weights, weight_manifest
+from workers.model.builder import ModelSpec
+from workers.model.packing import ForwardSettings
+from workers.rollout.base import BaseRollout
+from workers.rollout.engine import Sampling
+from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +37,7 @@ def test_hf_samples_with_the_trainers_log_probs_after_an_update(tiny_task, devic
     assert worst_difference(rollout, lm, spec, temperature) < 1e-4
     optimizer = torch.optim.SGD(lm.parameters(), lr=1.0)
     DataParallelPPOActor(ActorConfig(), lm, optimizer, forward=ForwardSettings(device=device)).update_policy(
-        make_update(), 7
+        make_update()
     )
     lm.eval()
     assert worst_difference(rollout, lm, spec, temperature) > 1e-3, "the engine has a copy of its own"

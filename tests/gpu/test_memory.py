@@ -13,10 +13,11 @@ from tests.e2e.test_training import tiny_config
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_rollout import model_spec
 from training.config import ActorConfig, FSDPConfig, OptimConfig
-from workers.distributed import on_device
 from workers.dp_actor import DataParallelPPOActor
-from workers.forward import ForwardSettings
-from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker, build_optimizer
+from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
+from workers.model.packing import ForwardSettings
+from workers.model.update import build_optimizer
+from workers.ranks.distributed import on_device
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +32,7 @@ def updated(module: nn.Module, device: torch.device, fsdp: FSDPConfig, steps: in
     actor = DataParallelPPOActor(ActorConfig(), module, optimizer, forward=ForwardSettings(device=device))
     for _ in range(steps):
         with on_device(module, optimizer, device, fsdp):
-            actor.update_policy(make_update(), 7)
+            actor.update_policy(make_update())
     return optimizer
 
 
@@ -90,7 +91,7 @@ def build_workers(task: Path, run_dir: Path, device: torch.device, *overrides: s
     )
     workers: list[Worker] = [ActorRolloutRefWorker(config, "actor"), CriticWorker(config)]
     for worker in workers:
-        worker.init_model(10)
+        worker.init_model(10, config.batch_plan)
     return workers
 
 

@@ -20,9 +20,10 @@ from tests.unit.test_ranks import (
     whole_weights,
 )
 from training.config import ActorConfig, FSDPConfig
-from workers.distributed import on_device, shard_model
 from workers.dp_actor import DataParallelPPOActor
-from workers.forward import ForwardSettings, PolicyModel
+from workers.model.forward import PolicyModel
+from workers.model.packing import ForwardSettings
+from workers.ranks.distributed import on_device, shard_model
 
 pytestmark = pytest.mark.gpu
 
@@ -69,7 +70,7 @@ def offloaded_rank(folder: str, rank: int, world: int, port: int, kind: str) -> 
         before = whole_weights(actor.actor_module)
         for _ in range(2):
             with on_device(actor.actor_module, actor.actor_optimizer, device, fsdp):
-                actor.update_policy(data, len(data))
+                actor.update_policy(data)
         with on_device(actor.actor_module, None, device, fsdp):
             ends.append(whole_weights(actor.actor_module))
         log_probs = actor_log_probs(actor, data, device, fsdp)

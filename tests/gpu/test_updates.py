@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import workers.forward as forward
+import workers.model.forward as forward
 from tests.unit.test_actor_critic import critic_change, make_update, weights_after
+from training.batch.torch_functional import log_probs_and_entropy
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig
-from training.torch_functional import log_probs_and_entropy
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.forward import ForwardSettings, PolicyModel, check_forward, iter_micro_batches
-from workers.fsdp_workers import build_optimizer
-from workers.model_builder import ModelSpec
+from workers.model.builder import ModelSpec
+from workers.model.forward import PolicyModel, check_forward
+from workers.model.packing import ForwardSettings, iter_micro_batches
+from workers.model.update import build_optimizer
 
 pytestmark = pytest.mark.gpu
 
@@ -86,7 +87,7 @@ def test_trees_lie_on_the_device_with_a_mask_where_prompts_are_shared(device) ->
     for share in (True, False):
         settings = ForwardSettings(device=device, share_prompts=share)
         for _, _, trees in iter_micro_batches(make_update(), settings, CONFIG.micro_batching):
-            assert trees.input_ids.device == trees.source.device == trees.labels.device == device
+            assert trees.input_ids.device == trees.logit_positions.device == trees.labels.device == device
             assert trees.attention_mask is None or trees.attention_mask.device == device
             assert share or trees.attention_mask is None
 
@@ -144,7 +145,7 @@ def test_three_steps_of_the_fused_optimizer_end_like_the_cpus(lm, cpu_lm, device
         optimizer = build_optimizer(module, OptimConfig(lr=1e-3))
         actor = DataParallelPPOActor(CONFIG, module, optimizer, forward=ForwardSettings(device=where))
         for _ in range(3):
-            metrics = actor.update_policy(make_update(), 7)
+            metrics = actor.update_policy(make_update())
         assert metrics["actor/skipped_updates"] == 0
         assert {state["step"].device for state in optimizer.state.values()} == {where}
         ends.append(nn.utils.parameters_to_vector(module.parameters()).detach().cpu() - start)
@@ -172,11 +173,11 @@ def test_logits_of_a_batch_never_exist_as_a_whole(tiny_task, cuda_memory) -> Non
         policy = PolicyModel(LlamaForCausalLM(config))
     ids = torch.randint(vocab, (1, tokens + 1), device=device)
     steps = torch.arange(tokens, device=device)
-    trees = forward.TreeBatch(
+    trees = forward.ForwardBatch(
         input_ids=ids,
         position_ids=torch.arange(tokens + 1, device=device)[None],
         attention_mask=None,
-        source=steps,
+        logit_positions=steps,
         labels=ids[0, 1:],
         rows=torch.zeros_like(steps),
         columns=steps,

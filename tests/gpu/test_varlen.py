@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.attention import Sequences, flash_kernel, loop_attention, packed_attention, torch_kernel
+from workers.model.attention import Sequences, flash_kernel, loop_attention, packed_attention, torch_kernel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 LENGTHS = (70, 1, 129, 300, 12)

@@ -15,14 +15,22 @@ from transformers import AutoModelForCausalLM
 
 from data.protocol import DataProto
 from tests.unit.test_forward import make_batch, plain_log_probs
-from training.config import ActorConfig, CriticConfig, CriticModelConfig, MicroBatching, OptimConfig, PolicyLossChoice
-from training.config_checks import load_custom_algorithm
+from training.config import (
+    ActorConfig,
+    CriticConfig,
+    CriticModelConfig,
+    MicroBatching,
+    OptimConfig,
+    PolicyLossChoice,
+    UpdatePlan,
+)
+from training.config.checks import load_custom_algorithm
 from training.core_algos import LOSS_AGG_MODES
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.forward import ForwardSettings
-from workers.fsdp_workers import build_scheduler
-from workers.model_builder import ModelSpec
+from workers.model.builder import ModelSpec
+from workers.model.packing import ForwardSettings
+from workers.model.update import build_scheduler
 
 SPLITS = [
     {"ppo_max_token_len_per_gpu": 1000},
@@ -63,7 +71,7 @@ def weights_after(
     module = copy.deepcopy(lm)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     actor = DataParallelPPOActor(config, module, optimizer, forward=ForwardSettings(**settings))
-    metrics = actor.update_policy(data, mini_batch_rows=rows)
+    metrics = actor.update_policy(data, UpdatePlan.of_rows(len(data), rows, config.ppo_epochs, config.shuffle))
     change = [p - q for p, q in zip(module.parameters(), lm.parameters(), strict=True)]
     return torch.cat([c.detach().flatten() for c in change]), metrics
 
@@ -178,7 +186,7 @@ def test_bfloat16_autocast_stays_near_float32_and_keeps_float32_weights(lm) -> N
     module = copy.deepcopy(lm)
     DataParallelPPOActor(
         ActorConfig(), module, torch.optim.SGD(module.parameters(), lr=0.1), forward=settings
-    ).update_policy(data, 7)
+    ).update_policy(data)
     assert {p.dtype for p in module.parameters()} == {torch.float32}
 
 
@@ -211,7 +219,7 @@ def test_the_example_loss_and_its_metric_do_not_depend_on_micro_batch_size(lm, s
 
 
 def test_a_loss_that_returns_something_else_is_named(lm, monkeypatch) -> None:
-    from training import registry
+    from training.core_algos import registry
 
     monkeypatch.setitem(registry.POLICY_LOSS_REGISTRY, "odd", lambda log_prob: log_prob.sum())
     config = ActorConfig(policy_loss=PolicyLossChoice(loss_mode="odd"))
@@ -239,7 +247,7 @@ def critic_change(
     module = copy.deepcopy(transformer)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     critic = DataParallelPPOCritic(config, module, optimizer, forward=ForwardSettings(**settings))
-    metrics = critic.update_critic(data, mini_batch_rows=7)
+    metrics = critic.update_critic(data, UpdatePlan.of_rows(len(data), 7, config.ppo_epochs or 1, config.shuffle))
     change = [p - q for p, q in zip(module.parameters(), transformer.parameters(), strict=True)]
     return torch.cat([c.detach().flatten() for c in change]), metrics
 

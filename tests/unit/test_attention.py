@@ -14,11 +14,12 @@ from tests.unit.test_actor_critic import close, make_update
 from tests.unit.test_forward import gradient, make_batch, packed, plain_log_probs
 from tests.unit.test_models import MODELS, SIZES, build
 from training.config import ActorConfig, CriticModelConfig, MicroBatching, ModelConfig
-from workers.attention import NAME, Sequences, loop_attention, own_attention, use_own_attention
 from workers.dp_actor import DataParallelPPOActor
-from workers.forward import ForwardSettings, ValueModel, iter_micro_batches, on_grid
 from workers.fsdp_workers import forward_settings
-from workers.model_builder import ModelSpec
+from workers.model.attention import NAME, Sequences, loop_attention, own_attention, use_own_attention
+from workers.model.builder import ModelSpec
+from workers.model.forward import ValueModel
+from workers.model.packing import ForwardSettings, iter_micro_batches, scatter_tokens
 
 CPU = torch.device("cpu")
 LINE = ForwardSettings(share_prompts=False, pack_rows=True)
@@ -61,7 +62,7 @@ def test_values_of_a_line_are_those_of_a_rectangle(tiny_task: Path) -> None:
         transformer.zero_grad()
         values[name] = torch.zeros(data.batch["responses"].shape)
         for rows, micro, trees in iter_micro_batches(data, settings, MicroBatching(max_token_len=40)):
-            values[name][rows] = on_grid(ValueModel(transformer)(trees), trees, micro.batch["responses"].shape)
+            values[name][rows] = scatter_tokens(ValueModel(transformer)(trees), trees, micro.batch["responses"].shape)
         values[name].square().sum().backward()
         values[name + " gradient"] = torch.cat([p.grad.flatten() for p in transformer.parameters()])
     assert relative(values["line"].detach(), values["rectangle"].detach()) < 1e-5
@@ -100,9 +101,7 @@ def test_an_update_of_lines_does_not_depend_on_the_micro_batches(tiny_task: Path
             before = [p.detach().clone() for p in lm.parameters()]
             config = ActorConfig(grad_clip=1e9, entropy_coeff=0.1, use_kl_loss=True, **limits)
             optimizer = torch.optim.SGD(lm.parameters(), lr=0.1)
-            metrics.append(
-                DataParallelPPOActor(config, lm, optimizer, forward=settings).update_policy(make_update(), 7)
-            )
+            metrics.append(DataParallelPPOActor(config, lm, optimizer, forward=settings).update_policy(make_update()))
             after = zip(lm.parameters(), before, strict=True)
             changes.append(torch.cat([(p.detach() - q).flatten() for p, q in after]))
     assert all(close(change, changes[0]) for change in changes[1:])

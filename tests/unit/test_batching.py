@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.protocol import DataProto
-from training import batching
+from training.batch import batching, verl_names
+from training.config import UpdatePlan
 
 lengths_lists = st.lists(st.integers(0, 60), min_size=1, max_size=24)
 
@@ -62,7 +63,7 @@ def test_impossible_partitions_are_refused():
 
 
 def test_unbalance_is_reported_before_and_after():
-    assert batching.log_seqlen_unbalance([10, 8, 2, 1], [[0, 3], [1, 2]], "seqlen") == {
+    assert verl_names.log_seqlen_unbalance([10, 8, 2, 1], [[0, 3], [1, 2]], "seqlen") == {
         "seqlen/min": 3,
         "seqlen/max": 18,
         "seqlen/minmax_diff": 15,
@@ -80,23 +81,23 @@ def dynamic_data(lengths):
 @pytest.mark.parametrize("budget", [10, 13, 100])
 def test_dynamic_batches_keep_the_budget_and_are_restored_in_order(budget):
     lengths = [3, 10, 4, 9, 1, 1, 7]
-    micro_batches, rows = batching.prepare_dynamic_batch(dynamic_data(lengths), budget)
+    micro_batches, rows = verl_names.prepare_dynamic_batch(dynamic_data(lengths), budget)
     assert all(micro_batch.batch["attention_mask"].sum() <= budget for micro_batch in micro_batches)
     assert len(micro_batches) >= batching.ceildiv(sum(lengths), budget)
     results = torch.cat([micro_batch.batch["row"] * 10 for micro_batch in micro_batches])
-    assert batching.restore_dynamic_batch(results, rows).tolist() == [0, 10, 20, 30, 40, 50, 60]
+    assert verl_names.restore_dynamic_batch(results, rows).tolist() == [0, 10, 20, 30, 40, 50, 60]
 
 
 def test_dynamic_batches_refuse_a_row_above_the_budget_and_obey_the_minimum():
     batch = dynamic_data([3, 10]).batch
     with pytest.raises(ValueError, match="a row has 10 tokens, above max_token_len=9"):
-        batching.rearrange_micro_batches(batch, 9)
-    assert len(batching.rearrange_micro_batches(batch, 100)[0]) == 1
-    assert len(batching.rearrange_micro_batches(batch, 100, min_num_micro_batch=2)[0]) == 2
+        verl_names.rearrange_micro_batches(batch, 9)
+    assert len(verl_names.rearrange_micro_batches(batch, 100)[0]) == 1
+    assert len(verl_names.rearrange_micro_batches(batch, 100, min_num_micro_batch=2)[0]) == 2
 
 
 def test_reverse_index_undoes_a_permutation_and_rounding_rounds_up():
-    assert batching.get_reverse_idx([2, 0, 1]) == [1, 2, 0]
+    assert verl_names.get_reverse_idx([2, 0, 1]) == [1, 2, 0]
     assert [batching.ceildiv(a, 4) for a in (0, 1, 4, 5)] == [0, 1, 1, 2]
     assert [batching.roundup_divisible(a, 4) for a in (0, 1, 4, 5)] == [0, 4, 4, 8]
 
@@ -105,7 +106,7 @@ def test_reverse_index_undoes_a_permutation_and_rounding_rounds_up():
 
 
 def plan(keys, prompts, responses, **limits):
-    defaults = {"max_token_len": None, "micro_batch_size": None, "share_prompts": True, "max_tree_tokens": 10**6}
+    defaults = {"max_token_len": None, "micro_batch_size": None, "share_prompts": True, "max_group_tokens": 10**6}
     return batching.plan_micro_batches(keys, prompts, responses, **defaults | limits)
 
 
@@ -136,7 +137,7 @@ def batches(draw):
 @settings(max_examples=200, deadline=None)
 def test_token_plan_holds_every_row_once_within_the_budget(batch, budget, max_tree, share, pack):
     keys, prompts, responses = batch
-    limits = {"max_token_len": budget, "share_prompts": share, "max_tree_tokens": max_tree, "pack_rows": pack}
+    limits = {"max_token_len": budget, "share_prompts": share, "max_group_tokens": max_tree, "pack_rows": pack}
     micro_batches = plan(*batch, **limits)
     trees = list(chain.from_iterable(micro_batches))
     assert sorted(chain.from_iterable(trees)) == list(range(len(keys)))
@@ -196,12 +197,12 @@ def test_rows_that_are_packed_count_without_padding():
 
 def test_a_group_above_the_tree_limit_is_split_evenly():
     # 4 + 6 x 5 = 34 tokens; of at most 20, so two trees of 4 + 15 = 19.
-    (micro_batch,) = plan(["a"] * 6, [4] * 6, [5] * 6, max_token_len=40, max_tree_tokens=20)
+    (micro_batch,) = plan(["a"] * 6, [4] * 6, [5] * 6, max_token_len=40, max_group_tokens=20)
     assert sorted(map(len, micro_batch)) == [3, 3]
 
 
 def test_a_row_larger_than_both_limits_is_its_own_tree_and_micro_batch():
-    micro_batches = plan(["a", "a", "a"], [4] * 3, [50, 3, 2], max_token_len=20, max_tree_tokens=12)
+    micro_batches = plan(["a", "a", "a"], [4] * 3, [50, 3, 2], max_token_len=20, max_group_tokens=12)
     assert micro_batches == [[[0]], [[1, 2]]]
 
 
@@ -217,9 +218,9 @@ def test_contradictory_or_mismatched_arguments_are_refused():
 
 
 def test_mini_batches_divide_the_rows_or_are_refused():
-    assert batching.plan_mini_batches(6, 2) == [range(2), range(2, 4), range(4, 6)]
+    assert UpdatePlan.of_rows(6, 2, epochs=2).updates == 6
     with pytest.raises(ValueError, match=r"6 rows .* mini-batches of 4; choose a ppo_mini_batch_size that divides"):
-        batching.plan_mini_batches(6, 4)
+        UpdatePlan.of_rows(6, 4)
 
 
 def test_shuffling_permutes_groups_and_keeps_their_rows_together():

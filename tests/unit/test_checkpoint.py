@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from training import checkpoint
 from training.config import OptimConfig
-from workers import model_state
-from workers.checkpoint_writer import CheckpointWriter
-from workers.fsdp_workers import build_optimizer, build_scheduler
+from training.run import checkpoint
+from workers.model import state as model_state
+from workers.model.checkpoint_writer import CheckpointWriter
+from workers.model.update import build_optimizer, build_scheduler
 
 
 def write(run_dir: Path, step: int, parts: tuple[str, ...] = ("actor", "critic")) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from training import agent_checks, config_checks, core_algos, registry
-from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig
-from training.config_base import Section, field_docs, leaves
-from training.config_checks import check_config
-from training.config_loader import ConfigError, LoadedConfig, explain, load_config, reference_yaml, to_yaml
+from training import core_algos
+from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig, agent_checks
+from training.config import checks as config_checks
+from training.config.checks import check_config
+from training.config.loader import ConfigError, LoadedConfig, explain, load_config, reference_yaml, to_yaml
+from training.config.section import Section, field_docs, leaves
+from training.core_algos import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTOR = "actor_rollout_ref.actor"
@@ -310,7 +312,7 @@ def test_help_prints_the_keys_and_stops(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_reference_yaml_is_in_step_and_holds_the_defaults() -> None:
     written = (ROOT / "configs/ppo_trainer.yaml").read_text()
-    assert written == reference_yaml(), "run: python -m training.config_loader --reference > configs/ppo_trainer.yaml"
+    assert written == reference_yaml(), "run: python -m training.config.loader --reference > configs/ppo_trainer.yaml"
     loaded = load_config([str(ROOT / "configs/ppo_trainer.yaml")], check=False)
     assert loaded.config == PPOConfig()
     assert set(loaded.sources.values()) == {"ppo_trainer.yaml"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
-from training.config_loader import load_config
+from training.config.loader import load_config
 
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
 

@@ -153,7 +153,7 @@ def test_a_file_names_the_environment_and_the_rows_carry_it(tmp_path, tokenizer)
         ("[]", "does not describe an environment; allowed: "),
         ('{"kwargs": {}}', "does not describe an environment"),
         ('{"environment": "gymnasium:FrozenLake-v1", "seed": 1}', "does not describe an environment"),
-        ('{"environment": "FrozenLake"}', "'FrozenLake' is unknown; allowed: gymnasium:ID"),
+        ('{"environment": "FrozenLake"}', "'FrozenLake' is unknown; allowed: gymnasium:…"),
     ],
 )
 def test_a_file_that_describes_no_environment_says_so(tmp_path, text, message):

@@ -19,10 +19,10 @@ import psutil
 import pytest
 
 from custom.agent import AgentSpec
-from custom.env_homes import libraries_of
 from tests.unit import pool_environments
 from tests.unit.pool_environments import Obedient, reward_fn
-from workers.environments import EnvironmentPool, Reply
+from workers.environments.env_worker import libraries_of
+from workers.environments.pool import EnvironmentPool, Reply
 
 PROJECT = Path(__file__).resolve().parents[2]
 HOMES = pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -458,8 +458,8 @@ def test_what_an_environment_started_dies_with_its_process() -> None:
 SCRIPT = """
 import sys, time
 from custom.agent import AgentSpec
-from custom.env_homes import libraries_of
-from workers.environments import EnvironmentPool
+from workers.environments.env_worker import libraries_of
+from workers.environments.pool import EnvironmentPool
 import os
 
 class Mine:  # lives in the main script, which no home may run again

@@ -12,6 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from custom.adapters.gymnasium import plain_picture, space_to_text
+from custom.adapters.make import make_environment
 from custom.env import (
     BadEnvironment,
     BaseEnvironment,
@@ -25,7 +27,6 @@ from custom.env import (
     reset_environment,
     step_environment,
 )
-from custom.env_wrapper import make_environment, plain_picture, space_to_text
 from custom.envs.guess_number import GuessNumber, GuessNumberConfig
 from custom.envs.simple_game import SimpleGameEnvironment
 from custom.envs.text_adventure import TextAdventure
@@ -350,7 +351,7 @@ def test_a_users_file_and_a_users_config_make_an_environment(tmp_path):
 @pytest.mark.parametrize(
     ("source", "kwargs", "message"),
     [
-        ("FrozenLake-v1", {}, "'FrozenLake-v1' is unknown; allowed: gymnasium:ID"),
+        ("FrozenLake-v1", {}, "'FrozenLake-v1' is unknown; allowed: gymnasium:…"),
         ("no.such.module:Env", {}, "there is no module 'no'"),
         ("custom.envs.guess_number:Nothing", {}, "does not define 'Nothing'"),
         ("custom.envs.guess_number:GuessNumber", {"hihg": 3}, r"takes no \['hihg'\]; allowed: high, turns, shaped"),

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-import workers.forward as forward
+import workers.model.forward as forward
 from data.protocol import DataProto
 from training.config import MicroBatching
-from workers.forward import ForwardSettings, PolicyModel, ValueModel, iter_micro_batches, on_grid
-from workers.model_builder import ModelSpec
+from workers.model.builder import ModelSpec
+from workers.model.forward import PolicyModel, ValueModel
+from workers.model.packing import ForwardSettings, iter_micro_batches, scatter_tokens
 
 PROMPT, RESPONSE = 6, 5
 
@@ -68,8 +69,8 @@ def packed(lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: Mi
     for rows, micro, trees in iter_micro_batches(data, settings, limits):
         stats = PolicyModel(lm)(trees, t, "grad")
         shape = micro.batch["responses"].shape
-        log_probs[rows] = on_grid(stats.log_probs, trees, shape)
-        entropies[rows] = on_grid(stats.entropy, trees, shape)
+        log_probs[rows] = scatter_tokens(stats.log_probs, trees, shape)
+        entropies[rows] = scatter_tokens(stats.entropy, trees, shape)
     return log_probs, entropies
 
 
@@ -99,8 +100,8 @@ def gradient(lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: 
     for rows, micro, trees in iter_micro_batches(data, settings, limits):
         stats = PolicyModel(lm)(trees, 1.0, "grad")
         shape = micro.batch["responses"].shape
-        loss = (on_grid(stats.log_probs, trees, shape) * weights[rows]).sum()
-        (loss + on_grid(stats.entropy, trees, shape).sum()).backward()
+        loss = (scatter_tokens(stats.log_probs, trees, shape) * weights[rows]).sum()
+        (loss + scatter_tokens(stats.entropy, trees, shape).sum()).backward()
     return torch.cat([p.grad.flatten() for p in lm.parameters()])
 
 
@@ -154,7 +155,9 @@ def test_values_are_those_of_the_state_before_each_sampled_token(tiny_task: Path
     for settings, limits in WAYS:
         values = torch.zeros(data.batch["responses"].shape)
         for rows, micro, trees in iter_micro_batches(data, settings, limits):
-            values[rows] = on_grid(ValueModel(transformer)(trees), trees, micro.batch["responses"].shape).detach()
+            values[rows] = scatter_tokens(
+                ValueModel(transformer)(trees), trees, micro.batch["responses"].shape
+            ).detach()
         row, width = 5, data.batch["prompts"].shape[1]
         ids = torch.cat([data.batch["prompts"][row], data.batch["responses"][row]])[None]
         expected = transformer(ids).logits[0, width - 1 : -1, 0] * data.batch["response_mask"][row]

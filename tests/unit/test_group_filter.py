@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from data.protocol import DataProto, object_array
+from data.containers import object_array
+from data.protocol import DataProto
+from training.batch.group_filter import collect_varied_groups, varied_groups
 from training.config import FilterGroupsConfig
-from training.group_filter import collect_varied_groups, varied_groups
 
 
 def scored(groups: dict[str, list[float]], masked: tuple[tuple[str, int], ...] = ()) -> DataProto:

@@ -26,8 +26,9 @@ from transformers import (
 
 from tests.unit.test_forward import make_batch, packed, plain_log_probs
 from training.config import MicroBatching
-from workers.attention import use_own_attention
-from workers.forward import ForwardSettings, can_share_prompts, check_forward
+from workers.model.attention import use_own_attention
+from workers.model.forward import can_share_prompts, check_forward
+from workers.model.packing import ForwardSettings
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

@@ -16,11 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.unit.test_actor_critic import make_update
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, ModelConfig
-from workers.distributed import full_tensor, on_device, rank, shard_model, start_process_group
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.forward import ForwardSettings, PolicyModel, ValueModel
-from workers.model_builder import ModelSpec
+from workers.model.builder import ModelSpec
+from workers.model.forward import PolicyModel, ValueModel
+from workers.model.packing import ForwardSettings
+from workers.ranks.distributed import full_tensor, on_device, rank, shard_model, start_process_group
 
 LIMITS = {"tokens": {"ppo_max_token_len_per_gpu": 30}, "rows": {"ppo_micro_batch_size_per_gpu": 1}}
 MODES = ("token-mean", "seq-mean-token-sum")
@@ -41,14 +42,14 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
                 forward=settings,
             )
             before = whole_weights(actor.actor_module)
-            metrics = actor.update_policy(data, len(data))
+            metrics = actor.update_policy(data)
             results[f"actor {limits} {mode}"] = (change(before, actor.actor_module), metrics)
         critic = DataParallelPPOCritic(
             CriticConfig(**LIMITS[limits]), *build(folder, "critic", device), forward=settings
         )
         values = critic.compute_values(data)
         before = whole_weights(critic.critic_module)
-        metrics = critic.update_critic(data, len(data))
+        metrics = critic.update_critic(data)
         results[f"critic {limits}"] = (change(before, critic.critic_module), metrics)
     results["tied"] = tied_weights(folder, device)
     log_probs, _ = actor.compute_log_prob(data)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.report import Series, phase_times, read_metrics, smooth, write_report
+from training.run.report import Series, phase_times, read_metrics, smooth, write_report
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,7 +92,7 @@ def test_missing_file_and_missing_metric_say_what_there_is(tmp_path):
 
 
 def test_command_line_prints_the_table_and_the_pictures_place(tmp_path):
-    command = [sys.executable, "-m", "training.report", str(write_run(tmp_path, steps(3)))]
+    command = [sys.executable, "-m", "training.run.report", str(write_run(tmp_path, steps(3)))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "reward" in done.stdout and str(tmp_path / "report.png") in done.stdout
     failed = subprocess.run([*command[:-1], str(tmp_path / "none")], cwd=ROOT, capture_output=True, text=True)

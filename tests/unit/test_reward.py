@@ -18,14 +18,8 @@ from custom.reward_manager import (
 )
 from custom.reward_score import default_compute_score, extract_answer
 from data.protocol import DataProto
-from training.reward import (
-    compute_reward,
-    compute_reward_async,
-    get_custom_reward_fn,
-    load_reward_manager,
-    move_to_sampled_tokens,
-    place_outcome_rewards,
-)
+from data.token_rewards import move_to_sampled_tokens, place_outcome_rewards
+from training.reward import compute_reward, compute_reward_async, get_custom_reward_fn, load_reward_manager
 
 WORDS = ["<pad>", "</s>", "what", "is", "one", "two", "five", "tool", "says", "####", "5", "7"]
 IDS = {word: i for i, word in enumerate(WORDS)}
@@ -302,7 +296,7 @@ def test_a_missing_field_is_named_with_its_writer(tokenizer):
 
 def test_registry_names_the_nearest_and_refuses_a_taken_name():
     assert get_reward_manager_cls("batch") is BatchRewardManager
-    with pytest.raises(ValueError, match=r"'naiv' is unknown; allowed: naive, batch.*Did you mean 'naive'\?"):
+    with pytest.raises(ValueError, match=r"'naiv' is unknown; allowed: batch, custom, naive.*Did you mean 'naive'\?"):
         get_reward_manager_cls("naiv")
     with pytest.raises(ValueError, match="'naive' is already NaiveRewardManager"):
         register_reward_manager("naive")(BatchRewardManager)

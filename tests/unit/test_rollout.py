@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from data.protocol import DataProto
 from training.config import ModelConfig, RolloutConfig
-from workers.engine import Completion, Sampling
 from workers.hf_rollout import HFRollout, sample_tokens
-from workers.model_builder import ModelSpec
-from workers.rollout_base import BaseRollout
-from workers.weight_sync import check_manifest, iter_weights, weight_manifest
+from workers.model.builder import ModelSpec
+from workers.rollout.base import BaseRollout
+from workers.rollout.engine import Completion, Sampling
+from workers.rollout.weight_sync import check_manifest, iter_weights, weight_manifest
 
 RESPONSE = 8
 CONFIG = RolloutConfig(dtype="float32", response_length=RESPONSE, max_model_len=40, max_num_seqs=32)

@@ -20,13 +20,14 @@ from tests.unit.test_models import MODELS, SIZES
 from tests.unit.test_models import build as build_model
 from tests.unit.test_ranks import LIMITS, MODES, change, largest_difference, whole_weights
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, MicroBatching, ModelConfig
-from workers.attention import check_shared_sequences, use_own_attention
-from workers.distributed import shard_model, start_process_group
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.forward import ForwardSettings, PolicyModel, ValueModel, iter_micro_batches
 from workers.fsdp_workers import forward_settings
-from workers.model_builder import ModelSpec
+from workers.model.attention import check_shared_sequences, use_own_attention
+from workers.model.builder import ModelSpec
+from workers.model.forward import PolicyModel, ValueModel
+from workers.model.packing import ForwardSettings, iter_micro_batches
+from workers.ranks.distributed import shard_model, start_process_group
 
 CPU = torch.device("cpu")
 HEADS = {"4 heads": (4, 1), "6 heads": (6, 3)}  # on one and on three key heads, which two ranks do not divide
@@ -57,13 +58,13 @@ def run_rank(folder: str, rank: int, world: int, shared: int, port: int) -> None
                     data, True
                 )
                 before = whole_weights(module)
-                metrics = actor.update_policy(data, len(data))
+                metrics = actor.update_policy(data)
                 results[f"actor {name}"] = (change(before, module), metrics)
                 module, settings, optimizer = build(folder, heads, share, shared, value=True)
                 critic = DataParallelPPOCritic(CriticConfig(**LIMITS[limits]), module, optimizer, forward=settings)
                 results[f"rows values {name}"] = critic.compute_values(data)
                 before = whole_weights(module)
-                metrics = critic.update_critic(data, len(data))
+                metrics = critic.update_critic(data)
                 results[f"critic {name}"] = (change(before, module), metrics)
             actor.settings = replace(actor.settings, dtype=torch.bfloat16)
             results[f"bf16 {heads} {layout}"], _ = actor.compute_log_prob(data)
@@ -174,11 +175,11 @@ def test_the_parts_of_the_ranks_are_the_whole_with_padding(share: bool, size: in
             assert part.sequences is not None and part.sequences.group is ranks[rank].sequence_group
             assert sum(part.sequences.lengths) in (0, ids.shape[1])
             width = part.input_ids.shape[1]
-            assert (part.source < part.input_ids.numel()).all() and (part.source >= 0).all()
-            empty += not len(part.source)
-            for source, *token in zip(part.source.tolist(), part.rows, part.columns, part.labels, strict=True):
+            assert (part.logit_positions < part.input_ids.numel()).all() and (part.logit_positions >= 0).all()
+            empty += not len(part.logit_positions)
+            for source, *token in zip(part.logit_positions.tolist(), part.rows, part.columns, part.labels, strict=True):
                 tokens[source // width, rank * width + source % width, *map(int, token)] = True
-        expected = zip(whole.source.tolist(), whole.rows, whole.columns, whole.labels, strict=True)
+        expected = zip(whole.logit_positions.tolist(), whole.rows, whole.columns, whole.labels, strict=True)
         assert tokens.keys() == {(s // length, s % length, *map(int, token)) for s, *token in expected}
     assert empty or size == 2  # a rank without a sampled token must be among them
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from custom.tool_parsers import PARSERS, ActionParser, ToolCall, get_parser
+from custom.tools.parsers import PARSERS, ActionParser, ToolCall, get_parser
 
 ALL = [get_parser(name) for name in PARSERS]
 JSON, REACT, FUNCTION = get_parser("json"), get_parser("react"), get_parser("function")
@@ -143,7 +143,7 @@ def test_a_good_call_behind_a_broken_one_is_still_found() -> None:
 
 
 def test_an_unknown_parser_is_named_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"'jsn' is unknown; allowed: json, react, function. Did you mean 'json'\?"):
+    with pytest.raises(ValueError, match=r"'jsn' is unknown; allowed: function, json, react. Did you mean 'json'\?"):
         get_parser("jsn")
 
 

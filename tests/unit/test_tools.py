@@ -17,13 +17,9 @@ import numpy as np
 import psutil
 import pytest
 
-import custom.python_snippet
-from custom.builtin_tools import CalculatorTool, PythonTool
+import custom.tools.python_snippet
 from custom.env import BadEnvironment, BaseEnvironment, StepResult
-from custom.tool_parsers import ToolCall, get_parser
 from custom.tools import (
-    MAX_CALLS,
-    MAX_HANGING,
     UNKNOWN,
     EnvironmentStepTool,
     MultiTurnManager,
@@ -33,8 +29,12 @@ from custom.tools import (
     ToolRegistry,
     load_tools,
 )
+from custom.tools.builtin import CalculatorTool, PythonTool
+from custom.tools.manager import MAX_CALLS
+from custom.tools.parsers import ToolCall, get_parser
+from custom.tools.registry import MAX_HANGING
 
-RUNNER = Path(custom.python_snippet.__file__)
+RUNNER = Path(custom.tools.python_snippet.__file__)
 
 
 class Echo(Tool):
@@ -236,7 +236,7 @@ nothing = 3
 def test_tools_are_loaded_by_name_from_files_and_modules(tmp_path: Path) -> None:
     file = tmp_path / "my_tools.py"
     file.write_text(MODULE)
-    sources = ("calculator", f"{file}:Mine", f"{file}:several", f"{file}:shared", "custom.builtin_tools:PythonTool")
+    sources = ("calculator", f"{file}:Mine", f"{file}:several", f"{file}:shared", "custom.tools.builtin:PythonTool")
     registry = load_tools(sources)
     assert registry.names == ["calculator", "mine", "a", "b", "shared", "python"]
     assert registry.execute_tool("mine") == (True, "mine")
@@ -249,7 +249,7 @@ def test_tools_are_loaded_by_name_from_files_and_modules(tmp_path: Path) -> None
         ("calculater", "unknown; allowed: calculator, python, environment_step, /path/to/file.py:name, module:name"),
         ("no.such.module:X", "cannot be loaded"),
         ("custom.tools:Missing", "cannot be loaded"),
-        ("custom.tools:MAX_CALLS", "is a int; allowed: a Tool, or what makes one"),
+        ("custom.tools.manager:MAX_CALLS", "is a int; allowed: a Tool, or what makes one"),
     ],
 )
 def test_a_tool_that_cannot_be_loaded_is_named(source: str, said: str) -> None:
@@ -619,7 +619,7 @@ def test_where_namespaces_are_forbidden_the_snippet_runs_and_sockets_are_refused
 
 def test_a_snippet_ends_with_the_process_that_runs_the_tool(tmp_path: Path) -> None:
     code = "import time\nopen('started', 'w').close()\ntime.sleep(60)"
-    program = f"from custom.builtin_tools import PythonTool\nPythonTool(timeout_s=60).execute({code!r})"
+    program = f"from custom.tools.builtin import PythonTool\nPythonTool(timeout_s=60).execute({code!r})"
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(RUNNER.parents[1])}
     caller = subprocess.Popen([sys.executable, "-c", program], env=environment)
     wait_until(lambda: any(tmp_path.glob("snippet-*/started")))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from training import torch_functional as F
+from training.batch import torch_functional as F
 
 
 def test_log_probs_match_numbers_worked_by_hand():

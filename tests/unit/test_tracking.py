@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.tracking import Tracking, cut_back, format_line
+from training.run.tracking import Tracking, cut_back, format_line
 
 
 def open_tracking(folder, backends="file", resume_step=0):
@@ -152,7 +152,7 @@ def test_a_missing_package_is_an_error_at_the_start(tmp_path, monkeypatch):
 
 def test_console_shows_progress_and_the_time_left(tmp_path, capsys, monkeypatch):
     clock = iter([100.0, 110.0])
-    monkeypatch.setattr("training.tracking.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("training.run.tracking.time.monotonic", lambda: next(clock))
     with Tracking("p", "e", "console", {}, tmp_path, resume_step=1, total_steps=6) as tracking:
         tracking.log({"critic/score/mean": 0.5}, step=3)
     assert capsys.readouterr().out == "step     3/6 | reward  0.5000 | left 0:00:15\n"

@@ -18,13 +18,12 @@ import torch
 from custom.env import BaseEnvironment
 from data.protocol import DataProto
 from tests.unit.test_rollout import CONFIG, build_engine, model_spec, perturb
-from training.agent_config import AgentConfig, EnvironmentChoice
-from training.config import ActorRolloutRefConfig, DataConfig, PPOConfig
-from workers.engine import Sampling
+from training.config import ActorRolloutRefConfig, AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
-from workers.rollout_base import BaseRollout, noise_seed, turn_seed
-from workers.turn_loop import Episode
-from workers.weight_sync import iter_weights, weight_manifest
+from workers.rollout.base import BaseRollout, noise_seed, turn_seed
+from workers.rollout.engine import Sampling
+from workers.rollout.turn_loop import Episode
+from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 WORDS = [
     "guess",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data.protocol import DUMMY_UID, DataProto
-from workers.worker_group import cut
+from workers.ranks.worker_group import cut
 
 
 def batch(rows: int) -> DataProto:

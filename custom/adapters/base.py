@@ -1,0 +1,54 @@
+"""What adapters share: the table of libraries that have one, a name, and a prompt template.
+
+Invariant: an adapter's first observation is its prompt template, filled (a str.format template that `prompt_template`
+replaces), and what it cannot read as an action is answered by an observation that says so, never by an exception.
+"""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from custom.env import BaseEnvironment
+
+# The libraries whose environments a config names as LIBRARY:ID, with the package to install for each.
+LIBRARIES = {"gymnasium": "gymnasium", "reasoning_gym": "reasoning-gym", "textarena": "textarena"}
+ENVIRONMENT_NAMES = ", ".join([f"{library}:…" for library in LIBRARIES] + ["PACKAGE.MODULE:CLASS"])
+
+Step = tuple[str, float, bool, dict[str, Any]]
+
+
+def fill_template(template: str, fields: Mapping[str, str], setting: str) -> str:
+    """Returns `template.format(**fields)`; ValueError names the fields there are."""
+    try:
+        return template.format(**fields)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{setting}={template!r} cannot be filled ({error!r}); its fields: "
+            f"{', '.join(f'{{{name}}}' for name in fields)}. Write {{{{ and }}}} for braces"
+        ) from error
+
+
+def library_of(source: Any) -> str | None:
+    """Returns the library behind an environment named LIBRARY:ID, or None."""
+    library = source.partition(":")[0] if isinstance(source, str) else None
+    return library if library in LIBRARIES else None
+
+
+def import_library(library: str, identifier: str) -> Any:
+    """Imports the library that `identifier` belongs to; ValueError says what to install."""
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        package = LIBRARIES[library]
+        raise ValueError(f"environment {library}:{identifier} needs the package: pip install {package}") from error
+
+
+class Adapter(BaseEnvironment):
+    """An environment of a library, under a name and with a prompt template."""
+
+    def __init__(self, name: str, prompt_template: str) -> None:
+        super().__init__()
+        self.name, self.prompt_template = name, prompt_template
+
+    def _prompt(self, **fields: str) -> str:
+        return fill_template(self.prompt_template, {"name": self.name, **fields}, "prompt_template")

@@ -1,0 +1,228 @@
+"""The tools that come along: a calculator, and a Python interpreter in a process with limits.
+
+Both bound what a model's text can cost: the calculator by the size of numbers before it computes them, the interpreter
+by time, memory and output.
+"""
+
+import ast
+import contextlib
+import math
+import operator
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from custom.tools.tool import Tool, ToolDefinition, ToolError
+
+Number: TypeAlias = int | float
+
+MAX_EXPRESSION, MAX_BITS = 500, 4096
+
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(math, name) for name in ("sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan")},
+    **{name: getattr(math, name) for name in ("asin", "acos", "atan", "floor", "ceil", "gcd", "degrees", "radians")},
+    "abs": abs,
+    "min": min,
+    "max": max,
+    "round": round,
+}
+CONSTANTS = {"pi": math.pi, "e": math.e}
+
+
+class CalculatorTool(Tool):
+    """Arithmetic on numbers: + - * / // % **, parentheses, and a few functions of `math`."""
+
+    definition = ToolDefinition(
+        "calculator",
+        "Computes an arithmetic expression, for example (2 + 3) * 4 ** 2. Knows + - * / // % **, parentheses, pi, e, and "
+        + ", ".join(FUNCTIONS)
+        + ".",
+        {
+            "type": "object",
+            "properties": {"expression": {"type": "string", "description": "The expression to compute."}},
+            "required": ["expression"],
+            "additionalProperties": False,
+        },
+    )
+
+    def execute(self, expression: str) -> str:
+        """The value in decimal; ToolError says what cannot be computed."""
+        if len(expression) > MAX_EXPRESSION:
+            raise ToolError(f"the expression has {len(expression)} characters; allowed: {MAX_EXPRESSION}")
+        try:
+            value = evaluate(ast.parse(expression.strip(), mode="eval").body)
+        except ZeroDivisionError as error:
+            raise ToolError("division by zero") from error
+        except (SyntaxError, MemoryError, RecursionError) as error:
+            raise ToolError("this is no arithmetic expression") from error
+        except (OverflowError, ValueError, TypeError) as error:
+            raise ToolError(f"cannot be computed: {error}") from error
+        return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
+
+
+def evaluate(node: ast.expr) -> Number:
+    """The value of an arithmetic expression; nothing larger than MAX_BITS bits is ever computed."""
+    match node:
+        case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
+            return checked(node.value)
+        case ast.Name(id=name) if name in CONSTANTS:
+            return CONSTANTS[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -evaluate(operand)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return evaluate(operand)
+        case ast.BinOp(op=op, left=left, right=right) if type(op) in BINARY:
+            return apply(op, evaluate(left), evaluate(right))
+        case ast.BinOp(op=ast.BitXor()):
+            raise ToolError("^ is no power here; write **")
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
+            return checked(FUNCTIONS[name](*function_arguments(name, [evaluate(argument) for argument in arguments])))
+    raise ToolError(f"not allowed in arithmetic: {ast.unparse(node)[:100]}")
+
+
+def apply(op: ast.operator, left: Number, right: Number) -> Number:
+    """left op right, unless the result would be too large."""
+    if isinstance(left, int) and isinstance(right, int):
+        if isinstance(op, ast.Pow) and right > 0 and (left.bit_length() - 1) * right > MAX_BITS:
+            raise ToolError("the power is too large")
+        if isinstance(op, ast.Mult) and left.bit_length() + right.bit_length() > MAX_BITS + 1:
+            raise ToolError("the product is too large")
+    return checked(BINARY[type(op)](left, right))
+
+
+def function_arguments(name: str, arguments: list[Number]) -> list[Number]:
+    """The arguments, unless rounding would compute a huge power of ten."""
+    if name == "round" and len(arguments) == 2 and abs(arguments[1]) > 300:
+        raise ToolError("round takes at most 300 digits")
+    return arguments
+
+
+def checked(value: Any) -> Number:
+    """A finite real number of bounded size, else ToolError."""
+    if isinstance(value, complex):
+        raise ToolError("the result is not a real number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ToolError("the result is not a finite number")
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ToolError("the number is too large")
+    return value
+
+
+class PythonTool(Tool):
+    """Runs a snippet in a process of its own, with limits; what it prints is the result.
+
+    The process has no network (a namespace of its own; where the machine forbids one, Python refuses sockets), an empty
+    working directory that goes with it, none of this process's environment variables and the standard library only; it
+    is killed with all its children. It is no sandbox against an attacker: see custom/tools/python_snippet.py.
+
+    Args:
+        timeout_s, cpu_s: seconds of wall and CPU time.
+        memory_mb: address space, in MiB.
+        max_output: characters that are kept; the process is ended when it prints more.
+    """
+
+    definition = ToolDefinition(
+        "python",
+        "Runs a Python 3 snippet (standard library, no network) and returns what it prints, and the value of its last "
+        "expression.",
+        {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "The Python code to run."}},
+            "required": ["code"],
+            "additionalProperties": False,
+        },
+    )
+
+    def __init__(
+        self, timeout_s: float = 5.0, cpu_s: float = 5.0, memory_mb: int = 512, max_output: int = 10_000
+    ) -> None:
+        self.timeout_s, self.cpu_s = timeout_s, cpu_s
+        self.memory_mb, self.max_output = memory_mb, max_output
+
+    def execute(self, code: str) -> str:
+        """What the snippet printed; TimeoutError or ToolError, with that too, where it failed."""
+        with tempfile.TemporaryDirectory(prefix="snippet-", ignore_cleanup_errors=True) as workdir:
+            Path(workdir, "snippet.py").write_bytes(code.encode("utf-8", "replace"))
+            process = self._start(workdir)
+            try:
+                output, ending = self._read(process)
+            finally:
+                _kill_group(process)
+        return self._result(output, ending, process.returncode)
+
+    def _start(self, workdir: str) -> subprocess.Popen[bytes]:
+        runner = Path(__file__).with_name("python_snippet.py")
+        limits = (os.getpid(), max(math.ceil(self.cpu_s), 1), self.memory_mb << 20, 1 << 20)
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(runner), *map(str, limits)],
+            cwd=os.path.realpath(workdir),
+            env={"HOME": workdir, "LANG": "C.UTF-8"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def _read(self, process: subprocess.Popen[bytes]) -> tuple[bytes, str]:
+        """The output, and why reading ended: "", "time" or "output"."""
+        assert process.stdout is not None
+        deadline, output = time.monotonic() + self.timeout_s, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while (left := deadline - time.monotonic()) > 0:
+                if not selector.select(left):
+                    continue
+                piece = os.read(process.stdout.fileno(), 1 << 16)
+                output += piece
+                if len(output) > 4 * self.max_output:  # a character has at most four bytes
+                    return output, "output"
+                if not piece:
+                    return self._wait(process, output, deadline)
+        return output, "time"
+
+    def _wait(self, process: subprocess.Popen[bytes], output: bytes, deadline: float) -> tuple[bytes, str]:
+        """Waits for the end, but leaves its status: the number is not given to another process before the kill."""
+        while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+            if time.monotonic() > deadline:  # it closed its output and goes on
+                return output, "time"
+            time.sleep(0.001)
+        return output, ""
+
+    def _result(self, output: bytes, ending: str, status: int) -> str:
+        text = output.decode("utf-8", "replace")
+        if len(text) > self.max_output:
+            text, ending = text[: self.max_output], ending or "output"
+        if ending == "time":
+            raise TimeoutError(f"{text}\n[ended after {self.timeout_s:g} s]".lstrip())
+        if ending == "output":
+            raise ToolError(f"{text}\n[ended after {self.max_output} characters of output]")
+        if status == -signal.SIGXCPU or (status == -signal.SIGKILL):
+            raise TimeoutError(f"{text}\n[killed: more than {self.cpu_s:g} s of CPU time, or too much memory]".lstrip())
+        if status != 0:
+            raise ToolError(text.rstrip() or f"[ended with status {status}]")
+        return text.rstrip("\n")
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process and its children, and waits for it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

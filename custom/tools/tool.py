@@ -1,0 +1,89 @@
+"""What a tool is: its definition, and `execute`."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from custom.env import (
+    StepResult,
+    step_environment,
+)
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class ToolError(Exception):
+    """Raised by a tool to fail with exactly this text."""
+
+
+@dataclass(frozen=True)
+class ToolDefinition:
+    """What the model is told of a tool.
+
+    Args:
+        name: letters, digits, `_`, `-` and `.`, at most 64.
+        description: for the model.
+        parameters: a JSON schema of an object; arguments are checked against it before the tool sees them.
+        timeout_s: seconds after which a call counts as failed; None: the tool sees to it itself.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=lambda: dict(NO_PARAMETERS))
+    timeout_s: float | None = None
+
+    def schema(self) -> dict[str, Any]:
+        """The function schema as OpenAI writes it, which chat templates take as `tools=`."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+class Tool(ABC):
+    """A tool: a `definition`, and `execute`, which gets the arguments by name.
+
+    class Echo(Tool):
+        definition = ToolDefinition("echo", "Echoes.", {"type": "object", "properties": {"text": {"type": "string"}}})
+
+        def execute(self, text: str = "") -> str:
+            return text
+    """
+
+    definition: ToolDefinition
+
+    @abstractmethod
+    def execute(self, *args: Any, **arguments: Any) -> Any:
+        """Gets the arguments by name and returns the observation: text, or anything that JSON can show.
+
+        A StepResult instead brings a reward and may end the episode. Raising is fine: the model sees the message. A
+        TimeoutError counts as a timeout.
+        """
+
+
+class EnvironmentStepTool(Tool):
+    """Steps the environment as a tool call: its reward and its end count as the turn's.
+
+    In a MultiTurnManager with an environment it is that one which is stepped, so that a copy of the tool never plays
+    another episode's game; `environment` serves calls outside of it. It has no deadline of its own: the episode's count.
+    A subclass with a definition of its own says in `action_text` which action its arguments stand for.
+    """
+
+    def __init__(
+        self,
+        environment: Any = None,
+        name: str = "environment_step",
+        description: str = "Takes an action in the environment and returns what is then observed.",
+    ) -> None:
+        self.environment = environment
+        action = {"type": "string", "description": "The action to take."}
+        parameters = {"type": "object", "properties": {"action": action}, "required": ["action"]}
+        self.definition = ToolDefinition(name, description, parameters)
+
+    def execute(self, **arguments: Any) -> StepResult:
+        """One step of its own environment."""
+        if self.environment is None:
+            raise ToolError("there is no environment to act in")
+        return step_environment(self.environment, self.action_text(**arguments))
+
+    def action_text(self, action: str) -> str:
+        """The environment's action for the model's arguments."""
+        return action

@@ -1,0 +1,18 @@
+"""Errors about names: what was given, what is allowed, and the nearest of it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(given: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns " Did you mean 'x'?" with the nearest of the allowed names; nothing where none is as near as `cutoff`."""
+    near = difflib.get_close_matches(given, list(allowed), n=1, cutoff=cutoff)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def unknown_name(what: str, given: str, allowed: Iterable[str]) -> ValueError:
+    """Makes the error for a name outside `allowed`; `what` is the setting that holds it."""
+    names = sorted(allowed)
+    return ValueError(f"{what}={given!r} is unknown; allowed: {', '.join(names)}.{did_you_mean(given, names)}")

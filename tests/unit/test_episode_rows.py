@@ -1,0 +1,163 @@
+"""Episodes of several rows in the estimators: an episode is one line, however its rows lie in the batch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from data.containers import object_array
+from data.protocol import DUMMY_UID, DataProto
+from training.advantage import compute_advantage
+from training.batch.episode_rows import EpisodeRows
+from training.core_algos import gae_advantage_return_unwhitened
+
+WIDTH = 4
+
+
+def batch_of(rows: list[tuple[str, str, int, list[float]]], mask: list[list[int]] | None = None) -> DataProto:
+    """Rows as (uid, episode_id, episode_row, rewards); without `mask` every token was sampled."""
+    rewards = torch.tensor([row[3] for row in rows])
+    sampled = torch.ones_like(rewards, dtype=torch.long) if mask is None else torch.tensor(mask)
+    columns = {
+        "uid": object_array([row[0] for row in rows]),
+        "episode_id": object_array([row[1] for row in rows]),
+        "episode_row": np.array([row[2] for row in rows]),
+    }
+    return DataProto.from_dict(tensors={"token_level_rewards": rewards, "response_mask": sampled}, non_tensors=columns)
+
+
+def test_rows_of_an_episode_stand_one_behind_the_other_in_their_order() -> None:
+    batch = batch_of(
+        [
+            ("g", "e1", 1, [5.0, 6.0]),  # an episode's second row may come first
+            ("g", "e0", 0, [1.0, 2.0]),
+            ("g", "e1", 0, [3.0, 4.0]),
+            ("g", "e2", 0, [7.0, 8.0]),
+        ]
+    )
+    episodes = EpisodeRows(batch)
+    assert episodes.rows == [[1], [2, 0], [3]]
+    joined = episodes.join(batch.batch["token_level_rewards"])
+    assert joined.tolist() == [[1, 2, 0, 0], [3, 4, 5, 6], [7, 8, 0, 0]]
+    assert torch.equal(episodes.split(joined), batch.batch["token_level_rewards"])
+    assert episodes.join(torch.tensor([10.0, 11.0, 12.0, 13.0])).tolist() == [11, 12, 13], (
+        "a row's number: the first row's"
+    )
+    assert episodes.first.tolist() == [1, 2, 3]
+
+
+def test_a_batch_of_one_row_each_is_left_as_it_is() -> None:
+    batch = batch_of([("g", "e0", 0, [1.0, 2.0]), ("g", "e1", 0, [3.0, 4.0])])
+    episodes, tensor = EpisodeRows(batch), torch.rand(2, 2)
+    assert episodes.takes(torch.rand(2, 7, 7), width=2)
+    assert episodes.join(tensor) is tensor
+    assert episodes.split(tensor) is tensor
+
+
+def test_every_dummy_is_a_line_of_its_own() -> None:
+    batch = batch_of([("g", "e0", 0, [1.0]), ("g", "e0", 1, [2.0]), ("g", "e1", 0, [3.0])]).pad_with_dummies(5)
+    assert batch.non_tensor_batch["uid"].tolist()[3:] == [DUMMY_UID] * 2
+    assert EpisodeRows(batch).rows == [[0, 1], [2], [3], [4]]
+
+
+def test_a_batch_without_episodes_has_a_line_a_row() -> None:
+    assert EpisodeRows(DataProto.from_dict(tensors={"x": torch.zeros(3, 1)})).rows == [[0], [1], [2]]
+
+
+def advantages(batch: DataProto, estimator: str, **kwargs: float) -> DataProto:
+    return compute_advantage(batch, estimator, config=SimpleNamespace(gamma=kwargs.get("gamma", 1.0)), **kwargs)
+
+
+def test_a_group_counts_an_episode_of_two_rows_once() -> None:
+    """Scores 3 (1 + 2, in two rows), 1 and 2: the mean is 2. Counted by rows it would be (1 + 2 + 1 + 2) / 4."""
+    batch = batch_of([("g", "a", 0, [1.0]), ("g", "b", 0, [1.0]), ("g", "a", 1, [2.0]), ("g", "c", 0, [2.0])])
+    advantages(batch, "grpo", norm_adv_by_std_in_grpo=False)
+    assert batch.batch["advantages"].tolist() == [[1], [-1], [1], [0]]
+    advantages(batch, "grpo")
+    torch.testing.assert_close(
+        batch.batch["advantages"], torch.tensor([[1.0], [-1.0], [1.0], [0.0]]), atol=1e-5, rtol=0
+    )
+    advantages(batch, "rloo")  # 3 - (1 + 2)/2, 1 - (3 + 2)/2, 2 - (3 + 1)/2
+    torch.testing.assert_close(batch.batch["advantages"], torch.tensor([[1.5], [-1.5], [1.5], [0.0]]))
+
+
+def test_a_reward_in_the_last_row_reaches_back_into_the_first() -> None:
+    batch = batch_of([("g", "a", 0, [0.0, 0.0]), ("g", "a", 1, [0.0, 1.0]), ("g", "b", 0, [0.0, 0.5])])
+    batch.batch["values"] = torch.zeros(3, 2)
+    advantages(batch, "gae", gamma=0.5, lam=1.0)
+    assert batch.batch["returns"].tolist() == [[0.125, 0.25], [0.5, 1.0], [0.25, 0.5]]
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> list[list[list[tuple[int, float, float]]]]:
+    """Two to five episodes of one to three rows of WIDTH (mask, reward, value)."""
+    number = st.floats(-2, 2, width=32)
+    token = st.tuples(st.integers(0, 1), number, number)
+    row = st.lists(token, min_size=WIDTH, max_size=WIDTH)
+    return draw(st.lists(st.lists(row, min_size=1, max_size=3), min_size=2, max_size=5))
+
+
+def tensor_of(rows: list[list[tuple[int, float, float]]], field: int) -> Tensor:
+    return torch.tensor([[token[field] for token in row] for row in rows], dtype=torch.long if field == 0 else None)
+
+
+def as_batch(
+    rows: list[list[tuple[int, float, float]]], uids: list[str], ids: list[str], order: list[int]
+) -> DataProto:
+    mask = tensor_of(rows, 0)
+    return DataProto.from_dict(
+        tensors={
+            "response_mask": mask,
+            "token_level_rewards": tensor_of(rows, 1) * mask,
+            "values": tensor_of(rows, 2) * mask,
+        },
+        non_tensors={"uid": object_array(uids), "episode_id": object_array(ids), "episode_row": np.array(order)},
+    )
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo", "reinforce_plus_plus"])
+@settings(max_examples=60, deadline=None)
+@given(told=episodes(), seed=st.integers(0, 10**6))
+def test_split_episodes_have_the_advantages_of_the_same_episodes_in_one_row(estimator, told, seed) -> None:
+    longest = max(map(len, told)) * WIDTH
+    whole_rows = [[token for row in rows for token in row] for rows in told]
+    whole = as_batch(
+        [row + [(0, 0.0, 0.0)] * (longest - len(row)) for row in whole_rows],
+        [f"g{i % 2}" for i in range(len(told))],
+        [str(i) for i in range(len(told))],
+        [0] * len(told),
+    )
+    owners = [(i, k) for i, rows in enumerate(told) for k in range(len(rows))]
+    shuffled = [owners[j] for j in np.random.default_rng(seed).permutation(len(owners))]
+    split = as_batch(
+        [told[i][k] for i, k in shuffled],
+        [f"g{i % 2}" for i, _ in shuffled],
+        [str(i) for i, _ in shuffled],
+        [k for _, k in shuffled],
+    )
+    if len(split) % 3:
+        split = split.pad_with_dummies(3)
+    for batch in (whole, split):
+        advantages(batch, estimator, gamma=0.9, lam=0.8)
+    for name in ("advantages", "returns"):
+        for row, (i, k) in enumerate(shuffled):
+            expected = whole.batch[name][i][k * WIDTH : (k + 1) * WIDTH]
+            torch.testing.assert_close(split.batch[name][row], expected, atol=1e-4, rtol=1e-4)
+        assert not split.batch[name][len(shuffled) :].any(), "nothing is learnt from dummies"
+
+
+def test_gae_over_a_line_is_gae_over_its_sampled_tokens() -> None:
+    """The padding between two rows takes no time: by hand on [r=0 v=.5] [pad] | [r=1 v=.25] with gamma .5, lam 1."""
+    batch = batch_of([("g", "a", 0, [0.0, 0.0]), ("g", "a", 1, [1.0, 0.0])], mask=[[1, 0], [1, 0]])
+    batch.batch["values"] = torch.tensor([[0.5, 0.0], [0.25, 0.0]])
+    episodes = EpisodeRows(batch)
+    joined = [episodes.join(batch.batch[name]) for name in ("token_level_rewards", "values", "response_mask")]
+    raw, returns = gae_advantage_return_unwhitened(*joined, 0.5, 1.0)
+    assert raw.tolist() == [[0.0, 0.0, 0.75, 0.0]], "0 + .5 x .25 - .5 + .5 x .75 = 0, 1 - .25 = .75"
+    assert returns.tolist() == [[0.5, 0.0, 1.0, 0.0]]

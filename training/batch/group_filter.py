@@ -1,0 +1,73 @@
+"""DAPO's dynamic sampling (arXiv:2503.14476, section 3.2): groups whose members all have the same reward teach nothing; others take their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from data.protocol import DataProto
+from training.batch.episode_rows import EpisodeRows
+from training.config import FilterGroupsConfig
+
+SUM_OF_REWARDS = ("seq_reward", "score")
+
+
+def collect_varied_groups(
+    batches: Iterator[DataProto], settings: FilterGroupsConfig, wanted: int
+) -> tuple[DataProto, dict[str, float]]:
+    """Draws batches until `wanted` groups differ within themselves, `max_num_gen_batches` at most.
+
+    Args:
+        batches: scored batches of whole groups, made as they are drawn.
+        wanted: groups of a step.
+    Returns:
+        the first `wanted` groups that vary, fewer where the bound was met; and metrics: batches drawn, groups dropped.
+    Raises:
+        ValueError: no group at all varies.
+    """
+    kept: list[DataProto] = []
+    found = drawn = dropped = 0
+    while found < wanted and drawn < settings.max_num_gen_batches:
+        batch, drawn = next(batches), drawn + 1
+        varied, uniform = varied_groups(batch, settings.metric)
+        take = set(varied[: wanted - found])
+        found, dropped = found + len(take), dropped + uniform
+        if take:
+            part = batch.select_idxs(np.array([uid in take for uid in batch.non_tensor_batch["uid"]]))
+            part.meta_info.pop("first_group", None)  # in which the batches of a step differ
+            kept.append(part)
+    if not kept:
+        raise ValueError(
+            f"algorithm.filter_groups: in {drawn} batches no group had two different values of {settings.metric!r}, so there is nothing to "
+            "learn from; choose tasks of another difficulty, more samples (actor_rollout_ref.rollout.n), a finer reward, or switch it off"
+        )
+    return DataProto.concat(kept), {"filter_groups/batches": float(drawn), "filter_groups/dropped": float(dropped)}
+
+
+def varied_groups(batch: DataProto, metric: str) -> tuple[list[str], int]:
+    """The uids of groups whose episodes differ in `metric`, in order, and how many groups do not. Masked episodes do not count."""
+    episodes = EpisodeRows(batch)
+    live = episodes.join(batch.batch["response_mask"]).any(dim=1).tolist()
+    values: dict[str, set[float]] = {}
+    for row, value, counts in zip(episodes.first, _values(batch, episodes, metric), live, strict=True):
+        seen = values.setdefault(str(batch.non_tensor_batch["uid"][row]), set())
+        if counts:
+            seen.add(value)
+    varied = [uid for uid, seen in values.items() if len(seen) > 1]
+    return varied, len(values) - len(varied)
+
+
+def _values(batch: DataProto, episodes: EpisodeRows, metric: str) -> list[float]:
+    if metric in SUM_OF_REWARDS:
+        return episodes.join(batch.batch["token_level_scores"]).sum(dim=1).tolist()
+    column = batch.non_tensor_batch.get(f"reward_info/{metric}")
+    if column is None:
+        known = [
+            name.removeprefix("reward_info/") for name in batch.non_tensor_batch if name.startswith("reward_info/")
+        ]
+        raise ValueError(
+            f"algorithm.filter_groups.metric={metric!r} is not among what the reward function returns: "
+            f"{', '.join([*SUM_OF_REWARDS, *known])}"
+        )
+    return [float(column[row]) for row in episodes.first]

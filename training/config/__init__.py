@@ -1,0 +1,35 @@
+"""TODO"""
+
+from training.config.batch_plan import BatchPlan, MicroBatching, UpdatePlan
+from training.config.section import CustomClassConfig, Section
+from training.config.settings import (
+    DEFAULT_SEED,
+    ActorConfig,
+    ActorRolloutRefConfig,
+    AgentConfig,
+    AlgorithmConfig,
+    CheckpointConfig,
+    CheckpointPart,
+    CriticConfig,
+    CriticModelConfig,
+    CustomRewardFunctionConfig,
+    DataConfig,
+    Dtype,
+    EnvironmentChoice,
+    FilterGroupsConfig,
+    FSDPConfig,
+    KLControlConfig,
+    KLKind,
+    LossAggMode,
+    ModelConfig,
+    OptimConfig,
+    PolicyLossChoice,
+    PPOConfig,
+    RayKwargs,
+    RefConfig,
+    RewardModelConfig,
+    RolloutConfig,
+    SamplerConfig,
+    TrainerConfig,
+    ValKwargs,
+)

@@ -1,0 +1,508 @@
+"""Every setting of a run: frozen dataclasses that hold the only defaults.
+
+Names and meanings are verl's. Batch sizes count prompts, before each is repeated `rollout.n` times, over all ranks;
+names that end in `_per_gpu` count rows or tokens on one rank. The text after `#:` documents a field: `--help` and
+configs/ppo_trainer.yaml show it. A config never changes after loading; what follows from several fields is a property
+here, derived in one place.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from training.config.batch_plan import BatchPlan, MicroBatching, UpdatePlan, micro_batching
+from training.config.section import CustomClassConfig, Section
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+KLKind = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
+]
+LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+CheckpointPart = Literal["model", "optimizer", "extra", "hf_model"]
+DEFAULT_SEED = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerConfig(Section):
+    """The order of the training rows, by a class of your own."""
+
+    class_path: str | None = None  #: Python file; null = shuffled or sequential by data.shuffle
+    class_name: str | None = None  #: name of the torch Sampler in that file
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """Prompts: where they come from and how they become token ids."""
+
+    train_files: tuple[str, ...] = ()  #: parquet, json or jsonl: one file or a list
+    val_files: tuple[str, ...] = ()  #: the same for validation; empty = no validation
+    train_max_samples: int = -1  #: use at most this many training rows; -1 = all
+    val_max_samples: int = -1  #: use at most this many validation rows; -1 = all
+    prompt_key: str = "prompt"  #: column with the chat messages
+    reward_fn_key: str = "data_source"  #: column that chooses the scoring rule
+    max_prompt_length: int = 512  #: tokens; prompts are padded on the left to this length
+    max_response_length: int = 512  #: tokens a response may have
+    train_batch_size: int = 1024  #: prompts per step
+    val_batch_size: int | None = None  #: prompts per validation batch; null = all at once
+    shuffle: bool = True  #: shuffle the training rows, anew in every epoch
+    seed: int | None = None  #: seed of data order and sampling; null = 1
+    validation_shuffle: bool = False  #: shuffle the validation rows
+    dataloader_num_workers: int = 8  #: processes that load rows; 0 = in the driver
+    filter_overlong_prompts: bool = False  #: drop prompts longer than max_prompt_length at start-up
+    filter_overlong_prompts_workers: int = 1  #: threads that measure them
+    truncation: Literal["error", "left", "right", "middle"] = "error"  #: what to do with a longer prompt
+    return_raw_chat: bool = False  #: keep the messages in the batch as raw_prompt
+    custom_cls: CustomClassConfig = CustomClassConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  #: passed to the tokenizer's chat template
+
+    @property
+    def run_seed(self) -> int:
+        """The seed in force; a run always has one, so that it can be repeated."""
+        return DEFAULT_SEED if self.seed is None else self.seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Section):
+    """The actor's weights (the reference policy and the rollout start from the same)."""
+
+    path: str | None = None  #: model folder or hub name; required
+    dtype: Dtype = "bfloat16"  #: autocast compute type; master weights stay float32
+    enable_gradient_checkpointing: bool = True  #: recompute activations in backward: less memory, more time
+    use_remove_padding: bool = True  #: strip the padding from rows before the forward pass
+    trust_remote_code: bool = False  #: run Python code that comes with the model
+    override_config: dict[str, Any] = field(default_factory=dict)  #: entries of the model's config.json to replace
+    lora_rank: int = 0  #: rank of LoRA adapters; 0 = train all weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig(Section):
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = 1e-6  #: learning rate after warm-up
+    weight_decay: float = 0.01  #: decoupled weight decay
+    betas: tuple[float, float] = (0.9, 0.999)  #: decay of the first and second moment
+    lr_warmup_steps: int = -1  #: optimiser steps of linear warm-up; -1 = by lr_warmup_steps_ratio
+    lr_warmup_steps_ratio: float = 0.0  #: warm-up as a part of all steps
+    min_lr_ratio: float = 0.0  #: final learning rate as a part of lr (cosine, wsd)
+    num_cycles: float = 0.5  #: cosine waves over the run; 0.5 = down once
+    scheduler: Literal["constant", "cosine", "wsd"] = "constant"  #: shape after warm-up; wsd = hold, then decay
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSDPConfig(Section):
+    """Sharding of one model over the ranks."""
+
+    param_offload: bool = False  #: keep parameters in CPU memory while unused
+    optimizer_offload: bool = False  #: keep optimiser state in CPU memory while unused
+    reshard_after_forward: bool = True  #: free gathered parameters after the forward pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Section):
+    """What a checkpoint holds; extra = schedule and random state, hf_model = a Hugging Face folder."""
+
+    save_contents: tuple[CheckpointPart, ...] = ("model", "optimizer", "extra")  #: parts to write
+    load_contents: tuple[CheckpointPart, ...] = ("model", "optimizer", "extra")  #: saved parts to read on resume
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLossChoice(Section):
+    """Which policy loss."""
+
+    loss_mode: str = "vanilla"  #: name registered with register_policy_loss; vanilla = PPO's dual clip
+    custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of a loss of your own
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig(Section):
+    """The policy update."""
+
+    strategy: Literal["fsdp2", "fsdp"] = "fsdp2"  #: how several ranks share the weights; both mean FSDP2
+    ppo_mini_batch_size: int = 256  #: prompts per optimiser step, over all ranks
+    ppo_micro_batch_size_per_gpu: int | None = None  #: rows per forward/backward on a rank
+    use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
+    ppo_max_token_len_per_gpu: int = 16384  #: that budget: tokens per forward/backward on a rank
+    clip_ratio: float = 0.2  #: PPO's clip range
+    clip_ratio_low: float | None = None  #: lower clip range; null = clip_ratio
+    clip_ratio_high: float | None = None  #: upper clip range; null = clip_ratio
+    clip_ratio_c: float = 3.0  #: dual clip: bound of the ratio where the advantage is negative
+    loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
+    entropy_coeff: float = 0.0  #: weight of the entropy bonus
+    use_kl_loss: bool = False  #: add the KL to the reference policy to the loss (GRPO's way)
+    kl_loss_coef: float = 0.001  #: weight of that KL
+    kl_loss_type: KLKind = "low_var_kl"  #: its estimator; + = straight-through gradient of k2
+    ppo_epochs: int = 1  #: passes over a step's batch
+    shuffle: bool = False  #: permute the prompt groups before each pass
+    grad_clip: float = 1.0  #: bound of the gradient's global norm
+    ulysses_sequence_parallel_size: int = 1  #: consecutive ranks that share each sequence; divides the attention heads
+    use_prefix_grouper: bool = True  #: compute the prompt that a group shares once
+    policy_loss: PolicyLossChoice = PolicyLossChoice()
+    optim: OptimConfig = OptimConfig()
+    fsdp_config: FSDPConfig = FSDPConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def micro_batching(self) -> MicroBatching:
+        """How a mini-batch of the policy update is cut on one rank."""
+        return micro_batching(self.use_dynamic_bsz, self.ppo_micro_batch_size_per_gpu, self.ppo_max_token_len_per_gpu)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefConfig(Section):
+    """The frozen reference policy."""
+
+    log_prob_micro_batch_size_per_gpu: int | None = None  #: rows per forward on a rank; null = the actor's
+    log_prob_use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
+    log_prob_max_token_len_per_gpu: int | None = None  #: tokens per forward on a rank; null = the actor's
+    fsdp_config: FSDPConfig = FSDPConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValKwargs(Section):
+    """Sampling in validation."""
+
+    temperature: float = 0.0  #: used when do_sample is true
+    n: int = 1  #: answers per validation prompt
+    do_sample: bool = False  #: false = greedy
+    top_k: int = -1  #: sample among the k likeliest tokens; -1 = all
+    top_p: float = 1.0  #: sample among the likeliest tokens of this total probability
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig(Section):
+    """The generation engine and its sampling."""
+
+    name: Literal["vllm", "sglang", "hf"] = "vllm"  #: engine; hf = plain transformers, slow but needs nothing
+    mode: Literal["sync", "async"] = "sync"  #: sync = the engine lives beside the actor
+    n: int = 1  #: responses per prompt: the size of a group
+    temperature: float = 1.0  #: of sampling; log-probs are taken at the same temperature
+    top_k: int = -1  #: sample among the k likeliest tokens; -1 = all
+    top_p: float = 1.0  #: sample among the likeliest tokens of this total probability
+    dtype: Dtype = "bfloat16"  #: the engine's weights
+    gpu_memory_utilization: float = 0.5  #: part of the GPU's memory the engine may take
+    enforce_eager: bool = False  #: do without CUDA graphs
+    free_cache_engine: bool = True  #: release the engine's memory during training
+    tensor_model_parallel_size: int = 1  #: ranks that share one engine; divides trainer.n_gpus_per_node
+    max_num_batched_tokens: int = 8192  #: tokens per engine step
+    max_num_seqs: int = 1024  #: sequences the engine runs at once
+    response_length: int | None = None  #: tokens; null = data.max_response_length
+    max_model_len: int | None = None  #: longest prompt + response; null = data's two lengths together
+    enable_chunked_prefill: bool = True  #: mix parts of long prompts with generation
+    enable_prefix_caching: bool = True  #: compute shared prefixes once
+    calculate_log_probs: bool = True  #: keep the engine's own log-probs, to watch how they differ from the trainer's
+    log_prob_micro_batch_size_per_gpu: int | None = None  #: rows per old-log-prob forward; null = the actor's
+    log_prob_use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
+    log_prob_max_token_len_per_gpu: int | None = None  #: tokens per old-log-prob forward; null = the actor's
+    ignore_eos: bool = False  #: go on to max_response_length (for timing)
+    val_kwargs: ValKwargs = ValKwargs()
+    engine_kwargs: dict[str, Any] = field(default_factory=dict)  #: per engine, passed on: engine_kwargs.vllm.KEY=VALUE
+
+
+def _log_prob_micro_batching(own: RefConfig | RolloutConfig, actor: ActorConfig) -> MicroBatching:
+    use_dynamic_bsz = own.log_prob_use_dynamic_bsz
+    if use_dynamic_bsz is None and own.log_prob_micro_batch_size_per_gpu is None:
+        use_dynamic_bsz = actor.use_dynamic_bsz
+    return micro_batching(
+        use_dynamic_bsz,
+        own.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,
+        own.log_prob_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorRolloutRefConfig(Section):
+    """The policy in its three uses."""
+
+    model: ModelConfig = ModelConfig()
+    actor: ActorConfig = ActorConfig()
+    ref: RefConfig = RefConfig()
+    rollout: RolloutConfig = RolloutConfig()
+
+    @property
+    def ref_micro_batching(self) -> MicroBatching:
+        """How the reference's log-prob pass is cut on one rank."""
+        return _log_prob_micro_batching(self.ref, self.actor)
+
+    @property
+    def log_prob_micro_batching(self) -> MicroBatching:
+        """How the actor's old-log-prob pass is cut on one rank."""
+        return _log_prob_micro_batching(self.rollout, self.actor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticModelConfig(Section):
+    """The critic's weights: a language model with a value head."""
+
+    path: str | None = None  #: model folder or hub name; null = the actor's
+    dtype: Dtype = "bfloat16"  #: autocast compute type; master weights stay float32
+    enable_gradient_checkpointing: bool = True  #: recompute activations in backward: less memory, more time
+    use_remove_padding: bool = True  #: strip the padding from rows before the forward pass
+    trust_remote_code: bool = False  #: run Python code that comes with the model
+    override_config: dict[str, Any] = field(default_factory=dict)  #: entries of the model's config.json to replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig(Section):
+    """The value function, where the estimator needs one."""
+
+    enable: bool | None = None  #: null = where the estimator needs it (gae)
+    model: CriticModelConfig = CriticModelConfig()
+    optim: OptimConfig = OptimConfig(lr=1e-5)
+    ppo_mini_batch_size: int | None = None  #: prompts per optimiser step, over all ranks; null = the actor's
+    ppo_micro_batch_size_per_gpu: int | None = None  #: rows per forward/backward on a rank
+    use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
+    ppo_max_token_len_per_gpu: int = 32768  #: that budget: tokens per forward/backward on a rank
+    ppo_epochs: int | None = None  #: passes over a step's batch; null = the actor's
+    shuffle: bool = False  #: permute the prompt groups before each pass
+    grad_clip: float = 1.0  #: bound of the gradient's global norm
+    cliprange_value: float = 0.5  #: how far a value may move from its old one before the loss is clipped
+    loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
+    ulysses_sequence_parallel_size: int | None = None  #: consecutive ranks that share each sequence; null = the actor's
+    use_prefix_grouper: bool = True  #: compute the prompt that a group shares once
+    fsdp_config: FSDPConfig = FSDPConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def micro_batching(self) -> MicroBatching:
+        """How a mini-batch of the value update, or the value pass, is cut on one rank."""
+        return micro_batching(self.use_dynamic_bsz, self.ppo_micro_batch_size_per_gpu, self.ppo_max_token_len_per_gpu)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelConfig(Section):
+    """Who turns a response into a reward."""
+
+    enable: bool = False  #: score with a reward model
+    reward_manager: str = "naive"  #: naive = row by row, batch = all at once, custom = an environment; or your own
+    reward_kwargs: dict[str, Any] = field(default_factory=dict)  #: passed to the reward manager
+    launch_reward_fn_async: bool = False  #: score while old log-probs and values are computed
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomRewardFunctionConfig(Section):
+    """A scoring function of your own: (data_source, solution_str, ground_truth, extra_info) -> float or dict."""
+
+    path: str | None = None  #: Python file; null = the built-in rules by data source
+    name: str = "compute_score"  #: name of the function in that file
+    reward_kwargs: dict[str, Any] = field(default_factory=dict)  #: further keyword arguments for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLControlConfig(Section):
+    """The weight of the KL in the reward."""
+
+    type: Literal["fixed", "adaptive"] = "fixed"  #: adaptive = steered towards target_kl
+    kl_coef: float = 0.001  #: weight, or first weight
+    horizon: int = 10000  #: adaptive: rows over which the weight follows
+    target_kl: float = 0.1  #: adaptive: nats per token to hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterGroupsConfig(Section):
+    """DAPO's dynamic sampling: groups of equal rewards give way to others."""
+
+    enable: bool = False  #: draw further groups until a step's all have different rewards within themselves
+    metric: str = "seq_reward"  #: what must differ: seq_reward, or a number that the reward function returns beside it
+    max_num_gen_batches: int = 10  #: batches to draw for a step at most; then it makes do with what there is
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig(Section):
+    """From rewards to advantages."""
+
+    adv_estimator: str = "gae"  #: name registered with register_adv_est
+    gamma: float = 1.0  #: discount per token
+    lam: float = 1.0  #: GAE's lambda
+    norm_adv_by_std_in_grpo: bool = True  #: divide by the group's standard deviation; false = Dr.GRPO
+    use_kl_in_reward: bool = False  #: subtract the KL to the reference policy from each token's reward
+    kl_penalty: KLKind = "kl"  #: its estimator
+    kl_ctrl: KLControlConfig = KLControlConfig()
+    filter_groups: FilterGroupsConfig = FilterGroupsConfig()
+    custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of an estimator of your own
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentChoice(Section):
+    """What the agent acts in. Give `name`, or `path` and `cls`."""
+
+    name: str | None = None  #: gymnasium:ID, reasoning_gym:DATASET, textarena:ID, or PACKAGE.MODULE:CLASS
+    path: str | None = None  #: Python file with a class of your own
+    cls: str | None = None  #: name of the class in that file
+    kwargs: dict[str, Any] = field(default_factory=dict)  #: its settings
+    isolation: Literal["thread", "process", "ray"] = "thread"  #: where it runs; only process and ray can be killed
+    num_workers: int | None = None  #: calls (threads) or environments at once; null = no limit
+    prompt_template: str | None = None  #: how an adapter words its observations; null = its own
+
+    @property
+    def is_set(self) -> bool:
+        """An environment is named."""
+        return self.name is not None or self.path is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig(Section):
+    """Episodes of several turns in an environment, beside the rollout engine."""
+
+    cls: CustomClassConfig = CustomClassConfig()
+    environment: EnvironmentChoice = EnvironmentChoice()
+    agent_length: int | None = None  #: episodes of a step before ×n; null = data.train_batch_size
+    val_length: int = 0  #: episodes of a validation, the same every time; 0 = no validation
+    max_turn: int = 10  #: turns of an episode
+    max_turn_tokens: int | None = None  #: tokens of a turn; a longer one is closed and played
+    include_state: bool = True  #: add get_state_description() to observations that lack it
+    max_observation_chars: int = 20000  #: a longer observation is cut in its middle
+    tools: tuple[str, ...] = ()  #: FILE.py:NAME of a Tool, or calculator, python
+    parser: Literal["json", "react", "function"] = "function"  #: how tool calls are written in the model's text
+    step_timeout_s: float | None = 120.0  #: seconds for one call of the environment; null = no deadline
+    episode_timeout_s: float | None = None  #: seconds for all of an episode's calls; null = no deadline
+    on_failure: Literal["zero", "mask", "refill"] = "zero"  #: failed: reward 0, left out, or retried
+    max_refills: int = 3  #: refill: how often one episode is tried again, before it is masked
+    episodes_dir: str | None = None  #: write every episode, for replay, to STEP.jsonl in this folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(Section):
+    """The run: how long, where, what is written."""
+
+    total_epochs: int = 30  #: passes over the training rows
+    total_training_steps: int | None = None  #: steps; null = total_epochs passes
+    project_name: str = "ppo_core"  #: groups runs in trackers and folders
+    experiment_name: str = "default"  #: name of this run
+    logger: tuple[Literal["console", "file", "tensorboard", "wandb"], ...] = ("console", "file")  #: where metrics go
+    nnodes: int = 1  #: machines
+    n_gpus_per_node: int = 1  #: ranks per machine; on a CPU machine too
+    device: Literal["cuda", "cpu"] | None = None  #: null = cuda where there is one
+    balance_batch: bool = True  #: give each rank about the same number of tokens
+    save_freq: int = -1  #: steps between checkpoints; -1 = never
+    test_freq: int = -1  #: steps between validations; -1 = only before training and at the end
+    val_before_train: bool = True  #: validate before the first step
+    val_only: bool = False  #: validate and stop
+    critic_warmup: int = 0  #: steps in which only the critic learns
+    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"  #: auto = from the latest checkpoint, if any
+    resume_from_path: str | None = None  #: a global_step_N folder, for resume_mode=resume_path
+    default_local_dir: str | None = None  #: folder of the run; null = checkpoints/PROJECT/EXPERIMENT
+    max_actor_ckpt_to_keep: int | None = None  #: older ones are deleted; null = keep all
+    max_critic_ckpt_to_keep: int | None = None  #: older ones are deleted; null = keep all
+    rollout_data_dir: str | None = None  #: write every step's prompts, responses and scores here
+    validation_data_dir: str | None = None  #: write every validation's here
+    log_val_generations: int = 0  #: validation answers to show in the log
+    launcher: Literal["local", "ray"] | None = None  #: local = one process; null = ray for more than one rank
+    deterministic: bool = False  #: seeded sampling in fixed rounds, exact resume; somewhat slower
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes over all machines."""
+        return self.nnodes * self.n_gpus_per_node
+
+    @property
+    def use_ray(self) -> bool:
+        """Whether Ray places the workers; otherwise they live in this process."""
+        return self.launcher == "ray" or (self.launcher is None and self.num_ranks > 1)
+
+    @property
+    def run_dir(self) -> str:
+        """Folder of checkpoints, metrics and the saved config."""
+        return self.default_local_dir or f"checkpoints/{self.project_name}/{self.experiment_name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayKwargs(Section):
+    """Settings for Ray itself."""
+
+    ray_init: dict[str, Any] = field(default_factory=dict)  #: arguments of ray.init: num_cpus, address, ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(Section):
+    """One run."""
+
+    data: DataConfig = DataConfig()
+    actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
+    critic: CriticConfig = CriticConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
+    custom_reward_function: CustomRewardFunctionConfig = CustomRewardFunctionConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    agent: AgentConfig = AgentConfig()
+    env_template: tuple[dict[str, Any], ...] = ()  #: environments as in agent.environment, in turn over the agents
+    custom_algorithm: str | None = None  #: Python file that registers estimators and losses of your own
+    ray_kwargs: RayKwargs = RayKwargs()
+
+    @property
+    def need_critic(self) -> bool:
+        """critic.enable where it is set, else whether the estimator is gae."""
+        return self.algorithm.adv_estimator == "gae" if self.critic.enable is None else self.critic.enable
+
+    @property
+    def need_reference(self) -> bool:
+        """A KL to the reference policy is used, in the loss or in the reward."""
+        return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+
+    @property
+    def environments(self) -> tuple[EnvironmentChoice, ...]:
+        """What the agents act in, in turn; empty where training is on prompts."""
+        if self.env_template:
+            shared = {"isolation": self.agent.environment.isolation, "num_workers": self.agent.environment.num_workers}
+            return tuple(EnvironmentChoice(**(shared | dict(entry))) for entry in self.env_template)
+        return (self.agent.environment,) if self.agent.environment.is_set else ()
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts, or episodes, of a step before each is repeated."""
+        return (self.agent.agent_length if self.environments else None) or self.data.train_batch_size
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Groups of ranks that train on rows of their own; the ranks of a group share each sequence."""
+        return self.trainer.num_ranks // max(self.actor_rollout_ref.actor.ulysses_sequence_parallel_size, 1)
+
+    @property
+    def batch_plan(self) -> BatchPlan:
+        """How a step's batch is cut; without a critic its part follows the actor's."""
+        actor, prompts = self.actor_rollout_ref.actor, self.prompts_per_step
+        critic = self.resolved_critic if self.need_critic else actor
+        return BatchPlan(
+            prompts=prompts,
+            ranks=self.data_parallel_size,
+            balance=self.trainer.balance_batch,
+            actor=UpdatePlan(
+                mini_batches=max(prompts // actor.ppo_mini_batch_size, 1),
+                epochs=actor.ppo_epochs,
+                shuffle=actor.shuffle,
+            ),
+            critic=UpdatePlan(
+                mini_batches=max(prompts // (critic.ppo_mini_batch_size or prompts), 1),
+                epochs=critic.ppo_epochs or 1,
+                shuffle=critic.shuffle,
+            ),
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest row the rollout engine must hold."""
+        return (
+            self.actor_rollout_ref.rollout.max_model_len or self.data.max_prompt_length + self.data.max_response_length
+        )
+
+    @property
+    def resolved_rollout(self) -> RolloutConfig:
+        """The rollout's section with what it takes over from the data section filled in."""
+        rollout = self.actor_rollout_ref.rollout
+        return replace(
+            rollout,
+            response_length=rollout.response_length or self.data.max_response_length,
+            max_model_len=self.max_model_len,
+        )
+
+    @property
+    def resolved_critic(self) -> CriticConfig:
+        """The critic's section with what it takes over from the actor filled in."""
+        policy, critic = self.actor_rollout_ref, self.critic
+        return replace(
+            critic,
+            model=replace(critic.model, path=critic.model.path or policy.model.path),
+            ppo_mini_batch_size=critic.ppo_mini_batch_size or policy.actor.ppo_mini_batch_size,
+            ppo_epochs=critic.ppo_epochs or policy.actor.ppo_epochs,
+            ulysses_sequence_parallel_size=critic.ulysses_sequence_parallel_size
+            or policy.actor.ulysses_sequence_parallel_size,
+        )

@@ -1,0 +1,121 @@
+"""Registries of advantage estimators and policy losses: by what name each is known, and what an estimator needs.
+
+A name belongs to one function for good. `training.core_algos` re-exports all of it; it lives apart so that files with
+further estimators and losses can register theirs without importing the built-in ones.
+"""
+
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+
+from data.names import unknown_name
+
+AdvEstimatorFn = Callable[..., tuple[Tensor, Tensor]]
+PolicyLossFn = Callable[..., tuple[Tensor, dict[str, Any]]]
+
+ADV_ESTIMATOR_REGISTRY: dict[str, AdvEstimatorFn] = {}
+POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
+_DECLARED_NEEDS: dict[str, tuple[str, ...]] = {}
+# Batch fields that an estimator registered without `needs` may name as arguments.
+_BATCH_FIELDS = (
+    "values",
+    "index",
+    "reward_baselines",
+    "old_log_probs",
+    "ref_log_prob",
+    "rollout_log_probs",
+    "sum_pi_squared",
+    "turn_ids",
+    "episode_id",
+)
+
+
+def _plain(name: str | Enum) -> str:
+    return str(name.value) if isinstance(name, Enum) else name
+
+
+def _register(registry: dict[str, Callable[..., Any]], what: str, name: str, fn: Callable[..., Any]) -> None:
+    taken = registry.setdefault(name, fn)
+    if taken is not fn:
+        raise ValueError(
+            f"{what} '{name}' is already registered by {taken.__module__}.{taken.__qualname__}; "
+            f"register {fn.__module__}.{fn.__qualname__} under another name"
+        )
+
+
+def register_adv_est(name: str | Enum, needs: tuple[str, ...] = ()) -> Callable[[AdvEstimatorFn], AdvEstimatorFn]:
+    """Decorator: makes an advantage estimator known as `name`.
+
+    Args:
+        needs: batch fields the estimator reads besides rewards and mask, such as ("values",) or ("index",). Left out,
+            they are read from its signature.
+    Raises: ValueError if another function has the name.
+    """
+
+    def decorate(fn: AdvEstimatorFn) -> AdvEstimatorFn:
+        _register(ADV_ESTIMATOR_REGISTRY, "advantage estimator", _plain(name), fn)
+        if needs:
+            _DECLARED_NEEDS[_plain(name)] = tuple(needs)
+        return fn
+
+    return decorate
+
+
+def get_adv_estimator_fn(name: str | Enum) -> AdvEstimatorFn:
+    """The estimator registered as `name`; ValueError lists the known names."""
+    if _plain(name) not in ADV_ESTIMATOR_REGISTRY:
+        raise unknown_name("algorithm.adv_estimator", _plain(name), ADV_ESTIMATOR_REGISTRY)
+    return ADV_ESTIMATOR_REGISTRY[_plain(name)]
+
+
+def estimator_needs(name: str | Enum) -> tuple[str, ...]:
+    """Batch fields that the estimator reads besides rewards and mask: as declared, else as its signature names them."""
+    parameters = inspect.signature(get_adv_estimator_fn(name)).parameters
+    inferred = tuple(field_name for field_name in _BATCH_FIELDS if field_name in parameters)
+    return _DECLARED_NEEDS.get(_plain(name), inferred)
+
+
+def call_adv_estimator(name: str | Enum, **offered: Any) -> tuple[Tensor, Tensor]:
+    """Runs an estimator on those of the offered fields and settings that its signature takes.
+
+    Args:
+        offered: token_level_rewards, response_mask, and whatever the batch and the algorithm config hold: values,
+            index, gamma, lam, config, ...; a function with **kwargs is given all of them.
+    Raises: ValueError naming the required or declared arguments that were not offered.
+    """
+    fn = get_adv_estimator_fn(name)
+    parameters = inspect.signature(fn).parameters.values()
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    required = {p.name for p in parameters if p.name in named and p.default is p.empty}
+    missing = (required | set(_DECLARED_NEEDS.get(_plain(name), ()))) - offered.keys()
+    if missing:
+        raise ValueError(
+            f"advantage estimator '{_plain(name)}' needs {', '.join(sorted(missing))}; "
+            f"given: {', '.join(sorted(offered))}"
+        )
+    return fn(**{key: value for key, value in offered.items() if takes_all or key in named})
+
+
+def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLossFn]:
+    """Decorator: makes a policy loss known as `name`. Raises ValueError if another function has the name.
+
+    It is called with (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config), those of them that it takes, on one micro-batch, and
+    returns (loss, metrics): this micro-batch's shares, which are summed. `agg_loss(..., **config.global_batch_info)` divides by the whole mini-batch.
+    """
+
+    def decorate(fn: PolicyLossFn) -> PolicyLossFn:
+        _register(POLICY_LOSS_REGISTRY, "policy loss", _plain(name), fn)
+        return fn
+
+    return decorate
+
+
+def get_policy_loss_fn(name: str | Enum) -> PolicyLossFn:
+    """The policy loss registered as `name`; ValueError lists the known names."""
+    if _plain(name) not in POLICY_LOSS_REGISTRY:
+        raise unknown_name("actor_rollout_ref.actor.policy_loss.loss_mode", _plain(name), POLICY_LOSS_REGISTRY)
+    return POLICY_LOSS_REGISTRY[_plain(name)]

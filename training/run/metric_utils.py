@@ -1,0 +1,277 @@
+"""Numbers for the logger, under verl's names.
+
+Invariant: averages are per episode, not per row. An episode may own several rows (they share an `episode_id`): it
+counts once, with the sum of its rows' scores and tokens. Dummy rows, which only pad a batch to the ranks, never count.
+"""
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from data.protocol import DataProto
+from training.batch.episode_rows import EpisodeRows, real_rows
+
+# Sections of a step whose time is put down to every token of the batch; generation's goes to the response's tokens.
+_SECTIONS_OVER_ALL_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
+
+
+def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Each metric's values to one float: the largest if its name has the word max, the smallest for min, else the mean.
+
+    Args:
+        metrics: name -> a number, a tensor of any shape, or a list of numbers and 0-dim tensors.
+    Tensors are reduced where they are and fetched together: one synchronisation per device.
+    Raises: ValueError for an empty list.
+    """
+    return _fetch({name: _reduced(name, values) for name, values in metrics.items()})
+
+
+def _reduced(name: str, values: Any) -> Tensor:
+    items = values if isinstance(values, list | tuple | np.ndarray | Tensor) else [values]
+    if isinstance(items, list | tuple):
+        if not items:
+            raise ValueError(f"metric '{name}' is an empty list: there is nothing to reduce")
+        device = next((item.device for item in items if isinstance(item, Tensor)), None)
+        items = torch.stack([torch.as_tensor(item, device=device).detach().double() for item in items])
+    numbers = torch.as_tensor(items).detach().double()
+    words = re.split(r"[^a-z]+", name.lower())
+    return numbers.max() if "max" in words else numbers.min() if "min" in words else numbers.mean()
+
+
+def _fetch(scalars: Mapping[str, Tensor]) -> dict[str, float]:
+    """0-dim tensors to floats, with one transfer per device."""
+    by_device: dict[torch.device, list[str]] = defaultdict(list)
+    for name, scalar in scalars.items():
+        by_device[scalar.device].append(name)
+    fetched: dict[str, float] = {}
+    for names in by_device.values():
+        fetched.update(zip(names, torch.stack([scalars[name] for name in names]).tolist(), strict=True))
+    return {name: fetched[name] for name in scalars}
+
+
+def _summary(name: str, values: Tensor) -> dict[str, Tensor]:
+    """`name`/mean, /max and /min of a 1-D tensor; nothing for an empty one."""
+    if values.numel() == 0:
+        return {}
+    values = values.double()
+    return {f"{name}/mean": values.mean(), f"{name}/max": values.max(), f"{name}/min": values.min()}
+
+
+def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str, float]:
+    """What the batch looks like: scores, rewards, lengths per episode; advantages, returns, values per sampled token.
+
+    Args:
+        batch: with token_level_scores, token_level_rewards, advantages, returns, response_mask (batch, response_len),
+            with `use_critic` values, attention_mask (batch, prompt_len + response_len); uid, episode_id where known.
+    Returns:
+        critic/{score,rewards,advantages,returns,values}/{mean,max,min}, critic/vf_explained_var,
+        {response,prompt}_length/{mean,max,min,clip_ratio} in tokens, environment tokens included (an episode's
+        prompt is its rows' shortest), response/aborted_ratio (episodes without a sampled token).
+    """
+    tensors: TensorDict = batch.batch
+    episodes = EpisodeRows(batch)
+    mask = tensors["response_mask"].bool()  # (batch, response_len)
+    prompt_width = tensors["attention_mask"].shape[-1] - mask.shape[-1]
+    prompts, responses = tensors["attention_mask"].bool().split([prompt_width, mask.shape[-1]], dim=-1)
+    metrics = {
+        **_summary("critic/score", episodes.fold(tensors["token_level_scores"].sum(-1))),
+        **_summary("critic/rewards", episodes.fold(tensors["token_level_rewards"].sum(-1))),
+        **_summary("critic/advantages", tensors["advantages"][mask]),
+        **_summary("critic/returns", tensors["returns"][mask]),
+        **_summary("response_length", episodes.fold(responses.sum(-1))),
+        **_summary("prompt_length", episodes.fold(prompts.sum(-1), "amin")),
+    }
+    if real_rows(batch).any():
+        metrics["response_length/clip_ratio"] = episodes.fold(responses.all(-1), "amax").mean()
+        metrics["prompt_length/clip_ratio"] = episodes.fold(prompts.all(-1), "amax").mean()
+        metrics["response/aborted_ratio"] = 1 - episodes.fold(mask.any(-1), "amax").mean()
+    if use_critic and mask.any():
+        values, returns = tensors["values"][mask].double(), tensors["returns"][mask].double()
+        unexplained = (returns - values).var(correction=0) / (returns.var(correction=0) + 1e-5)
+        metrics |= {**_summary("critic/values", values), "critic/vf_explained_var": 1 - unexplained}
+    return _fetch(metrics)
+
+
+def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
+    """timing_s/NAME for every section, timing_per_token_ms/NAME for those that work on tokens (seconds in, ms out)."""
+    tensors: TensorDict = batch.batch
+    response_width = tensors["response_mask"].shape[-1]
+    attended = tensors["attention_mask"][real_rows(batch)]
+    all_tokens = int(attended.sum())
+    tokens = dict.fromkeys(_SECTIONS_OVER_ALL_TOKENS, all_tokens)
+    tokens["gen"] = int(attended[:, -response_width:].sum())
+    per_token = {
+        f"timing_per_token_ms/{name}": timing_raw[name] * 1000 / tokens[name]
+        for name in timing_raw
+        if name in tokens and tokens[name] > 0
+    }
+    return {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()} | per_token
+
+
+def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
+    """perf/total_num_tokens, perf/time_per_step (s), perf/throughput (tokens/s per GPU); needs timing_raw["step"]."""
+    tensors: TensorDict = batch.batch
+    tokens = int(tensors["attention_mask"][real_rows(batch)].sum())
+    return {
+        "perf/total_num_tokens": tokens,
+        "perf/time_per_step": timing_raw["step"],
+        "perf/throughput": tokens / (timing_raw["step"] * n_gpus),
+    }
+
+
+# Validation: several samples per prompt
+
+
+def bootstrap_metric(
+    data: Sequence[Any],
+    subset_size: int,
+    reduce_fns: Sequence[Callable[[list[Any]], float]],
+    n_bootstrap: int = 1000,
+    seed: int = 42,
+) -> list[tuple[float, float]]:
+    """(mean, std) of each function over `n_bootstrap` subsets, drawn with replacement."""
+    draws = np.random.default_rng(seed).integers(len(data), size=(n_bootstrap, subset_size))
+    subsets = [[data[i] for i in draw] for draw in draws.tolist()]
+    results = np.array([[fn(subset) for subset in subsets] for fn in reduce_fns], dtype=np.float64)
+    return [(float(row.mean()), float(row.std())) for row in results]
+
+
+def calc_maj_val(data: Sequence[Mapping[str, Any]], vote_key: str, val_key: str) -> float:
+    """The value of the most frequent vote; the earliest of equally frequent ones."""
+    winner = Counter(item[vote_key] for item in data).most_common(1)[0][0]
+    return next(item[val_key] for item in data if item[vote_key] == winner)
+
+
+def process_validation_metrics(
+    data_sources: Sequence[str], sample_uids: Sequence[str], infos_dict: Mapping[str, Sequence[Any]], seed: int = 42
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Per data source and variable, over the N samples of each prompt and then averaged over prompts.
+
+    Args:
+        data_sources, sample_uids: of each sample; samples of one prompt share their uid.
+        infos_dict: variable -> one entry per sample, None where it has none. In each source a variable counts if all
+            its samples have a number (sources may be scored by different rules); text is left out, but `pred` is what
+            majority votes are about, None being a vote too unless the whole source has no other.
+        seed: of the resampling behind maj@k.
+    Returns:
+        {source: {variable: {metric: value}}} with mean@N, and for N > 1: std@N and, for k = 2, 4, ... N,
+        {best,worst}@k/{mean,std} (exact, over k draws with replacement) and maj@k/{mean,std} (1,000 resamples) where
+        there is a `pred`.
+    Raises: ValueError for a variable that does not have one entry per sample.
+    """
+    _check_lengths(infos_dict, len(data_sources))
+    prompts: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row, key in enumerate(zip(data_sources, sample_uids, strict=True)):
+        prompts[key].append(row)
+    same_shape: dict[tuple[str, int], list[list[int]]] = defaultdict(list)
+    rows_of: dict[str, list[int]] = defaultdict(list)
+    for (source, _), rows in prompts.items():
+        same_shape[source, len(rows)].append(rows)
+        rows_of[source] += rows
+    numbers = {name: np.array([_as_number(value) for value in values]) for name, values in infos_dict.items()}
+    preds = infos_dict.get("pred", [None] * len(data_sources))
+    result: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for (source, n), groups in same_shape.items():
+        votes = [[_ballot(preds[row]) for row in rows] for rows in groups]
+        voted = n > 1 and any(preds[row] is not None for row in rows_of[source])
+        for name, values in numbers.items():
+            if any(value is None for value in values[rows_of[source]]):
+                continue
+            samples = values[np.array(groups)].astype(np.float64)  # (prompts, N)
+            result[source][name] |= _sample_metrics(samples)
+            if voted:
+                result[source][name] |= _majority_metrics(samples, votes, seed)
+    return {source: dict(variables) for source, variables in result.items()}
+
+
+def _check_lengths(infos_dict: Mapping[str, Sequence[Any]], n_samples: int) -> None:
+    if wrong := {name: len(values) for name, values in infos_dict.items() if len(values) != n_samples}:
+        raise ValueError(
+            f"infos_dict has variables whose number of entries is not {n_samples}, that of the samples: {wrong}. "
+            "Put None where a sample has no value"
+        )
+
+
+def _as_number(value: Any) -> float | None:
+    """A float; None for what is no number, or an int beyond the largest float."""
+    if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _ballot(pred: Any) -> Any:
+    """Something that can be counted: lists and arrays have no hash, and NaN is not equal to itself."""
+    plain = pred is None or isinstance(pred, str | int | float | np.number)
+    return pred if plain and pred == pred else repr(pred)
+
+
+def _subset_sizes(n: int) -> list[int]:
+    """2, 4, 8, ... below n, and n itself."""
+    return [2**i for i in range(1, n.bit_length()) if 2**i < n] + [n]
+
+
+def _sample_metrics(samples: np.ndarray) -> dict[str, float]:
+    n = samples.shape[1]
+    metrics = {f"mean@{n}": float(samples.mean())}
+    if n == 1:
+        return metrics
+    metrics[f"std@{n}"] = float(samples.std(axis=1).mean())
+    ascending = np.sort(samples, axis=1)
+    for k in _subset_sizes(n):
+        # The largest of k draws with replacement is at most the i-th smallest with probability (i/n)^k.
+        largest = np.diff((np.arange(n + 1) / n) ** k)
+        for name, weights in (("best", largest), ("worst", largest[::-1])):
+            mean = ascending @ weights  # (prompts,)
+            variance = np.maximum(ascending**2 @ weights - mean**2, 0)
+            metrics |= {f"{name}@{k}/mean": float(mean.mean()), f"{name}@{k}/std": float(np.sqrt(variance).mean())}
+    return metrics
+
+
+def _majority_metrics(samples: np.ndarray, votes: Sequence[Sequence[Any]], seed: int) -> dict[str, float]:
+    majority = partial(calc_maj_val, vote_key="pred", val_key="val")
+    metrics: dict[str, float] = {}
+    for k in _subset_sizes(samples.shape[1]):
+        per_prompt = [
+            bootstrap_metric(
+                [{"pred": p, "val": v} for p, v in zip(preds, values, strict=True)], k, [majority], seed=seed
+            )[0]
+            for preds, values in zip(votes, samples.tolist(), strict=True)
+        ]
+        mean, std = np.mean(per_prompt, axis=0)
+        metrics |= {f"maj@{k}/mean": float(mean), f"maj@{k}/std": float(std)}
+    return metrics
+
+
+def flatten_validation_metrics(nested: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
+    """{source: {variable: {metric: value}}} to val-core/SOURCE/VARIABLE/METRIC for the reward, val-aux/... for the rest."""
+    return {
+        f"{'val-core' if variable == 'reward' else 'val-aux'}/{source}/{variable}/{metric}": value
+        for source, variables in nested.items()
+        for variable, metrics in variables.items()
+        for metric, value in metrics.items()
+    }
+
+
+class StepTimer:
+    """Seconds per named section of a step: `with timer("gen"): ...`; a section that comes twice adds up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

@@ -1,0 +1,81 @@
+"""Which roles a run has, which worker class plays each, and on which ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from enum import Enum
+
+from training.config import PPOConfig
+from workers.ranks.worker_group import RayResourcePool
+
+
+class Role(Enum):
+    """What a worker group does."""
+
+    Actor = "actor"
+    Rollout = "rollout"
+    ActorRollout = "actor_rollout"
+    Critic = "critic"
+    CriticValue = "critic"  # an alias from older guides
+    RefPolicy = "ref"
+    RewardModel = "reward_model"
+    ActorRolloutRef = "actor_rollout_ref"
+
+
+class ResourcePoolManager:
+    """Which role runs in which pool of ranks.
+
+    Args:
+        resource_pool_spec: pool name -> ranks on each node.
+        mapping: role -> pool name.
+    """
+
+    def __init__(self, resource_pool_spec: dict[str, list[int]], mapping: dict[Role, str]) -> None:
+        unknown = set(mapping.values()) - resource_pool_spec.keys()
+        if unknown:
+            raise ValueError(
+                f"roles are mapped to unknown pools {sorted(unknown)}; pools: {sorted(resource_pool_spec)}"
+            )
+        self.resource_pool_spec = resource_pool_spec
+        self.mapping = mapping
+
+    def pools(self, roles: Collection[Role], *, use_gpu: bool) -> Iterator[tuple[RayResourcePool, list[Role]]]:
+        """Each pool that has any of `roles`, with those it has; the CPU's threads are shared among a node's ranks."""
+        missing = [role.value for role in roles if role not in self.mapping]
+        if missing:
+            raise ValueError(f"no pool is mapped to {missing}; mapped: {[role.value for role in self.mapping]}")
+        for name, ranks in self.resource_pool_spec.items():
+            if mine := [role for role in roles if self.mapping[role] == name]:
+                threads = max(1, (os.cpu_count() or 1) // max(ranks))
+                yield RayResourcePool(tuple(ranks), use_gpu, cpus=threads), mine
+
+
+def default_role_mapping(config: PPOConfig) -> dict[Role, type]:
+    """The worker class of every role that this config needs."""
+    from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
+
+    policy_role = Role.ActorRolloutRef if config.need_reference else Role.ActorRollout
+    critic = {Role.Critic: CriticWorker} if config.need_critic else {}
+    return {policy_role: ActorRolloutRefWorker, **critic}
+
+
+def default_resource_pool(config: PPOConfig) -> ResourcePoolManager:
+    """One pool of all ranks, shared by every role."""
+    pool = {"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes}
+    return ResourcePoolManager(pool, dict.fromkeys(default_role_mapping(config), "global_pool"))
+
+
+def need_reference_policy(role_worker_mapping: Mapping[Role, type]) -> bool:
+    """Whether the mapping has a worker for the reference policy."""
+    return not role_worker_mapping.keys().isdisjoint({Role.RefPolicy, Role.ActorRolloutRef})
+
+
+def need_reward_model(role_worker_mapping: Mapping[Role, type]) -> bool:
+    """Whether the mapping has a worker for a reward model."""
+    return Role.RewardModel in role_worker_mapping
+
+
+def need_critic(config: PPOConfig) -> bool:
+    """Whether the config's estimator, or `critic.enable`, asks for a critic."""
+    return config.need_critic

@@ -1,0 +1,396 @@
+"""The pool that runs users' environments: many episodes at once, each call with a deadline, none able to hold up the rest.
+
+A slot is one agent in its home (thread, process or Ray actor) with one thread of the pool that makes its calls. An
+episode holds a slot from `reset` to the reply of its `finish`; the slot then serves the next episode of its spec. After
+a failure the slot is thrown away: its agent is closed in the background, its home killed if that takes too long.
+
+    reset/step/finish -> waiting (FIFO, num_workers at a time) -> slot's thread: home.call -> replies -> poll
+                                       watch thread: an overdue call is answered as env_timeout
+
+Invariant: every accepted call gets exactly one Reply, whatever user code does: that of the home or that of the watch,
+whichever takes `slot.call` first under the lock; what the home of a discarded slot says later is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Literal
+
+from custom.env import Abandoned
+from workers.environments import env_worker as homes
+from workers.environments.env_worker import Home, HomeLost, Isolation, Nursery, Outcome
+
+if TYPE_CHECKING:
+    from custom.agent import AgentSpec
+
+Kind = Literal["build", "reset", "step", "finish"]
+MAX_CLOSE_S = 5.0
+BUILD_TIMEOUT_S = 120.0
+LAST_JOIN_S = {"thread": 0.5, "process": 5.0, "ray": 10.0}  # for the threads of homes that were killed
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to one call.
+
+    `messages` follow the conversation so far; `done` says that the environment has ended. Of a `finish`, `reward` is the
+    episode's own where `info["has_reward"]`. With a `failure` the episode is over and must not be finished; `error` is
+    the exception with the last lines of its traceback. `seconds` is the call's own time, without waiting.
+    """
+
+    key: Any
+    kind: Kind
+    messages: list[dict[str, Any]]
+    reward: float
+    done: bool
+    info: dict[str, Any]
+    failure: Literal["", "env_crash", "env_timeout"]
+    error: str
+    seconds: float
+
+
+@dataclass(eq=False)
+class Call:
+    """One call on its way."""
+
+    key: Hashable
+    kind: Kind
+    args: tuple[Any, ...]
+    answer: Callable[[Reply], None]
+
+
+@dataclass(eq=False)
+class Slot:
+    """One agent in its home, and the thread that makes its calls."""
+
+    spec_index: int
+    home: Home
+    thread: threading.Thread = field(init=False)
+    inbox: SimpleQueue[Call | None] = field(default_factory=SimpleQueue)
+    call: Call | None = None  # accepted and not yet answered
+    running: bool = False  # it holds one of the num_workers permits
+    building: bool = False  # it holds one of the permits to build
+    built: bool = False
+    discarded: bool = False  # serves no further episode
+    hung: bool = False  # overran a deadline
+    used_s: float = 0.0  # the environment's own time in this episode
+    started: float = 0.0  # of the running call
+    deadline: float | None = None  # of the running call, or of closing
+
+
+class EnvironmentPool:
+    """Runs agents built from `specs`; its owner's thread calls, and no call blocks but `poll`, `tool_schemas` and `shutdown`.
+
+    Args:
+        isolation: where environments live. A thread that hangs in code other than Python cannot be stopped, a process
+            and a Ray actor can.
+        num_workers: calls that run at once; None: as many as there are episodes. Waiting for one's turn counts for no
+            deadline.
+        step_timeout_s: the longest that one reset, step or finish may take; None: for ever.
+        episode_timeout_s: the longest that an episode's reset and steps may take together, and its finish if
+            step_timeout_s is None.
+        build_timeout_s: the longest that making an agent may take, imports included; it is part of no episode.
+    Raises:
+        ValueError: a setting is out of range, a spec does not pickle for another process, Ray is not running.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[AgentSpec],
+        *,
+        isolation: Isolation = "thread",
+        num_workers: int | None = None,
+        step_timeout_s: float | None = None,
+        episode_timeout_s: float | None = None,
+        build_timeout_s: float | None = BUILD_TIMEOUT_S,
+    ) -> None:
+        check_settings(isolation, num_workers, step_timeout_s, episode_timeout_s)
+        self.isolation = isolation
+        self.num_workers = math.inf if num_workers is None else num_workers
+        self.step_timeout_s, self.episode_timeout_s = step_timeout_s, episode_timeout_s
+        self.build_timeout_s = build_timeout_s
+        self.close_timeout_s = min(MAX_CLOSE_S, step_timeout_s or MAX_CLOSE_S)
+        self._specs = list(specs) if isolation == "thread" else [homes.pickled(spec) for spec in specs]
+        self._nursery = Nursery(homes.libraries_of(spec.environment for spec in specs))
+        self._builders = threading.Semaphore(
+            os.cpu_count() or 1
+        )  # imports of many homes at once would starve each other
+        self._schemas: dict[int, list[dict[str, Any]] | None] = {}
+        self._replies: SimpleQueue[Reply] = SimpleQueue()
+        lock = threading.RLock()
+        self._lock, self._look, self._ended = lock, threading.Condition(lock), threading.Condition(lock)
+        # below: all under the lock
+        self._slots: set[Slot] = set()  # every slot whose thread lives
+        self._free: list[list[Slot]] = [[] for _ in specs]
+        self._episodes: dict[Hashable, Slot] = {}
+        self._waiting: deque[Slot] = deque()
+        self._running = 0
+        self._next_look = math.inf
+        self._closed = self._stopped = False
+        self._watch_thread = threading.Thread(target=self._watch, name="environments", daemon=True)
+        self._watch_thread.start()
+
+    def __enter__(self) -> EnvironmentPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    @property
+    def tool_schemas(self) -> list[list[dict[str, Any]] | None]:
+        """Each spec's tools; builds one agent of each, which then waits for its first episode.
+
+        Raises:
+            ValueError: an agent cannot be built; the pool is then shut down.
+        """
+        built: SimpleQueue[Reply] = SimpleQueue()
+        with self._lock:
+            self._check_open()
+            missing = [index for index in range(len(self._specs)) if index not in self._schemas]
+            for index in missing:
+                self._submit(self._new_slot(index), Call(index, "build", (), built.put))
+        for _ in missing:
+            reply = built.get()
+            if reply.failure:
+                self.shutdown()
+                raise ValueError(f"environment {reply.key} cannot be built: {reply.failure}: {reply.error}")
+        return [self._schemas[index] for index in range(len(self._specs))]
+
+    @property
+    def leaked_threads(self) -> int:
+        """Threads that hang in an environment; one that comes back closes its environment and ends."""
+        with self._lock:
+            return sum(s.hung and s.thread.is_alive() for s in self._slots) if self.isolation == "thread" else 0
+
+    def reset(self, key: Hashable, spec_index: int, seed: int) -> None:
+        """Starts an episode under a name of the caller's choice."""
+        with self._lock:
+            self._check_open()
+            if key in self._episodes:
+                raise ValueError(f"episode {key!r} is still running; finish it first")
+            free = self._free[spec_index]
+            slot = free.pop() if free else self._new_slot(spec_index)
+            slot.used_s = 0.0
+            self._episodes[key] = slot
+            self._submit(slot, Call(key, "reset", (seed,), self._replies.put))
+
+    def step(self, key: Hashable, text: str) -> None:
+        """Sends the policy's response."""
+        self._continue(Call(key, "step", (text,), self._replies.put))
+
+    def finish(self, key: Hashable, ending: str) -> None:
+        """Ends an episode that has not failed."""
+        self._continue(Call(key, "finish", (ending,), self._replies.put))
+
+    def poll(self, timeout: float) -> list[Reply]:
+        """The replies since the last time; waits at most `timeout` seconds for the first."""
+        replies = []
+        with contextlib.suppress(Empty):
+            replies.append(self._replies.get(timeout=timeout) if timeout > 0 else self._replies.get_nowait())
+            while True:
+                replies.append(self._replies.get_nowait())
+        return replies
+
+    def shutdown(self) -> None:
+        """Closes every environment, all at once, and kills what does not close in time."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._waiting.clear()
+            slots = list(self._slots)
+            for slot in slots:
+                slot.inbox.put(None)
+                if not slot.discarded:
+                    self._discard(slot)
+            # each slot has a deadline until it has ended or was killed
+            self._ended.wait_for(lambda: all(slot.deadline is None for slot in self._slots), self.close_timeout_s + 5)
+            self._stopped = True
+            self._look.notify()
+        self._watch_thread.join()
+        last = time.monotonic() + LAST_JOIN_S[self.isolation]
+        for slot in slots:
+            slot.thread.join(max(0.0, last - time.monotonic()))
+        self._nursery.stop()
+
+    # The caller's side, under the lock
+
+    def _continue(self, call: Call) -> None:
+        with self._lock:
+            self._check_open()
+            slot = self._episodes.get(call.key)
+            if slot is None or slot.call is not None:
+                state = "is not running" if slot is None else "still waits for the reply to its last call"
+                raise ValueError(f"{call.kind}: episode {call.key!r} {state}")
+            self._submit(slot, call)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the environment pool is shut down")
+
+    def _submit(self, slot: Slot, call: Call) -> None:
+        slot.call = call
+        self._waiting.append(slot)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        while self._waiting and self._running < self.num_workers:
+            slot = self._waiting.popleft()
+            slot.running = True
+            self._running += 1
+            slot.inbox.put(slot.call)
+
+    def _new_slot(self, spec_index: int) -> Slot:
+        slot = Slot(spec_index, homes.make_home(self.isolation, self._nursery))
+        slot.thread = threading.Thread(target=self._serve, args=(slot,), name="environment", daemon=True)
+        self._slots.add(slot)
+        slot.thread.start()
+        return slot
+
+    def _settle(self, slot: Slot, failure: Literal["", "env_crash", "env_timeout"], outcome: Outcome) -> None:
+        """Answers the slot's call and decides what becomes of the slot."""
+        call = slot.call
+        assert call is not None
+        messages, reward, done, info = outcome.value or ([], 0.0, True, {})
+        reply = Reply(call.key, call.kind, messages, reward, done, info, failure, outcome.error, outcome.seconds)
+        slot.used_s += outcome.seconds
+        self._put_down(slot)
+        if failure:
+            self._discard(slot)
+        elif call.kind in ("finish", "build"):
+            self._free[slot.spec_index].append(slot)
+        if failure or call.kind == "finish":
+            self._episodes.pop(call.key, None)
+        self._dispatch()
+        call.answer(reply)
+
+    def _put_down(self, slot: Slot) -> None:
+        self._end_building(slot)
+        self._running -= slot.running
+        slot.running, slot.call, slot.deadline = False, None, None
+
+    def _discard(self, slot: Slot) -> None:
+        self._put_down(slot)
+        slot.discarded = True
+        self._set_deadline(slot, self.close_timeout_s)
+
+    def _set_deadline(self, slot: Slot, limit: float | None) -> None:
+        slot.started = time.monotonic()
+        slot.deadline = None if limit is None else slot.started + limit
+        if slot.deadline is not None and slot.deadline < self._next_look:
+            self._look.notify()
+
+    # A slot's thread
+
+    def _serve(self, slot: Slot) -> None:
+        with contextlib.suppress(Abandoned):
+            while not slot.discarded and (call := slot.inbox.get()) is not None:
+                outcome = self._run(slot, call)
+                with self._lock:
+                    if slot.call is call:
+                        self._settle(slot, "env_crash" if outcome.error else "", outcome)
+        with contextlib.suppress(Abandoned):
+            slot.home.end()
+        with self._lock:
+            self._slots.discard(slot)
+            self._ended.notify_all()
+
+    def _run(self, slot: Slot, call: Call) -> Outcome:
+        try:
+            if not slot.built:
+                built = self._build(slot, call)
+                if built.error or call.kind == "build":
+                    return built._replace(value=None)
+            self._start_clock(slot, call, self._limit(slot, call.kind))
+            return slot.home.call(call.kind, call.args)
+        except HomeLost as lost:
+            return Outcome(None, str(lost), time.monotonic() - slot.started)
+
+    def _build(self, slot: Slot, call: Call) -> Outcome:
+        self._builders.acquire()
+        with self._lock:
+            slot.building = True
+            try:
+                self._start_clock(slot, call, self.build_timeout_s)
+            except HomeLost:
+                self._end_building(slot)
+                raise
+        built = slot.home.call("build", (self._specs[slot.spec_index],))
+        with self._lock:
+            self._end_building(slot)
+        if not built.error:
+            slot.built = True
+            self._schemas[slot.spec_index] = built.value
+        return built
+
+    def _end_building(self, slot: Slot) -> None:
+        if slot.building:  # once: a build that hangs gives its permit back at its deadline
+            slot.building = False
+            self._builders.release()
+
+    def _start_clock(self, slot: Slot, call: Call, limit: float | None) -> None:
+        with self._lock:
+            if slot.call is not call:
+                raise HomeLost("discarded before the call began")
+            self._set_deadline(slot, limit)
+
+    def _limit(self, slot: Slot, kind: Kind) -> float | None:
+        """The longest that the next call may take."""
+        step_s, episode_s = self.step_timeout_s, self.episode_timeout_s
+        if episode_s is None or kind == "finish":
+            return episode_s if step_s is None else step_s
+        rest = max(0.0, episode_s - slot.used_s)
+        return rest if step_s is None else min(step_s, rest)
+
+    # The watch's thread
+
+    def _watch(self) -> None:
+        with self._lock:
+            while not self._stopped:
+                now = time.monotonic()
+                for slot in list(self._slots):
+                    if slot.deadline is not None and slot.deadline <= now:
+                        self._overdue(slot, now - slot.started)
+                deadlines = [slot.deadline for slot in self._slots if slot.deadline is not None]
+                self._next_look = min(deadlines, default=math.inf)
+                self._ended.notify_all()
+                wait = min(self._next_look - time.monotonic(), threading.TIMEOUT_MAX)
+                self._look.wait(wait if deadlines else None)
+
+    def _overdue(self, slot: Slot, seconds: float) -> None:
+        slot.hung = True
+        if slot.call is None:  # the home had its time to close
+            slot.deadline = None
+            slot.home.kill()
+            return
+        kind = slot.call.kind if slot.built else "build"
+        text = f"{kind} was still running at its deadline, after {seconds:.3g} s"
+        self._settle(slot, "env_timeout", Outcome(None, text, seconds))
+
+
+def check_settings(
+    isolation: str, num_workers: int | None, step_timeout_s: float | None, episode_timeout_s: float | None
+) -> None:
+    """Raises ValueError where a pool cannot be made of these."""
+    if isolation not in ("thread", "process", "ray"):
+        raise ValueError(f"isolation={isolation!r} is unknown; allowed: thread, process, ray")
+    if num_workers is not None and num_workers < 1:
+        raise ValueError(f"num_workers={num_workers}; allowed: 1 and more, or null for no limit")
+    for name, limit in (("step_timeout_s", step_timeout_s), ("episode_timeout_s", episode_timeout_s)):
+        if limit is not None and not limit > 0:
+            raise ValueError(f"{name}={limit}; allowed: seconds above 0, or null for no deadline")
+    if isolation == "ray":
+        import ray
+
+        if not ray.is_initialized():
+            raise ValueError(
+                "isolation=ray needs Ray, which is not running: trainer.launcher=ray, or isolation=process"
+            )

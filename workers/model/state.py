@@ -1,0 +1,204 @@
+"""A model's and optimiser's state on disk: tensors through torch.distributed.checkpoint, everything else as JSON; no pickled code.
+
+FOLDER/model/       DCP: weights            FOLDER/scheduler.json
+FOLDER/optimizer/   DCP: AdamW's moments    FOLDER/huggingface/   config and tokenizer, with `hf_model` the weights too
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from transformers import PreTrainedTokenizerBase
+
+from workers.model.checkpoint_writer import CheckpointWriter
+from workers.ranks.distributed import full_tensor, rank
+
+Scheduler: TypeAlias = torch.optim.lr_scheduler.LambdaLR
+
+
+def save(
+    writer: CheckpointWriter,
+    folder: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Scheduler,
+    contents: Collection[str],
+    export: Callable[[], None] | None = None,
+) -> None:
+    """Begins to write the parts in `contents` (model, optimizer, extra) below `folder`, and what `export` writes; `writer` goes on by itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {}
+    if "model" in contents:
+        parts[folder / "model"] = model_tensors(module)
+    if "optimizer" in contents:
+        parts[folder / "optimizer"] = optimizer_tensors(module, optimizer)
+    place = {"last_epoch": scheduler.last_epoch}
+
+    def write_rest() -> None:
+        if "extra" in contents and rank() == 0:
+            (folder / "scheduler.json").write_text(json.dumps(place))
+        if export is not None:
+            export()
+
+    writer.start(parts, write_rest)
+
+
+def load(
+    folder: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Scheduler,
+    contents: Collection[str],
+) -> None:
+    """Reads the parts in `contents` into the live objects, in place.
+
+    Raises:
+        FileNotFoundError: naming the part that this checkpoint does not hold.
+    """
+    for part, name in {"model": "model", "optimizer": "optimizer", "extra": "scheduler.json"}.items():
+        if part in contents and not (folder / name).exists():
+            raise FileNotFoundError(
+                f"{folder} holds no '{part}': it was saved without; take it out of checkpoint.load_contents to go on without it"
+            )
+    if "model" in contents:
+        load_model(folder, module)
+    if "optimizer" in contents:
+        tensors = optimizer_tensors(module, optimizer)
+        _load(tensors, folder / "optimizer")
+        _set_optimizer_tensors(module, optimizer, tensors)
+    if "extra" in contents:
+        _set_scheduler(scheduler, json.loads((folder / "scheduler.json").read_text())["last_epoch"])
+
+
+def load_model(folder: Path, module: nn.Module) -> None:
+    """Reads the weights alone."""
+    tensors = model_tensors(module)
+    _load(tensors, folder / "model")
+    set_model_state_dict(module, tensors, options=StateDictOptions(strict=False))
+
+
+def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Reads into `tensors`, in place.
+
+    Raises:
+        ValueError: the checkpoint's names or shapes are not exactly theirs.
+    """
+    reader = SafeReader(folder)
+    saved = {name: entry.size for name, entry in reader.read_metadata().state_dict_metadata.items()}
+    wanted = {name: tensor.shape for name, tensor in tensors.items()}
+    if saved != wanted:
+        names = sorted(name for name in saved.keys() | wanted.keys() if saved.get(name) != wanted.get(name))
+        first = ", ".join(f"{name} ({saved.get(name)} saved, {wanted.get(name)} wanted)" for name in names[:3])
+        raise ValueError(f"{folder} was saved by another model: {len(names)} tensors differ, such as {first}")
+    dcp.load(tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+
+
+class SafeReader(dcp.FileSystemReader):
+    """Reads torch.distributed.checkpoint folders that hold tensors and nothing else; what could run code is refused.
+
+    DCP's metadata is a pickle, and its entries that are no tensors are pickles too: the first is read with an allow-list, the others must
+    not be there.
+    """
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata = _AllowListUnpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(f"{self.path}: .metadata holds a {type(metadata).__name__}")
+        entries = metadata.state_dict_metadata.items()
+        if others := [name for name, entry in entries if not isinstance(entry, TensorStorageMetadata)]:
+            raise pickle.UnpicklingError(
+                f"{self.path}: {others} are no tensors; a checkpoint of ours holds only tensors"
+            )
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+class _AllowListUnpickler(pickle.Unpickler):
+    ALLOWED: ClassVar[dict[str, set[str]]] = {
+        "pathlib": {"PosixPath"},
+        "torch": {"Size", "float32", "float16", "bfloat16", "int64", "uint8"},
+        "torch.serialization": {"_get_layout"},
+        "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+        "torch.distributed.checkpoint.metadata": {
+            *("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
+            *("TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+        },
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in self.ALLOWED.get(module, ()):
+            raise pickle.UnpicklingError(f"a checkpoint's metadata names {module}.{name}, which it has no reason to")
+        return super().find_class(module, name)
+
+
+def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name, a tied tensor once."""
+    own = {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
+    return {name: tensor for name, tensor in get_model_state_dict(module).items() if name in own}
+
+
+def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's state by parameter name; settings such as the learning rate belong to config and schedule."""
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    state = get_optimizer_state_dict(module, optimizer, options=options)
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _set_optimizer_tensors(
+    module: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
+) -> None:
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    settings = get_optimizer_state_dict(module, optimizer, options=options)
+    set_optimizer_state_dict(module, optimizer, settings | tensors, options=options)
+
+
+def _set_scheduler(scheduler: Scheduler, last_epoch: int) -> None:
+    """Puts the schedule at `last_epoch` calls of `step` and the learning rates with it."""
+    scheduler.last_epoch = last_epoch
+    scheduler._last_lr = [
+        base * factor(last_epoch) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    ]
+    for group, lr in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=True):
+        group["lr"] = lr
+
+
+def huggingface_export(
+    folder: Path, module: nn.Module, tokenizer: PreTrainedTokenizerBase, *, weights: bool
+) -> Callable[[], None]:
+    """What writes a plain Hugging Face folder: config, generation config and tokenizer; with `weights` in bfloat16 the model too.
+
+    Every rank takes part in gathering the weights, now; the first one alone holds and writes them, when the result is called.
+    """
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in model_tensors(module).items() if weights else ():
+        whole = full_tensor(tensor.detach().to(torch.bfloat16))
+        if rank() == 0:
+            state[name] = whole.cpu()
+
+    def write() -> None:
+        if rank() != 0:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save_pretrained(folder)
+        module.config.save_pretrained(folder)
+        module.generation_config.save_pretrained(folder)
+        if weights:
+            module.save_pretrained(folder, state_dict=state)
+
+    return write

@@ -1,0 +1,182 @@
+"""The update that actor and critic share: an optimiser, its schedule, and the loop over mini- and micro-batches.
+
+Invariant: the gradient of a mini-batch does not depend on how it is cut into micro-batches, or over ranks; every mean is a
+sum divided by the count of the whole mini-batch over all ranks, which is passed down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from data.protocol import DataProto
+from data.seeding import seed_for
+from training.batch.batching import shuffled_groups
+from training.config import MicroBatching, OptimConfig, UpdatePlan
+from training.core_algos import GlobalBatchInfo
+from workers.model.packing import ForwardBatch, ForwardSettings, iter_micro_batches
+from workers.ranks.distributed import full_tensor, max_over_ranks, sum_over_ranks, world_size
+
+STABLE_RATIO = 0.9  # of the steps after a wsd schedule's warm-up
+
+
+class MicroLoss(NamedTuple):
+    """A micro-batch's share of the mini-batch's loss, with the same share of each metric, and maxima."""
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+    maxima: dict[str, Tensor]
+
+
+def build_optimizer(module: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
+    """Makes AdamW in its fused form: one pass over memory on CPU and CUDA alike."""
+    return torch.optim.AdamW(
+        module.parameters(), lr=optim.lr, betas=tuple(optim.betas), weight_decay=optim.weight_decay, fused=True
+    )
+
+
+def build_scheduler(
+    optimizer: torch.optim.Optimizer, optim: OptimConfig, total_steps: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Makes the schedule over `total_steps` updates; warm-up is `lr_warmup_steps`, or a ratio of all where that is negative.
+
+    wsd (arXiv:2404.06395) holds the rate for nine tenths of the steps after the warm-up, and then decays by a cosine.
+    """
+    warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * total_steps)
+    if optim.scheduler == "constant":
+        return transformers.get_constant_schedule_with_warmup(optimizer, warmup)
+    if optim.scheduler == "cosine":
+        return transformers.get_cosine_with_min_lr_schedule_with_warmup(
+            optimizer, warmup, total_steps, num_cycles=optim.num_cycles, min_lr_rate=optim.min_lr_ratio
+        )
+    stable = int(STABLE_RATIO * (total_steps - warmup))
+    return transformers.get_wsd_schedule(
+        optimizer,
+        num_warmup_steps=warmup,
+        num_stable_steps=stable,
+        num_decay_steps=total_steps - warmup - stable,
+        min_lr_ratio=optim.min_lr_ratio,
+    )
+
+
+def update_model(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: DataProto,
+    plan: UpdatePlan,
+    *,
+    settings: ForwardSettings,
+    limits: MicroBatching,
+    grad_clip: float,
+    prefix: str,
+    micro_loss: Callable[[DataProto, ForwardBatch, GlobalBatchInfo], MicroLoss],
+) -> dict[str, float]:
+    """Passes over the rows as planned, one optimiser step for each mini-batch; returns metrics, the mean over mini-batches.
+
+    Args:
+        micro_loss: the loss of a micro-batch, given the counts of its mini-batch; carries the factor that ranks average
+            their gradients.
+        prefix: of the metrics `grad_norm` and `skipped_updates` (those with a norm that is not finite).
+    """
+    sums = MetricSums(settings.sequence_ranks)
+    weight = 1 / plan.updates
+    for rows in rows_of_updates(data, plan):
+        mini = data.select_idxs(rows)
+        counts = global_counts(mini.batch["response_mask"], settings.sequence_ranks)
+        optimizer.zero_grad(set_to_none=True)
+        for _, micro, inputs in iter_micro_batches(mini, settings, limits):
+            loss, metrics, maxima = micro_loss(micro, inputs, counts)
+            loss.backward()
+            sums.add(metrics, weight)
+            sums.maximum(maxima)
+        norm = clip_grad_norm(module, grad_clip)
+        # With nothing to learn from, momentum alone would move the weights.
+        if torch.isfinite(norm) and counts["batch_num_tokens"]:
+            optimizer.step()
+        sums.add_norm(prefix, norm, weight)
+    return sums.read()
+
+
+def rows_of_updates(data: DataProto, plan: UpdatePlan) -> list[Tensor]:
+    """Lists the row numbers of every mini-batch, epoch by epoch; shuffling keeps a group's rows together.
+
+    meta_info `seed` and `global_steps` seed the shuffling.
+    """
+    if len(data) % plan.mini_batches:
+        raise ValueError(
+            f"{len(data)} rows do not divide into {plan.mini_batches} mini-batches; arrange the batch by its plan "
+            "(training/batch/batching.py), or choose a ppo_mini_batch_size that divides its rows"
+        )
+    generator = torch.Generator()
+    if plan.shuffle:
+        generator.manual_seed(seed_for(data.meta_info["seed"], data.meta_info["global_steps"], 0))
+    batches: list[Tensor] = []
+    for _ in range(plan.epochs):
+        order = torch.arange(len(data))
+        if plan.shuffle:
+            order = shuffled_groups(data.non_tensor_batch["uid"].tolist(), generator)
+        batches += order.split(len(data) // plan.mini_batches)
+    return batches
+
+
+def global_counts(response_mask: Tensor, sequence_ranks: int = 1) -> GlobalBatchInfo:
+    """Counts a mini-batch's sampled tokens, and the rows that have any, over all ranks: the denominators of `agg_loss`.
+
+    Each row is on `sequence_ranks` ranks, and counts once.
+    """
+    lengths = response_mask.sum(dim=1)
+    counts = sum_over_ranks(torch.stack([lengths.sum(), (lengths > 0).sum()])).tolist()
+    tokens, rows = (count // sequence_ranks for count in counts)
+    return GlobalBatchInfo(
+        dp_size=world_size(), batch_num_tokens=tokens, global_batch_size=rows, loss_scale_factor=None
+    )
+
+
+def clip_grad_norm(module: nn.Module, max_norm: float) -> Tensor:
+    """Clips the gradient; returns its whole norm before that, a scalar on the CPU that is the same on every rank."""
+    return full_tensor(torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm).detach()).cpu()
+
+
+class MetricSums:
+    """Keeps metrics as detached tensors until the end of the update, when one synchronisation reads them all.
+
+    What is added is this rank's share of a mean over all ranks' tokens: `read` sums the shares, and takes the largest
+    maximum. Ranks of one sequence-parallel group add the same share, which counts once.
+    """
+
+    def __init__(self, sequence_ranks: int = 1) -> None:
+        self.sequence_ranks = sequence_ranks
+        self._sums: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
+
+    def add(self, metrics: Mapping[str, Any], weight: float = 1.0) -> None:
+        """Adds shares of means."""
+        for name, value in metrics.items():
+            value = torch.as_tensor(value).detach().float().mean() * weight
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def add_norm(self, prefix: str, norm: Tensor, weight: float) -> None:
+        """Adds the gradient's norm before clipping and whether its update was skipped: every rank has the same."""
+        share = self.sequence_ranks / world_size()
+        self.add({f"{prefix}/grad_norm": norm}, weight * share)
+        self.add({f"{prefix}/skipped_updates": ~torch.isfinite(norm)}, share)
+
+    def maximum(self, metrics: Mapping[str, Tensor]) -> None:
+        """Takes maxima in."""
+        for name, value in metrics.items():
+            value = value.detach().float()
+            self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
+
+    def read(self) -> dict[str, float]:
+        """Reads all of it, over all ranks."""
+        sums = (sum_over_ranks(_stack(self._sums)) / self.sequence_ranks).tolist()
+        maxima = max_over_ranks(_stack(self._maxima)).tolist()
+        return dict(zip([*self._sums, *self._maxima], sums + maxima, strict=True))
+
+
+def _stack(values: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([value.cpu() for value in values.values()]) if values else torch.zeros(0)

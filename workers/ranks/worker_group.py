@@ -1,0 +1,361 @@
+"""Where workers live and how a call reaches them: `register` marks a worker's methods, a group offers them to the driver.
+
+A pool is a number of ranks; each rank is one process (`WorkerHost`) that holds the workers of every role placed there, so that actor, rollout,
+reference and critic share it. A group is one role of a pool. `LocalWorkerGroup` is a pool of one rank in the driver's own process: a call is a plain
+call, so breakpoints and tracebacks work. `RayWorkerGroup` places the ranks with Ray. Both offer the same methods and give the same results.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from data.protocol import DataProto, pad_dataproto_to_divisor
+from workers.ranks.memory import return_large_blocks
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+REGISTERED = "_registered"
+LOOPBACK = "127.0.0.1"
+SETTLING_S = 10.0  # how long the other ranks' errors are waited for after the first
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+class Dispatch(Enum):
+    """How a call reaches the ranks of a group, and what comes back.
+
+    RANK_ZERO: the first rank alone. ONE_TO_ALL: every rank with the same arguments; the first rank's answer. ALL_TO_ALL: argument lists with one
+    entry a rank; the list of answers. DP_COMPUTE_PROTO: the DataProto is cut into equal chunks, padded with dummy rows where it does not divide;
+    answers that are DataProtos are joined, of others (metrics, which the ranks have summed up) the first rank's is given.
+    """
+
+    RANK_ZERO = "rank_zero"
+    ONE_TO_ALL = "one_to_all"
+    ALL_TO_ALL = "all_to_all"
+    DP_COMPUTE_PROTO = "dp_compute_proto"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """How a method wants to be called; `reads` are the batch's fields that travel to it, beside `uid` (none named: all)."""
+
+    mode: Dispatch
+    reads: tuple[str, ...] = ()
+    ranks_per_chunk: str | None = None
+    keeps_rows: bool = True
+
+
+def register(
+    dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL,
+    *,
+    reads: tuple[str, ...] = (),
+    ranks_per_chunk: str | None = None,
+    keeps_rows: bool = True,
+) -> Callable[[Method], Method]:
+    """Marks a worker's method as callable through its group.
+
+    Args:
+        reads: of the batch's fields, only these and `uid` are sent (those of them that it has).
+        ranks_per_chunk: a registered method of the worker that says how many consecutive ranks share one chunk (tensor or sequence parallelism).
+        keeps_rows: an answer has a row for each given; otherwise any number, and no row is added to those given.
+    """
+
+    def mark(method: Method) -> Method:
+        setattr(method, REGISTERED, Registered(dispatch_mode, reads, ranks_per_chunk, keeps_rows))
+        return method
+
+    return mark
+
+
+def registered_methods(worker_cls: type) -> dict[str, Registered]:
+    found = ((name, getattr(worker_cls, name)) for name in dir(worker_cls))
+    return {name: getattr(method, REGISTERED) for name, method in found if hasattr(method, REGISTERED)}
+
+
+@dataclass
+class ClassWithInitArgs:
+    """A class with its constructor's arguments, to be built where it will run."""
+
+    cls: type
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> Any:
+        return self.cls(*self.args, **self.kwargs)
+
+
+RayClassWithInitArgs = ClassWithInitArgs
+Colocated = Mapping[str, ClassWithInitArgs]
+
+
+def create_colocated_worker_cls(class_dict: Colocated) -> Colocated:
+    """The workers of several roles that share each process of a pool, by role."""
+    return dict(class_dict)
+
+
+class LocalWorkerGroup:
+    """One role of a pool of one rank, in this process; its worker's registered methods are this object's."""
+
+    world_size = 1
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+        self._methods = registered_methods(type(worker))
+
+    @classmethod
+    def start(cls, pool: RayResourcePool, class_dict: Colocated) -> dict[str, LocalWorkerGroup]:
+        """Builds the workers; one group a role."""
+        if pool.world_size != 1:
+            raise ValueError(
+                f"a pool of {pool.world_size} ranks needs trainer.launcher=ray; trainer.launcher=local has one rank"
+            )
+        return {role: cls(spec()) for role, spec in class_dict.items()}
+
+    def shutdown(self) -> None:
+        """Nothing to end: the worker goes with the driver."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._methods:
+            raise AttributeError(f"{type(self.worker).__name__} has no registered method {name!r}")
+        return getattr(self.worker, name)
+
+
+@dataclass(frozen=True)
+class RayResourcePool:
+    """Ranks on nodes: `process_on_nodes` = [8, 8] is two nodes of eight. Each rank gets a GPU, or `cpus` threads without."""
+
+    process_on_nodes: tuple[int, ...]
+    use_gpu: bool
+    cpus: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.process_on_nodes)
+
+    def place(self, timeout_s: float = 120.0) -> Any:
+        """A placement group with one bundle a node, which holds all the node's ranks; several nodes are kept apart.
+
+        Raises:
+            RuntimeError: the cluster cannot hold them; says what was asked for and what there is.
+        """
+        import ray
+        from ray.util.placement_group import placement_group
+
+        one_rank = {"CPU": 1.0, "GPU": 1.0} if self.use_gpu else {"CPU": 1.0}
+        nodes = [{key: value * count for key, value in one_rank.items()} for count in self.process_on_nodes]
+        group = placement_group(nodes, strategy="STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
+        if not group.wait(timeout_s):
+            raise RuntimeError(
+                f"no room for {self.process_on_nodes} ranks of {one_rank} (trainer.nnodes x trainer.n_gpus_per_node) after "
+                f"{timeout_s:.0f} s; the cluster has {ray.cluster_resources()}"
+            )
+        return group
+
+
+class WorkerHost:
+    """One rank's process: the workers of every role placed there."""
+
+    def __init__(self, rank: int, world_size: int, local_rank: int) -> None:
+        self.environment = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
+
+    def open_store(self) -> tuple[str, int]:
+        """Opens the store at which the ranks meet, on this node's address alone; torch's own would listen on all. Returns host and port."""
+        import ray
+        from torch.distributed import TCPStore
+
+        host = ray.util.get_node_ip_address()
+        listener = socket.create_server((host, 0))
+        port = listener.getsockname()[1]
+        self.store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        return host, port
+
+    def build(self, address: tuple[str, int], class_dict: Colocated) -> None:
+        """Joins the ranks that meet at `address` and builds the workers of every role."""
+        os.environ |= {**self.environment, "MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
+        # By these two torch knows that the store is there already.
+        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+        if address[0] == LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return_large_blocks()
+        self.workers = {role: spec() for role, spec in class_dict.items()}
+
+    def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.workers[role], method)(*args, **kwargs)
+
+    def run(self, role: str, method: str, *args: Any, **kwargs: Any) -> None:
+        """`call`, where nobody reads this rank's answer: it is not sent."""
+        self.call(role, method, *args, **kwargs)
+
+
+class RayWorkerGroup:
+    """One role of a pool whose ranks Ray has placed."""
+
+    def __init__(self, hosts: list[Any], placement: Any, role: str, worker_cls: type) -> None:
+        self.hosts, self.placement, self.role, self.worker_cls = hosts, placement, role, worker_cls
+        self.world_size = len(hosts)
+        self._methods = registered_methods(worker_cls)
+
+    @classmethod
+    def start(cls, pool: RayResourcePool, class_dict: Colocated) -> dict[str, RayWorkerGroup]:
+        """Places the ranks, has them meet, and builds the workers; one group a role."""
+        import ray
+        import ray.util.scheduling_strategies
+
+        host_cls, placement = ray.remote(WorkerHost), pool.place()
+        places = [(node, local) for node, count in enumerate(pool.process_on_nodes) for local in range(count)]
+        hosts = []
+        for rank, (node, local_rank) in enumerate(places):
+            options = {
+                "num_cpus": 1,
+                "num_gpus": 1 if pool.use_gpu else 0,
+                "scheduling_strategy": ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(placement, node),
+                "runtime_env": {"env_vars": worker_environment(pool)},
+            }
+            # Ray shows each rank its own GPU only, which is then device 0.
+            hosts.append(host_cls.options(**options).remote(rank, pool.world_size, 0 if pool.use_gpu else local_rank))
+        address = ray.get(hosts[0].open_store.remote())
+        wait_for([host.build.remote(address, dict(class_dict)) for host in hosts], f"building {', '.join(class_dict)}")
+        return {role: cls(hosts, placement, role, spec.cls) for role, spec in class_dict.items()}
+
+    def shutdown(self) -> None:
+        """Ends the ranks' processes, which every role of the pool shares, and frees their place."""
+        import ray
+
+        # Given ten seconds to end by themselves, they remove their shared memory.
+        ray.wait([host.__ray_terminate__.remote() for host in self.hosts], num_returns=len(self.hosts), timeout=10)
+        for host in self.hosts:
+            ray.kill(host)
+        ray.util.remove_placement_group(self.placement)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._methods:
+            raise AttributeError(f"{self.worker_cls.__name__} has no registered method {name!r}")
+        how = self._methods[name]
+        by_mode: dict[Dispatch, Callable[..., Any]] = {
+            Dispatch.RANK_ZERO: self._rank_zero,
+            Dispatch.ONE_TO_ALL: self._one_to_all,
+            Dispatch.ALL_TO_ALL: self._all_to_all,
+            Dispatch.DP_COMPUTE_PROTO: self._dp_compute,
+        }
+        return partial(by_mode[how.mode], name, how)
+
+    def _rank_zero(self, name: str, how: Registered, *args: Any, **kwargs: Any) -> Any:
+        return self._wait(name, [self.hosts[0].call.remote(self.role, name, *args, **kwargs)])[0]
+
+    def _one_to_all(self, name: str, how: Registered, *args: Any, **kwargs: Any) -> Any:
+        first, *others = self.hosts
+        calls = [first.call.remote(self.role, name, *args, **kwargs)]
+        calls += [host.run.remote(self.role, name, *args, **kwargs) for host in others]
+        return self._wait(name, calls)[0]
+
+    def _all_to_all(self, name: str, how: Registered, *args: Any) -> list[Any]:
+        for argument in args:
+            if len(argument) != self.world_size:
+                raise ValueError(f"{name}: {len(argument)} arguments for {self.world_size} ranks; give one each")
+        calls = zip(self.hosts, *args, strict=True)
+        return self._wait(name, [host.call.remote(self.role, name, *own) for host, *own in calls])
+
+    def _dp_compute(self, name: str, how: Registered, data: DataProto) -> Any:
+        import ray
+
+        ranks_per_chunk = self._ranks_per_chunk(how)
+        pieces = self.world_size // ranks_per_chunk
+        cuts = cut(data, how.reads, pieces) if how.keeps_rows else cut_unevenly(data, pieces)
+        chunks = [ray.put(chunk) for chunk in cuts]
+        calls = []
+        for rank, host in enumerate(self.hosts):
+            method = host.call if rank % ranks_per_chunk == 0 else host.run
+            calls.append(method.remote(self.role, name, chunks[rank // ranks_per_chunk]))
+        answers = self._wait(name, calls)[::ranks_per_chunk]
+        if not isinstance(answers[0], DataProto):
+            return answers[0]
+        joined = DataProto.concat(answers)
+        return joined.slice(0, len(data)) if how.keeps_rows else joined
+
+    def _wait(self, name: str, calls: list[Any]) -> list[Any]:
+        return wait_for(calls, f"role {self.role}, in {name}")
+
+    def _ranks_per_chunk(self, how: Registered) -> int:
+        return 1 if how.ranks_per_chunk is None else getattr(self, how.ranks_per_chunk)()
+
+
+def wait_for(calls: list[Any], doing: str) -> list[Any]:
+    """The answers to one call of every rank, in the ranks' order.
+
+    Raises:
+        ray.exceptions.RayError: the first rank's that failed, with a note of rank and call. A rank that died comes before others, which fail for
+            want of it.
+    """
+    import ray
+
+    try:
+        return ray.get(calls)
+    except ray.exceptions.RayError:
+        # `get` raises the first error it meets; the other ranks' come soon after, or, if they wait for the one that failed, not at all.
+        done, _ = ray.wait(calls, num_returns=len(calls), timeout=SETTLING_S, fetch_local=False)
+        errors = {rank: error for rank, call in enumerate(calls) if call in done and (error := _error_of(call))}
+        if not errors:
+            raise
+        rank = min(errors, key=lambda rank: (not isinstance(errors[rank], ray.exceptions.RayActorError), rank))
+        errors[rank].add_note(f"rank {rank} of {len(calls)}, {doing}")
+        raise errors[rank] from None
+
+
+def _error_of(call: Any) -> Exception | None:
+    """What a finished call raised."""
+    import ray
+
+    try:
+        ray.get(call)
+    except ray.exceptions.RayError as error:
+        return error
+    return None
+
+
+def cut(data: DataProto, reads: Iterable[str], chunks: int) -> list[DataProto]:
+    """Equal chunks with the fields that are read (all, where none are named) and `uid`, which says what rows belong together.
+
+    Chunks are views: nothing is copied but where the rows do not divide. Then some are added behind the last, with nothing sampled.
+    """
+    fields = ("uid", *reads)
+    if wanted := [name for name in fields if name in data.batch]:
+        data = data.select(wanted, [name for name in fields if name in data.non_tensor_batch])
+    if len(data) % chunks == 0:
+        return data.chunk(chunks)
+    size = -(-len(data) // chunks)
+    whole = (len(data) - 1) // size  # chunks of given rows alone; what is left has a row, of which the added are made
+    rest, missing = data.slice(whole * size), (chunks - whole) * size
+    padded = (
+        rest.pad_with_dummies(missing) if "response_mask" in data.batch else pad_dataproto_to_divisor(rest, missing)[0]
+    )
+    return data.slice(0, whole * size).split(size) + padded.chunk(chunks - whole)
+
+
+def cut_unevenly(data: DataProto, chunks: int) -> list[DataProto]:
+    """Consecutive chunks whose sizes differ by one at most."""
+    return [data.select_idxs(part.tolist()) for part in np.array_split(np.arange(len(data)), chunks)]
+
+
+def worker_environment(pool: RayResourcePool) -> dict[str, str]:
+    """What a rank's process must find: this project's packages, and threads (Ray gives an actor of one CPU a single one)."""
+    threads = str(pool.cpus)
+    keep = (
+        "HF_HUB_OFFLINE",
+        "HF_HOME",
+        "TOKENIZERS_PARALLELISM",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+        "LRU_CACHE_CAPACITY",
+    )
+    return {
+        **{name: os.environ[name] for name in keep if name in os.environ},
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),
+        "OMP_NUM_THREADS": threads,
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }

@@ -1,0 +1,87 @@
+"""A rollout engine's interface: token ids in, sampled token ids out.
+
+Four verbs: `submit`, `step`, `abort` and `update_weights`. An engine knows nothing of episodes, environments or batches; the turn loop
+(`workers/rollout/turn_loop.py`) keeps it busy. Invariant: ids are returned as they were sampled; nothing is re-tokenised.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from workers.ranks.memory import return_free_heap
+
+FinishReason = Literal["stop", "length", "abort"]
+NamedTensors = Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How one request is sampled. `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 switch the filters off."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """What an engine sampled for one request; `log_probs` are nats under the distribution that was sampled."""
+
+    request_id: str
+    token_ids: list[int]
+    log_probs: list[float]
+    finish_reason: FinishReason
+
+
+class Engine(ABC):
+    """The verbs of a rollout engine; it keeps a copy of the policy for itself.
+
+    `completes_batches`: `step` returns only when all that is pending is done, so that requests had better come together.
+    """
+
+    completes_batches = False
+
+    @abstractmethod
+    def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
+        """Queues one request."""
+
+    @abstractmethod
+    def step(self) -> list[Completion]:
+        """Advances the engine and returns what finished; every submitted request is returned exactly once unless aborted."""
+
+    @abstractmethod
+    def abort(self, request_id: str) -> None:
+        """Forgets a request; its completion is never returned."""
+
+    @abstractmethod
+    def update_weights(self, weights: NamedTensors, manifest: dict[str, torch.Size]) -> None:
+        """Replaces all weights. `manifest` (names and shapes of `weights`) is checked before the first tensor is touched.
+
+        Raises:
+            ValueError: naming tensors that are missing, unknown or of another shape.
+        """
+
+    def begin(self) -> None:  # noqa: B027  (optional hook)
+        """Called before each batch of episodes: drops caches, so that a batch's results depend on its inputs alone."""
+
+    def sleep(self) -> None:
+        """Gives the memory that only generation needs back, while the trainer works; on a CPU that is free heap."""
+        return_free_heap()
+
+    def wake_up(self) -> None:  # noqa: B027  (optional hook)
+        """Takes back what `sleep` freed; weights may have to be sent again."""
+
+    def release(self) -> None:
+        self.sleep()
+
+    def resume(self) -> None:
+        self.wake_up()
