@@ -10,7 +10,7 @@ and finite rewards, or raises. A conversation, with `get_prompt_prefix` and a st
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,6 @@ from data.loading import load_extern_object
 if TYPE_CHECKING:
     from custom.tools import ToolRegistry
 
-Turn = tuple[list[Message], float, bool, dict[str, Any]]
 RewardFn = Callable[..., float]
 
 
@@ -94,7 +93,7 @@ class Agent:
         has_system = any(message["role"] == "system" for message in messages)
         return messages if has_system or not prefix else [{"role": "system", "content": prefix}, *messages]
 
-    def step(self, response_text: str) -> Turn:
+    def step(self, response_text: str) -> StepResult:
         """Plays a response: (messages to append, reward, done, info).
 
         With a reward_fn the reward is 0, and `info["environment_reward"]` has the environment's. With tools,
@@ -102,14 +101,11 @@ class Agent:
         """
         if self.manager is None:
             result = step_environment(self.environment, response_text, self.max_observation_chars)
-            result = replace(result, observation=self._with_state(result.observation))
+            result = result._replace(observation=self._with_state(result.observation))
         else:
             result = self._step_with_tools(response_text)
         self.trajectory.record(response_text, result)
-        info = dict(result.info)
-        if self.reward_fn is None:
-            return as_user_messages(result.observation), result.reward, result.done, info
-        return as_user_messages(result.observation), 0.0, result.done, info | {"environment_reward": result.reward}
+        return self._as_turn(as_user_messages(result.observation), result)
 
     def episode_reward(self, ending: str) -> float | None:
         """The reward_fn's value for the episode that ended so; None where there is no reward_fn."""
@@ -124,6 +120,14 @@ class Agent:
         close = getattr(self.environment, "close", None)
         if callable(close):
             close()
+
+    def _as_turn(self, messages: list[Message], result: StepResult) -> StepResult:
+        """The result in messages; its reward goes into `info` where a reward_fn gives the episode's."""
+        info = dict(result.info)
+        if self.reward_fn is None:
+            return result._replace(observation=messages, info=info)
+        info["environment_reward"] = result.reward
+        return result._replace(observation=messages, reward=0.0, info=info)
 
     def _new_manager(self) -> Any:
         if self.tools is None:
@@ -198,7 +202,7 @@ class CheckedAgent(Agent):
         self.trajectory.states.append(_as_observation(messages))
         return messages
 
-    def step(self, response_text: str) -> Turn:
+    def step(self, response_text: str) -> StepResult:
         """The agent's turn; the reward is 0 where a reward_fn gives the episode's."""
         where = f"{type(self.inner).__name__}.step"
         turn = self.inner.step(response_text)
@@ -209,11 +213,9 @@ class CheckedAgent(Agent):
             check_reward(turn[1], where),
             check_done(turn[2], where),
         )
-        info = dict(turn[3])
-        self.trajectory.record(response_text, StepResult(_as_observation(messages), reward, done, info))
-        if self.reward_fn is None:
-            return messages, reward, done, info
-        return messages, 0.0, done, info | {"environment_reward": reward}
+        result = StepResult(_as_observation(messages), reward, done, dict(turn[3]))
+        self.trajectory.record(response_text, result)
+        return self._as_turn(messages, result)
 
     def episode_reward(self, ending: str) -> float | None:
         """The reward_fn's, else the agent's own, where it has one."""

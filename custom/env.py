@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias, overload
+from typing import Any, ClassVar, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -90,9 +90,8 @@ class BaseEnvironment(ABC):
         self._done = True
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """One step as the framework sees it."""
+class StepResult(NamedTuple):
+    """The four values of a step, checked: an environment's, or an agent's, whose observation is always messages."""
 
     observation: Observation
     reward: float

@@ -6,7 +6,7 @@ EPISODES.jsonl is a file of `agent.episodes_dir`; RUN_DIR holds the run's config
 with the recorded ids:
 
     tokens        beside environments that answer with the record: rows (prompt, sampled ids, joins, mask, turns) and texts must come out the same
-    environments  beside fresh agents of the config, reset with env_seed: opening, observations, rewards, done and ending must
+    environments  beside fresh agents of the config, reset with env_seed: initial messages, observations, rewards, done and ending must
 
 One line for each difference, and exit code 1 if there are any (2: nothing could be replayed). An episode whose environment differs is played once
 more, which tells one that is not reproducible from one that has changed. Of a refilled episode the file holds the last attempt. A crash must come
@@ -43,16 +43,17 @@ from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, load_config
 from training.core_algos import estimator_needs, get_kl_controller
 from training.reward import compute_reward
-from workers.environments.pool import Kind, Reply
+from workers.environments.env_server import StepReply
 from workers.fsdp_workers import ActorRolloutRefWorker
 from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, agent_specs, episode_record
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Completion, Sampling
-from workers.rollout.turn_loop import FAILURES, Episode, Row, Turn, TurnLoop
+from workers.rollout.episode import FAILURES, Episode, Row, Turn
+from workers.rollout.turn_loop import TurnLoop
 
 TOGETHER = 16  # episodes whose environments are open at once
-NEEDED = ("uid", "episode_id", "data_source", "agent_index", "env_seed", "ending", "opening", "turns", "rows")
+NEEDED = ("uid", "episode_id", "data_source", "agent_index", "env_seed", "ending", "initial_messages", "turns", "rows")
 PER_TOKEN = ("response_ids", "response_mask", "turn_ids", "log_probs", "rewards")
 # One rank on the CPU, whatever the run had; retries are not repeated, and AgentRollout is to hand out its records.
 HERE = (
@@ -125,9 +126,6 @@ class RecordedEngine(BaseRollout):
         done, self.pending = self.pending, []
         return done
 
-    def abort(self, request_id: str) -> None:
-        self.pending = [completion for completion in self.pending if completion.request_id != request_id]
-
     def update_weights(self, weights: Any, manifest: Any) -> None:
         """It has none."""
 
@@ -153,28 +151,27 @@ class RecordedEnvironments:
     def __init__(self, episodes: Sequence[Recorded]) -> None:
         self.episodes = episodes
         self.turns = [iter(episode["turns"]) for episode in episodes]
-        self.replies: list[Reply] = []
+        self.replies: list[tuple[int, StepReply]] = []
 
     def reset(self, key: int, spec_index: int, seed: int) -> None:
-        opening = self.episodes[key]["opening"]
-        self._answer(key, "reset", messages=opening, failed=not opening)
+        messages = self.episodes[key]["initial_messages"]
+        self._answer(key, failed=not messages, messages=messages)
 
     def step(self, key: int, text: str) -> None:
         turn = next(self.turns[key])
         given = {"messages": turn["observation"], "reward": turn["reward"], "done": bool(turn["done"])}
-        self._answer(key, "step", **given, failed=turn["done"] is None)
+        self._answer(key, failed=turn["done"] is None, **given)
 
     def finish(self, key: int, ending: str) -> None:
-        self._answer(key, "finish", failed=ending not in FAILURES and self.episodes[key]["ending"] in FAILURES)
+        self._answer(key, failed=ending not in FAILURES and self.episodes[key]["ending"] in FAILURES)
 
-    def poll(self, timeout: float) -> list[Reply]:
+    def poll(self, timeout: float) -> list[tuple[int, StepReply]]:
         replies, self.replies = self.replies, []
         return replies
 
-    def _answer(self, key: int, kind: Kind, *, failed: bool, **given: Any) -> None:
-        answer: dict[str, Any] = {"messages": [], "reward": 0.0, "done": False, "info": {}, "error": "", "seconds": 0.0}
+    def _answer(self, key: int, *, failed: bool, **given: Any) -> None:
         failure: Any = self.episodes[key]["ending"] if failed else ""
-        self.replies.append(Reply(key=key, kind=kind, failure=failure, **(answer | given)))
+        self.replies.append((key, StepReply(failure=failure, **given)))
 
 
 def describe(config: PPOConfig, episodes: Sequence[Recorded]) -> DataProto:
@@ -241,7 +238,7 @@ class Player:
                 group=key,
                 sample=0,
                 rows=[Row(**(row | {"log_probs": as_numbers(row["log_probs"])})) for row in episode["rows"]],
-                turns=[Turn(**turn) for turn in episode["turns"]],
+                turns=[turn_of(turn) for turn in episode["turns"]],
                 ending=episode["ending"],
             )
             for key, episode in enumerate(episodes)
@@ -253,6 +250,15 @@ class Player:
             return rollout.rows_of(describe(self.config, episodes), made)
         finally:
             rollout.close()
+
+
+def turn_of(record: Recorded) -> Turn:
+    """The turn whose record this is."""
+    reply = None
+    if record["done"] is not None:
+        given = {name: record[name] for name in ("reward", "done", "tool_calls")}
+        reply = StepReply(messages=record["observation"], seconds=record["env_seconds"], **given)
+    return Turn(text=record["text"], finish_reason=record["finish_reason"], reply=reply)
 
 
 def as_numbers(values: Sequence[float | None]) -> list[float]:
@@ -288,7 +294,8 @@ def token_differences(recorded: Recorded, made: Recorded) -> Iterator[str]:
 
 def play_differences(recorded: Recorded, played: Recorded) -> Iterator[str]:
     """Where the environment answered otherwise; rewards of rows are compared where its answers are the same."""
-    answers = [*difference("opening", recorded["opening"], played["opening"])]
+    name = "initial_messages"
+    answers = [*difference("initial messages", recorded[name], played[name])]
     for number, (old, new) in enumerate(zip(recorded["turns"], played["turns"], strict=False)):
         if (old["done"] is None) != (new["done"] is None):
             answers.append(f"turn {number}: {answered(old)} in the record, {answered(new)} in the replay")
@@ -353,7 +360,9 @@ def compare(player: Player, episodes: Sequence[Recorded]) -> list[str]:
         part = episodes[start : start + TOGETHER]
         for episode, made in zip(part, player.rejoin(part), strict=True):
             report(episode, token_differences(episode, made))
-        asked = [without_timed_out_call(episode) for episode in part if episode["opening"] or not timed_out(episode)]
+        asked = [
+            without_timed_out_call(episode) for episode in part if episode["initial_messages"] or not timed_out(episode)
+        ]
         first = player.play(asked) if asked else []
         pairs = zip(asked, first, strict=True)
         differ = [(old, new) for old, new in pairs if report(old, play_differences(old, new))]

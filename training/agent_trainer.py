@@ -28,9 +28,10 @@ from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction
 from training.run.metric_utils import StepTimer
 from training.run.roles import ResourcePoolManager, Role
-from workers.environments.pool import EnvironmentPool, Reply
+from workers.environments.env_server import StepReply
+from workers.environments.pool import EnvironmentPool
 from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs, describe_episodes, open_pool
-from workers.rollout.turn_loop import ENDINGS
+from workers.rollout.episode import ENDINGS
 
 logger = logging.getLogger(__name__)
 CLOSING_S = 15.0  # for the environments to be closed at a run's end
@@ -174,7 +175,7 @@ def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrai
         for index, tools in enumerate(pool.tool_schemas):
             tokens.check_template(tools=tools)
             pool.reset(index, index, config.data.run_seed)
-            (reply,) = wait_for_reply(pool)
+            reply = wait_for_reply(pool)
             name = environment_name(specs[index])
             if reply.failure:
                 raise ValueError(f"environment {name} failed in its first reset ({reply.failure}): {reply.error}")
@@ -185,11 +186,11 @@ def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrai
                 )
 
 
-def wait_for_reply(pool: EnvironmentPool) -> list[Reply]:
-    replies: list[Reply] = []
-    while not replies:
-        replies = pool.poll(1.0)
-    return replies
+def wait_for_reply(pool: EnvironmentPool) -> StepReply:
+    """Waits for the reply to the one call that was made."""
+    while not (answers := pool.poll(1.0)):
+        pass
+    return answers[0][1]
 
 
 def write_episodes(folder: Path, batch: DataProto) -> None:

@@ -55,9 +55,6 @@ class HFRollout(BaseRollout):
             generator = torch.Generator(device=self.device).manual_seed(sampling.seed)
         self.pending[request_id] = _Row(request_id, prompt_ids, sampling, generator)
 
-    def abort(self, request_id: str) -> None:
-        self.pending.pop(request_id, None)
-
     def step(self) -> list[Completion]:
         """Completes the pending requests, in batches of at most `max_num_seqs` that share temperature, top-k and top-p."""
         done: list[Completion] = []

@@ -20,9 +20,11 @@ from data.protocol import DataProto
 from data.seeding import seed_for
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
+from workers.environments.env_server import StepReply
 from workers.environments.pool import EnvironmentPool
 from workers.rollout.base import BaseRollout, pad_right
-from workers.rollout.turn_loop import FAILURES, Episode, TurnLimits, TurnLoop
+from workers.rollout.episode import FAILURES, Episode, Turn, TurnLimits
+from workers.rollout.turn_loop import TurnLoop
 
 
 class AgentRollout:
@@ -72,7 +74,7 @@ class AgentRollout:
             )
             for i in range(len(described))
         ]
-        own_home = self.config.agent.environment.isolation != "thread"
+        own_process = self.config.agent.environment.isolation != "thread"
         loop = TurnLoop(
             self.engine,
             self.engine.sampler(described.meta_info),
@@ -80,8 +82,8 @@ class AgentRollout:
             tokens=self.tokens,
             environments=self.pool,
             tools=self.tools,
-            rounds=bool(described.meta_info.get("seeded")),
-            max_live=self.config.agent.environment.num_workers if own_home else None,
+            lockstep=bool(described.meta_info.get("seeded")),
+            max_live=self.config.agent.environment.num_workers if own_process else None,
             group=self.group,
         )
         loop.run(episodes)
@@ -165,15 +167,31 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "cut_turns": sum(turn.finish_reason == "length" for turn in episode.turns),
         "env_seconds": episode.env_seconds,
         "seconds": episode.seconds,
-        "tool_calls": [call for turn in episode.turns for call in turn.tool_calls],
+        "tool_calls": [call for turn in episode.turns if turn.reply for call in turn.reply.tool_calls],
     }
 
 
 def episode_record(episode: Episode) -> dict[str, Any]:
     """All of an episode, as JSON holds it: what was said, the ids, and what came of it."""
-    return {"attempt": episode.attempt, "opening": episode.opening} | {
-        "turns": [asdict(turn) for turn in episode.turns],
+    return {
+        "attempt": episode.attempt,
+        "initial_messages": episode.initial_messages,
+        "turns": [turn_record(turn) for turn in episode.turns],
         "rows": [asdict(row) for row in episode.rows],
+    }
+
+
+def turn_record(turn: Turn) -> dict[str, Any]:
+    """A turn, as JSON holds it; `done` is null where the environment gave no reply."""
+    reply = turn.reply or StepReply()
+    return {
+        "text": turn.text,
+        "reward": reply.reward or 0.0,
+        "finish_reason": turn.finish_reason,
+        "observation": reply.messages,
+        "done": None if turn.reply is None else reply.done,
+        "env_seconds": reply.seconds,
+        "tool_calls": reply.tool_calls,
     }
 
 

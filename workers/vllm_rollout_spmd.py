@@ -102,9 +102,6 @@ class vLLMRollout(BaseRollout):
     def step(self) -> list[Completion]:
         return [_completion(output) for output in self.engine.step() if output.finished]
 
-    def abort(self, request_id: str) -> None:
-        self.engine.abort_request([request_id])
-
     def begin(self) -> None:
         self.engine.reset_prefix_cache()
 
@@ -136,7 +133,7 @@ def _completion(output: Any) -> Completion:
         request_id=output.request_id,
         token_ids=list(sample.token_ids),
         log_probs=list(sample.logprobs.logprobs) if sample.logprobs is not None else [0.0] * len(sample.token_ids),
-        finish_reason="stop" if sample.finish_reason == "stop" else "length",
+        finish_reason=sample.finish_reason if sample.finish_reason in ("stop", "length") else "abort",
     )
 
 

@@ -30,7 +30,7 @@ from tests.benchmarks import faulty_environment
 from tests.benchmarks.faulty_environment import ENDINGS, HANG_S, kind_of
 from training.config import PPOConfig
 from training.config.loader import load_config
-from workers.rollout.turn_loop import ENDINGS as ALL_ENDINGS
+from workers.rollout.episode import ENDINGS as ALL_ENDINGS
 
 TURNS, EPISODES, REFILLS = 3, 16, 2
 DEADLINE_S = 0.5

@@ -34,7 +34,7 @@ from training.config import PPOConfig
 from training.config.loader import load_config, to_yaml
 from training.ray_trainer import RayPPOTrainer
 from workers.multi_turn_rollout import SyncMultiTurnRollout
-from workers.rollout.turn_loop import ENDINGS
+from workers.rollout.episode import ENDINGS
 
 GAMES = PROJECT / "tests/e2e/agent_games.py"
 AGENT, ROLLOUT, ACTOR = "agent.environment", "actor_rollout_ref.rollout", "actor_rollout_ref.actor"

@@ -178,9 +178,9 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
         edit_turn("observation", [{"role": "user", "content": "correct"}]),
         ["turn 1, observation: recorded 'correct', replayed", "row 0, response_ids["],
     ),
-    "the opening": (
-        lambda e: e.__setitem__("opening", [{"role": "user", "content": "number"}]),
-        ["opening: recorded 'number', replayed 'guess'", "row 0, prompt_ids["],
+    "the initial messages": (
+        lambda e: e.__setitem__("initial_messages", [{"role": "user", "content": "number"}]),
+        ["initial messages: recorded 'number', replayed 'guess'", "row 0, prompt_ids["],
     ),
     "a sampled id": (edit("response_ids", lambda e: sampled(e, 1), 30), ["turn 1, text of its ids: recorded"]),
     "a joined id": (edit("response_ids", joined, 30), ["row 0, response_ids["]),
@@ -217,7 +217,7 @@ def test_failures_are_replayed_as_far_as_they_go(model: Path, tmp_path: Path, ca
     file = run / "episodes/1.jsonl"
     episodes = read_episodes(file)
     assert {episode["ending"] for episode in episodes} >= {"env_crash", "env_timeout", "done"}
-    assert any(not episode["opening"] for episode in episodes)
+    assert any(not episode["initial_messages"] for episode in episodes)
     assert replay(run, file) == 0, capsys.readouterr().out
     out = capsys.readouterr().out
     assert "timed out, replayed up to that call" in out and "were tried again" in out

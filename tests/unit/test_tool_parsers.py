@@ -392,11 +392,3 @@ def test_time_is_linear_in_the_text_on_adversarial_inputs(parser: ActionParser) 
             if (seconds := time.process_time() - started) > 2.0:  # a quadratic one would take minutes
                 slow.append((text[:40], seconds))
     assert not slow
-
-
-def test_a_typical_turn_is_parsed_in_under_50_microseconds() -> None:
-    from tests.benchmarks.parsers import TURNS, microseconds_per_turn
-
-    for name, text in TURNS.items():
-        assert get_parser(name).parse(text), name
-        assert microseconds_per_turn(name, text) < 50, name

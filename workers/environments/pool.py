@@ -1,14 +1,14 @@
 """The pool that runs users' environments: many episodes at once, each call with a deadline, none able to hold up the rest.
 
-A slot is one agent in its home (thread, process or Ray actor) with one thread of the pool that makes its calls. An
-episode holds a slot from `reset` to the reply of its `finish`; the slot then serves the next episode of its spec. After
-a failure the slot is thrown away: its agent is closed in the background, its home killed if that takes too long.
+A slot is one env worker with the thread of the pool that makes its calls. An episode holds a slot from `reset` to the reply
+of its `finish`; the slot then serves the next episode of its spec. After a failure the slot is thrown away: its agent is
+closed in the background, its env worker killed if that takes too long.
 
-    reset/step/finish -> waiting (FIFO, num_workers at a time) -> slot's thread: home.call -> replies -> poll
+    reset/step/finish -> waiting (FIFO, num_workers at a time) -> slot's thread: worker.call -> replies -> poll
                                        watch thread: an overdue call is answered as env_timeout
 
-Invariant: every accepted call gets exactly one Reply, whatever user code does: that of the home or that of the watch,
-whichever takes `slot.call` first under the lock; what the home of a discarded slot says later is dropped.
+Invariant: every accepted call gets exactly one StepReply, whatever user code does: that of the env worker or that of the
+watch, whichever takes `slot.call` first under the lock; what a discarded slot's worker says later is dropped.
 """
 
 from __future__ import annotations
@@ -22,60 +22,41 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from custom.env import Abandoned
-from workers.environments import env_worker as homes
-from workers.environments.env_worker import Home, HomeLost, Isolation, Nursery, Outcome
+from workers.environments.env_server import Call, StepReply, crashed
+from workers.environments.env_worker import EnvWorker, Isolation, make_worker, pickled
+from workers.environments.fork_server import ForkServer, WorkerLost, libraries_of
 
 if TYPE_CHECKING:
     from custom.agent import AgentSpec
 
-Kind = Literal["build", "reset", "step", "finish"]
+Answer = tuple[Any, StepReply]  # (the episode's key, the reply)
 MAX_CLOSE_S = 5.0
 BUILD_TIMEOUT_S = 120.0
-LAST_JOIN_S = {"thread": 0.5, "process": 5.0, "ray": 10.0}  # for the threads of homes that were killed
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The answer to one call.
-
-    `messages` follow the conversation so far; `done` says that the environment has ended. Of a `finish`, `reward` is the
-    episode's own where `info["has_reward"]`. With a `failure` the episode is over and must not be finished; `error` is
-    the exception with the last lines of its traceback. `seconds` is the call's own time, without waiting.
-    """
-
-    key: Any
-    kind: Kind
-    messages: list[dict[str, Any]]
-    reward: float
-    done: bool
-    info: dict[str, Any]
-    failure: Literal["", "env_crash", "env_timeout"]
-    error: str
-    seconds: float
+LAST_JOIN_S = {"thread": 0.5, "process": 5.0, "ray": 10.0}  # for the threads of env workers that were killed
 
 
 @dataclass(eq=False)
-class Call:
-    """One call on its way."""
+class PendingCall:
+    """One call on its way; `answer` takes its key and the reply."""
 
     key: Hashable
-    kind: Kind
+    kind: Call
     args: tuple[Any, ...]
-    answer: Callable[[Reply], None]
+    answer: Callable[[Answer], None]
 
 
 @dataclass(eq=False)
 class Slot:
-    """One agent in its home, and the thread that makes its calls."""
+    """One env worker, and the thread that makes its calls."""
 
     spec_index: int
-    home: Home
+    worker: EnvWorker
     thread: threading.Thread = field(init=False)
-    inbox: SimpleQueue[Call | None] = field(default_factory=SimpleQueue)
-    call: Call | None = None  # accepted and not yet answered
+    inbox: SimpleQueue[PendingCall | None] = field(default_factory=SimpleQueue)
+    call: PendingCall | None = None  # accepted and not yet answered
     running: bool = False  # it holds one of the num_workers permits
     building: bool = False  # it holds one of the permits to build
     built: bool = False
@@ -118,13 +99,12 @@ class EnvironmentPool:
         self.step_timeout_s, self.episode_timeout_s = step_timeout_s, episode_timeout_s
         self.build_timeout_s = build_timeout_s
         self.close_timeout_s = min(MAX_CLOSE_S, step_timeout_s or MAX_CLOSE_S)
-        self._specs = list(specs) if isolation == "thread" else [homes.pickled(spec) for spec in specs]
-        self._nursery = Nursery(homes.libraries_of(spec.environment for spec in specs))
-        self._builders = threading.Semaphore(
-            os.cpu_count() or 1
-        )  # imports of many homes at once would starve each other
+        self._specs = list(specs) if isolation == "thread" else [pickled(spec) for spec in specs]
+        self._fork_server = ForkServer(libraries_of(spec.environment for spec in specs))
+        # Imports of many env workers at once would starve each other.
+        self._builders = threading.Semaphore(os.cpu_count() or 1)
         self._schemas: dict[int, list[dict[str, Any]] | None] = {}
-        self._replies: SimpleQueue[Reply] = SimpleQueue()
+        self._replies: SimpleQueue[Answer] = SimpleQueue()
         lock = threading.RLock()
         self._lock, self._look, self._ended = lock, threading.Condition(lock), threading.Condition(lock)
         # below: all under the lock
@@ -151,17 +131,17 @@ class EnvironmentPool:
         Raises:
             ValueError: an agent cannot be built; the pool is then shut down.
         """
-        built: SimpleQueue[Reply] = SimpleQueue()
+        built: SimpleQueue[Answer] = SimpleQueue()
         with self._lock:
             self._check_open()
             missing = [index for index in range(len(self._specs)) if index not in self._schemas]
             for index in missing:
-                self._submit(self._new_slot(index), Call(index, "build", (), built.put))
+                self._submit(self._new_slot(index), PendingCall(index, "build", (), built.put))
         for _ in missing:
-            reply = built.get()
+            key, reply = built.get()
             if reply.failure:
                 self.shutdown()
-                raise ValueError(f"environment {reply.key} cannot be built: {reply.failure}: {reply.error}")
+                raise ValueError(f"environment {key} cannot be built: {reply.failure}: {reply.error}")
         return [self._schemas[index] for index in range(len(self._specs))]
 
     @property
@@ -180,17 +160,17 @@ class EnvironmentPool:
             slot = free.pop() if free else self._new_slot(spec_index)
             slot.used_s = 0.0
             self._episodes[key] = slot
-            self._submit(slot, Call(key, "reset", (seed,), self._replies.put))
+            self._submit(slot, PendingCall(key, "reset", (seed,), self._replies.put))
 
     def step(self, key: Hashable, text: str) -> None:
         """Sends the policy's response."""
-        self._continue(Call(key, "step", (text,), self._replies.put))
+        self._continue(PendingCall(key, "step", (text,), self._replies.put))
 
     def finish(self, key: Hashable, ending: str) -> None:
         """Ends an episode that has not failed."""
-        self._continue(Call(key, "finish", (ending,), self._replies.put))
+        self._continue(PendingCall(key, "finish", (ending,), self._replies.put))
 
-    def poll(self, timeout: float) -> list[Reply]:
+    def poll(self, timeout: float) -> list[Answer]:
         """The replies since the last time; waits at most `timeout` seconds for the first."""
         replies = []
         with contextlib.suppress(Empty):
@@ -219,11 +199,11 @@ class EnvironmentPool:
         last = time.monotonic() + LAST_JOIN_S[self.isolation]
         for slot in slots:
             slot.thread.join(max(0.0, last - time.monotonic()))
-        self._nursery.stop()
+        self._fork_server.stop()
 
     # The caller's side, under the lock
 
-    def _continue(self, call: Call) -> None:
+    def _continue(self, call: PendingCall) -> None:
         with self._lock:
             self._check_open()
             slot = self._episodes.get(call.key)
@@ -236,7 +216,7 @@ class EnvironmentPool:
         if self._closed:
             raise RuntimeError("the environment pool is shut down")
 
-    def _submit(self, slot: Slot, call: Call) -> None:
+    def _submit(self, slot: Slot, call: PendingCall) -> None:
         slot.call = call
         self._waiting.append(slot)
         self._dispatch()
@@ -249,28 +229,26 @@ class EnvironmentPool:
             slot.inbox.put(slot.call)
 
     def _new_slot(self, spec_index: int) -> Slot:
-        slot = Slot(spec_index, homes.make_home(self.isolation, self._nursery))
+        slot = Slot(spec_index, make_worker(self.isolation, self._fork_server))
         slot.thread = threading.Thread(target=self._serve, args=(slot,), name="environment", daemon=True)
         self._slots.add(slot)
         slot.thread.start()
         return slot
 
-    def _settle(self, slot: Slot, failure: Literal["", "env_crash", "env_timeout"], outcome: Outcome) -> None:
+    def _settle(self, slot: Slot, reply: StepReply) -> None:
         """Answers the slot's call and decides what becomes of the slot."""
         call = slot.call
         assert call is not None
-        messages, reward, done, info = outcome.value or ([], 0.0, True, {})
-        reply = Reply(call.key, call.kind, messages, reward, done, info, failure, outcome.error, outcome.seconds)
-        slot.used_s += outcome.seconds
+        slot.used_s += reply.seconds
         self._put_down(slot)
-        if failure:
+        if reply.failure:
             self._discard(slot)
         elif call.kind in ("finish", "build"):
             self._free[slot.spec_index].append(slot)
-        if failure or call.kind == "finish":
+        if reply.failure or call.kind == "finish":
             self._episodes.pop(call.key, None)
         self._dispatch()
-        call.answer(reply)
+        call.answer((call.key, reply))
 
     def _put_down(self, slot: Slot) -> None:
         self._end_building(slot)
@@ -293,42 +271,42 @@ class EnvironmentPool:
     def _serve(self, slot: Slot) -> None:
         with contextlib.suppress(Abandoned):
             while not slot.discarded and (call := slot.inbox.get()) is not None:
-                outcome = self._run(slot, call)
+                reply = self._run(slot, call)
                 with self._lock:
                     if slot.call is call:
-                        self._settle(slot, "env_crash" if outcome.error else "", outcome)
+                        self._settle(slot, reply)
         with contextlib.suppress(Abandoned):
-            slot.home.end()
+            slot.worker.end()
         with self._lock:
             self._slots.discard(slot)
             self._ended.notify_all()
 
-    def _run(self, slot: Slot, call: Call) -> Outcome:
+    def _run(self, slot: Slot, call: PendingCall) -> StepReply:
         try:
             if not slot.built:
                 built = self._build(slot, call)
-                if built.error or call.kind == "build":
-                    return built._replace(value=None)
+                if built.failure or call.kind == "build":
+                    return built
             self._start_clock(slot, call, self._limit(slot, call.kind))
-            return slot.home.call(call.kind, call.args)
-        except HomeLost as lost:
-            return Outcome(None, str(lost), time.monotonic() - slot.started)
+            return slot.worker.call(call.kind, call.args)
+        except WorkerLost as lost:
+            return crashed(str(lost), time.monotonic() - slot.started)
 
-    def _build(self, slot: Slot, call: Call) -> Outcome:
+    def _build(self, slot: Slot, call: PendingCall) -> StepReply:
         self._builders.acquire()
         with self._lock:
             slot.building = True
             try:
                 self._start_clock(slot, call, self.build_timeout_s)
-            except HomeLost:
+            except WorkerLost:
                 self._end_building(slot)
                 raise
-        built = slot.home.call("build", (self._specs[slot.spec_index],))
+        built = slot.worker.call("build", (self._specs[slot.spec_index],))
         with self._lock:
             self._end_building(slot)
-        if not built.error:
+        if not built.failure:
             slot.built = True
-            self._schemas[slot.spec_index] = built.value
+            self._schemas[slot.spec_index] = built.tools
         return built
 
     def _end_building(self, slot: Slot) -> None:
@@ -336,13 +314,13 @@ class EnvironmentPool:
             slot.building = False
             self._builders.release()
 
-    def _start_clock(self, slot: Slot, call: Call, limit: float | None) -> None:
+    def _start_clock(self, slot: Slot, call: PendingCall, limit: float | None) -> None:
         with self._lock:
             if slot.call is not call:
-                raise HomeLost("discarded before the call began")
+                raise WorkerLost("discarded before the call began")
             self._set_deadline(slot, limit)
 
-    def _limit(self, slot: Slot, kind: Kind) -> float | None:
+    def _limit(self, slot: Slot, kind: Call) -> float | None:
         """The longest that the next call may take."""
         step_s, episode_s = self.step_timeout_s, self.episode_timeout_s
         if episode_s is None or kind == "finish":
@@ -367,13 +345,14 @@ class EnvironmentPool:
 
     def _overdue(self, slot: Slot, seconds: float) -> None:
         slot.hung = True
-        if slot.call is None:  # the home had its time to close
+        # The worker had its time to close.
+        if slot.call is None:
             slot.deadline = None
-            slot.home.kill()
+            slot.worker.kill()
             return
         kind = slot.call.kind if slot.built else "build"
         text = f"{kind} was still running at its deadline, after {seconds:.3g} s"
-        self._settle(slot, "env_timeout", Outcome(None, text, seconds))
+        self._settle(slot, StepReply(failure="env_timeout", error=text, seconds=seconds))
 
 
 def check_settings(

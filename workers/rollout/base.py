@@ -5,7 +5,7 @@ Episodes, seeds, masks and the layout of the batch are here and in the turn loop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,8 @@ from data.protocol import DataProto
 from data.seeding import seed_for
 from training.config import RolloutConfig
 from workers.rollout.engine import Completion, Engine, Sampling
-from workers.rollout.turn_loop import Episode, Row, TurnLimits, TurnLoop
+from workers.rollout.episode import Episode, Row, Sampler, TurnLimits
+from workers.rollout.turn_loop import TurnLoop
 
 ATTEMPT = 10_000  # turns between the sampling seeds of an episode's restarts
 
@@ -125,9 +126,6 @@ class BaseRollout(Engine):
         if self.config.calculate_log_probs:
             tensors["rollout_log_probs"] = pad_right([row.log_probs for row in rows], width, 0.0)
         return DataProto.from_dict(tensors=tensors)
-
-
-Sampler = Callable[[Episode], Sampling]
 
 
 def start_episodes(prompts: DataProto) -> list[Episode]:

@@ -1,6 +1,6 @@
 """A rollout engine's interface: token ids in, sampled token ids out.
 
-Four verbs: `submit`, `step`, `abort` and `update_weights`. An engine knows nothing of episodes, environments or batches; the turn loop
+Three verbs: `submit`, `step` and `update_weights`. An engine knows nothing of episodes, environments or batches; the turn loop
 (`workers/rollout/turn_loop.py`) keeps it busy. Invariant: ids are returned as they were sampled; nothing is re-tokenised.
 """
 
@@ -34,7 +34,10 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """What an engine sampled for one request; `log_probs` are nats under the distribution that was sampled."""
+    """What an engine sampled for one request; `log_probs` are nats under the distribution that was sampled.
+
+    `abort`: the engine gave the request up by itself.
+    """
 
     request_id: str
     token_ids: list[int]
@@ -56,11 +59,7 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> list[Completion]:
-        """Advances the engine and returns what finished; every submitted request is returned exactly once unless aborted."""
-
-    @abstractmethod
-    def abort(self, request_id: str) -> None:
-        """Forgets a request; its completion is never returned."""
+        """Advances the engine and returns what finished; every submitted request is returned exactly once."""
 
     @abstractmethod
     def update_weights(self, weights: NamedTensors, manifest: dict[str, torch.Size]) -> None:

@@ -1,0 +1,169 @@
+"""An episode as a coroutine, answered by hand: what it asks for in which order, and what it makes of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from custom.env import Message
+from data.turn_tokens import TurnTokens
+from workers.environments.env_server import StepReply
+from workers.rollout.engine import Completion, Sampling
+from workers.rollout.episode import (
+    EngineRefusal,
+    Episode,
+    Finish,
+    Play,
+    Reset,
+    Row,
+    Sample,
+    Step,
+    TurnLimits,
+    answer_prompt,
+    play_episode,
+)
+
+LIMITS = TurnLimits(prompt_length=16, response_length=40, max_model_len=56, max_turn=3, max_turn_tokens=4)
+
+
+def sampler(episode: Episode) -> Sampling:
+    return Sampling(max_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def tokens(tiny_task: Path) -> TurnTokens:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_task / "model")
+    return TurnTokens(tokenizer, template_kwargs={}, eos_token_ids=[tokenizer.eos_token_id])
+
+
+@pytest.fixture
+def start(tokens: TurnTokens) -> Callable[..., tuple[Episode, Play]]:
+    def make(limits: TurnLimits = LIMITS) -> tuple[Episode, Play]:
+        episode = Episode(group=0, sample=0, spec=0, seed=7)
+        return episode, play_episode(episode, sampler, limits, tokens, [None])
+
+    return make
+
+
+def said(text: str) -> list[Message]:
+    return [{"role": "user", "content": text}]
+
+
+def completion(tokens: TurnTokens, text: str, finish_reason: Any = "stop") -> Completion:
+    ids = tokens.tokenizer.encode(text, add_special_tokens=False)
+    ids += [tokens.tokenizer.eos_token_id] if finish_reason == "stop" else []
+    return Completion(request_id="0", token_ids=ids, log_probs=[-0.5] * len(ids), finish_reason=finish_reason)
+
+
+def end(play: Play, answer: Any) -> None:
+    with pytest.raises(StopIteration):
+        play.send(answer)
+
+
+def test_it_samples_and_steps_until_the_environment_is_done(start, tokens) -> None:
+    episode, play = start()
+    assert play.send(None) == Reset(spec=0, seed=7)
+    request = play.send(StepReply(messages=said("guess the number")))
+    assert isinstance(request, Sample)
+    assert request.token_ids == episode.rows[0].prompt_ids == tokens.prompt(said("guess the number"))
+    assert request.sampling.max_tokens == 4, "of the turn"
+    assert play.send(completion(tokens, "guess 5")) == Step("guess 5")
+    request = play.send(StepReply(messages=said("higher"), reward=0.25, seconds=2.0))
+    assert isinstance(request, Sample) and request.token_ids == episode.row.token_ids
+    assert play.send(completion(tokens, "guess 7")) == Step("guess 7")
+    assert play.send(StepReply(messages=said("correct"), reward=1.0, done=True, seconds=1.0)) == Finish("done")
+    end(play, StepReply(done=True))
+    assert (episode.ending, episode.error, episode.env_seconds) == ("done", "", 3.0)
+    assert [turn.text for turn in episode.turns] == ["guess 5", "guess 7"]
+    row, first = episode.row, episode.row.turn_ids.count(0)
+    assert row.rewards[first - 1] == 0.25 and row.rewards[-1] == 1.0 and sum(row.rewards) == 1.25
+    assert row.turn_ids[first] == -1 and row.response_mask[first] == 0, "what the environment said is not sampled"
+
+
+def test_the_turn_limit_ends_it(start, tokens) -> None:
+    _, play = start()
+    play.send(None)
+    request: Any = play.send(StepReply(messages=said("guess")))
+    for _ in range(3):
+        assert isinstance(request, Sample)
+        assert isinstance(play.send(completion(tokens, "5")), Step)
+        request = play.send(StepReply(messages=said("higher"), reward=0.0))
+    assert request == Finish("max_turns")
+
+
+def test_a_turn_that_fills_the_row_is_not_played(start, tokens) -> None:
+    episode, play = start(TurnLimits(prompt_length=16, response_length=3, max_model_len=56))
+    play.send(None)
+    play.send(StepReply(messages=said("guess")))
+    assert play.send(completion(tokens, "5 5 5", "length")) == Finish("overflow")
+    assert episode.row.response_mask == [1, 1, 1]
+
+
+def test_a_reply_that_leaves_no_room_is_not_joined(start, tokens) -> None:
+    episode, play = start(TurnLimits(prompt_length=16, response_length=6, max_model_len=56))
+    play.send(None)
+    play.send(StepReply(messages=said("guess")))
+    play.send(completion(tokens, "5"))
+    assert play.send(StepReply(messages=said("higher higher higher"), reward=0.5)) == Finish("overflow")
+    assert episode.row.response_mask == [1, 1] and sum(episode.row.rewards) == 0.5
+
+
+def test_an_environment_that_fails_is_not_finished(start, tokens) -> None:
+    episode, play = start()
+    play.send(None)
+    play.send(StepReply(messages=said("guess")))
+    play.send(completion(tokens, "5"))
+    end(play, StepReply(failure="env_timeout", error="too slow", seconds=9.0))
+    assert (episode.ending, episode.error, episode.env_seconds) == ("env_timeout", "too slow", 9.0)
+    assert episode.turns[-1].reply is None
+
+
+def test_a_refused_request_ends_it_and_gives_the_environment_back(start) -> None:
+    episode, play = start()
+    play.send(None)
+    play.send(StepReply(messages=said("guess")))
+    assert play.throw(EngineRefusal("no such token")) == Finish("engine_error")
+    end(play, StepReply(done=True))
+    assert (episode.ending, episode.error) == ("engine_error", "no such token")
+
+
+def test_what_the_engine_gave_up_is_an_engine_error(start, tokens) -> None:
+    _, play = start()
+    play.send(None)
+    play.send(StepReply(messages=said("guess")))
+    assert play.send(completion(tokens, "", "abort")) == Finish("engine_error")
+
+
+def test_a_reward_function_replaces_the_environments_rewards(start, tokens) -> None:
+    episode, play = start()
+    play.send(None)
+    play.send(StepReply(messages=said("guess")))
+    play.send(completion(tokens, "5"))
+    assert play.send(StepReply(reward=3.0, done=True)) == Finish("done")
+    end(play, StepReply(reward=0.75, done=True))
+    assert episode.row.rewards == [0.0, 0.75]
+
+
+def test_an_episode_may_fail_in_its_finish(start, tokens) -> None:
+    episode, play = start()
+    play.send(None)
+    play.send(StepReply(messages=said("guess")))
+    play.send(completion(tokens, "5"))
+    play.send(StepReply(reward=3.0, done=True))
+    end(play, StepReply(failure="env_crash", error="in reward_fn"))
+    assert (episode.ending, episode.error) == ("env_crash", "in reward_fn")
+
+
+def test_a_prompt_alone_is_answered_once() -> None:
+    episode = Episode(group=0, sample=0, rows=[Row(prompt_ids=[1, 2])])
+    play = answer_prompt(episode, sampler, TurnLimits(prompt_length=4, response_length=8, max_model_len=6))
+    assert play.send(None) == Sample([1, 2], Sampling(max_tokens=4))
+    end(play, Completion(request_id="0", token_ids=[3], log_probs=[-1.0], finish_reason="stop"))
+    assert episode.ending == "stop" and episode.row.response_ids == [3]
+    full = Episode(group=0, sample=0, rows=[Row(prompt_ids=[1] * 6)])
+    end(answer_prompt(full, sampler, TurnLimits(prompt_length=6, response_length=8, max_model_len=6)), None)
+    assert full.ending == "overflow"

@@ -1,0 +1,139 @@
+"""What runs where an environment lives: its agent, the calls that reach it, and the record of what each gave.
+
+Invariant: user code never raises out of an `EnvServer`: whatever a call did, a `StepReply` comes back. Nothing here imports
+torch, and of a step's `info` only the records of tool calls leave the place where the environment lives.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+from custom.env import Message
+
+Call = Literal["build", "reset", "step", "finish", "close"]
+Failure = Literal["", "env_crash", "env_timeout"]
+MAX_ERROR_CHARS = 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReply:
+    """What came of one call: made where the environment lives, read by the turn loop.
+
+    Attributes:
+        messages: what the conversation goes on with.
+        reward: of a step; of a finish the episode's own, None where the environment's rewards stand.
+        done: the environment has ended.
+        tool_calls: name, ok, error_kind and seconds of each.
+        tools: of a build, the tools' schemas.
+        failure: the episode is over and its environment gone; `error` says why, in one line and the traceback's last ones.
+        seconds: the call's own time, without waiting.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    reward: float | None = None
+    done: bool = False
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+    failure: Failure = ""
+    error: str = ""
+    seconds: float = 0.0
+
+
+def crashed(error: str, seconds: float = 0.0) -> StepReply:
+    """Makes the reply of a call that failed."""
+    return StepReply(failure="env_crash", error=error, seconds=seconds)
+
+
+class EnvServer:
+    """Holds one agent with its environment, and answers the calls that reach it."""
+
+    def __init__(self) -> None:
+        self.agent: Any = None
+
+    def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
+        """Runs one call; whatever it raises, SystemExit and KeyboardInterrupt included, becomes the reply's error."""
+        started = time.perf_counter()
+        try:
+            return replace(getattr(self, kind)(*args), seconds=time.perf_counter() - started)
+        except BaseException as error:
+            return crashed(describe(error), time.perf_counter() - started)
+
+    def build(self, spec: Any) -> StepReply:
+        """Makes the agent from its spec, pickled or not; replies with its tools."""
+        spec = pickle.loads(spec) if isinstance(spec, bytes) else spec
+        self.agent = spec.build()
+        return StepReply(tools=self.agent.tool_schemas)
+
+    def reset(self, seed: int) -> StepReply:
+        """Starts an episode; replies with its first messages."""
+        return StepReply(messages=self.agent.reset(seed))
+
+    def step(self, text: str) -> StepReply:
+        """Plays what the policy wrote."""
+        messages, reward, done, info = self.agent.step(text)
+        return StepReply(messages=messages, reward=float(reward), done=bool(done), tool_calls=tool_calls(info))
+
+    def finish(self, ending: str) -> StepReply:
+        """Ends the episode; replies with its own reward, where there is one."""
+        reward = self.agent.episode_reward(ending)
+        return StepReply(reward=None if reward is None else float(reward), done=True)
+
+    def close(self) -> StepReply:
+        """Closes the agent, if there is one."""
+        agent, self.agent = self.agent, None
+        if agent is not None:
+            agent.close()
+        return StepReply(done=True)
+
+    def answer(self, kind: Call, args: tuple[Any, ...]) -> bytes:
+        """Runs `call` and pickles the reply; one that does not pickle is an error of the environment."""
+        reply = self.call(kind, args)
+        try:
+            return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+        except BaseException as error:
+            text = f"what {kind} returned cannot be sent to another process: {describe(error)}"
+            return pickle.dumps(crashed(text[:MAX_ERROR_CHARS], reply.seconds))
+
+    def serve(self, connection: Connection) -> None:
+        """Answers calls until the agent is closed or nobody is there to ask."""
+        kind = ""
+        while kind != "close":
+            try:
+                kind, args = pickle.loads(connection.recv_bytes())
+            except (EOFError, OSError):
+                self.call("close", ())
+                return
+            connection.send_bytes(self.answer(kind, args))
+
+
+def describe(error: BaseException) -> str:
+    """Says the error in one line, then the last lines of its traceback; never longer than MAX_ERROR_CHARS."""
+    lines = traceback.format_exception(error, limit=-4)
+    text = f"{lines[-1].strip()}\n{''.join(lines[:-1])}".strip()
+    return text if len(text) <= MAX_ERROR_CHARS else text[: MAX_ERROR_CHARS - 4] + " ..."
+
+
+def tool_calls(info: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Takes from a step's info the records of its tool calls, those that are well formed."""
+    calls = info.get("tool_calls")
+    kinds = {"name": str, "ok": bool, "error_kind": str, "seconds": float | int}
+    return [
+        {name: call[name] for name in kinds}
+        for call in (calls if isinstance(calls, list | tuple) else ())
+        if isinstance(call, Mapping) and all(isinstance(call.get(name), kind) for name, kind in kinds.items())
+    ]
+
+
+def unpack(answer: bytes) -> StepReply:
+    """Reads the reply that `EnvServer.answer` packed."""
+    try:
+        return pickle.loads(answer)
+    # A user's object may refuse to be built here.
+    except BaseException as error:
+        return crashed(f"what was returned cannot be read in this process: {describe(error)}")

@@ -1,0 +1,216 @@
+"""The fork server: a small process that has imported what every agent needs, and forks env workers in milliseconds.
+
+    pool's process                       fork server                   an env worker
+    ProcessWorker.call  <---- socket pair: pickled calls and replies ---->  EnvServer.serve
+    ForkServer.fork     ---- one end of it ---->  fork  --------------->
+
+Workers die with it, and it ends its workers and itself when the pool's process is gone, even by SIGKILL. It is ours and not
+multiprocessing's "forkserver", which imports the main script, with its torch, in every child. It never runs user code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from custom.adapters import library_of
+from workers.environments.env_server import EnvServer
+
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+REQUEST = struct.Struct("!ci")  # to the fork server: verb and process id
+ANSWER = struct.Struct("!i")  # from it: a process id, or an exit code
+REAP_S = 1.0
+# The longest that the fork server may take to answer; its start is slow on a busy machine.
+ANSWER_S = 60.0
+START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+START += "from workers.environments.fork_server import run_fork_server; run_fork_server(int(sys.argv[2]), sys.argv[3:])"
+
+
+class WorkerLost(RuntimeError):
+    """The env worker is gone, with the agent in it."""
+
+
+def signal_group(pid: int) -> None:
+    """Kills an env worker's process with whatever it started."""
+    # macOS raises PermissionError for a group of zombies.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+class ForkServer:
+    """Is the pool's side of it; the process starts with the first env worker, and again should it have died."""
+
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        self._preload = preload
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def fork(self) -> tuple[int, Connection]:
+        """Forks an env worker; returns its process id and the connection to it. Raises WorkerLost."""
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs:
+            pid = None
+            # That it died is only noticed by asking it.
+            for _ in range(2):
+                if self._process is None or self._process.poll() is not None:
+                    self._start()
+                pid = self._ask(b"F", 0, [theirs.fileno()])
+                if pid is not None:
+                    break
+        if pid is None or pid <= 0:
+            ours.close()
+            raise WorkerLost(f"no process for an environment: {os.strerror(-pid) if pid else 'the fork server died'}")
+        return pid, Connection(ours.detach())
+
+    def reap(self, pid: int) -> str:
+        """Kills the env worker and its group if they live, and says how it ended."""
+        with self._lock:
+            code = self._ask(b"R", pid, [])
+        if code is None:
+            return "with the process that forked it"
+        return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+    def stop(self) -> None:
+        """Ends the fork server, and with it every env worker that is left."""
+        with self._lock:
+            process, control, self._process, self._control = self._process, self._control, None, None
+        if process is not None and control is not None:
+            with contextlib.suppress(OSError):
+                # Closing alone is not seen where a forked process holds a copy.
+                control.shutdown(socket.SHUT_RDWR)
+            control.close()
+            try:
+                process.wait(ANSWER_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        self._control, theirs = socket.socketpair()
+        self._control.settimeout(ANSWER_S)
+        with theirs:
+            command = [sys.executable, "-c", START, json.dumps(sys.path), str(theirs.fileno()), *self._preload]
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    def _ask(self, verb: bytes, pid: int, files: list[int]) -> int | None:
+        if self._control is None or self._process is None:
+            return None
+        try:
+            socket.send_fds(self._control, [REQUEST.pack(verb, pid)], files)
+            answer = self._control.recv(ANSWER.size, socket.MSG_WAITALL)
+        except OSError:
+            answer = b""
+        if len(answer) == ANSWER.size:
+            return ANSWER.unpack(answer)[0]
+        # An answer that comes late would be taken for the next one's.
+        self._process.kill()
+        self._process.wait()
+        return None
+
+
+def libraries_of(sources: Iterable[Any]) -> list[str]:
+    """Lists the libraries behind environments named LIBRARY:ID."""
+    return sorted({library for source in sources if (library := library_of(source))})
+
+
+def run_fork_server(control_fd: int, preload: Sequence[str]) -> None:
+    """Forks and reaps, in the fork server, until the pool's process is gone."""
+    parent, workers = os.getppid(), set[int]()
+    control = socket.socket(fileno=control_fd)
+    for name in ("custom.agent", "cloudpickle", *preload):
+        # A worker that needs it says what is wrong.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    # What is loaded stays shared between the workers.
+    gc.freeze()
+    while os.getppid() == parent:
+        if not select.select([control], [], [], 1.0)[0]:
+            continue
+        request, files, _, _ = socket.recv_fds(control, REQUEST.size, 1)
+        if len(request) < REQUEST.size:
+            break
+        verb, pid = REQUEST.unpack(request)
+        if verb == b"F":
+            answer = fork_worker(control, files[0])
+            workers.add(answer)
+        else:
+            answer = reap_worker(pid)
+            workers.discard(pid)
+        control.sendall(ANSWER.pack(answer))
+    for pid in workers:
+        if pid > 0:
+            reap_worker(pid)
+
+
+def fork_worker(control: socket.socket, connection_fd: int) -> int:
+    """Forks, in the fork server, an env worker; returns its process id, or minus the error number."""
+    fork_server = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(connection_fd)
+        return -(error.errno or 1)
+    if pid == 0:
+        try:
+            run_worker(control, connection_fd, fork_server)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # Not through the frames of the fork server.
+            os._exit(0)
+    with contextlib.suppress(PermissionError, ProcessLookupError):
+        # Here and in the worker: whoever comes first.
+        os.setpgid(pid, pid)
+    os.close(connection_fd)
+    return pid
+
+
+def run_worker(control: socket.socket, connection_fd: int, fork_server: int) -> None:
+    """Serves one agent, in the env worker's process."""
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != fork_server:
+        return
+    control.close()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # Or all workers would draw alike.
+    np.random.seed()
+    EnvServer().serve(Connection(connection_fd))
+    sys.stdout.flush()
+
+
+def reap_worker(pid: int) -> int:
+    """Ends an env worker, in the fork server; returns its exit code, negative for a signal."""
+    signal_group(pid)
+    end = time.monotonic() + REAP_S
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.001)
+    return -signal.SIGKILL

@@ -1,0 +1,307 @@
+"""One episode, as a coroutine that asks and is answered: reset, then sample and step until done. Who answers: turn_loop.py.
+
+    token_ids     = P0 P1 | A0 A1 A2 | E0 E1 | A3 A4        P: prompt, A: sampled, E: the environment's reply
+    response_mask =         1  1  1    0  0    1  1
+    turn_ids      =         0  0  0   -1 -1    1  1
+
+Invariants: what the policy sampled is kept as ids; what the engine sees at a turn is what the row holds so far. A template
+that rewrites history continues the episode in a new row. Which limit ends what:
+
+    limit                  is reached                              then
+    max_turn_tokens        inside a turn                           the turn is closed (its end-of-turn token gets mask 0)
+                                                                   and played
+    response_length, or    inside a turn, or no room for the next  the episode ends as `overflow` with what it has; a turn
+    max_model_len                                                  that was cut is not played, as its action is not whole
+    prompt_length          by a first prompt, or a rewritten one   `overflow`
+    max_turn               after a turn was played                 `max_turns`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from custom.env import Message
+from data.turn_tokens import TemplateRefusal, TurnTokens
+from workers.environments.env_server import StepReply
+from workers.rollout.engine import Completion, Sampling
+
+FAILURES = ("env_crash", "env_timeout", "engine_error")
+ENDINGS = ("done", "max_turns", "overflow", *FAILURES)
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One training row while it grows; `prompt_ids` never changes, the other lists grow together."""
+
+    prompt_ids: list[int]
+    response_ids: list[int] = field(default_factory=list)
+    response_mask: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    turn_ids: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All that the engine is to continue."""
+        return self.prompt_ids + self.response_ids
+
+    def append_sampled(self, completion: Completion, turn: int) -> None:
+        """Adds what the policy sampled in a turn."""
+        self._append(completion.token_ids, 1, completion.log_probs, turn)
+
+    def append_given(self, token_ids: list[int]) -> None:
+        """Adds tokens that nobody sampled."""
+        self._append(token_ids, 0, [0.0] * len(token_ids), -1)
+
+    def _append(self, ids: list[int], mask: int, log_probs: list[float], turn: int) -> None:
+        self.response_ids += ids
+        self.response_mask += [mask] * len(ids)
+        self.log_probs += log_probs
+        self.turn_ids += [turn] * len(ids)
+        self.rewards += [0.0] * len(ids)
+
+    def add_reward(self, reward: float) -> None:
+        """Adds it to the last sampled token; the row must have one."""
+        last = len(self.response_mask) - 1 - self.response_mask[::-1].index(1)
+        self.rewards[last] += reward
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """What the policy wrote in one turn, and the environment's reply; None where it gave none."""
+
+    text: str
+    finish_reason: str
+    reply: StepReply | None = None
+
+
+@dataclass(kw_only=True)
+class Episode:
+    """One conversation.
+
+    `spec` is the environment's index, `seed` its seed; `attempt` counts restarts after a crash. `messages` hold all that
+    was said, of which `initial_messages` came from the reset.
+    """
+
+    group: int
+    sample: int
+    spec: int = 0
+    seed: int = 0
+    rows: list[Row] = field(default_factory=list)
+    initial_messages: list[Message] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    turn: int = 0
+    attempt: int = 0
+    ending: str = ""
+    error: str = ""
+    env_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def row(self) -> Row:
+        """The row that grows."""
+        return self.rows[-1]
+
+    def set_reward(self, reward: float) -> None:
+        """Replaces all rewards by one on the last token that the policy sampled; dropped where it sampled none."""
+        for row in self.rows:
+            row.rewards = [0.0] * len(row.rewards)
+        sampled = [row for row in self.rows if 1 in row.response_mask]
+        if sampled:
+            sampled[-1].add_reward(reward)
+
+    def restart(self) -> None:
+        """Forgets what was played."""
+        self.rows, self.initial_messages, self.messages, self.turns = [], [], [], []
+        self.turn, self.attempt, self.ending, self.error = 0, self.attempt + 1, "", ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnLimits:
+    """In tokens, but for `max_turn` (turns of an episode) and `max_refills` (restarts of an episode that crashed)."""
+
+    prompt_length: int
+    response_length: int
+    max_model_len: int
+    max_turn: int | None = None
+    max_turn_tokens: int | None = None
+    max_refills: int = 0
+
+    def room(self, row: Row) -> int:
+        """Tokens that the row may still take."""
+        held = len(row.response_ids)
+        return min(self.response_length - held, self.max_model_len - len(row.prompt_ids) - held)
+
+
+# What an episode asks for: `Sample` is answered by a Completion, or raises EngineRefusal; all others by a StepReply.
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Starts the environment of index `spec` anew."""
+
+    spec: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Continues the ids."""
+
+    token_ids: list[int]
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class Step:
+    """Plays what the policy wrote."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Gives the environment back."""
+
+    ending: str
+
+
+Request = Reset | Sample | Step | Finish
+Play = Generator[Request, Any, None]
+Sampler = Callable[[Episode], Sampling]
+
+
+class EngineRefusal(Exception):
+    """The engine does not take or complete a request; it goes on with the others."""
+
+
+class EnvironmentGone(Exception):
+    """The environment failed, and is gone."""
+
+    def __init__(self, reply: StepReply) -> None:
+        super().__init__(reply.error)
+        self.reply = reply
+
+
+def answer_prompt(episode: Episode, sampler: Sampler, limits: TurnLimits) -> Play:
+    """Plays an episode that is a prompt and its answer."""
+    try:
+        completion = yield from sample(episode, sampler, limits)
+    except EngineRefusal as error:
+        episode.ending, episode.error = "engine_error", str(error)
+    else:
+        episode.ending = completion.finish_reason if completion else "overflow"
+
+
+def play_episode(
+    episode: Episode,
+    sampler: Sampler,
+    limits: TurnLimits,
+    tokens: TurnTokens,
+    tools: Sequence[list[dict[str, Any]] | None],
+) -> Play:
+    """Plays an episode in its environment, from the reset to the end, which is left in `episode.ending`.
+
+    Args:
+        tools: per environment, its tools' schemas.
+    """
+    try:
+        ending, error = yield from take_turns(episode, sampler, limits, tokens, tools[episode.spec])
+        episode.ending, episode.error = ending, error
+        reply = yield from ask(episode, Finish(ending))
+    except EnvironmentGone as gone:
+        episode.ending, episode.error = gone.reply.failure, gone.reply.error
+        return
+    if reply.reward is not None and ending not in FAILURES:
+        episode.set_reward(reply.reward)
+
+
+def take_turns(
+    episode: Episode, sampler: Sampler, limits: TurnLimits, tokens: TurnTokens, tools: list[dict[str, Any]] | None
+) -> Generator[Request, Any, tuple[str, str]]:
+    """Samples and steps until something ends the episode; returns the ending, and the error if there was one."""
+    reply = yield from ask(episode, Reset(episode.spec, episode.seed))
+    try:
+        if not begin(episode, reply.messages, limits, tokens, tools):
+            return "overflow", ""
+        while True:
+            completion = yield from sample(episode, sampler, limits)
+            if completion is None:
+                return "overflow", ""
+            text = tokens.text(completion.token_ids)
+            episode.turns.append(Turn(text=text, finish_reason=completion.finish_reason))
+            if completion.finish_reason == "length" and limits.room(episode.row) <= 0:
+                return "overflow", ""
+            reply = yield from ask(episode, Step(text))
+            episode.turns[-1].reply = reply
+            episode.row.add_reward(reply.reward or 0.0)
+            episode.turn += 1
+            if reply.done:
+                return "done", ""
+            if limits.max_turn is not None and episode.turn >= limits.max_turn:
+                return "max_turns", ""
+            if not join(episode, reply.messages, limits, tokens, tools):
+                return "overflow", ""
+    except EngineRefusal as error:
+        return "engine_error", str(error)
+    # What the environment said does not fit into the conversation.
+    except TemplateRefusal as error:
+        return "env_crash", str(error)
+
+
+def ask(episode: Episode, request: Reset | Step | Finish) -> Generator[Request, StepReply, StepReply]:
+    """Has the environment answer. Raises EnvironmentGone."""
+    reply = yield request
+    episode.env_seconds += reply.seconds
+    if reply.failure:
+        raise EnvironmentGone(reply)
+    return reply
+
+
+def sample(episode: Episode, sampler: Sampler, limits: TurnLimits) -> Generator[Request, Completion, Completion | None]:
+    """Has the engine continue the row, and adds what it sampled; None where there is no room. Raises EngineRefusal."""
+    sampling, room = sampler(episode), limits.room(episode.row)
+    if room <= 0:
+        return None
+    most = min(room, sampling.max_tokens, limits.max_turn_tokens or room)
+    completion = yield Sample(episode.row.token_ids, replace(sampling, max_tokens=most))
+    if completion.finish_reason == "abort":
+        raise EngineRefusal("the engine aborted the request")
+    episode.row.append_sampled(completion, episode.turn)
+    return completion
+
+
+def begin(
+    episode: Episode,
+    messages: list[Message],
+    limits: TurnLimits,
+    tokens: TurnTokens,
+    tools: list[dict[str, Any]] | None,
+) -> bool:
+    """Opens the first row with the environment's first messages; False: they are too long."""
+    episode.initial_messages, episode.messages = messages, list(messages)
+    prompt = tokens.prompt(messages, tools)
+    episode.rows.append(Row(prompt_ids=prompt[: limits.prompt_length]))
+    return len(prompt) <= limits.prompt_length
+
+
+def join(
+    episode: Episode, new: list[Message], limits: TurnLimits, tokens: TurnTokens, tools: list[dict[str, Any]] | None
+) -> bool:
+    """Joins the environment's messages to the row, or opens a new row where the template rewrites history; False: no room."""
+    row, answer = episode.row, {"role": "assistant", "content": episode.turns[-1].text}
+    sampled = row.response_ids[row.turn_ids.index(episode.turn - 1) :]
+    joined = tokens.join(episode.messages, sampled, new, tools)
+    episode.messages += [answer, *new]
+    if joined.rewritten is None:
+        if len(joined.token_ids) >= limits.room(row):
+            return False
+        row.append_given(joined.token_ids)
+        return True
+    if len(joined.rewritten) > limits.prompt_length:
+        return False
+    episode.rows.append(Row(prompt_ids=joined.rewritten))
+    return True
