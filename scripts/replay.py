@@ -37,12 +37,13 @@ from custom.agent import AgentSpec
 from data.containers import object_array
 from data.protocol import DataProto
 from training.advantage import apply_kl_penalty, compute_advantage
-from training.agent_trainer import environment_rewards, strict_json
+from training.agent_trainer import environment_rewards
 from training.config import PPOConfig
 from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, load_config
 from training.core_algos import estimator_needs, get_kl_controller
 from training.reward import compute_reward
+from training.run.episodes import strict_json
 from workers.environments.env_server import StepReply
 from workers.fsdp_workers import ActorRolloutRefWorker
 from workers.model.builder import ModelSpec

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from data.data_order import EpochOrder, PromptCollator, num_rows
 from data.protocol import DataProto
 from data.rl_dataset import collate_fn as default_collate_fn
+from data.sample_ids import sample_ids, step_info
 from training.advantage import KLController, apply_kl_penalty, compute_advantage, compute_response_mask
 from training.batch.batching import arrange
 from training.batch.episode_rows import EpisodeRows
@@ -205,11 +206,11 @@ class RayPPOTrainer:
     def fit(self) -> dict[str, float]:
         """Trains to `total_training_steps`, from the latest checkpoint where there is one; returns the last step's metrics."""
         trainer = self.config.trainer
-        self._load_checkpoint()
+        self.load_checkpoint()
         with self._tracking() as tracking:
             metrics: dict[str, float] = {}
             first = trainer.val_only or (trainer.val_before_train and self.global_steps == 0)
-            if first and (metrics := self._validate()):
+            if first and (metrics := self.validate()):
                 tracking.log(metrics, step=self.global_steps)
             if trainer.val_only:
                 return metrics
@@ -220,18 +221,18 @@ class RayPPOTrainer:
                     self.global_steps,
                     self.total_training_steps,
                 )
-            for rows in self._training_batches():
+            for rows in self.training_batches():
                 metrics = self.train_step(rows)
                 if self._is_due(trainer.test_freq):
-                    metrics |= self._validate()
+                    metrics |= self.validate()
                 if self._is_due(trainer.save_freq) and trainer.save_freq > 0:
-                    metrics |= self._save_checkpoint()
+                    metrics |= self.save_checkpoint()
                 tracking.log(metrics, step=self.global_steps)
                 self.saver.poll()
             self.saver.close()
         return metrics
 
-    def _training_batches(self) -> Iterator[dict[str, Any]]:
+    def training_batches(self) -> Iterator[dict[str, Any]]:
         """Rows for one step at a time; `global_steps`, `epoch` and `rows_done` already count the batch that is given."""
         self.row_stream = self._endless_rows()
         while self.global_steps < self.total_training_steps:
@@ -292,7 +293,11 @@ class RayPPOTrainer:
             with timer("update_weights"):
                 self.actor_rollout_wg.sync_weights()
         self._dump(batch, self.config.trainer.rollout_data_dir)
+        self.on_batch(batch)
         return metrics | drawn | self._step_metrics(batch, timer)
+
+    def on_batch(self, batch: DataProto) -> None:
+        """Is given each step's batch once the step is done, with all its fields; a hook to override, does nothing here."""
 
     # The phases of a step
 
@@ -301,21 +306,16 @@ class RayPPOTrainer:
     ) -> DataProto:
         """Collated rows -> one row per sample, `uid` per prompt, and what seeds the sampling: B = prompts x repeat."""
         batch = DataProto.from_single_dict(rows)
-        groups = np.arange(len(batch)) + first_group
-        prefix = "val." if validate else ""
-        uids = [f"{prefix}{self.global_steps}.{group}" for group in groups]
-        batch.non_tensor_batch |= {"uid": np.array(uids, dtype=object), "group_index": groups}
+        groups = range(first_group, first_group + len(batch))
         batch = batch.repeat(repeat, interleave=True)
-        episodes = [f"{uid}.{sample}" for uid in uids for sample in range(repeat)]
-        batch.non_tensor_batch["sample_index"] = np.tile(np.arange(repeat), len(groups))
-        batch.non_tensor_batch["episode_id"] = np.array(episodes, dtype=object)
-        batch.meta_info = {
-            "global_steps": self.global_steps,
-            "seed": self.seed,
-            "seeded": self.config.trainer.deterministic,
-            "validate": validate,
-            "first_group": first_group,
-        }
+        batch.non_tensor_batch |= sample_ids(groups, repeat, step=self.global_steps, validate=validate)
+        batch.meta_info = step_info(
+            step=self.global_steps,
+            seed=self.seed,
+            seeded=self.config.trainer.deterministic,
+            validate=validate,
+            first_group=first_group,
+        )
         return batch
 
     def _generate(self, rows: dict[str, Any]) -> tuple[DataProto, dict[str, float]]:
@@ -410,7 +410,7 @@ class RayPPOTrainer:
 
     # Validation
 
-    def _validate(self) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         """Scores the validation prompts, `val_kwargs.n` answers each; metrics as `val-core/SOURCE/REWARD/mean@N`."""
         if self.val_dataloader is None:
             return {}
@@ -475,7 +475,7 @@ class RayPPOTrainer:
         critic = {} if self.critic_wg is None else {"critic": self.critic_wg}
         return {"actor": self.actor_rollout_wg, **critic}
 
-    def _save_checkpoint(self) -> dict[str, float]:
+    def save_checkpoint(self) -> dict[str, float]:
         """Begins to save the run as it is now; returns the time that training waited for it."""
         timer = StepTimer()
         state = {
@@ -488,7 +488,7 @@ class RayPPOTrainer:
             self.saver.begin(self.global_steps, state)
         return {"timing_s/save_checkpoint": timer.seconds["save_checkpoint"]}
 
-    def _load_checkpoint(self) -> None:
+    def load_checkpoint(self) -> None:
         trainer = self.config.trainer
         folder = checkpoint.find_checkpoint(
             self.run_dir, trainer.resume_mode, trainer.resume_from_path, tuple(self._checkpoint_parts)

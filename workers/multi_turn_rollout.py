@@ -17,6 +17,7 @@ import torch.distributed as dist
 from custom.agent import AgentSpec
 from data.containers import object_array
 from data.protocol import DataProto
+from data.sample_ids import sample_ids, step_info
 from data.seeding import seed_for
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
@@ -287,20 +288,14 @@ def describe_episodes(
 
     Validation's tasks are the same at every step, and not those of training.
     """
-    rows = [(group, sample) for group in range(first_group, first_group + groups) for sample in range(samples)]
-    prefix = "val." if validate else ""
-    uids = [f"{prefix}{step}.{group}" for group, _ in rows]
-    seeds = [seed_for(seed, 0, -1 - group) if validate else seed_for(seed, step, group) for group, _ in rows]
-    columns = {
-        "uid": object_array(uids),
-        "episode_id": object_array([f"{uid}.{sample}" for uid, (_, sample) in zip(uids, rows, strict=True)]),
-        "group_index": np.array([group for group, _ in rows], dtype=np.int64),
-        "sample_index": np.array([sample for _, sample in rows], dtype=np.int64),
-        "agent_index": np.array([group for group, _ in rows], dtype=np.int64),
+    columns = sample_ids(range(first_group, first_group + groups), samples, step=step, validate=validate)
+    numbers = columns["group_index"].tolist()
+    seeds = [seed_for(seed, 0, -1 - group) if validate else seed_for(seed, step, group) for group in numbers]
+    columns |= {
+        "agent_index": columns["group_index"].copy(),
         "env_seed": np.array(seeds, dtype=np.int64),
-        "data_source": object_array([names[group % len(names)] for group, _ in rows]),
+        "data_source": object_array([names[group % len(names)] for group in numbers]),
     }
-    meta = {"global_steps": step, "seed": seed, "seeded": seeded, "validate": validate, "first_group": first_group}
-    return DataProto.from_dict(
-        tensors={"agent": torch.tensor(columns["agent_index"])}, non_tensors=columns, meta_info=meta
-    )
+    meta = step_info(step=step, seed=seed, seeded=seeded, validate=validate, first_group=first_group)
+    agents = {"agent": torch.tensor(columns["agent_index"])}
+    return DataProto.from_dict(tensors=agents, non_tensors=columns, meta_info=meta)

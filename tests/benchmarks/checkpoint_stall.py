@@ -30,7 +30,7 @@ def timed_steps(trainer: RayPPOTrainer, rows: dict, kind: str) -> tuple[float, f
     shutil.rmtree(RUN_DIR, ignore_errors=True)
     begin, start = 0.0, time.perf_counter()
     if kind != "none":
-        begin = trainer._save_checkpoint()["timing_s/save_checkpoint"]
+        begin = trainer.save_checkpoint()["timing_s/save_checkpoint"]
     if kind == "waited":
         trainer.saver.poll(wait=True)
     for _ in range(STEPS):
@@ -46,7 +46,7 @@ def main(rounds: int) -> None:
     argv = ["configs/smollm2_arithmetic.yaml", *OVERRIDES, *fixed, f"trainer.default_local_dir={RUN_DIR}"]
     trainer = build_trainer(load_config(argv).config)
     trainer.init_workers()
-    rows = next(iter(trainer._training_batches()))
+    rows = next(iter(trainer.training_batches()))
     kinds = ("none", "background", "waited")
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     begins = []

@@ -23,7 +23,7 @@ import torch
 
 from data.containers import to_bytes
 from data.protocol import DataProto
-from main import OWN_CLUSTER
+from training.run.process import OWN_CLUSTER
 from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 from workers.ranks.worker_group import (
     ClassWithInitArgs,

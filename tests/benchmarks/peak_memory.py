@@ -81,7 +81,7 @@ def main(steps: int) -> None:
     batches = []
     step_metrics = trainer._step_metrics
     trainer._step_metrics = lambda batch, timer: batches.append(batch) or step_metrics(batch, timer)  # type: ignore[method-assign,func-returns-value]
-    for number, rows in enumerate(islice(trainer._training_batches(), steps)):
+    for number, rows in enumerate(islice(trainer.training_batches(), steps)):
         watcher.phase = f"step {number + 1}"
         trainer.train_step(rows)
     watcher.phase = "measuring"

@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> str:
         write_task(folder, Settings(**SIZES[args.size]))
         trainer = build_trainer(load_config(overrides(folder, args)).config)
         trainer.init_workers()
-        for number, rows in enumerate(islice(trainer._training_batches(), WARMUP + args.steps)):
+        for number, rows in enumerate(islice(trainer.training_batches(), WARMUP + args.steps)):
             metrics = trainer.train_step(rows)
             if number < WARMUP:
                 continue

@@ -91,7 +91,7 @@ def main(rounds: int) -> None:
     last: list[DataProto] = []
     step_metrics = trainer._step_metrics
     trainer._step_metrics = lambda batch, timer: last.append(batch) or step_metrics(batch, timer)  # type: ignore[method-assign,func-returns-value]
-    for round_number, rows in enumerate(trainer._training_batches()):
+    for round_number, rows in enumerate(trainer.training_batches()):
         start = time.perf_counter()
         metrics = trainer.train_step(rows)
         ours = time.perf_counter() - start

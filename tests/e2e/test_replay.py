@@ -23,9 +23,9 @@ from main import build_trainer
 from scripts.replay import Player, compare, main, read_episodes
 from tests.conftest import PROJECT
 from tests.e2e.test_tools_training import ScriptedEngine, call, qwen_tokenizer
-from training.agent_trainer import strict_json, write_episodes
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
 from training.config.loader import load_config, to_yaml
+from training.run.episodes import strict_json, write_episodes
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 
 Change = Callable[[dict[str, Any]], None]

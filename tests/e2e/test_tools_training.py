@@ -16,9 +16,9 @@ from custom.tools import Tool, ToolDefinition
 from custom.tools.builtin import CalculatorTool
 from data.protocol import DataProto
 from tests.unit.test_turn_tokens import QWEN25, byte_level_core, make_tokenizer
-from training.agent_trainer import episode_metrics
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig, RolloutConfig
 from training.config.loader import load_config
+from training.run.episodes import episode_metrics
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Completion, NamedTensors, Sampling

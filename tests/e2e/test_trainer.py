@@ -33,7 +33,7 @@ def test_validation_in_parts_is_the_validation_in_one(tiny_task: Path, tmp_path:
         dump = f"trainer.validation_data_dir={folder}/val"
         trainer = build_trainer(tiny_config(tiny_task, folder, f"data.val_batch_size={size}", dump))
         trainer.init_workers()
-        results.append(trainer._validate())
+        results.append(trainer.validate())
         rows = [json.loads(line) for line in (folder / "val/0.jsonl").read_text().splitlines()]
         assert len({row["uid"] for row in rows}) == 16
     assert results[0] == results[1]
@@ -52,7 +52,7 @@ def test_several_validation_answers_are_grouped_by_prompt(tiny_task: Path, tmp_p
     )
     trainer = build_trainer(config)
     trainer.init_workers()
-    metrics = trainer._validate()
+    metrics = trainer.validate()
     assert {name.rsplit("/", 1)[1] for name in metrics if "reward/mean" in name} == {"mean@4"}
 
 
@@ -155,7 +155,7 @@ def test_resuming_with_another_batch_size_goes_on_at_the_same_row(tiny_task: Pat
     train(tiny_config(tiny_task, tmp_path, "trainer.save_freq=1", "data.train_batch_size=8"))
     trainer = build_trainer(tiny_config(tiny_task, tmp_path, "data.train_batch_size=16"))
     trainer.init_workers()
-    trainer._load_checkpoint()
+    trainer.load_checkpoint()
     assert (trainer.global_steps, trainer.rows_done) == (2, 16)
 
 
@@ -171,7 +171,7 @@ def test_infos_that_only_some_answers_have_do_not_stop_a_validation(tiny_task: P
     trainer = build_trainer(config)
     trainer.val_reward_fn = reward
     trainer.init_workers()
-    assert trainer._validate()[GREEDY] == 1.0
+    assert trainer.validate()[GREEDY] == 1.0
     assert calls == [10, 6]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data.protocol import DUMMY_UID, DataProto
-from workers.ranks.worker_group import cut
+from workers.ranks.worker_group import Dispatch, LocalWorkerGroup, cut, register
 
 
 def batch(rows: int) -> DataProto:
@@ -54,3 +54,27 @@ def test_rows_that_do_not_divide_are_filled_up_with_rows_without_sampled_tokens(
 def test_prompts_that_do_not_divide_are_repeated() -> None:
     prompts = DataProto.from_dict(tensors={"input_ids": torch.arange(3)[:, None]})
     assert DataProto.concat(cut(prompts, (), 2)).batch["input_ids"].flatten().tolist() == [0, 1, 2, 2]
+
+
+class Reader:
+    """Says what reached it."""
+
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=("responses", "response_mask"))
+    def fields(self, data: DataProto) -> set[str]:
+        return {*data.batch.keys(), *data.non_tensor_batch, *data.meta_info}
+
+    @register(Dispatch.DP_COMPUTE_PROTO, keeps_rows=False)
+    def all_fields(self, data: DataProto) -> set[str]:
+        return {*data.batch.keys(), *data.non_tensor_batch}
+
+    @register(Dispatch.ALL_TO_ALL)
+    def double(self, number: int) -> int:
+        return 2 * number
+
+
+def test_a_local_group_hands_over_what_the_ranks_of_ray_get() -> None:
+    """A field that is read but not named must not work here and fail there."""
+    group = LocalWorkerGroup(Reader())
+    assert group.fields(batch(3)) == {"responses", "response_mask", "uid", "global_steps"}
+    assert group.all_fields(batch(3)) == {"responses", "response_mask", "position_ids", "uid", "extra_info"}
+    assert group.double([4]) == [8]

@@ -2,7 +2,8 @@
 
 A pool is a number of ranks; each rank is one process (`WorkerHost`) that holds the workers of every role placed there, so that actor, rollout,
 reference and critic share it. A group is one role of a pool. `LocalWorkerGroup` is a pool of one rank in the driver's own process: a call is a plain
-call, so breakpoints and tracebacks work. `RayWorkerGroup` places the ranks with Ray. Both offer the same methods and give the same results.
+call, so breakpoints and tracebacks work. `RayWorkerGroup` places the ranks with Ray. Both offer the same methods, hand over
+the same fields of a batch, and give the same results.
 """
 
 from __future__ import annotations
@@ -124,7 +125,12 @@ class LocalWorkerGroup:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods:
             raise AttributeError(f"{type(self.worker).__name__} has no registered method {name!r}")
-        return getattr(self.worker, name)
+        method, how = getattr(self.worker, name), self._methods[name]
+        if how.mode is Dispatch.ALL_TO_ALL:
+            return lambda *args: [method(*(argument[0] for argument in args))]
+        if how.mode is Dispatch.DP_COMPUTE_PROTO:
+            return lambda data: method(cut(data, how.reads, 1)[0])
+        return method
 
 
 @dataclass(frozen=True)

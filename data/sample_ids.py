@@ -1,0 +1,46 @@
+"""Who is who among a step's rows: the names and numbers that group them, and the facts that seed them.
+
+    uid "7.2": the third prompt of step 7        episode_id "7.2.0": its first sample        "val." in front: validation's
+
+Invariant: they depend on (step, group, sample) alone, so that a resumed run gives the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from data.containers import object_array
+
+
+def sample_ids(groups: range, samples: int, *, step: int, validate: bool = False) -> dict[str, np.ndarray]:
+    """Makes the columns of groups x samples rows, a group's samples side by side.
+
+    Returns: uid and episode_id, objects; group_index and sample_index, int64, which seed sampling; each (rows,).
+    """
+    prefix = "val." if validate else ""
+    rows = [(group, sample) for group in groups for sample in range(samples)]
+    return {
+        "uid": object_array([f"{prefix}{step}.{group}" for group, _ in rows]),
+        "episode_id": object_array([f"{prefix}{step}.{group}.{sample}" for group, sample in rows]),
+        "group_index": np.array([group for group, _ in rows], dtype=np.int64),
+        "sample_index": np.array([sample for _, sample in rows], dtype=np.int64),
+    }
+
+
+def step_info(*, step: int, seed: int, seeded: bool, validate: bool, first_group: int) -> dict[str, Any]:
+    """Makes the meta_info of a batch that is to be generated.
+
+    Args:
+        seed: of the run.
+        seeded: every turn's sampling has a seed of its own, and turns go in lockstep.
+        first_group: number of the batch's first group in its step, which may have several batches.
+    """
+    return {
+        "global_steps": step,
+        "seed": seed,
+        "seeded": seeded,
+        "validate": validate,
+        "first_group": first_group,
+    }

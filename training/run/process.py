@@ -1,0 +1,102 @@
+"""The run as a process: signals that end it through its clean-up, a cut pipe that is no error, and Ray's start and end.
+
+Invariant: however a run ends, but by SIGKILL, its clean-up runs once and whole, and Ray's processes end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from training.config import PPOConfig
+
+# Of Ray's environment, for a cluster of the run's own.
+OWN_CLUSTER = {
+    # What keeps it on loopback, on any system; a `_node_ip_address` of 127.0.0.1 is replaced by one that others reach.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Seconds for which a run whose cluster was killed hangs.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
+}
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_S = 5.0  # for Ray's processes to end by themselves
+
+
+class EndingSignals:
+    """Turns Ctrl-C, SIGTERM and SIGHUP into KeyboardInterrupt, which ends the run through its `finally` blocks.
+
+    Only the first does: what comes after it, or after `close`, is ignored, since the clean-up takes but seconds and must
+    be whole. A signal that is ignored already (nohup) stays so.
+    """
+
+    def __init__(self) -> None:
+        self.received, self.open = 0, True
+
+    def install(self) -> None:
+        """Takes the signals over."""
+        for number in ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._end)
+
+    def close(self) -> None:
+        """Ignores what comes from now on."""
+        self.open = False
+
+    def _end(self, number: int, frame: object) -> None:
+        if self.open:
+            self.open, self.received = False, number
+            # Not print: the signal may have come in the midst of one.
+            os.write(2, f"\n{signal.Signals(number).name}: ending the run, which takes a few seconds\n".encode())
+            raise KeyboardInterrupt
+
+
+def give_signals_back() -> None:
+    """Lets the signals end the process again: what a user's own threads still hold up can be ended then."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def closed_pipe_is_no_error() -> Iterator[None]:
+    """Lets what the block prints be cut short by its reader, as with `| head`."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # What is flushed at the end goes there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
+
+
+@contextmanager
+def ray_cluster(config: PPOConfig, signals: EndingSignals) -> Iterator[None]:
+    """Has Ray for the block, where the config asks for it: the cluster of `ray_init.address`, or its own on loopback."""
+    if not config.trainer.use_ray:
+        yield
+        return
+    settings = dict(config.ray_kwargs.ray_init)
+    if settings.get("address") in (None, "local"):
+        # Logical CPUs only count ranks; how many threads a rank has is set with its process. Without "local" a cluster
+        # that `ray start` or RAY_ADDRESS left here would be taken.
+        own = {"include_dashboard": False, "num_cpus": config.trainer.num_ranks}
+        settings = own | settings | {"address": "local"}
+        for name, value in OWN_CLUSTER.items():
+            os.environ.setdefault(name, value)
+    import psutil
+    import ray
+
+    try:
+        ray.init(**settings)
+        # Again: Ray has put a handler of its own.
+        signals.install()
+        yield
+    finally:
+        signals.close()
+        started = psutil.Process().children(recursive=True)
+        ray.shutdown()
+        for process in psutil.wait_procs(started, timeout=GRACE_S)[1]:
+            process.kill()
