@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SEED ?= 0
 GPU_PYTHON ?= python3
 
-.PHONY: setup quickstart smollm2 smollm2-game test test-slow check format bench gpu-check clean
+.PHONY: setup quickstart smollm2 smollm2-game test test-unit test-slow check executed format bench gpu-check clean
 
 setup: $(READY)
 
@@ -31,6 +31,9 @@ smollm2-game: $(READY)  ## the same model in textarena's GuessTheNumber, four gu
 test: $(READY)  ## every fast CPU test
 	$(PY) -m pytest -m "not slow and not gpu"
 
+test-unit: $(READY)  ## what to run after an edit: no Ray, no vLLM, under three minutes on 2 cores
+	$(PY) -m pytest tests/unit -m "not slow and not gpu and not vllm"
+
 test-slow: $(READY)  ## the long ones
 	$(PY) -m pytest -m "slow and not gpu"
 
@@ -39,6 +42,9 @@ check: $(READY)  ## lint, format, types, line budget
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(PY) scripts/line_budget.py
+
+executed: $(READY)  ## which part of the code two steps of GRPO with vLLM execute, room by room
+	$(PY) scripts/executed_lines.py
 
 format: $(READY)
 	$(VENV)/bin/ruff check --fix .
@@ -54,9 +60,10 @@ bench: $(READY)  ## ratios against bare loops; nothing else should run
 	$(PY) -m tests.benchmarks.checkpoint_stall
 	$(PY) -m tests.benchmarks.environment_load
 	$(PY) -m tests.benchmarks.environment_faults
+	$(PY) -m tests.benchmarks.environment_calls
 	$(PY) -m tests.benchmarks.parsers
 
-gpu-check:  ## tests and benchmarks of the CUDA paths, with a Python that is there already: make gpu-check GPU_PYTHON=python3
+gpu-check:  ## the CUDA paths, with a Python that is there already: make gpu-check GPU_PYTHON=python3
 	$(GPU_PYTHON) scripts/gpu_check.py
 
 clean:

@@ -15,7 +15,8 @@ from training.config.loader import ConfigError, explain, load_config, to_yaml
 from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, ray_cluster
 
 
-def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]  # the heavy imports come after the config's checks
+# Not annotated, as the heavy imports come after the config's checks.
+def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]
     """Builds the trainer of this config, with its datasets, reward functions and workers' classes, but no model yet."""
     import transformers
 
@@ -107,7 +108,7 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
 
 
 def print_report(run_dir: Path) -> None:
-    """Prints the run's table and draws its curves; a run that has none, or no room for it, has ended well all the same."""
+    """Prints the run's table and draws its curves; a run that has none, or no room for it, ended well all the same."""
     from training.run.report import write_report
 
     try:

@@ -1,4 +1,4 @@
-"""Shared fixtures: the tiny tasks (tokenizer, model, prompts) and the tiny game (tokenizer, model), made once a session."""
+"""Shared fixtures: the tiny tasks (tokenizer, model, prompts) and the tiny game (tokenizer, model), made once."""
 
 from __future__ import annotations
 

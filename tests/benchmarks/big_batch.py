@@ -1,4 +1,5 @@
-"""Time of the driver's maths and of DataProto on 16,384 rows x 2,048 tokens, each beside one pass over such a tensor (x * y + z).
+"""Time of the driver's maths and of DataProto on 16,384 rows x 2,048 tokens, each beside one pass over such a tensor
+(x * y + z).
 
 Run with nothing else on the machine: python -m tests.benchmarks.big_batch
 """

@@ -1,4 +1,5 @@
-"""How long a checkpoint holds up training: SmolLM2-135M with vLLM, the same step again and again (hardly any learning rate, same prompts and seeds).
+"""How long a checkpoint holds up training: SmolLM2-135M with vLLM, the same step again and again (hardly any learning
+rate, same prompts and seeds).
 
     none         two steps
     background   a save is begun, then two steps, then what is left of the save

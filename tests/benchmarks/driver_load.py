@@ -1,8 +1,10 @@
-"""What a step costs the driver with 2, 8, 24 and 64 Ray workers: its time, and the bytes to and from it, for 4,096 rows x 2,048 tokens.
+"""What a step costs the driver with 2, 8, 24 and 64 Ray workers: its time, and the bytes to and from it, for 4,096
+rows x 2,048 tokens.
 
-The real `RayWorkerGroup` cuts, sends and joins; the workers take what the real ones read (their `reads=`) and answer with tensors of the real
-shapes, without computing. 64 workers fit this machine's memory only without torch: theirs is a host of its own, which gets the same bytes as numpy
-arrays. A step is generation, the log-probs of policy and reference, values, both updates, and the new weights' call.
+The real `RayWorkerGroup` cuts, sends and joins; the workers take what the real ones read (their `reads=`) and answer
+with tensors of the real shapes, without computing. 64 workers fit this machine's memory only without torch: theirs is
+a host of its own, which gets the same bytes as numpy arrays. A step is generation, the log-probs of policy and
+reference, values, both updates, and the new weights' call.
 
 Run with nothing else on the machine: python -m tests.benchmarks.driver_load [ROWS [ROUNDS]]
 """
@@ -242,7 +244,8 @@ def main(rows: int, rounds: int) -> None:
     given, ready = prompts(rows), torch.zeros(rows, RESPONSE)
     print(f"{rows} rows x {TOKENS} tokens, medians of {rounds} steps; ratios to the first line of their kind")
     print(
-        "\n| workers | wall s/step | driver's CPU s/step | MiB sent | MiB received | wall | bytes | target |\n|---|---|---|---|---|---|---|---|"
+        "\n| workers | wall s/step | driver's CPU s/step | MiB sent | MiB received | wall | bytes | target |"
+        "\n|---|---|---|---|---|---|---|---|"
     )
     first: dict[bool, tuple[float, float]] = {}
     for name, group in groups():
@@ -257,7 +260,8 @@ def main(rows: int, rounds: int) -> None:
         took, moved = statistics.median(wall), meter.sent + meter.received
         base = first.setdefault(isinstance(group, BytesGroup), (took, moved))
         print(
-            f"| {name} | {took:.2f} | {statistics.median(own):.2f} | {meter.sent / MIB:.0f} | {meter.received / MIB:.0f} "
+            f"| {name} | {took:.2f} | {statistics.median(own):.2f} "
+            f"| {meter.sent / MIB:.0f} | {meter.received / MIB:.0f} "
             f"| {took / base[0]:.2f} | {moved / base[1]:.3f} | bytes at most {BYTES_TARGET} |",
             flush=True,
         )

@@ -1,8 +1,10 @@
-"""Training with environments of which a fifth fails: the run ends normally, counts every failure, and leaves nothing behind.
+"""Training with environments of which a fifth fails: the run ends normally, counts every failure, and leaves nothing
+behind.
 
-By its seed an episode meets an environment that raises in its step (10 %; in a process of its own it also dies), hangs beyond its deadline (5 %), or
-returns garbage (5 %): no tuple, a reward that is NaN, or an observation of a megabyte, which is cut and no failure. What a step's metrics must
-say follows from the seeds alone: an episode that does not fail lasts its three turns.
+By its seed an episode meets an environment that raises in its step (10 %; in a process of its own it also dies), hangs
+beyond its deadline (5 %), or returns garbage (5 %): no tuple, a reward that is NaN, or an observation of a megabyte,
+which is cut and no failure. What a step's metrics must say follows from the seeds alone: an episode that does not fail
+lasts its three turns.
 
 python -m tests.benchmarks.environment_faults [--steps 50] [--isolation thread process] [--on-failure zero mask refill]
 """
@@ -139,7 +141,8 @@ def train(model: Path, run: Path, steps: int, isolation: str, on_failure: str, *
 
 def main(args: argparse.Namespace) -> None:
     print(
-        f"{args.steps} steps of {EPISODES} episodes; a step of the environment has {DEADLINE_S} s, one that hangs takes {HANG_S} s"
+        f"{args.steps} steps of {EPISODES} episodes; a step of the environment has {DEADLINE_S} s, "
+        f"one that hangs takes {HANG_S} s"
     )
     print(
         "| isolation | on_failure | failed | counts | left | generation, nothing hangs | something hangs |\n|"
@@ -160,7 +163,8 @@ def row(isolation: str, on_failure: str, ended: Ended) -> str:
     counts = f"{len(ended.steps)} steps exact" if not ended.wrong else "; ".join(ended.wrong[:3])
     seconds = [ended.generation(0, hanging=hanging) or [float("nan")] for hanging in (False, True)]
     shown = [f"{statistics.median(own):.2f} s, at most {max(own):.2f}" for own in seconds]
-    return f"| {isolation} | {on_failure} | {failed} | {counts} | {', '.join(ended.left) or 'nothing'} | {' | '.join(shown)} |"
+    left = ", ".join(ended.left) or "nothing"
+    return f"| {isolation} | {on_failure} | {failed} | {counts} | {left} | {' | '.join(shown)} |"
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

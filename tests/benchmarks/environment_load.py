@@ -1,13 +1,16 @@
-"""What slow environments cost: SmolLM2-135M-Instruct on vLLM, three turns of 24 tokens, environments whose `step` sleeps.
+"""What slow environments cost: SmolLM2-135M-Instruct on vLLM, three turns of 24 tokens, environments whose `step`
+sleeps.
 
     still         event-driven turn loop, `step` answers at once: what the others are measured against
-    event-driven  the same, `step` sleeps log-normally: mean 0.2 s, 99th percentile 2 s (mu = -2.629, sigma = 1.428 of the seconds' logarithm)
-    lock-step     the same sleeps, turns admitted in fixed rounds, as `trainer.deterministic` does
+    event-driven  the same, `step` sleeps log-normally: mean 0.2 s, 99th percentile 2 s (mu = -2.629, sigma = 1.428 of
+    the seconds' logarithm)
+    lockstep     the same sleeps, turns admitted together, as `trainer.deterministic` does
 
-Speed is the sampled tokens over the time from the first reset to the last token. The whole rollout takes longer, as the sleeps behind each
-episode's last turn are awaited too, though nothing is left to sample meanwhile: given beside it; no order of the turns could hide those. The variants
-take turns in one process on one engine, those that sleep share their sleeps, and `relative` is the median over rounds of the time against the
-same round's `still`. With few episodes the rounds differ much, since one long sleep may come late: so there are more of them.
+Speed is the sampled tokens over the time from the first reset to the last token. The whole rollout takes longer, as
+the sleeps behind each episode's last turn are awaited too, though nothing is left to sample meanwhile: given beside
+it; no order of the turns could hide those. The variants take turns in one process on one engine, those that sleep
+share their sleeps, and `relative` is the median over rounds of the time against the same round's `still`. With few
+episodes the rounds differ much, since one long sleep may come late: so there are more of them.
 
 make smollm2 makes the model. Run with nothing else on the machine:
 python -m tests.benchmarks.environment_load [--rounds 7] [--episodes 64 24] [--model outputs/smollm2/model]
@@ -65,7 +68,9 @@ class Slow(Still):
 
 
 class TimedEngine(vLLMRollout):
-    """Knows when its last token came. Fixed rounds come with seeds for each turn, which slow sampling; left out here, so that only rounds differ."""
+    """Knows when its last token came. Lockstep comes with seeds for each turn, which slow sampling; left out here, so
+    that only rounds differ.
+    """
 
     last_token: float
     working: float = 0.0  # seconds in `step`
@@ -119,13 +124,13 @@ def play(rollout: AgentRollout, episodes: int, number: int, lock_step: bool = Fa
 
 def measure(rollouts: dict[str, AgentRollout], episodes: int, rounds: int) -> dict[str, list[Timed]]:
     """Each round begins with another variant, after a warm-up."""
-    names = ["still", "event-driven", "lock-step"]
+    names = ["still", "event-driven", "lockstep"]
     times: dict[str, list[Timed]] = defaultdict(list)
     play(rollouts["still"], episodes, 0)
     for number in range(1, rounds + 1):
         for name in names[number % 3 :] + names[: number % 3]:
             rollout = rollouts["still" if name == "still" else "slow"]
-            times[name].append(play(rollout, episodes, number, lock_step=name == "lock-step"))
+            times[name].append(play(rollout, episodes, number, lock_step=name == "lockstep"))
             print(episodes, number, name, [round(value, 2) for value in times[name][-1]], file=sys.stderr)
     return {name: times[name] for name in names}
 
@@ -133,7 +138,7 @@ def measure(rollouts: dict[str, AgentRollout], episodes: int, rounds: int) -> di
 def table(episodes: int, times: dict[str, list[Timed]]) -> str:
     lines = [
         f"{episodes} episodes, medians of {len(times['still'])} rounds; load {os.getloadavg()[0]:.2f}",
-        "| | tokens/s | relative | least and most | target | relative, whole rollout | engine works | longest sleep of an episode |",
+        "| | tokens/s | relative | least and most | target | relative, whole rollout | engine works | longest sleep |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, own in times.items():

@@ -1,4 +1,6 @@
-"""The environment of tests/benchmarks/environment_faults.py; it imports little, as every process that it lives in loads this file."""
+"""The environment of tests/benchmarks/environment_faults.py; it imports little, as every process that it lives in
+loads this file.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""Model FLOP utilisation (MFU) of the actor update on one device, with random weights and rows of full length; nothing is fetched.
+"""Model FLOP utilisation (MFU) of the actor update on one device, with random weights and rows of full length; nothing
+is fetched.
 
-    python -m tests.benchmarks.mfu                                          0.5B parameters, 64 rows of 512 + 1,024 tokens
+    python -m tests.benchmarks.mfu                                      0.5B parameters, 64 rows of 512 + 1,024 tokens
     python -m tests.benchmarks.mfu --size 1.5B --budget 32768
     python -m tests.benchmarks.mfu --size tiny --device cpu --rows 8 --prompt 16 --response 16 --group 4
 
-Convention: PaLM, appendix B (arXiv:2204.02311): 6 FLOPs a token for every parameter of a matrix product, and 12 x layers x hidden for every
-pair of tokens of which one attends to the other. Pairs are causal, n (n + 1) / 2 of a row of n tokens, where PaLM counts n^2: our figure is the
-lower one. The head counts where its result is used, on sampled tokens; embeddings and recomputation (checkpointing) do not count.
+Convention: PaLM, appendix B (arXiv:2204.02311): 6 FLOPs a token for every parameter of a matrix product, and 12 x
+layers x hidden for every pair of tokens of which one attends to the other. Pairs are causal, n (n + 1) / 2 of a row of
+n tokens, where PaLM counts n^2: our figure is the lower one. The head counts where its result is used, on sampled
+tokens; embeddings and recomputation (checkpointing) do not count.
 
     rows       what the update is asked for: every row's prompt and response, as if each were computed by itself
     computed   what the forward pass really holds: a prompt that rows share once, with every response as a branch
@@ -175,7 +177,9 @@ def make_batch(settings: Settings) -> DataProto:
 
 
 def work_of(trees: Sequence[Sequence[int]], prompt: int, response: int) -> Work:
-    """Of trees of rows, each with its prompt once. Two rows of 3 + 2 tokens in one tree: 3 + 2 + 2 tokens, 6 + 9 + 9 pairs."""
+    """Of trees of rows, each with its prompt once. Two rows of 3 + 2 tokens in one tree: 3 + 2 + 2 tokens, 6 + 9 + 9
+    pairs.
+    """
     branches = sum(len(tree) for tree in trees)
     return Work(
         tokens=len(trees) * prompt + branches * response,

@@ -1,4 +1,5 @@
-"""Time to parse a typical turn, some 100 words of thought and one call, by each parser: python -m tests.benchmarks.parsers
+"""Time to parse a typical turn, some 100 words of thought and one call, by each parser: python -m
+tests.benchmarks.parsers
 
 Fails where one takes more than MOST_US.
 """

@@ -1,4 +1,5 @@
-"""Peak memory of a GRPO run on SmolLM2-135M against the sum of what must be held at once, above the memory of the imports.
+"""Peak memory of a GRPO run on SmolLM2-135M against the sum of what must be held at once, above the memory of the
+imports.
 
 Run with nothing else on the machine: python -m tests.benchmarks.peak_memory [STEPS]
 """
@@ -36,7 +37,7 @@ class PeakWatcher(threading.Thread):
 
 
 def activation_bytes(worker, batch) -> int:
-    """What autograd keeps between forward and backward of the largest micro-batch, parameters apart, each storage once."""
+    """What autograd keeps of the largest micro-batch between forward and backward, each storage once, no parameters."""
     from workers.model.packing import iter_micro_batches
 
     actor = worker.actor
@@ -79,8 +80,7 @@ def main(steps: int) -> None:
     watcher.start()
     trainer.init_workers()
     batches = []
-    step_metrics = trainer._step_metrics
-    trainer._step_metrics = lambda batch, timer: batches.append(batch) or step_metrics(batch, timer)  # type: ignore[method-assign,func-returns-value]
+    trainer.on_batch = batches.append  # type: ignore[method-assign]
     for number, rows in enumerate(islice(trainer.training_batches(), steps)):
         watcher.phase = f"step {number + 1}"
         trainer.train_step(rows)

@@ -1,6 +1,7 @@
-"""Where a whole GRPO step's time goes: the real trainer in one process, a Qwen2 of random weights, answers of full length; nothing is fetched.
+"""Where a whole GRPO step's time goes: the real trainer in one process, a Qwen2 of random weights, answers of full
+length; nothing is fetched.
 
-python -m tests.benchmarks.step_phases                                  0.5B parameters, 16 prompts x 8 answers of 256 tokens
+python -m tests.benchmarks.step_phases                            0.5B parameters, 16 prompts x 8 answers of 256 tokens
 python -m tests.benchmarks.step_phases --engine vllm
 python -m tests.benchmarks.step_phases --size tiny --device cpu --prompts 2 --tokens 8
 """
@@ -100,7 +101,8 @@ def main(args: argparse.Namespace) -> str:
     medians = {key: statistics.median(values) for key, values in seconds.items()}
     device = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     lines = [
-        f"{device}, {args.size}, {args.engine}, {args.prompts} prompts of about {PROMPT} tokens x {GROUP} answers of {args.tokens}, "
+        f"{device}, {args.size}, {args.engine}, {args.prompts} prompts of about {PROMPT} tokens x "
+        f"{GROUP} answers of {args.tokens}, "
         f"medians of {args.steps} steps"
     ]
     lines += [f"  {key:16s} {value:8.3f} s {value / medians['step']:7.1%}" for key, value in medians.items()]

@@ -1,8 +1,9 @@
 """A whole GRPO step on SmolLM2-135M against the bare parts it is made of, in turns in one process.
 
     ours   trainer.train_step: generation, reward, advantages, update, weight sync, metrics
-    limit  bare vLLM on the same prompts for as many tokens, then a bare forward/backward over the same tokens (bf16 autocast, every position
-           through the head, rows sorted by length into micro-batches of 1,024 tokens) and AdamW; no reward, no advantages, no weight sync
+    limit  bare vLLM on the same prompts for as many tokens, then a bare forward/backward over the same tokens (bf16
+    autocast, every position through the head, rows sorted by length into micro-batches of 1,024 tokens) and AdamW; no
+    reward, no advantages, no weight sync
 
 Run with nothing else on the machine: python -m tests.benchmarks.step_vs_limit [ROUNDS]
 """
@@ -89,8 +90,7 @@ def main(rounds: int) -> None:
     worker = trainer.actor_rollout_wg.worker
     seconds: dict[str, list[float]] = defaultdict(list)
     last: list[DataProto] = []
-    step_metrics = trainer._step_metrics
-    trainer._step_metrics = lambda batch, timer: last.append(batch) or step_metrics(batch, timer)  # type: ignore[method-assign,func-returns-value]
+    trainer.on_batch = last.append  # type: ignore[method-assign]
     for round_number, rows in enumerate(trainer.training_batches()):
         start = time.perf_counter()
         metrics = trainer.train_step(rows)
@@ -111,7 +111,8 @@ def main(rounds: int) -> None:
             seconds[f"ours {phase}"].append(metrics[f"timing_s/{phase}"])
         seconds["outside"].append(1 - (metrics["timing_s/gen"] + metrics["timing_s/update_actor"]) / ours)
         print(
-            f"round {round_number}: ours {ours:.2f} s, limit {generation:.2f} + {update:.2f} s, ratio {seconds['ratio'][-1]:.3f}",
+            f"round {round_number}: ours {ours:.2f} s, limit {generation:.2f} + {update:.2f} s, "
+            f"ratio {seconds['ratio'][-1]:.3f}",
             flush=True,
         )
         if round_number == rounds:

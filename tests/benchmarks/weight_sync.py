@@ -1,6 +1,7 @@
-"""`sync_weights` of the trainer's worker into vLLM, against the engine's bare `reload_weights` of tensors that lie ready in its dtype.
+"""`sync_weights` of the trainer's worker into vLLM, against the engine's bare `reload_weights` of tensors that lie
+ready in its dtype.
 
-    ours   manifest check, cast of each float32 tensor to the engine's dtype as it is asked for, reload, prefix cache reset
+    ours   manifest check, each float32 tensor cast to the engine's dtype as it is asked for, reload, cache reset
     bare   reload of the same tensors, cast beforehand
 
 Run with nothing else on the machine: python -m tests.benchmarks.weight_sync [ROUNDS]

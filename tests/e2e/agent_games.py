@@ -1,4 +1,4 @@
-"""Environments, agents and rewards of test_agents.py; this file imports little, since other processes load it as well."""
+"""Environments, agents and rewards of test_agents.py; it imports little, since other processes load it as well."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from custom.env import BaseEnvironment, EnvironmentConfig, Trajectory
 
 
 def fate(seed: int) -> str:
-    """What happens in an episode of `Fragile`: one in five crashes in its second step, one in five gives a reward that is no number."""
+    """What happens in an episode of `Fragile`: one in five crashes in its second step, one in five gives a reward that
+    is
+    no number.
+    """
     return ("fine", "fine", "fine", "crash", "garbage")[seed % 5]
 
 

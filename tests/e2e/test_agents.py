@@ -1,4 +1,4 @@
-"""Training of agents, end to end on a tiny model: games, failures, filtering, rewriting templates, homes of environments."""
+"""Training of agents, end to end on a tiny model: games, failures, filtering, rewriting templates, env workers."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def fit(config: PPOConfig, prepare: Callable[[Any], None] = lambda trainer: None
     """Trains, and returns the trainer, shut down, and each step's batch as it was trained on."""
     trainer, batches = build_trainer(config), []
 
-    def keep(batch: DataProto, folder: object, anew: bool = True) -> None:
-        if "advantages" in batch.batch:  # not validation's
+    def keep(batch: DataProto) -> None:
+        if not batch.meta_info["validate"]:
             batches.append(batch)
 
-    trainer._dump = keep
+    trainer.on_batch = keep
     prepare(trainer)
     try:
         trainer.init_workers()
@@ -149,15 +149,11 @@ def test_validation_plays_the_same_tasks_every_time_and_none_of_trainings(tiny_g
     episodes: dict[tuple[int, bool], list[int]] = {}
 
     def watch(trainer: AgentTrainer) -> None:
-        inner = trainer._generate_multi_turn_sequences
-
-        def generate(described: DataProto) -> DataProto:
-            meta = described.meta_info
-            seeds = described.non_tensor_batch["env_seed"].tolist()
+        def keep(batch: DataProto) -> None:
+            meta, seeds = batch.meta_info, batch.non_tensor_batch["env_seed"].tolist()
             episodes.setdefault((meta["global_steps"], meta["validate"]), []).extend(seeds)
-            return inner(described)
 
-        trainer._generate_multi_turn_sequences = generate
+        trainer.on_batch = keep
 
     sizes = ("agent.val_length=6", "data.val_batch_size=4", "trainer.test_freq=1", "trainer.deterministic=true")
     fit(game_config(tiny_game, tmp_path, *sizes, f"{ACTOR}.optim.lr=1e-12", "critic.optim.lr=1e-12"), watch)
@@ -426,8 +422,10 @@ def forgetful_game(tiny_game: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_episodes_of_several_rows_are_trained_and_counted_once(forgetful_game, tmp_path, estimator) -> None:
+    """The critic's mini-batches are half of the actor's, and hold the same rows."""
     settings = (f"algorithm.adv_estimator={estimator}", f"{ROLLOUT}.n=4", "data.max_prompt_length=40")
-    trainer, batches = fit(game_config(forgetful_game, tmp_path, *settings, "agent.val_length=6"))
+    settings += ("critic.ppo_mini_batch_size=2", "agent.val_length=6")
+    trainer, batches = fit(game_config(forgetful_game, tmp_path, *settings))
     steps = read_steps(tmp_path)
     assert_finite(trainer, steps)
     for step, batch in zip(steps[1:], batches, strict=True):
@@ -435,7 +433,7 @@ def test_episodes_of_several_rows_are_trained_and_counted_once(forgetful_game, t
         rows_of = Counter(real.non_tensor_batch["episode_id"])
         assert len(rows_of) == sum(endings(step).values()) == 32
         assert max(rows_of.values()) > 1
-        assert len(batch) % 2 == 0
+        assert len(batch) % (4 if estimator == "gae" else 2) == 0
         assert step["training/rollout_probs_diff_max"] < 1e-4, "each row is what the engine saw"
         check_rows_of_episodes(real)
         lengths = real.batch["attention_mask"][:, 40:].sum(dim=1)
@@ -463,7 +461,7 @@ def check_rows_of_episodes(batch: DataProto) -> None:
 
 
 def check_equal_within_episodes(batch: DataProto) -> None:
-    """An outcome's advantage is that of all the episode's sampled tokens, and a group's sum to zero over its episodes."""
+    """An outcome's advantage is that of all the episode's sampled tokens; a group's sum to zero over its episodes."""
     of_episode: dict[str, set[float]] = {}
     for row, name in enumerate(batch.non_tensor_batch["episode_id"]):
         sampled = batch.batch["response_mask"][row].bool()
@@ -476,14 +474,14 @@ def check_equal_within_episodes(batch: DataProto) -> None:
     assert list(of_group.values()) == pytest.approx([0.0] * 8, abs=1e-5)
 
 
-# Homes of environments
+# Env workers
 
 
 def test_environments_in_processes_leave_nothing_behind(tiny_game, tmp_path) -> None:
-    home = (f"{AGENT}.isolation=process", f"{AGENT}.num_workers=4", *playing("Fragile"), "agent.on_failure=refill")
+    where = (f"{AGENT}.isolation=process", f"{AGENT}.num_workers=4", *playing("Fragile"), "agent.on_failure=refill")
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     threads = set(threading.enumerate())
-    fit(game_config(tiny_game, tmp_path, *home, "agent.max_refills=1", "agent.val_length=4"))
+    fit(game_config(tiny_game, tmp_path, *where, "agent.max_refills=1", "agent.val_length=4"))
     for number, step in enumerate(read_steps(tmp_path)[1:], start=1):
         failing = sum(fate(seed) != "fine" for seed in seeds_of(number))
         assert endings(step) == {name: n for name, n in (("done", 8 - failing), ("env_crash", failing)) if n}
@@ -514,8 +512,8 @@ def test_two_ranks_in_the_game_give_the_numbers_of_one(forgetful_game: Path, tmp
 
 @pytest.mark.usefixtures("cluster")
 def test_environments_as_ray_actors_are_counted_and_closed(tiny_game: Path, tmp_path: Path) -> None:
-    home = (f"{AGENT}.isolation=ray", f"{AGENT}.num_workers=2", *playing("Fragile"), "data.train_batch_size=4")
-    fit_over_ray(tiny_game, tmp_path, *home, "trainer.total_training_steps=1", ranks=1)
+    where = (f"{AGENT}.isolation=ray", f"{AGENT}.num_workers=2", *playing("Fragile"), "data.train_batch_size=4")
+    fit_over_ray(tiny_game, tmp_path, *where, "trainer.total_training_steps=1", ranks=1)
     (step,) = read_steps(tmp_path)
     failing = sum(fate(seed) != "fine" for seed in seeds_of(1, tasks=4))
     assert endings(step) == {"done": 4 - failing, "env_crash": failing}
@@ -539,7 +537,7 @@ def living_actors() -> list[str]:
 @pytest.mark.vllm
 @pytest.mark.usefixtures("cluster")
 def test_ranks_that_share_an_engine_play_the_same_episodes(tiny_game: Path, tmp_path: Path) -> None:
-    """The first rank steps the environments and tells the other; validation's five episodes divide by no number of ranks."""
+    """The leader steps the environments and tells the other; validation's five episodes do not divide by the ranks."""
     pytest.importorskip("vllm")
     shared = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.n=2", "agent.val_length=5")
     batches = fit_over_ray(tiny_game, tmp_path, *shared, *playing("Fragile"))

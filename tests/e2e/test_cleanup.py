@@ -1,4 +1,6 @@
-"""What a run over Ray leaves behind, however it ends: no process and no shared memory; while it runs, nothing listens beyond loopback."""
+"""What a run over Ray leaves behind, however it ends: no process and no shared memory; while it runs, nothing listens
+beyond loopback.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ TENSOR_PARALLEL = (
 
 
 class WatchedRun:
-    """`main.py` on two Ray ranks as a process; `seen` are all processes that ever descended from it, also those that outlived their parent."""
+    """`main.py` on two Ray ranks as a process; `seen` are all processes that ever descended from it, also those that
+    outlived their parent.
+    """
 
     def __init__(self, task: Path, folder: Path, *overrides: str) -> None:
         self.folder, self.segments = folder, set(SHARED_MEMORY.iterdir())
@@ -116,7 +120,9 @@ class WatchedRun:
 
 
 def listen_to_ctrl_c() -> None:
-    """As from a terminal: what a shell starts in the background, a whole test run perhaps, inherits that SIGINT is ignored."""
+    """As from a terminal: what a shell starts in the background, a whole test run perhaps, inherits that SIGINT is
+    ignored.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,4 @@
-"""Single-turn training on an environment's prompts and rewards: from Python, from YAML, and what a config of it lacks."""
+"""Single-turn training on an environment's prompts and rewards: from Python, from YAML, what a config of it lacks."""
 
 from __future__ import annotations
 

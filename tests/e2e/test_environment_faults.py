@@ -1,4 +1,6 @@
-"""Training goes on while a fifth of the environments crash, hang and return garbage; see tests/benchmarks/environment_faults.py."""
+"""Training goes on while a fifth of the environments crash, hang and return garbage; see
+tests/benchmarks/environment_faults.py.
+"""
 
 from __future__ import annotations
 

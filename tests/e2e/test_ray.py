@@ -1,4 +1,6 @@
-"""The trainer over Ray: the same numbers as in one process, engines on every layout of ranks, checkpoints for any number of ranks."""
+"""The trainer over Ray: the same numbers as in one process, engines on every layout of ranks, checkpoints for any
+number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,7 @@ def test_a_rank_that_fails_or_dies_is_raised_with_its_own_error(cluster: None, t
     trainer = build_trainer(config)
     trainer.init_workers()
     try:
-        prompts = trainer._prompt_batch(next(iter(trainer.train_dataloader)), 1)
+        prompts = trainer.prompt_batch(next(iter(trainer.train_dataloader)), 1)
         with pytest.raises(ray.exceptions.RayTaskError, match="responses") as failed:
             trainer.critic_wg.compute_values(prompts)
         assert failed.value.__notes__ == ["rank 0 of 2, role critic, in compute_values"]

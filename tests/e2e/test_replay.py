@@ -1,4 +1,6 @@
-"""Recorded episodes played again: a real run's are the same, and whatever was changed in a record, or does not repeat itself, is named."""
+"""Recorded episodes played again: a real run's are the same, and whatever was changed in a record, or does not repeat
+itself, is named.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tools from end to end: calls in sampled text, their results as observations, their counts as metrics, with the trainer around it."""
+"""Tools from end to end: calls in sampled text, their results as observations, their counts as metrics, with the
+trainer around it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def opening(tokenizer: PreTrainedTokenizerFast, seed: int, *further: Tool) -> st
 
 
 class ScriptedEngine(BaseRollout):
-    """Says what it is told: turn t of episode i is `scripts[i][t]`, as tokens. There are no weights; everything else is what real engines do."""
+    """Says what it is told: turn t of episode i is `scripts[i][t]`, as tokens. There are no weights; everything else is
+    what real engines do.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, scripts: list[list[str]]) -> None:
         config = RolloutConfig(response_length=RESPONSE, max_model_len=PROMPT + RESPONSE)

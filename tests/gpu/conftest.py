@@ -1,9 +1,13 @@
-"""What the tests of CUDA paths share. They are marked `gpu`, are skipped where there is no CUDA device, and load nothing from a hub.
+"""What the tests of CUDA paths share: a device, its cleaning between tests, and small models.
 
-GPU_TESTS_DEVICE=cpu runs every body on the CPU instead: a dry run, which shows that the code runs, and which fails for the same reasons
-except those that only a GPU has. What asserts on device memory is skipped then. Without the variable the device is `cuda`.
+They are marked `gpu`, are skipped where there is no CUDA device, and load nothing from a hub.
 
-Invariant: a test here compares with the CPU, with another setting on the same device, or with numbers worked by hand; none records figures.
+GPU_TESTS_DEVICE=cpu runs every body on the CPU instead: a dry run, which shows that the code runs, and which fails for
+the same reasons except those that only a GPU has. What asserts on device memory is skipped then. Without the variable
+the device is `cuda`.
+
+Invariant: a test here compares with the CPU, with another setting on the same device, or with numbers worked by hand;
+none records figures.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def cuda_memory(device: torch.device) -> torch.device:
-    """The device, for tests that assert on its memory; they have no dry run."""
+    """Returns the device, for tests that assert on its memory; they have no dry run."""
     if device.type != "cuda":
         pytest.skip("asserts on device memory")
     torch.cuda.empty_cache()
@@ -46,7 +50,7 @@ def cuda_memory(device: torch.device) -> torch.device:
 
 @pytest.fixture(autouse=True)
 def exact_and_clean() -> Iterator[None]:
-    """Float32 is float32 (no TF32), and what a deterministic run switched on does not reach the next test."""
+    """Keeps float32 exact (no TF32), and what a deterministic run switched on from the next test."""
     assert not torch.backends.cuda.matmul.allow_tf32
     yield
     torch.use_deterministic_algorithms(False)
@@ -59,13 +63,16 @@ def cpu_lm(tiny_task: Path) -> nn.Module:
 
 @pytest.fixture(scope="session")
 def lm(cpu_lm: nn.Module, device: torch.device) -> nn.Module:
-    """The same model on the device."""
+    """Returns the same model on the device."""
     return copy.deepcopy(cpu_lm).to(device)
 
 
 @pytest.fixture(scope="session")
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tied Qwen2 of random weights whose heads are as wide as real ones: attention kernels refuse narrower."""
+    """Makes a folder with a tied Qwen2 of random weights whose heads are as wide as real ones.
+
+    Attention kernels refuse narrower ones.
+    """
     folder = tmp_path_factory.mktemp("wide")
     torch.manual_seed(2)
     tokenizer = make_tokenizer()

@@ -1,4 +1,4 @@
-"""Rollout engines on CUDA: their log-probs are the trainer's after every update, seeds hold, and sleeping gives memory back."""
+"""Rollout engines on CUDA: log-probs are the trainer's after every update, seeds hold, sleeping gives memory back."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_hf_gives_a_seed_the_same_sample_in_any_batch(tiny_task, device) -> None
 
 @pytest.fixture(scope="module")
 def vllm_engine(wide_model: Path, device: torch.device) -> Iterator[tuple[BaseRollout, nn.Module, ModelSpec]]:
-    """vLLM in bfloat16 with the weights of a policy that has moved away from the folder's."""
+    """Yields vLLM in bfloat16 with the weights of a policy that has moved away from the folder's."""
     pytest.importorskip("vllm")
     spec = model_spec(wide_model, device)
     policy = spec.causal_lm(trainable=True).eval()
@@ -74,7 +74,7 @@ def vllm_engine(wide_model: Path, device: torch.device) -> Iterator[tuple[BaseRo
 
 
 def rounded(policy: nn.Module) -> nn.Module:
-    """What the engine holds: the policy's weights in bfloat16."""
+    """Returns what the engine holds: the policy's weights in bfloat16."""
     return copy.deepcopy(policy).bfloat16()
 
 

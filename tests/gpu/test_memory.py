@@ -1,4 +1,4 @@
-"""Offloading: device memory is really freed, and training goes on with the same numbers, a checkpoint in between included."""
+"""Offloading: device memory is really freed, and training goes on with the same numbers, also after a checkpoint."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_moments_are_whole_as_soon_as_they_are_in_cpu_memory(device) -> None:
 
 
 def build_workers(task: Path, run_dir: Path, device: torch.device, *overrides: str) -> list[Worker]:
-    """An actor and a critic on seven rows an update, with the config's models."""
+    """Builds an actor and a critic on seven rows an update, with the config's models."""
     config = tiny_config(
         task,
         run_dir,

@@ -1,4 +1,4 @@
-"""Whole runs of the tiny task on the device, in this process: they learn, are repeated bitwise, and go on bitwise from a checkpoint."""
+"""Whole runs of the tiny task on the device, in this process: they learn, and are repeated and resumed bitwise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from main import build_trainer
 from tests.e2e.test_resume import tensors
 from tests.e2e.test_training import read_steps, tiny_config
 from training.ray_trainer import RayPPOTrainer
-from workers.fsdp_workers import start_worker, strictly_deterministic
+from workers.ranks.process import start_worker, strictly_deterministic
 
 pytestmark = pytest.mark.gpu
 
@@ -53,7 +53,7 @@ def test_ppo_learns_on_the_device_and_engine_and_trainer_agree(tiny_task, tmp_pa
 
 
 def test_a_deterministic_run_is_repeated_and_goes_on_bitwise(tiny_task, tmp_path, device) -> None:
-    """GRPO in bfloat16, whose groups share prompts: attention with a mask, the kernel that is not deterministic by itself."""
+    """Runs GRPO in bfloat16, whose groups share prompts: attention with a mask is not deterministic by itself."""
     overrides = (
         "trainer.deterministic=true",
         "trainer.save_freq=1",
@@ -71,12 +71,12 @@ def test_a_deterministic_run_is_repeated_and_goes_on_bitwise(tiny_task, tmp_path
             assert [name for name in expected if not torch.equal(expected[name], got[name])] == [], (folder, part)
 
 
-def test_a_deterministic_worker_sets_what_cublas_reads(tiny_task, tmp_path, device, monkeypatch) -> None:
+def test_a_deterministic_worker_sets_what_cublas_reads(device, monkeypatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    start_worker(tiny_config(tiny_task, tmp_path, f"trainer.device={device.type}"), device)
+    start_worker(device, deterministic=False)
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-    start_worker(tiny_config(tiny_task, tmp_path, "trainer.deterministic=true"), device)
+    start_worker(device, deterministic=True)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert torch.is_deterministic_algorithms_warn_only_enabled()
     with strictly_deterministic(True):
@@ -86,7 +86,7 @@ def test_a_deterministic_worker_sets_what_cublas_reads(tiny_task, tmp_path, devi
 
 
 def test_the_update_of_a_batch_is_bitwise_the_same_twice(tiny_task, tmp_path, device) -> None:
-    """Rows long enough that attention's backward pass is cut in parts, which nothing adds up in a fixed order by default."""
+    """Has rows so long that attention's backward pass is cut in parts, whose sum has no fixed order by default."""
     from tests.benchmarks.mfu import Settings, build_worker, make_batch
 
     model = {"hidden": 128, "intermediate": 128, "layers": 2, "heads": 2, "kv_heads": 1, "vocab": 512}

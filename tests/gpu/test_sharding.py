@@ -1,4 +1,4 @@
-"""FSDP2 over NCCL: one GPU is not wrapped; two make the updates of one, with and without offloading. The dry run uses gloo."""
+"""FSDP2 over NCCL (gloo in the dry run): one GPU is not wrapped; two make the updates of one, also with offloading."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_two_gpus_make_the_update_of_one(folder: Path, case: str) -> None:
 
 
 def offloaded_rank(folder: str, rank: int, world: int, port: int, kind: str) -> None:
-    """Two updates with the parameters in CPU memory between them, against two without; every parameter must have moved."""
+    """Makes two updates with the parameters in CPU memory between them, and two without; every one must have moved."""
     device = join_ranks(rank, world, port, kind)
     data = make_update().pad_with_dummies(2).chunk(world)[rank]
     ends = []

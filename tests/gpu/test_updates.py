@@ -1,4 +1,4 @@
-"""Forward passes and updates on CUDA against the CPU's, in float32 and bfloat16, for every way a micro-batch is computed."""
+"""Forward passes and updates on CUDA against the CPU's, in float32 and bfloat16, for every layout of a micro-batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARING = pytest.mark.parametrize("share_prompts", [True, False])
 
 
 def assert_near(got: Tensor, expected: Tensor, relative: float) -> None:
-    """As vectors: the difference's norm is at most `relative` of the expected one's, which is not zero."""
+    """Compares as vectors: the difference's norm is at most `relative` of the expected one's, which is not zero."""
     got, expected = got.detach().cpu().float(), expected.detach().cpu().float()
     assert expected.norm() > 0
     assert (got - expected).norm() <= relative * expected.norm()
@@ -63,7 +63,7 @@ def test_log_probs_and_entropies_are_the_cpus(lm, cpu_lm, device, share_prompts,
 
 @pytest.fixture(scope="module")
 def value_models(tiny_task: Path, device: torch.device) -> tuple[nn.Module, nn.Module]:
-    """The value model with a random head, on the device and on the CPU."""
+    """Returns the value model with a random head, on the device and on the CPU."""
     spec = ModelSpec(CriticModelConfig(enable_gradient_checkpointing=False), str(tiny_task / "model"), CPU)
     module = spec.value_model()
     torch.manual_seed(0)
@@ -83,13 +83,13 @@ def test_values_and_their_update_are_the_cpus(value_models, device) -> None:
     assert metrics == pytest.approx(expected_metrics, rel=1e-4, abs=1e-6)
 
 
-def test_trees_lie_on_the_device_with_a_mask_where_prompts_are_shared(device) -> None:
+def test_inputs_lie_on_the_device_with_a_mask_where_prompts_are_shared(device) -> None:
     for share in (True, False):
         settings = ForwardSettings(device=device, share_prompts=share)
-        for _, _, trees in iter_micro_batches(make_update(), settings, CONFIG.micro_batching):
-            assert trees.input_ids.device == trees.logit_positions.device == trees.labels.device == device
-            assert trees.attention_mask is None or trees.attention_mask.device == device
-            assert share or trees.attention_mask is None
+        for _, _, inputs in iter_micro_batches(make_update(), settings, CONFIG.micro_batching):
+            assert inputs.input_ids.device == inputs.logit_positions.device == inputs.labels.device == device
+            assert inputs.attention_mask is None or inputs.attention_mask.device == device
+            assert share or inputs.attention_mask is None
 
 
 @pytest.mark.parametrize("strip_padding", [True, False])
@@ -114,7 +114,8 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_task, device) -> None:
 
 def test_a_head_in_chunks_gives_the_same_update(lm, device, monkeypatch) -> None:
     expected, _ = weights_after(lm, make_update(), CONFIG, device=device)
-    monkeypatch.setattr(forward, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)  # three positions of a 64-word vocabulary
+    # Three positions of a 64-word vocabulary.
+    monkeypatch.setattr(forward, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)
     got, _ = weights_after(lm, make_update(), CONFIG, device=device)
     assert_near(got, expected, 1e-5)
 
@@ -173,7 +174,7 @@ def test_logits_of_a_batch_never_exist_as_a_whole(tiny_task, cuda_memory) -> Non
         policy = PolicyModel(LlamaForCausalLM(config))
     ids = torch.randint(vocab, (1, tokens + 1), device=device)
     steps = torch.arange(tokens, device=device)
-    trees = forward.ForwardBatch(
+    inputs = forward.ForwardBatch(
         input_ids=ids,
         position_ids=torch.arange(tokens + 1, device=device)[None],
         attention_mask=None,
@@ -184,7 +185,7 @@ def test_logits_of_a_batch_never_exist_as_a_whole(tiny_task, cuda_memory) -> Non
     )
     before = torch.cuda.memory_allocated(device)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        policy(trees, 1.0, "value").log_probs.sum().backward()
+        policy(inputs, 1.0, "value").log_probs.sum().backward()
     gradients = 4 * sum(p.numel() for p in policy.parameters())
     peak = torch.cuda.max_memory_allocated(device) - before - gradients
     assert peak < 5 * forward.LOGITS_CHUNK_BYTES, "a chunk's logits, their gradient and float32 blocks of it"

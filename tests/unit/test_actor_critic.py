@@ -46,7 +46,7 @@ def lm(tiny_task: Path) -> nn.Module:
 
 
 def make_update(seed: int = 0, **padding: int) -> DataProto:
-    """`make_batch` with everything an update reads; random numbers that do not depend on the padding."""
+    """Makes `make_batch` with everything an update reads; random numbers that do not depend on the padding."""
     data = make_batch(seed, **padding)
     mask = data.batch["response_mask"]
     generator = torch.Generator().manual_seed(seed + 1)

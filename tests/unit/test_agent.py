@@ -1,4 +1,4 @@
-"""Agents: conversations from environments, rewards of whole episodes, and specs that build either anywhere."""
+"""Tests agents: conversations from environments, rewards of whole episodes, and specs that build either anywhere."""
 
 import multiprocessing
 import pickle
@@ -17,7 +17,7 @@ GUESS = "custom.envs.guess_number:GuessNumber"
 
 
 class Room(BaseEnvironment):
-    """A prefix, a state, and observations that hold the state every other turn."""
+    """Has a prefix, a state, and observations that hold the state every other turn."""
 
     closed = 0
 
@@ -69,7 +69,7 @@ def test_a_conversation_has_the_prefix_and_the_state_where_the_observation_lacks
 
 
 class TextGameEnv(BaseEnvironment):
-    """As small as they come: its steps return the state itself, and its reset leaves `_done` as it was."""
+    """Does the least: its steps return the state itself, and its reset leaves `_done` as it was."""
 
     def reset(self) -> str:
         self.score = 0

@@ -1,4 +1,4 @@
-"""Rows packed into one line against rows in a rectangle and rows alone: the same numbers, less to compute."""
+"""Packed rows against padded rows and rows alone: the same numbers, less to compute."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from tests.unit.test_forward import gradient, make_batch, packed, plain_log_prob
 from tests.unit.test_models import MODELS, SIZES, build
 from training.config import ActorConfig, CriticModelConfig, MicroBatching, ModelConfig
 from workers.dp_actor import DataParallelPPOActor
-from workers.fsdp_workers import forward_settings
 from workers.model.attention import NAME, Sequences, loop_attention, own_attention, use_own_attention
 from workers.model.builder import ModelSpec
-from workers.model.forward import ValueModel
+from workers.model.forward import ValueModel, forward_settings
 from workers.model.packing import ForwardSettings, iter_micro_batches, scatter_tokens
 
 CPU = torch.device("cpu")
-LINE = ForwardSettings(share_prompts=False, pack_rows=True)
-RECTANGLE = ForwardSettings(share_prompts=False)
+PACKED = ForwardSettings(share_prompts=False, pack_rows=True)
+PADDED = ForwardSettings(share_prompts=False)
 KINDS: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
 
 
 def grouped_heads(kind: str, checkpointing: bool) -> nn.Module:
-    """Four query heads on two key heads."""
+    """Builds a model with four query heads on two key heads."""
     lm = build(KINDS[kind](**SIZES), None)
     if checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -42,60 +41,62 @@ def relative(got: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_line_a_rectangle_and_rows_alone_are_the_same(kind: str, checkpointing: bool) -> None:
+def test_packed_rows_padded_rows_and_rows_alone_are_the_same(kind: str, checkpointing: bool) -> None:
     lm, data = grouped_heads(kind, checkpointing), make_batch()
     alone = [x.detach() for x in plain_log_probs(lm, data, 0.7)]
-    expected = gradient(lm, data, RECTANGLE, MicroBatching(micro_batch_size=1))
-    for settings in (LINE, RECTANGLE):
+    expected = gradient(lm, data, PADDED, MicroBatching(micro_batch_size=1))
+    for settings in (PACKED, PADDED):
         for limits in (MicroBatching(max_token_len=1000), MicroBatching(max_token_len=24)):
             got = packed(lm, data, settings, limits, 0.7)
             assert all(relative(a.detach(), b) < 1e-5 for a, b in zip(got, alone, strict=True))
             assert relative(gradient(lm, data, settings, limits), expected) < 1e-5
 
 
-def test_values_of_a_line_are_those_of_a_rectangle(tiny_task: Path) -> None:
+def test_values_of_packed_rows_are_those_of_padded_rows(tiny_task: Path) -> None:
     transformer = ModelSpec(CriticModelConfig(), str(tiny_task / "model"), CPU).value_model()
     nn.init.normal_(transformer.score.weight)
     assert use_own_attention(transformer)
     data, values = make_batch(), {}
-    for name, settings in {"line": LINE, "rectangle": RECTANGLE}.items():
+    for name, settings in {"packed": PACKED, "padded": PADDED}.items():
         transformer.zero_grad()
         values[name] = torch.zeros(data.batch["responses"].shape)
-        for rows, micro, trees in iter_micro_batches(data, settings, MicroBatching(max_token_len=40)):
-            values[name][rows] = scatter_tokens(ValueModel(transformer)(trees), trees, micro.batch["responses"].shape)
+        for rows, micro, inputs in iter_micro_batches(data, settings, MicroBatching(max_token_len=40)):
+            values[name][rows] = scatter_tokens(ValueModel(transformer)(inputs), inputs, micro.batch["responses"].shape)
         values[name].square().sum().backward()
         values[name + " gradient"] = torch.cat([p.grad.flatten() for p in transformer.parameters()])
-    assert relative(values["line"].detach(), values["rectangle"].detach()) < 1e-5
-    assert relative(values["line gradient"], values["rectangle gradient"]) < 1e-5
+    assert relative(values["packed"].detach(), values["padded"].detach()) < 1e-5
+    assert relative(values["packed gradient"], values["padded gradient"]) < 1e-5
 
 
-def test_a_line_has_no_padding_and_no_mask() -> None:
+def test_packed_rows_have_no_padding_and_no_mask() -> None:
     data = make_batch()
-    (_, _, line), *others = iter_micro_batches(data, LINE, MicroBatching(micro_batch_size=7))
+    (_, _, inputs), *others = iter_micro_batches(data, PACKED, MicroBatching(micro_batch_size=7))
     tokens = data.batch["attention_mask"].sum(dim=1)
-    assert not others and line.attention_mask is None and line.sequences is not None
-    assert line.input_ids.shape == (1, tokens.sum())
-    assert sorted(line.sequences.lengths) == sorted(tokens.tolist())
-    assert (line.position_ids == 0).sum() == len(data)
+    assert not others and inputs.attention_mask is None and inputs.sequences is not None
+    assert inputs.input_ids.shape == (1, tokens.sum())
+    assert sorted(inputs.sequences.lengths) == sorted(tokens.tolist())
+    assert (inputs.position_ids == 0).sum() == len(data)
 
 
-def test_the_budget_counts_the_tokens_of_a_line_and_the_rectangle_of_trees() -> None:
-    data = make_batch()  # rows of 11, 9, 8, 7, 6, 5 and 4 tokens
+def test_the_budget_counts_the_tokens_of_packed_rows_and_the_padding_of_groups() -> None:
+    # Rows of 11, 9, 8, 7, 6, 5 and 4 tokens.
+    data = make_batch()
     budget = MicroBatching(max_token_len=28)
 
     def sizes(settings: ForwardSettings) -> list[int]:
-        return [trees.input_ids.numel() for _, _, trees in iter_micro_batches(data, settings, budget)]
+        return [inputs.input_ids.numel() for _, _, inputs in iter_micro_batches(data, settings, budget)]
 
-    assert sizes(LINE) == [11 + 9 + 8, 7 + 6 + 5 + 4]
-    assert len(sizes(RECTANGLE)) == 3 and max(sizes(RECTANGLE)) <= 28
-    assert sizes(ForwardSettings(pack_rows=True))[0] > 11  # a tree of the group of four
+    assert sizes(PACKED) == [11 + 9 + 8, 7 + 6 + 5 + 4]
+    assert len(sizes(PADDED)) == 3 and max(sizes(PADDED)) <= 28
+    # The shared-prefix group of four.
+    assert sizes(ForwardSettings(pack_rows=True))[0] > 11
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])
-def test_an_update_of_lines_does_not_depend_on_the_micro_batches(tiny_task: Path, share_prompts: bool) -> None:
+def test_an_update_of_packed_rows_does_not_depend_on_the_micro_batches(tiny_task: Path, share_prompts: bool) -> None:
     changes, metrics = [], []
     for limits in ({"ppo_max_token_len_per_gpu": n} for n in (1000, 24)):
-        for settings in (LINE, ForwardSettings(share_prompts=share_prompts, pack_rows=True), RECTANGLE):
+        for settings in (PACKED, ForwardSettings(share_prompts=share_prompts, pack_rows=True), PADDED):
             lm = AutoModelForCausalLM.from_pretrained(tiny_task / "model")
             assert use_own_attention(lm)
             before = [p.detach().clone() for p in lm.parameters()]
@@ -108,11 +109,11 @@ def test_an_update_of_lines_does_not_depend_on_the_micro_batches(tiny_task: Path
     assert all(m == pytest.approx(metrics[0], rel=2e-5, abs=1e-7) for m in metrics[1:])
 
 
-def test_autocast_computes_a_line_in_its_type() -> None:
+def test_autocast_computes_packed_rows_in_its_type() -> None:
     lm, data = grouped_heads("qwen2", False), make_batch()
     seen = set()
     lm.base_model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].dtype))
-    expected, _ = packed(lm, data, LINE, MicroBatching(max_token_len=60))
+    expected, _ = packed(lm, data, PACKED, MicroBatching(max_token_len=60))
     settings = ForwardSettings(share_prompts=False, pack_rows=True, dtype=torch.bfloat16)
     with settings.autocast():
         got, _ = packed(lm, data, settings, MicroBatching(max_token_len=60))
@@ -146,7 +147,7 @@ def test_workers_pack_rows_where_the_model_attends_fully_and_the_engines_model_i
     assert module.config._attn_implementation == "sdpa"
 
 
-def test_attention_of_a_line_is_written_out_softmax_within_each_sequence() -> None:
+def test_attention_of_packed_rows_is_written_out_softmax_within_each_sequence() -> None:
     torch.manual_seed(0)
     lengths, scale = (3, 1, 5), 0.3
     query, key, value = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)

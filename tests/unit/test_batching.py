@@ -1,4 +1,4 @@
-"""Partitions, dynamic batches and the plan of an update: every row exactly once, budgets kept, little padding."""
+"""Tests partitions, dynamic batches and the plan of an update: each row once, budgets kept, little padding."""
 
 from itertools import chain, combinations, pairwise
 
@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.protocol import DataProto
-from training.batch import batching, verl_names
+from training.batch import (
+    batching,
+    ceildiv,
+    get_reverse_idx,
+    get_seqlen_balanced_partitions,
+    log_seqlen_unbalance,
+    prepare_dynamic_batch,
+    rearrange_micro_batches,
+    restore_dynamic_batch,
+    roundup_divisible,
+)
 from training.config import UpdatePlan
 
 lengths_lists = st.lists(st.integers(0, 60), min_size=1, max_size=24)
@@ -24,7 +34,7 @@ def spread(partitions, lengths):
 @settings(max_examples=60, deadline=None)
 def test_partitions_hold_every_row_once_and_are_not_empty(lengths, data):
     k = data.draw(st.integers(1, len(lengths)))
-    partitions = batching.get_seqlen_balanced_partitions(lengths, k, equal_size=False)
+    partitions = get_seqlen_balanced_partitions(lengths, k, equal_size=False)
     assert len(partitions) == k and all(partitions)
     assert sorted(chain.from_iterable(partitions)) == list(range(len(lengths)))
     # Any differencing keeps the spread within the longest row.
@@ -35,7 +45,7 @@ def test_partitions_hold_every_row_once_and_are_not_empty(lengths, data):
 @settings(max_examples=40, deadline=None)
 def test_equal_size_partitions_have_the_same_number_of_rows(k, size, random):
     lengths = [random.randint(1, 50) for _ in range(k * size)]
-    partitions = batching.get_seqlen_balanced_partitions(lengths, k, equal_size=True)
+    partitions = get_seqlen_balanced_partitions(lengths, k, equal_size=True)
     assert [len(part) for part in partitions] == [size] * k
     assert sorted(chain.from_iterable(partitions)) == list(range(k * size))
     assert spread(partitions, lengths) <= max(lengths)
@@ -43,7 +53,7 @@ def test_equal_size_partitions_have_the_same_number_of_rows(k, size, random):
 
 def test_two_way_differencing_of_the_textbook_example():
     # 8, 7, 6, 5, 4: 8 - 7 = 1, 6 - 5 = 1, 4 - 1 = 3, 3 - 1 = 2, a difference of 2; greedy filling ends with 4.
-    partitions = batching.get_seqlen_balanced_partitions([8, 7, 6, 5, 4], 2, equal_size=False)
+    partitions = get_seqlen_balanced_partitions([8, 7, 6, 5, 4], 2, equal_size=False)
     assert spread(partitions, [8, 7, 6, 5, 4]) == 2
 
 
@@ -52,18 +62,18 @@ def test_partitions_are_close_to_the_best_by_brute_force():
     best = min(
         spread([half, set(range(8)) - set(half)], lengths) for n in range(1, 8) for half in combinations(range(8), n)
     )
-    assert spread(batching.get_seqlen_balanced_partitions(lengths, 2, equal_size=False), lengths) <= best + 4
+    assert spread(get_seqlen_balanced_partitions(lengths, 2, equal_size=False), lengths) <= best + 4
 
 
 def test_impossible_partitions_are_refused():
     with pytest.raises(ValueError, match="cannot cut 2 rows into 3"):
-        batching.get_seqlen_balanced_partitions([1, 2], 3, equal_size=False)
+        get_seqlen_balanced_partitions([1, 2], 3, equal_size=False)
     with pytest.raises(ValueError, match="3 rows do not divide into 2 partitions"):
-        batching.get_seqlen_balanced_partitions([1, 2, 3], 2, equal_size=True)
+        get_seqlen_balanced_partitions([1, 2, 3], 2, equal_size=True)
 
 
 def test_unbalance_is_reported_before_and_after():
-    assert verl_names.log_seqlen_unbalance([10, 8, 2, 1], [[0, 3], [1, 2]], "seqlen") == {
+    assert log_seqlen_unbalance([10, 8, 2, 1], [[0, 3], [1, 2]], "seqlen") == {
         "seqlen/min": 3,
         "seqlen/max": 18,
         "seqlen/minmax_diff": 15,
@@ -81,25 +91,25 @@ def dynamic_data(lengths):
 @pytest.mark.parametrize("budget", [10, 13, 100])
 def test_dynamic_batches_keep_the_budget_and_are_restored_in_order(budget):
     lengths = [3, 10, 4, 9, 1, 1, 7]
-    micro_batches, rows = verl_names.prepare_dynamic_batch(dynamic_data(lengths), budget)
+    micro_batches, rows = prepare_dynamic_batch(dynamic_data(lengths), budget)
     assert all(micro_batch.batch["attention_mask"].sum() <= budget for micro_batch in micro_batches)
-    assert len(micro_batches) >= batching.ceildiv(sum(lengths), budget)
+    assert len(micro_batches) >= ceildiv(sum(lengths), budget)
     results = torch.cat([micro_batch.batch["row"] * 10 for micro_batch in micro_batches])
-    assert verl_names.restore_dynamic_batch(results, rows).tolist() == [0, 10, 20, 30, 40, 50, 60]
+    assert restore_dynamic_batch(results, rows).tolist() == [0, 10, 20, 30, 40, 50, 60]
 
 
 def test_dynamic_batches_refuse_a_row_above_the_budget_and_obey_the_minimum():
     batch = dynamic_data([3, 10]).batch
     with pytest.raises(ValueError, match="a row has 10 tokens, above max_token_len=9"):
-        verl_names.rearrange_micro_batches(batch, 9)
-    assert len(verl_names.rearrange_micro_batches(batch, 100)[0]) == 1
-    assert len(verl_names.rearrange_micro_batches(batch, 100, min_num_micro_batch=2)[0]) == 2
+        rearrange_micro_batches(batch, 9)
+    assert len(rearrange_micro_batches(batch, 100)[0]) == 1
+    assert len(rearrange_micro_batches(batch, 100, min_num_micro_batch=2)[0]) == 2
 
 
 def test_reverse_index_undoes_a_permutation_and_rounding_rounds_up():
-    assert verl_names.get_reverse_idx([2, 0, 1]) == [1, 2, 0]
-    assert [batching.ceildiv(a, 4) for a in (0, 1, 4, 5)] == [0, 1, 1, 2]
-    assert [batching.roundup_divisible(a, 4) for a in (0, 1, 4, 5)] == [0, 4, 4, 8]
+    assert get_reverse_idx([2, 0, 1]) == [1, 2, 0]
+    assert [ceildiv(a, 4) for a in (0, 1, 4, 5)] == [0, 1, 1, 2]
+    assert [roundup_divisible(a, 4) for a in (0, 1, 4, 5)] == [0, 4, 4, 8]
 
 
 # The plan
@@ -110,17 +120,17 @@ def plan(keys, prompts, responses, **limits):
     return batching.plan_micro_batches(keys, prompts, responses, **defaults | limits)
 
 
-def tree_tokens(tree, prompts, responses):
-    return prompts[tree[0]] + sum(responses[row] for row in tree)
+def group_tokens(group, prompts, responses):
+    return prompts[group[0]] + sum(responses[row] for row in group)
 
 
 def padded_tokens(micro_batch, prompts, responses):
-    return len(micro_batch) * max(tree_tokens(tree, prompts, responses) for tree in micro_batch)
+    return len(micro_batch) * max(group_tokens(group, prompts, responses) for group in micro_batch)
 
 
 def tokens_that_count(micro_batch, prompts, responses, pack):
-    if pack and all(len(tree) == 1 for tree in micro_batch):
-        return sum(tree_tokens(tree, prompts, responses) for tree in micro_batch)
+    if pack and all(len(group) == 1 for group in micro_batch):
+        return sum(group_tokens(group, prompts, responses) for group in micro_batch)
     return padded_tokens(micro_batch, prompts, responses)
 
 
@@ -135,15 +145,15 @@ def batches(draw):
 
 @given(batches(), st.integers(5, 80), st.integers(5, 60), st.booleans(), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_token_plan_holds_every_row_once_within_the_budget(batch, budget, max_tree, share, pack):
+def test_token_plan_holds_every_row_once_within_the_budget(batch, budget, max_group, share, pack):
     keys, prompts, responses = batch
-    limits = {"max_token_len": budget, "share_prompts": share, "max_group_tokens": max_tree, "pack_rows": pack}
+    limits = {"max_token_len": budget, "share_prompts": share, "max_group_tokens": max_group, "pack_rows": pack}
     micro_batches = plan(*batch, **limits)
-    trees = list(chain.from_iterable(micro_batches))
-    assert sorted(chain.from_iterable(trees)) == list(range(len(keys)))
-    for tree in trees:
-        assert len({keys[row] for row in tree}) == 1 and (share or len(tree) == 1)
-        assert len(tree) == 1 or tree_tokens(tree, prompts, responses) <= min(max_tree, budget)
+    groups = list(chain.from_iterable(micro_batches))
+    assert sorted(chain.from_iterable(groups)) == list(range(len(keys)))
+    for group in groups:
+        assert len({keys[row] for row in group}) == 1 and (share or len(group) == 1)
+        assert len(group) == 1 or group_tokens(group, prompts, responses) <= min(max_group, budget)
     for micro_batch in micro_batches:
         alone = len(micro_batch) == 1 and len(micro_batch[0]) == 1
         assert alone or tokens_that_count(micro_batch, prompts, responses, pack) <= budget
@@ -160,13 +170,13 @@ def test_row_plan_holds_every_row_once_within_the_size(batch, size, share):
     assert sorted(chain.from_iterable(rows)) == list(range(len(batch[0])))
     assert all(1 <= len(part) <= size for part in rows)
     if not share:
-        assert len(micro_batches) == batching.ceildiv(len(batch[0]), size)
+        assert len(micro_batches) == ceildiv(len(batch[0]), size)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.integers(20, 50))
 @settings(max_examples=60, deadline=None)
 def test_plan_has_the_fewest_micro_batches_and_then_the_least_padding(responses, budget):
-    """Against every way of cutting the sorted rows."""
+    """Compares with every way of cutting the sorted rows."""
     rows, prompts = len(responses), [0] * len(responses)
     ordered = sorted(responses, reverse=True)
 
@@ -186,22 +196,21 @@ def test_the_documented_example():
 
 
 def test_rows_that_are_packed_count_without_padding():
-    rows = ("abcd", [2, 2, 2, 2], [8, 6, 4, 2])  # 10, 8, 6 and 4 tokens
+    # Rows of 10, 8, 6 and 4 tokens.
+    rows = ("abcd", [2, 2, 2, 2], [8, 6, 4, 2])
     assert plan(*rows, max_token_len=28, pack_rows=True) == [[[0], [1], [2], [3]]]
     assert len(plan(*rows, max_token_len=28)) == 2
-    assert plan("aabc", *rows[1:], max_token_len=28, pack_rows=True) == [
-        [[0, 1]],
-        [[2], [3]],
-    ]  # a tree of 16 beside two
+    # A group of 16 tokens beside two rows.
+    assert plan("aabc", *rows[1:], max_token_len=28, pack_rows=True) == [[[0, 1]], [[2], [3]]]
 
 
-def test_a_group_above_the_tree_limit_is_split_evenly():
-    # 4 + 6 x 5 = 34 tokens; of at most 20, so two trees of 4 + 15 = 19.
+def test_a_shared_prefix_group_above_the_limit_is_split_evenly():
+    # 4 + 6 x 5 = 34 tokens; of at most 20, so two groups of 4 + 15 = 19.
     (micro_batch,) = plan(["a"] * 6, [4] * 6, [5] * 6, max_token_len=40, max_group_tokens=20)
     assert sorted(map(len, micro_batch)) == [3, 3]
 
 
-def test_a_row_larger_than_both_limits_is_its_own_tree_and_micro_batch():
+def test_a_row_larger_than_both_limits_is_its_own_group_and_micro_batch():
     micro_batches = plan(["a", "a", "a"], [4] * 3, [50, 3, 2], max_token_len=20, max_group_tokens=12)
     assert micro_batches == [[[0]], [[1, 2]]]
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders: complete or invisible, found, pruned."""
+"""Tests checkpoint folders: complete or invisible, found, checked, pruned, and no way to run code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 
 
 def test_resume_takes_the_latest_that_holds_what_is_needed(tmp_path: Path) -> None:
-    write(tmp_path, 20)  # an abandoned run's
+    # Of an abandoned run.
+    write(tmp_path, 20)
     write(tmp_path, 9)
     write(tmp_path, 10, parts=("actor",))
     (tmp_path / "global_step_11.incomplete").mkdir()
@@ -125,7 +126,7 @@ def save(folder: Path, state: State, parts: tuple[str, ...]) -> None:
 
 
 class Part:
-    """A worker group of one small model."""
+    """Plays a worker group of one small model."""
 
     def __init__(self, seed: int) -> None:
         self.state = trained(seed)
@@ -174,7 +175,10 @@ def test_checkpoints_appear_in_the_background_one_at_a_time_and_prune_the_old(tm
 
 @contextmanager
 def files_no_longer_than(size: int) -> Iterator[None]:
-    """As on a full disk: this process can write no more to a file of that size, in bytes. Over before the test is, since pytest may write to one."""
+    """Lets this process write no more to a file of that size in bytes, as on a full disk.
+
+    It is over before the test is, since pytest may write to one.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -185,7 +189,7 @@ def files_no_longer_than(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("size", [0, 100, 2000, 4000])
 def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, caplog, size: int) -> None:
-    """The driver's state, the metadata or the weights do not fit; the older checkpoint stays, a later one is saved."""
+    """Lacks room for the driver's state, the metadata or the weights; the older one stays, a later one is saved."""
     saver = make_saver(tmp_path)
     saver.begin(1, {"global_steps": 1})
     saver.poll(wait=True)
@@ -249,31 +253,46 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_taken(tmp_path: Pat
     assert "global_step_2 is damaged (critic/weights is missing)" in caplog.text
     with pytest.raises(ValueError, match="global_step_3 is damaged: actor/weights"):
         checkpoint.find_checkpoint(tmp_path, "resume_path", str(tmp_path / "global_step_3"))
-    (tmp_path / "global_step_1/seal.json").write_text("{")
+    (tmp_path / "global_step_1" / checkpoint.MANIFEST).write_text("{")
     with pytest.raises(FileNotFoundError, match=r"every checkpoint in .* is damaged"):
         checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",))
 
 
 @pytest.mark.parametrize(
-    ("seal", "problem"),
+    ("manifest", "problem"),
     [
-        ("[]", "seal.json holds no table of files"),
-        ('"data.pt"', "seal.json holds no table of files"),
-        ("null", "seal.json holds no table of files"),
-        ("{}", "seal.json lists no data.pt, actor"),
-        ('{"data.pt": [0, 0]}', "seal.json lists no actor"),
-        ('{"actor/weights": [1, 0], "actor.json": [0, 0]}', "seal.json lists no data.pt"),
+        ("[]", "manifest.json holds no table of files"),
+        ('"data.pt"', "manifest.json holds no table of files"),
+        ("null", "manifest.json holds no table of files"),
+        ("{}", "manifest.json lists no data.pt, actor"),
+        ('{"data.pt": [0, 0]}', "manifest.json lists no actor"),
+        ('{"actor/weights": [1, 0], "actor.json": [0, 0]}', "manifest.json lists no data.pt"),
         ('{"actor/weights": 7, "data.pt": null}', "actor/weights has changed since it was written"),
     ],
 )
-def test_a_seal_that_vouches_for_nothing_is_damage(tmp_path: Path, caplog, seal: str, problem: str) -> None:
+def test_a_manifest_that_does_not_list_the_files_is_damage(tmp_path: Path, caplog, manifest: str, problem: str) -> None:
     for step in (1, 2):
         write(tmp_path, step)
-    (tmp_path / "global_step_2/seal.json").write_text(seal)
+    (tmp_path / "global_step_2" / checkpoint.MANIFEST).write_text(manifest)
     assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
     assert f"global_step_2 is damaged ({problem}) and left out" in caplog.text
     with pytest.raises(ValueError, match="global_step_2 is damaged"):
         checkpoint.find_checkpoint(tmp_path, "resume_path", str(tmp_path / "global_step_2"), ("actor",))
+
+
+def test_a_checkpoint_of_an_earlier_version_is_checked_all_the_same(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    folder = tmp_path / "global_step_1"
+    (folder / checkpoint.MANIFEST).rename(folder / checkpoint.OLD_MANIFEST)
+    assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == folder
+    (folder / "actor/weights").write_text("4")
+    assert checkpoint.damage(folder) == "actor/weights has changed since it was written"
+
+
+def test_a_checkpoint_without_a_manifest_is_damaged(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (tmp_path / "global_step_1" / checkpoint.MANIFEST).unlink()
+    assert str(checkpoint.damage(tmp_path / "global_step_1")).startswith("manifest.json: ")
 
 
 def test_a_checkpoint_whose_driver_state_is_gone_is_damaged_too(tmp_path: Path, caplog) -> None:
@@ -295,7 +314,7 @@ class Payload:
 
 
 def test_a_malicious_checkpoint_runs_no_code(tmp_path: Path) -> None:
-    """Neither in the metadata's pickle nor in an entry that claims to be no tensor."""
+    """Puts code into the metadata's pickle, and into an entry that claims to be no tensor."""
     state, trace = trained(0), tmp_path / "hacked"
     save(tmp_path, state, ("model",))
     whole = (tmp_path / "model/.metadata").read_bytes()

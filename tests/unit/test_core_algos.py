@@ -1,4 +1,4 @@
-"""Estimators, registries and KL, against hand-worked numbers and loops that read like the papers."""
+"""Tests estimators, registries and KL, against hand-worked numbers and loops that read like the papers."""
 
 import logging
 from types import SimpleNamespace
@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from training import core_algos as algos
-from training.core_algos import advantages, registry
+from training.core_algos import advantages
 
 
 @pytest.fixture(autouse=True)
 def registries_as_they_were():
-    """Names that a test registers are gone after it."""
-    tables = (registry.ADV_ESTIMATOR_REGISTRY, registry.POLICY_LOSS_REGISTRY, registry._DECLARED_NEEDS)
+    """Takes the names that a test registers out again after it."""
+    tables = (algos.ADV_ESTIMATOR_REGISTRY, algos.POLICY_LOSS_REGISTRY)
     contents = [dict(table) for table in tables]
     yield
     for table, content in zip(tables, contents, strict=True):
@@ -41,7 +41,7 @@ def outcome(scores, mask):
 
 
 def loop_gae(rewards, values, mask, gamma, lam):
-    """Over the sampled tokens only, as if the holes had been cut out."""
+    """Loops over the sampled tokens only, as if the masked ones had been cut out."""
     advantages, returns = torch.zeros(mask.shape), torch.zeros(mask.shape)
     for row in range(len(mask)):
         next_value = next_advantage = 0.0
@@ -66,7 +66,7 @@ def test_gae_of_two_tokens_matches_numbers_worked_by_hand():
     torch.testing.assert_close(returns, torch.tensor([[0.35, 1.0]]))
 
 
-def test_gae_carries_value_and_advantage_across_a_hole_worked_by_hand():
+def test_gae_carries_value_and_advantage_across_masked_tokens_worked_by_hand():
     # The same two tokens with an environment reply between them, whose value and reward must not be seen.
     advantages, returns = algos.gae_advantage_return_unwhitened(
         torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[0.2, 7.0, 0.4]]), torch.tensor([[1, 0, 1]]), gamma=0.5, lam=0.5
@@ -113,7 +113,7 @@ def test_gae_of_a_fully_masked_batch_is_zero():
         assert torch.equal(result, torch.zeros(3, 6))
 
 
-def test_reinforce_plus_plus_return_is_discounted_per_sampled_token_and_crosses_holes():
+def test_reinforce_plus_plus_return_is_discounted_per_sampled_token_and_crosses_masked_ones():
     returns = algos.discounted_returns(torch.tensor([[0.0, 0.0, 0.0, 8.0]]), torch.tensor([[1, 0, 1, 1]]), 0.5)
     torch.testing.assert_close(returns, torch.tensor([[2.0, 0.0, 4.0, 8.0]]))
 
@@ -326,7 +326,8 @@ def test_calling_by_name_hands_over_what_the_signature_takes():
 
 
 def test_kl_kinds_match_numbers_worked_by_hand():
-    log_prob, ref = torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -1.5])  # log-ratios 1 and -0.5
+    # Log-ratios of 1 and -0.5.
+    log_prob, ref = torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -1.5])
     expected = {
         "kl": [1.0, -0.5],
         "abs": [1.0, 0.5],
@@ -363,7 +364,8 @@ def test_rewards_lose_the_kl_times_its_coefficient():
 
 def test_adaptive_kl_coefficient_moves_towards_the_target_by_at_most_a_fifth_per_horizon():
     controller = algos.get_kl_controller(SimpleNamespace(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100))
-    controller.update(current_kl=0.11, n_steps=50)  # error 0.1 over half a horizon
+    # An error of 0.1 over half a horizon.
+    controller.update(current_kl=0.11, n_steps=50)
     assert controller.value == pytest.approx(1.05)
     controller.update(current_kl=100.0, n_steps=100)
     assert controller.value == pytest.approx(1.05 * 1.2)

@@ -1,4 +1,4 @@
-"""Prompts and rewards from an environment, in single-turn form: from Python, from a file that a config names, and trained."""
+"""Tests single-turn prompts and rewards from an environment: from Python, from a file that a config names, trained."""
 
 import json
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def tokenizer():
 
 
 class Between(BaseEnvironment):
-    """The quickstart's task as an environment with hooks: name a number between two others."""
+    """Plays the task of configs/tiny_prompts.yaml, name a number between two others, with hooks."""
 
     def __len__(self):
         return 9
@@ -55,7 +55,7 @@ class BetweenDataset(CustomEnvDataset):
 
 
 class Plain(BaseEnvironment):
-    """The same without hooks; the seed is the lower bound."""
+    """Plays the same without hooks; the seed is the lower bound."""
 
     def reset(self, seed=None):
         self.above = seed % 9
@@ -87,7 +87,8 @@ def test_a_plain_environment_gives_the_first_messages_of_its_agent():
     for number, row in enumerate(dataset):
         assert row["prompt"] == Agent(ToolArithmetic()).reset(100 + number)
         assert (row["state"], row["expected_action"], row["seed"]) == (row["prompt"][1]["content"], None, 100 + number)
-        assert "input_ids" not in row  # text only, without a tokenizer
+        # Without a tokenizer a row holds text only.
+        assert "input_ids" not in row
     assert dataset[2]["prompt"] == dataset[2]["prompt"] != dataset[3]["prompt"]
 
 
@@ -169,7 +170,7 @@ def test_a_file_that_describes_no_environment_says_so(tmp_path, text, message):
 
 
 def batch_of(tokenizer, answers, **columns):
-    """Responses `guess N <|im_end|>` with an environment's words behind them, which are nobody's action."""
+    """Makes responses `guess N <|im_end|>` with an environment's answer behind them, which is nobody's action."""
     rows = [tokenizer.encode(f"{answer} <|im_end|> correct") for answer in answers]
     responses = torch.zeros(len(rows), 6, dtype=torch.long)
     mask = torch.zeros_like(responses)
@@ -183,7 +184,8 @@ def test_compute_reward_scores_the_rows_state(tokenizer):
     states = [{"above": 3, "below": 5}, {"above": 1, "below": 3}]
     manager = CustomRewardManager(Between(), tokenizer)
     rewards = manager(batch_of(tokenizer, ["guess 4", "guess 4"], state=states))
-    assert rewards.tolist() == [[0, 0, 1, 0, 0, 0], [0] * 6]  # on <|im_end|>, the last sampled token
+    # The reward lies on <|im_end|>, the last sampled token.
+    assert rewards.tolist() == [[0, 0, 1, 0, 0, 0], [0] * 6]
 
 
 def test_without_it_the_environment_is_reset_to_the_rows_seed_and_steps(tokenizer, capsys):

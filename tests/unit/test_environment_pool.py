@@ -1,4 +1,4 @@
-"""The pool of environments: deadlines, crashes and garbage in threads and processes, with real sleeps and real deaths."""
+"""The pool of environments: deadlines, crashes, garbage in threads and processes, with real sleeps and real deaths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def threads() -> int:
 
 
 def processes() -> int:
-    """The fork server and its env workers, which share its command line; other tests' processes, such as Ray's, come and go."""
+    """The fork server and its env workers, which share its command line; other tests' processes, such as Ray's, come
+    and
+    go.
+    """
     count = 0
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):

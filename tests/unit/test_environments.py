@@ -1,4 +1,4 @@
-"""Environments: the boundary at which they are called, the examples, and the adapters on the real libraries."""
+"""Tests environments: the boundary at which they are called, the examples, the adapters on the real libraries."""
 
 import random
 import subprocess
@@ -232,7 +232,8 @@ def play(env, seed, actions):
         transcript.append((step.observation, step.reward, step.done))
         if step.done:
             break
-        random.random(), np.random.rand()  # what others draw meanwhile changes nothing
+        # What others draw meanwhile changes nothing.
+        random.random(), np.random.rand()
     return transcript
 
 
@@ -247,8 +248,9 @@ def test_equal_seeds_and_actions_give_equal_episodes_and_no_action_an_exception(
         assert first == play(other, seed, actions) == play(one, seed, actions)
 
     check()
+    # The seed makes a difference.
     episodes = {str([play(one, seed, [move] * 3) for move in ("1", "[red]", "[1 2 3 4]")]) for seed in range(20)}
-    assert len(episodes) > 1  # the seed makes a difference
+    assert len(episodes) > 1
     one.close(), other.close()
 
 
@@ -418,7 +420,7 @@ def test_an_environments_process_needs_neither_torch_nor_the_libraries_of_others
     ],
 )
 def test_the_last_action_that_a_text_names_counts(text, number):
-    assert make_environment("gymnasium:FrozenLake-v1")._read(text) == number
+    assert make_environment("gymnasium:FrozenLake-v1").read_action(text) == number
 
 
 def test_frozen_lake_reads_as_a_map_and_is_won_by_name():
@@ -502,7 +504,8 @@ def test_guess_the_number_is_won_by_halving_with_or_without_brackets():
             guess = (low + high) // 2
             step = step_environment(env, f"I say [{guess}]" if seed % 2 else str(guess))
             low, high = (guess + 1, high) if "higher" in step.observation else (low, guess - 1)
-            assert str(guess) not in step.observation  # the player's own words do not come back
+            # What the player wrote does not come back.
+            assert str(guess) not in step.observation
         assert step.reward == 1 and "Congratulations" in step.observation
 
 
@@ -530,6 +533,5 @@ def test_a_trajectory_has_one_more_state_than_actions_and_rollouts_average_over_
     assert (trajectory.states, trajectory.actions) == (["s0", "s1", "s2"], ["a0", "a1"])
     assert (trajectory.rewards, trajectory.dones, trajectory.infos) == ([0.25, 1.0], [False, True], [{}, {"x": 1}])
     rollout = RolloutData([trajectory, Trajectory()])
-    assert (len(rollout), rollout.mean_reward, rollout.mean_turns) == (2, 0.625, 1.0)
-    assert rollout[0] is trajectory and len(rollout[1:]) == 1 and rollout.endings == {"done": 1, "": 1}
-    assert RolloutData().mean_reward == 0 and list(rollout)[1].total_reward == 0
+    assert (len(rollout), rollout.mean_reward, rollout[0] is trajectory) == (2, 0.625, True)
+    assert RolloutData().mean_reward == 0 and rollout[1].total_reward == 0

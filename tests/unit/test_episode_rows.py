@@ -1,4 +1,4 @@
-"""Episodes of several rows in the estimators: an episode is one line, however its rows lie in the batch."""
+"""Tests episodes of several rows in the estimators, which see one joined row, however its parts lie in the batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def batch_of(rows: list[tuple[str, str, int, list[float]]], mask: list[list[int]
 def test_rows_of_an_episode_stand_one_behind_the_other_in_their_order() -> None:
     batch = batch_of(
         [
-            ("g", "e1", 1, [5.0, 6.0]),  # an episode's second row may come first
+            # An episode's second row may come first.
+            ("g", "e1", 1, [5.0, 6.0]),
             ("g", "e0", 0, [1.0, 2.0]),
             ("g", "e1", 0, [3.0, 4.0]),
             ("g", "e2", 0, [7.0, 8.0]),
@@ -60,13 +61,13 @@ def test_a_batch_of_one_row_each_is_left_as_it_is() -> None:
     assert episodes.split(tensor) is tensor
 
 
-def test_every_dummy_is_a_line_of_its_own() -> None:
+def test_every_dummy_is_an_episode_of_its_own() -> None:
     batch = batch_of([("g", "e0", 0, [1.0]), ("g", "e0", 1, [2.0]), ("g", "e1", 0, [3.0])]).pad_with_dummies(5)
     assert batch.non_tensor_batch["uid"].tolist()[3:] == [DUMMY_UID] * 2
     assert EpisodeRows(batch).rows == [[0, 1], [2], [3], [4]]
 
 
-def test_a_batch_without_episodes_has_a_line_a_row() -> None:
+def test_without_episode_ids_every_row_is_an_episode() -> None:
     assert EpisodeRows(DataProto.from_dict(tensors={"x": torch.zeros(3, 1)})).rows == [[0], [1], [2]]
 
 
@@ -75,7 +76,7 @@ def advantages(batch: DataProto, estimator: str, **kwargs: float) -> DataProto:
 
 
 def test_a_group_counts_an_episode_of_two_rows_once() -> None:
-    """Scores 3 (1 + 2, in two rows), 1 and 2: the mean is 2. Counted by rows it would be (1 + 2 + 1 + 2) / 4."""
+    """Compares scores 3 (1 + 2, in two rows), 1 and 2 with their mean 2, which by rows would be (1 + 2 + 1 + 2) / 4."""
     batch = batch_of([("g", "a", 0, [1.0]), ("g", "b", 0, [1.0]), ("g", "a", 1, [2.0]), ("g", "c", 0, [2.0])])
     advantages(batch, "grpo", norm_adv_by_std_in_grpo=False)
     assert batch.batch["advantages"].tolist() == [[1], [-1], [1], [0]]
@@ -83,7 +84,8 @@ def test_a_group_counts_an_episode_of_two_rows_once() -> None:
     torch.testing.assert_close(
         batch.batch["advantages"], torch.tensor([[1.0], [-1.0], [1.0], [0.0]]), atol=1e-5, rtol=0
     )
-    advantages(batch, "rloo")  # 3 - (1 + 2)/2, 1 - (3 + 2)/2, 2 - (3 + 1)/2
+    # 3 - (1 + 2)/2, 1 - (3 + 2)/2, 2 - (3 + 1)/2.
+    advantages(batch, "rloo")
     torch.testing.assert_close(batch.batch["advantages"], torch.tensor([[1.5], [-1.5], [1.5], [0.0]]))
 
 
@@ -96,7 +98,7 @@ def test_a_reward_in_the_last_row_reaches_back_into_the_first() -> None:
 
 @st.composite
 def episodes(draw: st.DrawFn) -> list[list[list[tuple[int, float, float]]]]:
-    """Two to five episodes of one to three rows of WIDTH (mask, reward, value)."""
+    """Draws two to five episodes of one to three rows of WIDTH (mask, reward, value)."""
     number = st.floats(-2, 2, width=32)
     token = st.tuples(st.integers(0, 1), number, number)
     row = st.lists(token, min_size=WIDTH, max_size=WIDTH)
@@ -152,8 +154,8 @@ def test_split_episodes_have_the_advantages_of_the_same_episodes_in_one_row(esti
         assert not split.batch[name][len(shuffled) :].any(), "nothing is learnt from dummies"
 
 
-def test_gae_over_a_line_is_gae_over_its_sampled_tokens() -> None:
-    """The padding between two rows takes no time: by hand on [r=0 v=.5] [pad] | [r=1 v=.25] with gamma .5, lam 1."""
+def test_gae_over_joined_rows_is_gae_over_their_sampled_tokens() -> None:
+    """Works by hand [r=0 v=.5] [pad] | [r=1 v=.25] with gamma .5, lam 1: the padding between rows takes no time."""
     batch = batch_of([("g", "a", 0, [0.0, 0.0]), ("g", "a", 1, [1.0, 0.0])], mask=[[1, 0], [1, 0]])
     batch.batch["values"] = torch.tensor([[0.5, 0.0], [0.25, 0.0]])
     episodes = EpisodeRows(batch)

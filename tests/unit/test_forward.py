@@ -1,4 +1,4 @@
-"""The packed forward pass against the plain one: same log-probs, entropies, values and gradients for every way of packing."""
+"""The forward pass against the plain one: the same log-probs, entropies, values and gradients for every layout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lm(tiny_task: Path) -> nn.Module:
 
 
 def make_batch(seed: int = 0, pad_prompt: int = 0, pad_response: int = 0) -> DataProto:
-    """Three groups of four, two and one rows; responses of any length, one empty, one with a hole that was not sampled."""
+    """Makes groups of four, two and one rows; responses of any length, one empty, one with masked tokens inside."""
     generator = torch.Generator().manual_seed(seed)
     groups, prompt_lengths = [0, 0, 0, 0, 1, 1, 2], [4, 6, 2]
     response_lengths = [5, 1, 0, 3, 2, 5, 4]
@@ -40,14 +40,15 @@ def make_batch(seed: int = 0, pad_prompt: int = 0, pad_response: int = 0) -> Dat
         responses[row, :n] = torch.randint(4, 60, (n,), generator=generator)
         attention[row, prompts.shape[1] - len(p) : prompts.shape[1] + n] = 1
         mask[row, :n] = 1
-    mask[5, 2:4] = 0  # the environment's reply inside row 5
+    # The environment's reply inside row 5.
+    mask[5, 2:4] = 0
     return DataProto.from_dict(
         tensors={"prompts": prompts, "responses": responses, "response_mask": mask, "attention_mask": attention}
     )
 
 
 def plain_log_probs(lm: nn.Module, data: DataProto, temperature: float) -> tuple[Tensor, Tensor]:
-    """Row by row, without padding: the definition."""
+    """Computes log-probs and entropies by their definition, row by row, without padding."""
     width = data.batch["prompts"].shape[1]
     log_probs = torch.zeros(data.batch["responses"].shape)
     entropies = torch.zeros_like(log_probs)
@@ -66,11 +67,11 @@ def plain_log_probs(lm: nn.Module, data: DataProto, temperature: float) -> tuple
 
 def packed(lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: MicroBatching, t: float = 1.0):
     log_probs, entropies = torch.zeros(data.batch["responses"].shape), torch.zeros(data.batch["responses"].shape)
-    for rows, micro, trees in iter_micro_batches(data, settings, limits):
-        stats = PolicyModel(lm)(trees, t, "grad")
+    for rows, micro, inputs in iter_micro_batches(data, settings, limits):
+        stats = PolicyModel(lm)(inputs, t, "grad")
         shape = micro.batch["responses"].shape
-        log_probs[rows] = scatter_tokens(stats.log_probs, trees, shape)
-        entropies[rows] = scatter_tokens(stats.entropy, trees, shape)
+        log_probs[rows] = scatter_tokens(stats.log_probs, inputs, shape)
+        entropies[rows] = scatter_tokens(stats.entropy, inputs, shape)
     return log_probs, entropies
 
 
@@ -97,11 +98,11 @@ def test_every_packing_gives_the_log_probs_of_single_unpadded_rows(lm, settings,
 def gradient(lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: MicroBatching) -> Tensor:
     lm.zero_grad()
     weights = torch.arange(data.batch["responses"].numel()).view(data.batch["responses"].shape) / 10
-    for rows, micro, trees in iter_micro_batches(data, settings, limits):
-        stats = PolicyModel(lm)(trees, 1.0, "grad")
+    for rows, micro, inputs in iter_micro_batches(data, settings, limits):
+        stats = PolicyModel(lm)(inputs, 1.0, "grad")
         shape = micro.batch["responses"].shape
-        loss = (scatter_tokens(stats.log_probs, trees, shape) * weights[rows]).sum()
-        (loss + scatter_tokens(stats.entropy, trees, shape).sum()).backward()
+        loss = (scatter_tokens(stats.log_probs, inputs, shape) * weights[rows]).sum()
+        (loss + scatter_tokens(stats.entropy, inputs, shape).sum()).backward()
     return torch.cat([p.grad.flatten() for p in lm.parameters()])
 
 
@@ -124,7 +125,8 @@ def test_chunked_head_gives_the_same_log_probs_and_gradient(lm, monkeypatch) -> 
     data = make_batch()
     expected_lp, _ = packed(lm, data, *WAYS[0])
     expected = gradient(lm, data, *WAYS[0])
-    monkeypatch.setattr(forward, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)  # three positions of a 64-word vocabulary
+    # Three positions of a 64-word vocabulary.
+    monkeypatch.setattr(forward, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)
     got_lp, _ = packed(lm, data, *WAYS[0])
     torch.testing.assert_close(got_lp, expected_lp, rtol=1e-5, atol=1e-6)
     assert (gradient(lm, data, *WAYS[0]) - expected).norm() <= 1e-5 * expected.norm()
@@ -136,7 +138,7 @@ def test_a_shared_prompt_is_computed_once() -> None:
     for share in (True, False):
         settings = ForwardSettings(share_prompts=share)
         batches = iter_micro_batches(data, settings, MicroBatching(max_token_len=1000))
-        tokens[share] = sum(int((trees.input_ids != 0).sum()) for _, _, trees in batches)
+        tokens[share] = sum(int((inputs.input_ids != 0).sum()) for _, _, inputs in batches)
     responses = int(data.batch["attention_mask"][:, PROMPT:].sum())
     assert tokens[True] == 4 + 6 + 2 + responses
     assert tokens[False] == 4 * 4 + 2 * 6 + 2 + responses
@@ -154,9 +156,9 @@ def test_values_are_those_of_the_state_before_each_sampled_token(tiny_task: Path
     data = make_batch()
     for settings, limits in WAYS:
         values = torch.zeros(data.batch["responses"].shape)
-        for rows, micro, trees in iter_micro_batches(data, settings, limits):
+        for rows, micro, inputs in iter_micro_batches(data, settings, limits):
             values[rows] = scatter_tokens(
-                ValueModel(transformer)(trees), trees, micro.batch["responses"].shape
+                ValueModel(transformer)(inputs), inputs, micro.batch["responses"].shape
             ).detach()
         row, width = 5, data.batch["prompts"].shape[1]
         ids = torch.cat([data.batch["prompts"][row], data.batch["responses"][row]])[None]

@@ -1,4 +1,4 @@
-"""Dynamic sampling: which groups vary, what is drawn for them, and where it ends."""
+"""Tests dynamic sampling: which groups vary, what is drawn for them, and where it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.config import FilterGroupsConfig
 
 
 def scored(groups: dict[str, list[float]], masked: tuple[tuple[str, int], ...] = ()) -> DataProto:
-    """A batch of two tokens a row; a group's members have these scores; `masked` (uid, number) sampled nothing."""
+    """Makes a batch of two tokens a row, scored per group; of each (uid, number) in `masked` nothing was sampled."""
     members = [(uid, k, score) for uid, scores in groups.items() for k, score in enumerate(scores)]
     mask = [[int((uid, k) not in masked)] * 2 for uid, k, _ in members]
     return DataProto.from_dict(
@@ -44,7 +44,8 @@ def test_a_masked_member_does_not_make_its_group_vary() -> None:
 
 def test_an_episode_of_two_rows_is_worth_their_sum() -> None:
     batch = scored({"a": [1.0, 2.0, 3.0], "b": [1.0, 2.0, 4.0]})
-    for uid, first in (("a", 0), ("b", 3)):  # the first two rows are one episode, of 3
+    # The first two rows are one episode, of 3.
+    for uid, first in (("a", 0), ("b", 3)):
         batch.non_tensor_batch["episode_id"][first + 1] = f"{uid}.0"
     batch.non_tensor_batch["episode_row"] = np.array([0, 1, 0] * 2)
     assert varied_groups(batch, "seq_reward") == (["b"], 1)

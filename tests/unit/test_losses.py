@@ -1,4 +1,4 @@
-"""Policy, value and entropy losses: hand-worked numbers, and the same gradient however the batch is cut."""
+"""Tests policy, value and entropy losses: hand-worked numbers, and the same gradient however the batch is cut."""
 
 import math
 from types import SimpleNamespace
@@ -86,11 +86,14 @@ def test_unknown_aggregation_names_the_nearest():
     ("ratio", "advantage", "expected", "clipped", "clipped_lower"),
     [
         (1.1, 1.0, -1.1, 0, 0),
-        (1.5, 1.0, -1.2, 1, 0),  # gain capped at 1 + 0.2
+        # The gain is capped at 1 + 0.2.
+        (1.5, 1.0, -1.2, 1, 0),
         (0.5, 1.0, -0.5, 0, 0),
-        (0.5, -1.0, 0.8, 1, 0),  # loss kept at 1 - 0.2
+        # The loss is kept at 1 - 0.2.
+        (0.5, -1.0, 0.8, 1, 0),
         (1.5, -1.0, 1.5, 0, 0),
-        (5.0, -2.0, 6.0, 0, 1),  # dual clip: 3 |A|
+        # The dual clip is at 3 |A|.
+        (5.0, -2.0, 6.0, 0, 1),
         (5.0, 2.0, -2.4, 1, 0),
     ],
 )
@@ -260,3 +263,13 @@ def test_entropy_loss_of_uniform_logits_is_the_log_of_the_vocabulary():
     assert algos.compute_entropy_loss(logits, mask).item() == pytest.approx(math.log(8))
     assert algos.compute_entropy_loss(logits, mask, batch_num_tokens=6).item() == pytest.approx(math.log(8) / 2)
     assert algos.compute_entropy_loss(logits, mask, "token-sum").item() == pytest.approx(3 * math.log(8))
+
+
+def test_a_fraction_of_tokens_is_detached_and_sums_over_micro_batches_to_the_mini_batchs():
+    clipped = torch.tensor([[1.0, 0.0, 5.0], [1.0, 5.0, 5.0]], requires_grad=True)
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    whole = algos.token_fraction(clipped, mask, {})
+    assert whole.item() == pytest.approx(2 / 3) and not whole.requires_grad
+    counts = algos.GlobalBatchInfo(dp_size=2, batch_num_tokens=3)
+    parts = [algos.token_fraction(clipped[row : row + 1], mask[row : row + 1], counts).item() for row in (0, 1)]
+    assert parts == pytest.approx([1 / 3, 1 / 3])

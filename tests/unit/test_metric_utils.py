@@ -1,4 +1,4 @@
-"""Metrics: per episode and not per row, dummies left out, numbers worked by hand."""
+"""Tests metrics: per episode and not per row, dummies left out, numbers worked by hand."""
 
 import itertools
 
@@ -18,7 +18,8 @@ def test_reduction_follows_the_words_of_the_name():
         "actor/loss": 3,
         "actor/grad_norm_max": 6,
         "response_length/min": 1,
-        "timing_s/gen": 3,  # "timing" contains the letters of "min", not the word
+        # "timing" contains the letters of "min", not the word.
+        "timing_s/gen": 3,
         "perf/maximal": 3,
     }
 
@@ -42,7 +43,7 @@ def test_an_empty_list_cannot_be_reduced():
 
 
 def batch_of_three_episodes(dummy=True):
-    """Episode x has rows 0 and 2, y is row 1, z is row 3 and never got to speak; row 4 is a dummy. P = 2, R = 3."""
+    """Makes episodes x of rows 0 and 2, y of row 1, z of row 3, which sampled nothing, and a dummy; P = 2, R = 3."""
     response_mask = torch.tensor([[1, 0, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]])
     responded = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]])
     prompted = torch.tensor([[0, 1], [1, 1], [1, 1], [0, 1], [1, 1]])
@@ -122,7 +123,8 @@ def test_a_batch_of_dummies_alone_has_no_metrics():
 
 def test_timing_is_per_token_of_the_section():
     timing = {"gen": 0.6, "update_actor": 1.4, "step": 3.0, "reward": 0.1}
-    result = metrics.compute_timing_metrics(batch_of_three_episodes(), timing)  # 6 response tokens, 6 prompt tokens
+    # There are 6 response tokens and 6 prompt tokens.
+    result = metrics.compute_timing_metrics(batch_of_three_episodes(), timing)
     assert result == pytest.approx(
         {
             **{f"timing_s/{name}": seconds for name, seconds in timing.items()},
@@ -183,8 +185,10 @@ def test_majority_vote_takes_the_value_of_the_most_frequent_answer():
 def test_a_variable_counts_in_the_sources_whose_every_sample_has_a_number():
     infos = {
         "reward": [1.0, 0.0, 2.0, 4.0],
-        "length": [None, None, 3, 5],  # only code's rule gives it
-        "late": [None, 1.0, 2.0, 3.0],  # one of math's samples lacks it, and it is the first
+        # Only code's rule gives it.
+        "length": [None, None, 3, 5],
+        # One of math's samples lacks it, and it is the first.
+        "late": [None, 1.0, 2.0, 3.0],
         "note": ["a", 7, "b", 9],
         "huge": [10**400, 1, 1, 1],
         "none": [None] * 4,

@@ -1,4 +1,4 @@
-"""Kinds of models: windows, other attention, scaled and capped logits; each with the log-probs of its own forward pass."""
+"""Kinds of models: windows, other attention, scaled and capped logits; each has its own forward pass's log-probs."""
 
 from __future__ import annotations
 
@@ -65,18 +65,20 @@ MODELS: dict[str, tuple[PretrainedConfig, str | None, bool]] = {
 def build(config: PretrainedConfig, attention: str | None) -> nn.Module:
     torch.manual_seed(0)
     kwargs = {"attn_implementation": attention} if attention else {}
-    config = copy.deepcopy(config)  # a model may write its attention down in it
+    # A model may write its attention down in it.
+    config = copy.deepcopy(config)
     lm = AutoModelForCausalLM.from_config(config, **kwargs).eval()
     with torch.no_grad():
         for parameter in lm.parameters():
             if parameter.ndim > 1:
-                parameter.mul_(5)  # differences must show
+                # Differences must show.
+                parameter.mul_(5)
     return lm
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("strip_padding", [True, False])
-def test_packed_log_probs_are_the_models_own(name: str, strip_padding: bool) -> None:
+def test_log_probs_are_the_models_own_with_padding_and_without(name: str, strip_padding: bool) -> None:
     config, attention, may_share = MODELS[name]
     lm = build(config, attention)
     check_forward(lm)
@@ -89,7 +91,7 @@ def test_packed_log_probs_are_the_models_own(name: str, strip_padding: bool) -> 
 
 
 @pytest.mark.parametrize("name", [name for name, (_, _, may_share) in MODELS.items() if may_share])
-def test_rows_in_one_line_have_the_models_own_log_probs(name: str) -> None:
+def test_packed_rows_have_the_models_own_log_probs(name: str) -> None:
     lm = build(*MODELS[name][:2])
     expected, _ = plain_log_probs(lm, make_batch(), 1.0)
     assert use_own_attention(lm)

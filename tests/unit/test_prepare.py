@@ -1,4 +1,4 @@
-"""Data preparation: GSM8K's rows from its original files, and SmolLM2's tasks."""
+"""Tests data preparation: GSM8K's rows from its original files, and SmolLM2's tasks."""
 
 import importlib
 import json

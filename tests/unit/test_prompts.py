@@ -1,4 +1,4 @@
-"""Prompts, seeds and the loading of users' files."""
+"""Tests prompts, seeds and the loading of users' files."""
 
 import logging
 import subprocess
@@ -26,7 +26,7 @@ def make_tokenizer(**kwargs) -> PreTrainedTokenizerFast:
     return fast
 
 
-def test_a_chat_template_is_rendered_with_the_opening_of_the_answer():
+def test_a_chat_template_is_rendered_with_the_generation_prompt():
     tokenizer = make_tokenizer(
         chat_template="{% for m in messages %}{{ m.role + ' ' + m.content + ' ' }}{% endfor %}"
         "{{ 'assistant' if add_generation_prompt else '' }}{{ extra }}"
@@ -45,8 +45,7 @@ def test_a_plain_string_is_one_user_message():
 
 
 def test_without_a_template_chatml_is_used_and_said_once(caplog):
-    prompts._say_chatml_is_used.cache_clear()
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(name_or_path="a name of which nothing was said")
     with caplog.at_level(logging.WARNING):
         texts = [render_chat(tokenizer, "two") for _ in range(3)]
     assert texts[0] == "<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"

@@ -1,4 +1,4 @@
-"""DataProto: every verb by hand on a few rows, its invariances, and its errors."""
+"""Tests DataProto: every method by hand on a few rows, its invariances, and its errors."""
 
 import concurrent.futures
 import copy
@@ -23,7 +23,7 @@ from data.protocol import (
 
 
 def make(rows: int = 4) -> DataProto:
-    """Row i: x = [i, i + 0.5], name "r<i>", number 10 i, and a list of one length."""
+    """Makes rows of x = [i, i + 0.5], name "r<i>", number 10 i, and a list of one length."""
     return DataProto.from_dict(
         tensors={"x": torch.arange(rows)[:, None] + torch.tensor([0.0, 0.5])},
         non_tensors={
@@ -36,7 +36,7 @@ def make(rows: int = 4) -> DataProto:
 
 
 def names(data: DataProto) -> list[str]:
-    """The row order, after checking that tensors and arrays moved together."""
+    """Lists the row order, after checking that tensors and arrays moved together."""
     order = list(data.non_tensor_batch["name"])
     assert [f"r{int(x)}" for x in data.batch["x"][:, 0]] == order
     assert [f"r{int(n) // 10}" for n in data.non_tensor_batch["number"]] == order
@@ -488,6 +488,8 @@ def test_a_future_takes_its_own_way_to_resolve_and_can_be_pickled():
     store = {"ref": make(2)}
     assert len(DataProtoFuture.concat(["ref"], resolve=store.__getitem__).get()) == 2
     assert pickle.loads(pickle.dumps(DataProtoFuture.concat([]).chunk(2)[1])).parts == ((2, 1),)
+    with pytest.raises(ValueError, match="at least one future; given an empty list"):
+        DataProtoFuture.concat([]).get()
 
 
 # --- Size ---

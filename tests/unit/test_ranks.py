@@ -28,7 +28,7 @@ MODES = ("token-mean", "seq-mean-token-sum")
 
 
 def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu") -> None:
-    """Everything that is compared, on this rank's rows and device; rank 0 writes it down."""
+    """Computes all that is compared, on this rank's rows and device; rank 0 writes it down."""
     device = join_ranks(number, world, port, kind)
     settings = ForwardSettings(device=device)
     results: dict[str, Any] = {}
@@ -62,7 +62,7 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
 
 
 def tied_weights(folder: str, device: torch.device) -> dict[str, Tensor]:
-    """The weights of a model whose head is its embedding, after sharding; only the first rank has read them."""
+    """Returns the weights of a model whose head is its embedding, after sharding; only the first rank has read them."""
     spec = ModelSpec(ModelConfig(), str(Path(folder) / "tied"), device)
     model = PolicyModel(spec.causal_lm(trainable=True))
     assert all(p.is_meta == (rank() > 0) for p in model.parameters())
@@ -73,7 +73,7 @@ def tied_weights(folder: str, device: torch.device) -> dict[str, Tensor]:
 
 
 def join_ranks(number: int, world: int, port: int, kind: str) -> torch.device:
-    """What a launcher does for a process; returns its device."""
+    """Does what a launcher does for a process; returns its device."""
     os.environ |= {"RANK": str(number), "WORLD_SIZE": str(world), "LOCAL_RANK": str(number)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
@@ -99,7 +99,8 @@ def build(folder: str, kind: str, device: torch.device) -> tuple[torch.nn.Module
         torch.nn.init.constant_(transformer.score.weight, 0.01)
         module = ValueModel(transformer)
     shard_model(module, FSDPConfig(), torch.float32, device)
-    return module, torch.optim.SGD(module.parameters(), lr=0.1)  # the change is then the gradient, to scale
+    # The change is then the gradient, to scale.
+    return module, torch.optim.SGD(module.parameters(), lr=0.1)
 
 
 def whole_weights(module: torch.nn.Module) -> dict[str, Tensor]:

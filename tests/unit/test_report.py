@@ -1,4 +1,4 @@
-"""The report: reading metrics.jsonl, smoothing, shares of time, the table and the picture."""
+"""Tests the report: reading metrics.jsonl, smoothing, shares of time, the table and the picture."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def steps(count):
     ]
 
 
-def test_the_later_value_of_a_step_counts_and_torn_lines_are_skipped(tmp_path):
+def test_the_later_value_of_a_step_counts_and_partly_written_lines_are_skipped(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text(
         '{"step": 2, "a": 5}\n{"step": 1, "a": "nan", "b": 1}\n{"step": 2, "a": 7, "b": 2}\n{"step": 3, "a"'

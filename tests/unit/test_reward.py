@@ -1,4 +1,4 @@
-"""Rewards: where they land, what reward functions may return, and the managers and rules that score text."""
+"""Tests rewards: where they land, what reward functions may return, and the managers and rules that score text."""
 
 import json
 import threading
@@ -38,7 +38,7 @@ def ids(text, width):
 
 
 def make_batch():
-    """Row 0 ends with its own answer, row 1 with a tool's, row 2 sampled nothing, row 3 fills the response."""
+    """Makes rows: 0 ends with its own answer, 1 with a tool's, 2 sampled nothing, 3 fills the response."""
     responses = ["#### 5 </s>", "#### 7 tool says 5", "", "one two five #### 5"]
     mask = [[1, 1, 1, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]
     prompts = [[0, IDS["what"], IDS["is"]]] * 4
@@ -65,7 +65,7 @@ PLACED = torch.tensor([[0, 0, 0.5, 0, 0], [0, -1.0, 0, 0, 0], [0, 0, 0, 0, 0], [
 # Placing
 
 
-def test_outcome_lands_on_the_last_sampled_token_even_if_the_environment_spoke_last():
+def test_outcome_lands_on_the_last_sampled_token_even_if_an_environments_token_is_last():
     placed = place_outcome_rewards(torch.tensor(SCORES), make_batch().batch["response_mask"])
     assert placed.dtype == torch.float32
     torch.testing.assert_close(placed, PLACED)
@@ -119,7 +119,8 @@ def test_every_form_of_answer_gives_the_same_rewards(reward_fn):
 
 def test_integer_scores_become_float32():
     rewards, _ = compute_reward(make_batch(), lambda data: torch.tensor([1, 0, 1, 1]))
-    assert rewards.dtype == torch.float32 and rewards.sum() == 2  # row 2 has no token to carry its score
+    # Row 2 has no token to carry its score.
+    assert rewards.dtype == torch.float32 and rewards.sum() == 2
 
 
 def test_extra_infos_become_lists_of_one_value_per_row():
@@ -194,7 +195,8 @@ def test_naive_manager_scores_only_what_the_policy_sampled(tokenizer):
 
 def test_naive_manager_uses_the_built_in_rules_by_default(tokenizer):
     rewards = NaiveRewardManager(tokenizer, 0)(make_batch()[:3])
-    assert rewards.sum(dim=1).tolist() == [1, 0, 0]  # the tool's "5" in row 1 does not count
+    # The tool's "5" in row 1 does not count.
+    assert rewards.sum(dim=1).tolist() == [1, 0, 0]
 
 
 def test_dict_results_become_extra_infos_with_none_where_a_row_lacks_one(tokenizer):
@@ -271,7 +273,8 @@ def test_entries_keep_their_names_and_one_named_reward_scores_nothing(tokenizer)
 
 def test_rows_without_extra_info_or_ground_truth(tokenizer):
     data = make_batch()
-    data.non_tensor_batch["extra_info"][1] = None  # as collate_fn leaves it for a row that lacks the key
+    # As collate_fn leaves it for a row that lacks the key.
+    data.non_tensor_batch["extra_info"][1] = None
     seen = []
     NaiveRewardManager(tokenizer, 0, lambda extra_info, **_: seen.append(extra_info) or 0.0)(data)
     assert seen[1] == {} and seen[2] == {"index": 2}
@@ -342,7 +345,8 @@ def test_no_path_means_no_custom_function_and_a_non_function_is_an_error(user_fi
 def test_reward_kwargs_choose_the_flexible_gsm8k_rule(tokenizer):
     data = make_batch()[3:]
     data.non_tensor_batch["data_source"][0] = "openai/gsm8k"
-    data.batch["responses"][0, 3] = IDS["is"]  # "one two five is 5"
+    # The text is "one two five is 5".
+    data.batch["responses"][0, 3] = IDS["is"]
     strict = load_reward_manager(make_config(), tokenizer, 0)
     flexible = load_reward_manager(make_config(manager_kwargs={"method": "flexible"}), tokenizer, 0)
     assert strict(data).sum() == 0 and flexible(data).sum() == 1

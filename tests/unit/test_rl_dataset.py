@@ -1,4 +1,4 @@
-"""Datasets: file forms, padding and truncation by hand, and what is said about bad rows."""
+"""Tests datasets: file forms, padding and truncation by hand, and what is said about bad rows."""
 
 import json
 import logging
@@ -45,7 +45,7 @@ def make_config(**kwargs) -> SimpleNamespace:
 
 
 def make_row(words: int, index: int) -> dict:
-    """A prompt that takes words + 2 tokens: user w0 w1 … assistant."""
+    """Makes a row whose prompt takes words + 2 tokens: user w0 w1 … assistant."""
     return {
         "data_source": "toy",
         "prompt": [{"role": "user", "content": " ".join(f"w{i}" for i in range(words))}],

@@ -1,4 +1,4 @@
-"""Ranks that share sequences (Ulysses) against one process: the same log-probs, values, updates and metrics (fp32)."""
+"""A sequence-parallel group (Ulysses) against one process: the same log-probs, values, updates and metrics (fp32)."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from tests.unit.test_ranks import LIMITS, MODES, change, largest_difference, who
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, MicroBatching, ModelConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.fsdp_workers import forward_settings
 from workers.model.attention import check_shared_sequences, use_own_attention
 from workers.model.builder import ModelSpec
-from workers.model.forward import PolicyModel, ValueModel
+from workers.model.forward import PolicyModel, ValueModel, forward_settings
 from workers.model.packing import ForwardSettings, iter_micro_batches
 from workers.ranks.distributed import shard_model, start_process_group
 
 CPU = torch.device("cpu")
-HEADS = {"4 heads": (4, 1), "6 heads": (6, 3)}  # on one and on three key heads, which two ranks do not divide
+# On one and on three key heads, which two ranks do not divide.
+HEADS = {"4 heads": (4, 1), "6 heads": (6, 3)}
 SPLITS = dict(zip(LIMITS, MODES, strict=True))
-LAYOUTS = {"trees": True, "lines": False}
-LAYOUTS_OF_RANKS = [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow)]  # ranks, of which so many share a sequence
+LAYOUTS = {"shared prefix": True, "packed": False}
+# Ranks, and the size of their sequence-parallel groups.
+LAYOUTS_OF_RANKS = [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
 
 
 def run_rank(folder: str, rank: int, world: int, shared: int, port: int) -> None:
-    """Everything that is compared, on this rank's rows; one process runs rows in a rectangle, without our attention."""
+    """Computes all that is compared, on this rank's rows; one process runs padded rows, without our attention."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -91,7 +92,8 @@ def build(
         settings = replace(settings, pack_rows=False)
     module = ValueModel(inner) if value else PolicyModel(inner)
     shard_model(module, FSDPConfig(), torch.float32, CPU)
-    return module, settings, torch.optim.SGD(module.parameters(), lr=0.1)  # the change is then the gradient, to scale
+    # The change is then the gradient, to scale.
+    return module, settings, torch.optim.SGD(module.parameters(), lr=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +107,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def results(folder: Path, world: int, shared: int) -> list[dict[str, Any]]:
-    """Of every rank; run at the first use."""
+    """Returns the results of every rank, which run at the first use."""
     if not (folder / f"results-{world}-0.pt").exists():
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -123,7 +125,7 @@ def results(folder: Path, world: int, shared: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("world", "shared"), LAYOUTS_OF_RANKS)
-def test_ranks_that_share_sequences_make_the_updates_of_one(folder: Path, world: int, shared: int) -> None:
+def test_a_sequence_parallel_group_makes_the_updates_of_one(folder: Path, world: int, shared: int) -> None:
     (one,), many = results(folder, 1, 1), results(folder, world, shared)
     names = [name for name in one if name.startswith(("actor", "critic"))]
     assert len(names) == 2 * len(HEADS) * len(LAYOUTS) * len(SPLITS)
@@ -144,7 +146,7 @@ def test_each_of_them_has_the_log_probs_entropies_and_values_of_one(folder: Path
 
 
 class Rank:
-    """A process group of which only the place in it is asked for."""
+    """Is a process group of which only the place in it is asked for."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
@@ -160,10 +162,10 @@ class Rank:
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_parts_of_the_ranks_are_the_whole_with_padding(share: bool, size: int) -> None:
     settings, limits = ForwardSettings(share_prompts=share, pack_rows=True), MicroBatching(max_token_len=24)
-    wholes = [trees for _, _, trees in iter_micro_batches(make_update(), settings, limits)]
-    assert any(trees.input_ids.shape[1] % size for trees in wholes)
+    wholes = [inputs for _, _, inputs in iter_micro_batches(make_update(), settings, limits)]
+    assert any(inputs.input_ids.shape[1] % size for inputs in wholes)
     ranks = [replace(settings, sequence_group=Rank(rank, size)) for rank in range(size)]
-    of_ranks = [[trees for _, _, trees in iter_micro_batches(make_update(), s, limits)] for s in ranks]
+    of_ranks = [[inputs for _, _, inputs in iter_micro_batches(make_update(), s, limits)] for s in ranks]
     empty = 0
     for whole, *parts in zip(wholes, *of_ranks, strict=True):
         length, tokens = whole.input_ids.shape[1], {}
@@ -177,11 +179,13 @@ def test_the_parts_of_the_ranks_are_the_whole_with_padding(share: bool, size: in
             width = part.input_ids.shape[1]
             assert (part.logit_positions < part.input_ids.numel()).all() and (part.logit_positions >= 0).all()
             empty += not len(part.logit_positions)
-            for source, *token in zip(part.logit_positions.tolist(), part.rows, part.columns, part.labels, strict=True):
-                tokens[source // width, rank * width + source % width, *map(int, token)] = True
+            of_part = zip(part.logit_positions.tolist(), part.rows, part.columns, part.labels, strict=True)
+            for position, *token in of_part:
+                tokens[position // width, rank * width + position % width, *map(int, token)] = True
         expected = zip(whole.logit_positions.tolist(), whole.rows, whole.columns, whole.labels, strict=True)
-        assert tokens.keys() == {(s // length, s % length, *map(int, token)) for s, *token in expected}
-    assert empty or size == 2  # a rank without a sampled token must be among them
+        assert tokens.keys() == {(p // length, p % length, *map(int, token)) for p, *token in expected}
+    # A rank without a sampled token must be among them.
+    assert empty or size == 2
 
 
 def test_models_whose_sequences_cannot_be_shared_are_refused() -> None:

@@ -1,4 +1,6 @@
-"""The house itself: imports point one way, heavy packages are imported where they are used, files and functions are short."""
+"""The house itself: imports point one way, heavy packages are imported where they are used, files and functions are
+short.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 from tests.conftest import PROJECT
 
 PACKAGES = ("data", "training", "workers", "custom")
-# Rooms from the ground up, a module belonging to the longest name that fits: each may import what stands at or below it.
+# Rooms from the ground up, a module belonging to the longest name that fits: each may import what is at or below it.
 ROOMS = (
     "data",
     "custom.env",

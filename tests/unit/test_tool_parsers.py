@@ -1,4 +1,4 @@
-"""Parsers find the calls that are in a text and no others, whatever the text is, and quickly."""
+"""Tests that parsers find the calls that are in a text and no others, whatever the text is, and quickly."""
 
 import json
 import random
@@ -45,8 +45,10 @@ def test_json_calls_are_found_anywhere_in_a_text(text: str) -> None:
     [
         '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
         'Let me see.<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}',
-        '{"name": "other", "arguments": {}} <tool_call>{"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}</tool_call>',
-        '{"tool_calls": [{"id": "1", "type": "function", "function": {"name": "add", "arguments": "{\\"a\\":1,\\"b\\":2}"}}]}',
+        '{"name": "other", "arguments": {}} '
+        '<tool_call>{"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}</tool_call>',
+        '{"tool_calls": [{"id": "1", "type": "function", '
+        '"function": {"name": "add", "arguments": "{\\"a\\":1,\\"b\\":2}"}}]}',
         '{"role": "assistant", "function_call": {"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}}',
         '{"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}',
     ],
@@ -182,13 +184,15 @@ def test_what_is_written_in_a_form_is_read_back_exactly() -> None:
 
 SEEDS = [
     '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2.5, true, null]}}\n</tool_call>',
-    '{"tool_calls": [{"id": "c1", "type": "function", "function": {"name": "say", "arguments": "{\\"t\\": \\"h\\\\u00e9\\"}"}}]}',
+    '{"tool_calls": [{"id": "c1", "type": "function", '
+    '"function": {"name": "say", "arguments": "{\\"t\\": \\"h\\\\u00e9\\"}"}}]}',
     '{"name": "python", "arguments": {"code": "print(\\"x\\")\\nfor i in range(3): pass"}}',
     'Thought: I must look.\nAction: search\nAction Input: {"query": "caf\\u00e9 \\ud83d\\ude00"}\nObservation: none',
     "Thought: done\nAction: finish[the answer is 42]\nFinal Answer: 42",
     '{"thought": "x", "action": {"tool": "calc", "input": {"expression": "2+3"}}}',
     "Action: python\nAction Input: ```python\nprint('a')\n```",
-    'I think <tool_call>{"name": "a", "arguments": {"x": {"y": {"z": "deep"}}}}</tool_call><tool_call>{"name": "b"}</tool_call>',
+    'I think <tool_call>{"name": "a", "arguments": {"x": {"y": {"z": "deep"}}}}</tool_call>'
+    '<tool_call>{"name": "b"}</tool_call>',
     "The answer is \\boxed{42} and {x | x > 0}.",
 ]
 FRAGMENTS = (
@@ -237,7 +241,7 @@ FRAGMENTS = (
 
 
 def mutated(rng: random.Random) -> str:
-    """A model output as training meets them: a good one cut, spliced and dirtied, or mere fragments."""
+    """Makes a model output as training meets them: a good one cut, spliced and dirtied, or mere fragments."""
     if rng.random() < 0.2:
         return "".join(rng.choices(FRAGMENTS, k=rng.randrange(40)))
     text = rng.choice(SEEDS)
@@ -263,7 +267,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 def unescaped(text: str) -> str:
-    """The text with JSON's escapes read once, wherever they stand."""
+    """Reads JSON's escapes in the text once, wherever they stand."""
 
     def one(found: re.Match[str]) -> str:
         code = found.group(1)
@@ -285,7 +289,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def invented(text: str, call: ToolCall) -> list[Any]:
-    """What the call says and the text does not: an independent reading, by the text's characters alone."""
+    """Returns what the call says and the text does not: an independent reading, by the text's characters alone."""
     views = [text, unescaped(text), unescaped(unescaped(text))]
     views += [view.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass") for view in views]
 
@@ -389,6 +393,7 @@ def test_time_is_linear_in_the_text_on_adversarial_inputs(parser: ActionParser) 
         for text in (piece * (100_000 // len(piece)), "Action: a\n" + '{"tool":' + piece * (100_000 // len(piece))):
             started = time.process_time()
             parser.parse(text)
-            if (seconds := time.process_time() - started) > 2.0:  # a quadratic one would take minutes
+            # A quadratic parser would take minutes.
+            if (seconds := time.process_time() - started) > 2.0:
                 slow.append((text[:40], seconds))
     assert not slow

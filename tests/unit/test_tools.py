@@ -1,4 +1,4 @@
-"""Tools: what is called runs and is counted, what fails is an observation, and a snippet stays within its limits."""
+"""Tests tools: what is called runs and is counted, what fails is an observation, a snippet stays within its limits."""
 
 import copy
 import json
@@ -72,7 +72,7 @@ class Sleeps(Tool):
 
 
 class Corridor(BaseEnvironment):
-    """Three steps to the right are needed; each gives 1."""
+    """Needs three steps to the right; each gives 1."""
 
     place = 0
 
@@ -516,7 +516,8 @@ def run(code: str, **limits: Any) -> tuple[str, str]:
 
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Any:
-    before = set(psutil.Process().children(recursive=True))  # other tests', such as Ray's
+    # Those of other tests, such as Ray's, are there before.
+    before = set(psutil.Process().children(recursive=True))
     yield
     assert set(psutil.Process().children(recursive=True)) <= before
 

@@ -1,7 +1,7 @@
-"""Tracking: what each backend writes, resuming, torn files, and trackers that fail."""
+"""Tests tracking: what each backend writes, resuming, partly written files, and trackers that fail."""
 
 import json
-import logging
+import resource
 
 import numpy as np
 import pytest
@@ -21,7 +21,8 @@ def read_lines(folder):
 def test_file_gets_one_json_object_per_step(tmp_path):
     with open_tracking(tmp_path / "run") as tracking:
         tracking.log({"a": 1, "b": np.float32(0.5), "c": torch.tensor(2.0)}, step=1)
-        assert read_lines(tmp_path / "run") == [{"step": 1, "a": 1.0, "b": 0.5, "c": 2.0}]  # there before close
+        # It is there before the file is closed.
+        assert read_lines(tmp_path / "run") == [{"step": 1, "a": 1.0, "b": 0.5, "c": 2.0}]
         tracking.log({"a": 2}, step=2)
     assert read_lines(tmp_path / "run")[1] == {"step": 2, "a": 2.0}
 
@@ -38,7 +39,7 @@ def test_non_finite_values_stay_valid_json(tmp_path):
     assert float(record["c"]) == float("-inf")
 
 
-def test_resuming_cuts_later_steps_and_torn_lines(tmp_path):
+def test_resuming_cuts_later_steps_and_partly_written_lines(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text(
         '{"step": 0, "v": 1}\n{"step": 1}\n\x00\x00{"st\n{"step": 2}\n[3]\n{"step": 3}\n{"step": 2, "x": 0.'
@@ -122,11 +123,17 @@ def test_tensorboard_hides_what_came_after_the_checkpoint(tmp_path):
 
 
 def test_a_failing_tracker_warns_once_and_the_others_go_on(tmp_path, capsys, caplog):
-    with caplog.at_level(logging.WARNING), open_tracking(tmp_path, ["file", "console"]) as tracking:
-        tracking.log({"a": 1}, step=1)
-        tracking._trackers["file"].close()  # the next write fails, as on a full disk
+    tracking = open_tracking(tmp_path, ["file", "console"])
+    tracking.log({"a": 1}, step=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # As on a full disk: the file cannot grow.
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "metrics.jsonl").stat().st_size, limits[1]))
+    try:
         tracking.log({"a": 2}, step=2)
         tracking.log({"a": 3}, step=3)
+        tracking.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert caplog.text.count("tracker file failed") == 1
     assert read_lines(tmp_path) == [{"step": 1, "a": 1.0}]

@@ -1,4 +1,6 @@
-"""The turn loop on the real engines: ids, masks, rewards, limits and endings, checked on what the engine itself was given."""
+"""The turn loop on the real engines: ids, masks, rewards, limits and endings, checked on what the engine itself was
+given.
+"""
 
 from __future__ import annotations
 

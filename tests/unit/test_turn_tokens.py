@@ -1,4 +1,4 @@
-"""Turns joined in token space, under the chat templates of the usual models."""
+"""Tests the joining of turns in token space, under the chat templates of the usual models."""
 
 import functools
 import logging
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from data.turn_tokens import Join, TurnTokens, _consists_of, _squashed, fold_system_message
+from data.turn_tokens import Join, TurnTokens, fold_system_message
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -127,7 +127,7 @@ MISTRAL_V3 = r"""{%- if messages[0]["role"] == "system" %}
     {%- else %}{{- raise_exception("Only user, assistant and tool roles are supported!") }}{%- endif %}
 {%- endfor %}"""
 
-# The opening of the answer is part of the prompt; thinking is dropped from every earlier turn.
+# The start of the thinking is part of the prompt; thinking is dropped from every earlier turn.
 THINK_IN_PROMPT = (
     "{% for m in messages %}{% set text = m.content.split('</think>')[-1] if m.role == 'assistant' else m.content %}"
     "{{ '<|im_start|>' + m.role + '\n' + text + '<|im_end|>\n' }}{% endfor %}"
@@ -152,7 +152,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 
 def byte_level_core() -> Tokenizer:
-    """Bytes, and merges enough that text at a seam may merge with the template's own."""
+    """Makes a tokenizer of bytes whose merges may join text with the template's own where turns meet."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("Ġ", "Ġ"), ("Ċ", "Ċ"), ("ĠĠ", "Ċ"), ("t", "h"), ("th", "e"), ("Ġ", "the"), (".", "Ċ"), ("Ġ", "[")]
     words = [*alphabet, *(first + second for first, second in merges)]
@@ -170,7 +170,7 @@ def byte_level_core() -> Tokenizer:
 
 
 def sentencepiece_core() -> Tokenizer:
-    """As Llama 2's: a space stands in front of every piece of text between special tokens."""
+    """Makes a tokenizer as Llama 2's: a space is in front of every piece of text between special tokens."""
     words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁▁", *map(chr, range(33, 127))]
     merges = [("▁", "▁")]
     core = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True))
@@ -255,7 +255,8 @@ def joined_text(turns: TurnTokens, sampled: str, reply: list[dict[str, str]], **
         (
             "llama3",
             "7<|eot_id|>",
-            "<|start_header_id|>user<|end_header_id|>\n\nlow<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+            "<|start_header_id|>user<|end_header_id|>\n\nlow<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
         ),
         ("mistral-v1", " 7</s>", "[INST] low [/INST]"),
         ("mistral-v1", " 7", "</s>[INST] low [/INST]"),
@@ -311,7 +312,7 @@ def test_halves_of_surrogate_pairs_do_not_stop_a_run():
 # --- Rewritten histories ---
 
 
-def test_dropped_thinking_opens_a_new_row_whose_prompt_is_the_templates():
+def test_dropped_thinking_starts_a_new_row_whose_prompt_is_the_templates():
     turns, reply = turn_tokens("qwen3"), user("Sure?")
     text = "<think>\nHm.\n</think>\n\nYes."
     join = turns.join([user("Hi")], encode(turns, text + "<|im_end|>"), [reply])
@@ -330,7 +331,7 @@ def test_thinking_goes_on_in_the_same_row_behind_a_tools_result_and_is_dropped_a
     assert rewritten == turns.prompt([*history, assistant("Four."), user("Sure?")])
 
 
-def test_an_opening_of_the_prompt_that_is_not_in_the_history_opens_a_new_row():
+def test_a_generation_prompt_that_is_not_in_the_history_starts_a_new_row():
     turns = of_template(QWEN3, enable_thinking=False)
     assert decode(turns, turns.prompt([user("Hi")])).endswith("assistant\n<think>\n\n</think>\n\n")
     assert turns.join([user("Hi")], encode(turns, "Yes.<|im_end|>"), [user("Sure?")]).rewritten
@@ -339,12 +340,12 @@ def test_an_opening_of_the_prompt_that_is_not_in_the_history_opens_a_new_row():
     assert turns.join([user("Hi")], encode(turns, "Hm.\n</think>\n\nYes.<|im_end|>"), [user("Sure?")]).rewritten
 
 
-def test_a_thinking_opening_stays_in_the_row_where_the_template_renders_it_again():
+def test_a_generation_prompt_with_thinking_stays_in_the_row_where_the_template_renders_it_again():
     template = THINK_IN_PROMPT.replace("m.content.split('</think>')[-1]", "'<think>\n' + m.content")
     assert joined_text(of_template(template), "Hm.</think>Yes.<|im_end|>", [user("Sure?")]).startswith("\n<|im_start|>")
 
 
-def test_tools_or_a_system_message_that_move_to_the_last_user_turn_open_a_new_row():
+def test_tools_or_a_system_message_that_move_to_the_last_user_turn_start_a_new_row():
     turns = turn_tokens("mistral-v3")
     sampled, reply = encode(turns, " 7</s>"), [user("low")]
     with_tools = turns.join([user("Hi")], sampled, reply, tools=[TOOL])
@@ -360,10 +361,13 @@ def test_white_space_that_the_template_strips_from_a_turn_is_no_rewriting():
         assert turns.join([user("Hi")], encode(turns, "\n\n 7 \n"), [user("low")]).rewritten is None
 
 
-def test_a_rendering_in_which_prompt_and_closing_overlap_is_not_made_of_them():
-    assert _consists_of("[A] 7 [B] [A]", "[A]", "7", "[B] [A]")
-    assert not _consists_of("[A] [B]", "[A] [", "", " [B]")
-    assert not _consists_of("[A] 8 [B]", "[A]", "7", "[B]")
+def test_an_empty_turn_that_the_template_leaves_out_starts_a_new_row_though_prompt_and_closing_fit_the_rendering():
+    turns = of_template(
+        "{% for m in messages if m.content %}[{{ m.content }}]{% endfor %}{{ '[' if add_generation_prompt }}"
+    )
+    assert joined_text(turns, "7", [user("low")]) == "][low]["
+    # The prompt "[Hi][" and the closing "][low][" overlap in "[Hi][low][".
+    assert decode(turns, turns.join([user("Hi")], [], [user("low")]).rewritten) == "[Hi][low]["
 
 
 # --- Text ---
@@ -430,17 +434,17 @@ def test_templates_with_tools_pass_the_check_with_their_replies(name):
     turn_tokens(name).check_template(tools=[TOOL], reply_roles=[("user",), ("tool",), ("tool", "user"), ()])
 
 
-def test_a_system_message_that_gets_lost_is_said_in_the_log(caplog):
+def test_a_system_message_that_gets_lost_is_logged(caplog):
     with caplog.at_level(logging.WARNING):
         turn_tokens("mistral-v3").check_template(tools=[TOOL], reply_roles=[("tool",)])
     assert "leaves out the system message in a conversation of system, user, assistant, tool" in caplog.text
 
 
-def test_a_seam_that_is_tokenised_differently_is_said_in_the_log(caplog):
+def test_a_boundary_of_turns_that_is_tokenised_differently_is_logged(caplog):
     turns = of_template(LLAMA2, "</s>", core=sentencepiece_core())
     with caplog.at_level(logging.WARNING):
         turns.check_template()
-    assert "tokenises the seam of two turns differently" in caplog.text
+    assert "tokenises the boundary of two turns differently" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -460,7 +464,7 @@ def test_a_template_that_cannot_do_it_is_named_with_its_fault(template, roles, f
         of_template(template).check_template(reply_roles=[roles])
 
 
-def test_what_costs_quality_but_not_exactness_is_said_in_the_log(caplog):
+def test_what_costs_quality_but_not_exactness_is_logged(caplog):
     turns = turn_tokens("smollm2")
     no_stop = TurnTokens(turns.tokenizer, template_kwargs={}, eos_token_ids=[turns.tokenizer.pad_token_id])
     with caplog.at_level(logging.INFO):
@@ -481,7 +485,7 @@ words = st.builds("{}{}".format, st.sampled_from("abcthe"), st.text("abcthe 123.
 
 @st.composite
 def episodes(draw: st.DrawFn) -> tuple[str, list, list]:
-    """A template's name, the first messages, and turns of (sampled ids, reply)."""
+    """Draws a template's name, the first messages, and turns of (sampled ids, reply)."""
     name = draw(st.sampled_from(sorted(TEMPLATES)))
     turns = turn_tokens(name)
     first = [system(draw(texts))] if draw(st.booleans()) else []
@@ -497,7 +501,7 @@ def episodes(draw: st.DrawFn) -> tuple[str, list, list]:
 
 
 def has_end(turns: TurnTokens, name: str, sampled: list[int]) -> bool:
-    """Whether the end-of-turn token was sampled; ChatML's has a newline behind it."""
+    """Tells whether the end-of-turn token was sampled; ChatML's has a newline behind it."""
     if name not in END and sampled[-1:] == encode(turns, "\n"):
         sampled = sampled[:-1]
     return sampled[-1:] == [turns.tokenizer.eos_token_id]
@@ -525,7 +529,8 @@ def test_rows_grow_by_prefix_keep_every_sampled_id_and_read_as_the_template_rend
         assert row[: len(seen)] == seen and row[len(seen) : len(seen) + len(sampled)] == sampled
         reads += text + (END.get(name, "<|im_end|>") if has_end(turns, name, sampled) else "")
         reads += decode(turns, join.token_ids)
-        assert _squashed(reads) == _squashed(decode(turns, whole))
+        # White space does not count, since templates strip turns.
+        assert "".join(reads.split()) == "".join(decode(turns, whole).split())
 
 
 @settings(max_examples=150, deadline=None)
@@ -535,7 +540,8 @@ def test_rows_of_plain_words_are_the_full_rendering_tokenised_at_once(name, said
     messages = [user(said[0])]
     row = turns.prompt(messages)
     for place, (answer, reply) in enumerate(zip(said[1::2], said[2::2], strict=False)):
-        end = [turns.tokenizer.eos_token_id] if place % 2 == 0 else []  # every other turn is cut by its limit
+        # Every other turn is cut by its limit.
+        end = [turns.tokenizer.eos_token_id] if place % 2 == 0 else []
         sampled = encode(turns, answer) + end
         join = turns.join(messages, sampled, [user(reply)])
         messages += [assistant(answer), user(reply)]

@@ -57,7 +57,7 @@ def test_prompts_that_do_not_divide_are_repeated() -> None:
 
 
 class Reader:
-    """Says what reached it."""
+    """Says what reached its methods."""
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=("responses", "response_mask"))
     def fields(self, data: DataProto) -> set[str]:
