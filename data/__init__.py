@@ -1,1 +1,1 @@
-"""What flows: the batch protocol, datasets, prompts, seeds and the loading of users' files."""
+"""The batch protocol, datasets and prompts, conversations as token ids, seeds, and the loading of users' files."""

@@ -1,29 +1,34 @@
-"""Small pure helpers under DataProto: object arrays, equality, merging, and packing into JSON or bytes."""
+"""What DataProto does with its dicts and arrays: object arrays, picking, merging, equality, and tensors as bytes.
+
+Invariant: every function is pure; its arguments stay as they are.
+"""
 
 import contextlib
-import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+# Positions of rows, which may repeat, or a mask over all of them.
+RowIndex: TypeAlias = Sequence[int] | Sequence[bool] | np.ndarray | Tensor
+
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
-    """A 1-D object array, also where the values are lists of one length, which numpy would make a matrix."""
+    """Makes a 1-D object array, also of lists of one length, which numpy itself would make a matrix."""
     return np.fromiter(values, dtype=object, count=len(values))
 
 
 def pick(part: dict[str, Any], keys: Sequence[str] | None, name: str) -> dict[str, Any]:
-    """The named entries, all for None; KeyError lists what `name` has."""
+    """Returns the named entries, all of them for None; KeyError lists what `name` has."""
     if missing := [key for key in keys or [] if key not in part]:
         raise KeyError(f"{missing} not in {name}, which has: {', '.join(sorted(part)) or 'nothing'}")
     return dict(part) if keys is None else {key: part[key] for key in keys}
 
 
 def union_dicts(mine: dict[str, Any], others: dict[str, Any], name: str) -> dict[str, Any]:
-    """Entries of both; ValueError where a shared one differs."""
+    """Returns the entries of both; ValueError where a shared one differs."""
     for key in mine.keys() & others.keys():
         if not same(mine[key], others[key]):
             raise ValueError(f"union: {name}[{key!r}] differs between the two; pop or rename it in one of them")
@@ -31,7 +36,7 @@ def union_dicts(mine: dict[str, Any], others: dict[str, Any], name: str) -> dict
 
 
 def merge_meta_info(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """One meta_info for concatenated parts: `metrics` gathered into lists, all else must agree."""
+    """Merges the meta_info of concatenated parts: `metrics` are gathered into lists, all else must agree."""
     merged: dict[str, Any] = {}
     metrics: dict[str, list[Any]] = {}
     for meta_info in parts:
@@ -47,7 +52,7 @@ def merge_meta_info(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in value, tensors and arrays also in shape and dtype; NaN equals NaN."""
+    """Returns whether two values are equal, tensors and arrays also in shape and dtype; NaN equals NaN."""
     if a is b:
         return True
     if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -74,27 +79,13 @@ def same(a: Any, b: Any) -> bool:
     return isinstance(a, float) and a != a and b != b
 
 
-def to_json(value: Any, where: str) -> str:
-    """JSON text, numpy values as Python's; TypeError names the field `where`."""
-
-    def plain(item: Any) -> Any:
-        if isinstance(item, np.ndarray | np.generic):
-            return item.tolist()
-        raise TypeError(
-            f"{where} holds a {type(item).__name__}, which JSON cannot: save_to_disk takes str, numbers, None, "
-            "lists and dicts there. Convert or pop it first"
-        )
-
-    return json.dumps(value, default=plain)
-
-
 def to_bytes(tensor: Tensor) -> tuple[np.ndarray, torch.dtype, tuple[int, ...]]:
-    """A tensor as (bytes, dtype, shape); as bytes, because numpy has no bfloat16."""
+    """Packs a tensor as (bytes, dtype, shape); as bytes, because numpy has no bfloat16."""
     flat = tensor.detach().cpu().contiguous().flatten()
     return flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape)
 
 
 def from_bytes(array: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """The inverse of `to_bytes`, on the CPU."""
+    """Unpacks what `to_bytes` packed, on the CPU."""
     # Ray hands out read-only memory, and torch has no read-only tensors.
     return torch.from_numpy(array if array.flags.writeable else array.copy()).view(dtype).view(shape)

@@ -1,4 +1,7 @@
-"""The order of the training rows: a pure function of (seed, epoch), so that a resumed run continues inside an epoch."""
+"""The order of the training rows, and how the rows of a dataset become a batch.
+
+Invariant: the order is a pure function of (seed, epoch), so that a resumed run continues inside an epoch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EpochOrder(Sampler[int]):
-    """Row numbers of one epoch, from a place inside it.
+    """Yields the row numbers of one epoch, from a place inside it.
 
     Args:
         num_rows: rows of the dataset.
@@ -32,7 +35,7 @@ class EpochOrder(Sampler[int]):
         self.start(epoch=0, skip=0)
 
     def start(self, epoch: int, skip: int) -> None:
-        """The next iteration gives `epoch`'s order without its first `skip` rows."""
+        """Makes the next iteration give `epoch`'s order without its first `skip` rows."""
         self.epoch, self.skip = epoch, skip
 
     def __iter__(self) -> Iterator[int]:
@@ -45,7 +48,8 @@ class EpochOrder(Sampler[int]):
         if self.inner is not None:
             if callable(set_epoch := getattr(self.inner, "set_epoch", None)):
                 set_epoch(self.epoch)
-            with torch.random.fork_rng(devices=[]):  # torch's own samplers draw from the global generator
+            # torch's own samplers draw from the global generator.
+            with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed_for(self.seed, 0, self.epoch))
                 return list(self.inner)
         if not self.shuffle:
@@ -59,9 +63,13 @@ class PromptCollator:
     """Collates rows of any torch Dataset that gives `input_ids` and `attention_mask` (see `normalise_row`).
 
     A row without them is tokenised here: `data.prompt_key` holds chat messages, or one user message as a string.
+
+    Args:
+        config: the `DataConfig`.
+        collate: makes columns of normalised rows.
     """
 
-    config: Any  # the `DataConfig`
+    config: Any
     tokenizer: PreTrainedTokenizerBase
     collate: Callable[[list[dict[str, Any]]], dict[str, Any]] = collate_fn
 
@@ -78,7 +86,7 @@ class PromptCollator:
 
 
 def num_rows(dataset: Dataset) -> int:
-    """Rows of a map-style dataset. Raises ValueError for one without a length."""
+    """Counts the rows of a map-style dataset. Raises ValueError for one without a length."""
     if not isinstance(dataset, Sized):
         raise ValueError(f"{type(dataset).__name__} has no __len__; give a map-style torch Dataset")
     return len(dataset)

@@ -1,4 +1,7 @@
-"""Loading users' objects: a name out of a Python file that belongs to no package."""
+"""Loading of users' objects: a name out of a Python file that belongs to no package.
+
+Invariant: a file is executed once per process, so that its classes keep their identity.
+"""
 
 import hashlib
 import importlib.util
@@ -8,11 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_LOADING = threading.RLock()  # a file may load others
+# Reentrant, because a file may load others.
+_LOADING = threading.RLock()
 
 
 def load_extern_object(path: str, name: str) -> Any:
-    """The object `name` that the file `path` defines.
+    """Loads the object `name` that the file `path` defines.
 
     A file is executed once per process, however often and under whatever spelling it is named, so that its classes
     keep their identity and its registrations happen once. An exception inside it keeps its own traceback.
@@ -21,7 +25,8 @@ def load_extern_object(path: str, name: str) -> Any:
         FileNotFoundError: there is no such file.
         ValueError: the file is not Python, or does not define the name.
     """
-    with _LOADING:  # another thread must not see a module that is half executed
+    # Another thread must not see a module that is half executed.
+    with _LOADING:
         module = _load_module(Path(path).expanduser().resolve(), given=path)
     if name not in vars(module):
         public = sorted(n for n in vars(module) if not n.startswith("_"))

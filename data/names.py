@@ -1,4 +1,4 @@
-"""Errors about names: what was given, what is allowed, and the nearest of it."""
+"""Errors about names: each says what was given, what is allowed, and the nearest of it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def _say_chatml_is_used(tokenizer_name: str) -> None:
 
 
 def as_messages(prompt: str | Sequence[Message]) -> list[Message]:
-    """A plain string is one user message; a list of messages stays as it is."""
+    """Makes one user message of a plain string; a list of messages stays as it is."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
@@ -40,11 +40,11 @@ def render_chat(
     add_generation_prompt: bool = True,
     **template_kwargs: Any,
 ) -> str:
-    """The text of a conversation under the tokenizer's chat template, ChatML where it has none.
+    """Renders a conversation by the tokenizer's chat template, or as ChatML where it has none.
 
     Args:
         prompt: chat messages (`role`, `content`), or one user message as a string.
-        add_generation_prompt: end with the opening of the assistant's turn.
+        add_generation_prompt: whether the text ends with what starts the assistant's turn.
         template_kwargs: variables of the template, such as `tools` or `enable_thinking`.
     """
     if tokenizer.chat_template is None and "chat_template" not in template_kwargs:
@@ -58,12 +58,12 @@ def render_chat(
 def encode_chat(
     tokenizer: "PreTrainedTokenizerBase", prompt: str | Sequence[Message], **template_kwargs: Any
 ) -> list[int]:
-    """The token ids of `render_chat`'s text, ready for the assistant to continue."""
+    """Tokenises `render_chat`'s text, which is ready for the assistant to continue."""
     return tokenizer.encode(render_chat(tokenizer, prompt, **template_kwargs), add_special_tokens=False)
 
 
 def pad_token_id(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """The id that fills masked positions: the padding token's, else the end-of-sequence token's."""
+    """Returns the id that fills masked positions: the padding token's, else the end-of-sequence token's."""
     for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token_id is not None:
             return token_id

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class RLHFDataset(Dataset):
-    """Prompts from parquet, json (a list of objects) or jsonl files, one or several.
+    """Reads prompts from parquet, json (a list of objects) or jsonl files, one or several.
 
     Args:
         data_files: a path or a list of paths.
@@ -135,7 +135,7 @@ class RLHFDataset(Dataset):
         return None
 
     def _lengths(self) -> list[int]:
-        """Tokens of each prompt."""
+        """Counts the tokens of each prompt."""
         with ThreadPoolExecutor(self.config.filter_overlong_prompts_workers) as pool:
             return list(pool.map(lambda number: len(self._encode(number)), self.numbers))
 
@@ -171,7 +171,7 @@ def _fault_of_message(message: Any) -> str | None:
 
 
 def read_rows(file: str | Path) -> list[dict[str, Any]]:
-    """All rows of a parquet, json or jsonl file as dicts; errors name the file and the line."""
+    """Reads all rows of a parquet, json or jsonl file as dicts; errors name the file and the line."""
     path = Path(file).expanduser()
     readers = {".parquet": _read_parquet, ".json": _read_json, ".jsonl": _read_jsonl}
     if path.suffix not in readers:
@@ -225,14 +225,15 @@ def _read_jsonl(path: Path) -> list[Any]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} line {number} is not JSON: {error}") from error
 
-    with path.open("rb") as lines:  # as bytes, because a decoder of the whole file does not know the line it fails in
+    # As bytes, because a decoder of the whole file does not know the line it fails in.
+    with path.open("rb") as lines:
         return [parse(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def normalise_row(
     row: Mapping[str, Any], *, max_prompt_length: int, pad_token_id: int, truncation: str, where: str = "a row"
 ) -> dict[str, Any]:
-    """The row with its prompt padded on the left to max_prompt_length tokens; all other keys travel unchanged.
+    """Pads a row's prompt on the left to max_prompt_length tokens; all other keys travel unchanged.
 
     Args:
         row: `input_ids` and `attention_mask`, 1-D tensors or lists of any length, padded on any side. Ids are
@@ -261,7 +262,8 @@ def normalise_row(
 def _real_tokens(row: Mapping[str, Any], where: str) -> list[int]:
     if missing := {"input_ids", "attention_mask"} - row.keys():
         raise ValueError(
-            f"{where} lacks {sorted(missing)}; a Dataset's rows need input_ids and attention_mask, or a text under data.prompt_key"
+            f"{where} lacks {sorted(missing)}; a Dataset's rows need input_ids and attention_mask, or a text under "
+            "data.prompt_key"
         )
     input_ids, mask = (_as_tensor(row[key], f"{where}: {key}") for key in ("input_ids", "attention_mask"))
     if input_ids.ndim != 1 or input_ids.shape != mask.shape:
@@ -287,7 +289,7 @@ def _as_tensor(numbers: Any, what: str) -> Tensor:
 
 
 def truncate(token_ids: list[int], max_length: int, truncation: str, where: str) -> list[int]:
-    """At most max_length of the tokens; see `normalise_row`."""
+    """Cuts the tokens to max_length where they are more; see `normalise_row`."""
     excess = len(token_ids) - max_length
     if excess <= 0:
         return token_ids
@@ -312,7 +314,7 @@ def _overlong_error(where: str, length: int, limit: int, others: int = 0) -> Val
 
 
 def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Tensor | np.ndarray]:
-    """Rows into columns: tensors are stacked to (B, …), all else becomes a 1-D object array of B entries.
+    """Turns rows into columns: tensors are stacked to (B, …), all else becomes a 1-D object array of B entries.
 
     A key that some rows lack is None there. Raises ValueError where a tensor is lacking or of another shape.
     """
@@ -339,7 +341,7 @@ def create_dataset(
     processor: "ProcessorMixin | None" = None,
     max_samples: int = -1,
 ) -> Dataset:
-    """The Dataset of `data.custom_cls.path` and `.name` where a path is set, else an RLHFDataset.
+    """Makes the Dataset of `data.custom_cls.path` and `.name` where a path is set, else an RLHFDataset.
 
     A custom class is built with RLHFDataset's first four arguments, by keyword; max_samples then takes a Subset.
     """

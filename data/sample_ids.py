@@ -1,6 +1,6 @@
 """Who is who among a step's rows: the names and numbers that group them, and the facts that seed them.
 
-    uid "7.2": the third prompt of step 7        episode_id "7.2.0": its first sample        "val." in front: validation's
+    uid "7.2": the third prompt of step 7      episode_id "7.2.0": its first sample      "val." in front: validation's
 
 Invariant: they depend on (step, group, sample) alone, so that a resumed run gives the same.
 """

@@ -5,7 +5,7 @@ the policy's tokens and E the environment's:
 
     responses     = A0 A0 E0 A1 A1 E1 pad
     response_mask =  1  1  0  1  1  0   0
-    outcome 0.5   =  0  0  0  0 .5  0   0      # on the last sampled token, although the environment spoke last
+    outcome 0.5   =  0  0  0  0 .5  0   0      on the last sampled token, although an environment's token is last
 """
 
 import torch
@@ -13,14 +13,14 @@ from torch import Tensor
 
 
 def place_outcome_rewards(scores: Tensor, response_mask: Tensor) -> Tensor:
-    """Scores (batch,) -> (batch, response_len): each on its row's last sampled token, none in a row without one."""
+    """Places scores (batch,) on each row's last sampled token, none in a row without one: (batch, response_len)."""
     rewards = torch.zeros(response_mask.shape, dtype=torch.float32, device=response_mask.device)
     rewards[:, -1] = scores.to(rewards)
     return move_to_sampled_tokens(rewards, response_mask)
 
 
 def move_to_sampled_tokens(rewards: Tensor, response_mask: Tensor) -> Tensor:
-    """Every reward to the last sampled token at or before it, the first one where none is before; sums stay the same.
+    """Moves every reward to the last sampled token at or before it, to the first one where none is; sums stay the same.
 
     Masked advantages would silently drop a reward on an environment's token; it belongs to the action it answers.
     A row without sampled tokens gets zeros.
@@ -28,6 +28,6 @@ def move_to_sampled_tokens(rewards: Tensor, response_mask: Tensor) -> Tensor:
     sampled = response_mask.bool()
     positions = torch.arange(sampled.shape[1], device=sampled.device)
     last = torch.where(sampled, positions, -1).cummax(dim=1).values  # (batch, response_len)
-    first = sampled.int().argmax(dim=1, keepdim=True)  # 0 in a row without sampled tokens
+    first = sampled.int().argmax(dim=1, keepdim=True)  # (batch, 1), 0 in a row without sampled tokens
     target = torch.where(last < 0, first, last)
     return torch.zeros_like(rewards).scatter_add(1, target, rewards) * sampled

@@ -4,11 +4,11 @@
     response_mask                           1 … 1       0 … 0      1 … 1
 
 `joined` is the chat template's own text behind an assistant's turn (its end marker, where the model did not sample
-it), the new messages and the opening of the next turn, tokenised by itself.
+it), the new messages and the next generation prompt, tokenised by itself.
 
 Invariant: sampled ids are never made again from text. Where a template renders the earlier turns differently once
 the conversation goes on (Qwen3 drops thinking, Mistral moves the tools), nothing can be joined: the whole prompt, as
-the template now has it, opens a new row.
+the template now has it, starts a new row.
 """
 
 import logging
@@ -28,22 +28,22 @@ logger = logging.getLogger(__name__)
 
 Tools = Sequence[dict[str, Any]] | None
 
-#: Stands for a turn's text where a rendering must not depend on it; plain letters, which no template changes.
+# They stand for a turn's text where a rendering must not depend on it; plain letters, which no template changes.
 PLACEHOLDER = "textofthisturn"
 REPLY = "textofthereply"
 
 
 class TemplateRefusal(ValueError):
-    """The chat template does not take a conversation: its roles, their order, or what is in them."""
+    """Says that the chat template does not take a conversation: its roles, their order, or what is in them."""
 
 
 @dataclass(frozen=True)
 class Join:
-    """How a conversation goes on behind a sampled turn.
+    """Says how a conversation goes on behind a sampled turn.
 
     Attributes:
         token_ids: to append behind the sampled ids, none of them sampled; empty where the history is rewritten.
-        rewritten: None, or the ids of the whole new prompt, which opens a new row.
+        rewritten: None, or the ids of the whole new prompt, with which a new row starts.
     """
 
     token_ids: list[int]
@@ -51,7 +51,7 @@ class Join:
 
 
 def fold_system_message(messages: Sequence[Message]) -> list[Message]:
-    """The system message's text in front of the first user message, for templates that refuse the role.
+    """Puts the system message's text in front of the first user message, for templates that refuse the role.
 
     `[system "Be brief.", user "2 + 2?"]` becomes `[user "Be brief.\\n\\n2 + 2?"]`. Without a user message behind it,
     the system message becomes one.
@@ -65,7 +65,7 @@ def fold_system_message(messages: Sequence[Message]) -> list[Message]:
 
 
 class TurnTokens:
-    """Token ids and text of conversations under one tokenizer's chat template.
+    """Turns conversations into token ids, and ids into text, under one tokenizer's chat template.
 
     A system message that the template refuses is folded into the first user message, in every method.
 
@@ -83,11 +83,11 @@ class TurnTokens:
         self.eos_token_ids = frozenset(eos_token_ids)
 
     def prompt(self, messages: Sequence[Message], tools: Tools = None) -> list[int]:
-        """The ids that the model is asked to continue: all messages and the opening of the assistant's turn."""
+        """Returns the ids that the model is asked to continue: all messages and the generation prompt."""
         return self._encode(self._render(messages, tools))
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """A sampled turn as its environment reads it.
+        """Decodes a sampled turn as its environment reads it.
 
         Left out are the ids that stop sampling, the tokenizer's named special tokens (bos, eos, pad, …) and the special
         tokens that the template writes itself around turns. Other markers stay, special or not: `<tool_call>`,
@@ -103,7 +103,7 @@ class TurnTokens:
         new_messages: Sequence[Message],
         tools: Tools = None,
     ) -> Join:
-        """What follows a sampled turn, up to the opening of the next one.
+        """Returns what follows a sampled turn, up to the next generation prompt.
 
         Args:
             messages: the conversation before the sampled turn.
@@ -124,7 +124,7 @@ class TurnTokens:
     def check_template(self, *, tools: Tools = None, reply_roles: Sequence[Sequence[str]] = (("user",),)) -> None:
         """Joins conversations of two turns and compares them with the template's own rendering, tokenised at once.
 
-        What costs quality but not exactness is said in the log: a tokenizer that cuts the text differently at a seam,
+        What costs quality but not exactness is logged: a tokenizer that cuts the text differently where two turns meet,
         a template that drops thinking or tools, a turn whose end does not stop sampling.
 
         Args:
@@ -143,7 +143,7 @@ class TurnTokens:
         thinking = self._encode("<think>\nHm.\n</think>\n\nYes.")
         replies = ([_message(role, REPLY) for role in roles] for roles in reply_roles)
         if any(self.join([_user("Hello")], thinking, reply, tools).rewritten for reply in replies):
-            logger.info("the chat template of %r drops or moves earlier thinking: such turns open a new row", name)
+            logger.info("the chat template of %r drops or moves earlier thinking: such turns start a new row", name)
 
     def _check_conversation(self, roles: Sequence[str], tools: Tools) -> None:
         messages: list[Message] = [{"role": "system", "content": "Be brief."}, _user("What is 2 + 2?")]
@@ -172,19 +172,19 @@ class TurnTokens:
     def _as_sampled(
         self, messages: Sequence[Message], answer: str, following: Sequence[Message], tools: Tools
     ) -> list[int]:
-        """The ids of an answer as the template would have them behind the prompt."""
+        """Returns the ids of an answer as the template would have them behind the prompt."""
         before, after = self._render(messages, tools), self._render(following, tools)
         start = len(before.rstrip())
         if not after.startswith(before.rstrip()):
             return self._encode(answer)
-        opening = after[start : after.index(answer, start)]
-        if opening.strip() and before == self._render(messages, tools, add_generation_prompt=False):
+        header = after[start : after.index(answer, start)]
+        if header.strip() and before == self._render(messages, tools, add_generation_prompt=False):
             raise ValueError(
-                f"the chat template of {self.tokenizer.name_or_path!r} writes {opening!r} before an assistant's text, "
-                "but not with add_generation_prompt=True; set a template that opens the assistant's turn"
+                f"the chat template of {self.tokenizer.name_or_path!r} writes {header!r} before an assistant's text, "
+                "but not with add_generation_prompt=True; set a template that starts the assistant's turn"
             )
         prompt_ids = self._encode(before)
-        ids = self._encode(after[:start] + opening + answer)
+        ids = self._encode(after[:start] + header + answer)
         return ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else self._encode(answer)
 
     def _check_row(self, row: list[int], full: list[int]) -> None:
@@ -197,7 +197,7 @@ class TurnTokens:
                 f"turns joined under the chat template of {name!r} read {joined!r} where the template itself "
                 f"has {whole!r}; set a template that renders every turn alike"
             )
-        logger.warning("%r tokenises the seam of two turns differently: %r, at once %r", name, joined, whole)
+        logger.warning("%r tokenises the boundary of two turns differently: %r, at once %r", name, joined, whole)
 
     @cached_property
     def _end_of_turn(self) -> list[int]:
@@ -229,7 +229,7 @@ class TurnTokens:
 
     @cached_property
     def accepts_system(self) -> bool:
-        """Whether the template renders a system message; said in the log where it does not."""
+        """Tells whether the template renders a system message; logged where it does not."""
         probe = [{"role": "system", "content": PLACEHOLDER}, _user("Hello")]
         try:
             accepted = PLACEHOLDER in self._render_as_is(probe, None, True)
@@ -241,13 +241,13 @@ class TurnTokens:
         return accepted
 
     def renders_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Whether `tools=` changes what the template renders."""
+        """Tells whether `tools=` changes what the template renders."""
         return self._render([_user("Hello")], tools) != self._render([_user("Hello")])
 
     def _closing(
         self, messages: Sequence[Message], new_messages: Sequence[Message], tools: Tools, **options: Any
     ) -> str | None:
-        """What the template renders behind an assistant's text; None where it leaves that text out."""
+        """Returns what the template renders behind an assistant's text; None where it leaves that text out."""
         placeholder = PLACEHOLDER
         while any(placeholder in str(message.get("content")) for message in (*messages, *new_messages)):
             placeholder += "x"
@@ -257,19 +257,19 @@ class TurnTokens:
 
     @cached_property
     def _end_ids(self) -> list[int]:
-        """The tokens that end an assistant's turn: `<|im_end|>`, newline."""
+        """Holds the tokens that end an assistant's turn: `<|im_end|>`, newline."""
         last = self._closing([_user("Hello")], [], None, add_generation_prompt=False) or ""
         # Some templates close only turns that others follow.
         inner = self._closing([_user("Hello")], [_user(REPLY)], None, add_generation_prompt=False) or ""
         return max(self._encode(last), self._through_stop(self._encode(inner.split(REPLY)[0])), key=len)
 
     def _through_stop(self, token_ids: list[int]) -> list[int]:
-        """The ids up to the first that stops sampling; none without one."""
+        """Returns the ids up to the first that stops sampling; none without one."""
         end = next((place for place, token_id in enumerate(token_ids) if token_id in self.eos_token_ids), -1)
         return token_ids[: end + 1]
 
     def _without_sampled_end(self, closing_ids: list[int], sampled: list[int]) -> list[int]:
-        """closing_ids without the end-of-turn tokens that were sampled.
+        """Returns closing_ids without the end-of-turn tokens that were sampled.
 
         With the end-of-turn tokens E1 E2: behind `… E1` comes `E2 …`; behind a turn cut by its limit `E1 E2 …`.
         """
@@ -278,7 +278,8 @@ class TurnTokens:
             if sampled[-length:] == end[:length]:
                 return closing_ids[length:]
         if sampled and sampled[-1] in self.eos_token_ids and sampled[-1] in end:
-            return closing_ids[end.index(sampled[-1]) + 1 :]  # Llama 2 writes a space before </s>, models do not
+            # Llama 2's template writes a space before </s>, models do not.
+            return closing_ids[end.index(sampled[-1]) + 1 :]
         return closing_ids
 
     @cached_property
@@ -290,7 +291,8 @@ class TurnTokens:
         turns = [_user("Hello"), _assistant("Hello"), _user("Hello")]
         try:
             around = special.intersection(self._encode(self._render(turns, add_generation_prompt=False)))
-        except ValueError:  # a template of one turn only still has text to read
+        except ValueError:
+            # A template of one turn only still has text to read.
             around = set()
         return self.eos_token_ids | set(named) | around
 
@@ -308,7 +310,7 @@ def _assistant(text: str) -> Message:
 
 
 def _consists_of(rendered: str, before: str, text: str, closing: str) -> bool:
-    """Whether rendered is before + text + closing, up to the white space around and in the text."""
+    """Tells whether rendered is before + text + closing, up to the white space around and in the text."""
     middle = len(rendered) - len(closing)
     if middle < len(before) or not (rendered.startswith(before) and rendered.endswith(closing)):
         return False
@@ -316,7 +318,7 @@ def _consists_of(rendered: str, before: str, text: str, closing: str) -> bool:
 
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the common prefix."""
+    """Measures the common prefix."""
     pairs = zip(first, second, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 

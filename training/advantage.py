@@ -1,4 +1,7 @@
-"""The driver's maths of a step: KL in the reward, then advantages by the estimator that the config names."""
+"""The driver's maths of a step: KL in the reward, then advantages by the estimator that the config names.
+
+Invariant: estimators see episodes, each in one row, and what they return goes back to the rows of the batch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ KLController = AdaptiveKLController | FixedKLController
 
 
 def compute_response_mask(data: DataProto) -> Tensor:
-    """(B, R): the attention mask over the responses; for batches whose every response token was sampled."""
+    """Cuts the attention mask over the responses, (B, R); for batches whose every response token was sampled."""
     width = data.batch["responses"].shape[1]
     return data.batch["attention_mask"][:, -width:]
 
@@ -29,7 +32,7 @@ def compute_response_mask(data: DataProto) -> Tensor:
 def apply_kl_penalty(
     data: DataProto, kl_ctrl: KLController, kl_penalty_kind: str = "kl"
 ) -> tuple[DataProto, dict[str, float]]:
-    """token_level_rewards = token_level_scores - coefficient x KL per token; then the controller sees the mean KL.
+    """Sets token_level_rewards = token_level_scores - coefficient x KL per token, and shows the controller the mean KL.
 
     The mean is over sampled tokens of each row, then over rows that have any (nats per token).
     """
@@ -54,7 +57,11 @@ def compute_advantage(
     norm_adv_by_std_in_grpo: bool = True,
     config: Any = None,
 ) -> DataProto:
-    """Adds `advantages` and `returns` (B, R) by the estimator of that name, from `token_level_rewards` and what it asks for."""
+    """Adds `advantages` and `returns` (B, R) by the estimator of that name.
+
+    It is handed `token_level_rewards`, `response_mask` and what it asks for. Raises ValueError where it returns another
+    shape or numbers that are not finite.
+    """
     data.require("token_level_rewards", "response_mask", *_tensor_needs(adv_estimator), by=f"estimator {adv_estimator}")
     episodes, width = EpisodeRows(data), data.batch["response_mask"].shape[1]
     fields = {name: tensor for name, tensor in data.batch.items() if episodes.takes(tensor, width)}
@@ -73,7 +80,8 @@ def compute_advantage(
         if tensor.shape != data.batch["response_mask"].shape or not torch.isfinite(tensor).all():
             raise ValueError(
                 f"estimator '{adv_estimator}': {name} must be finite and of shape (batch, response_len) = "
-                f"{tuple(data.batch['response_mask'].shape)}; got {tuple(tensor.shape)}, {int((~torch.isfinite(tensor)).sum())} of them not finite"
+                f"{tuple(data.batch['response_mask'].shape)}; got {tuple(tensor.shape)}, "
+                f"{int((~torch.isfinite(tensor)).sum())} of them not finite"
             )
         data.batch[name] = tensor
     return data

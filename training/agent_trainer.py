@@ -1,7 +1,8 @@
 """AgentTrainer: the same step as RayPPOTrainer's, with episodes in an environment instead of answers to prompts.
 
-A step plays `agent.agent_length` x `rollout.n` fresh episodes; the environment gives the rewards. What an episode faces follows from (run seed, step,
-number in the step), so a resumed run meets what it would have met. There is no dataset, and an epoch is one step.
+A step plays `agent.agent_length` x `rollout.n` fresh episodes; the environment gives the rewards. There is no dataset,
+and an epoch is one step. Invariant: what an episode faces follows from (run seed, step, number in the step), so that a
+resumed run meets what it would have met.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ CLOSING_S = 15.0  # for the environments to be closed at a run's end
 
 
 def environment_rewards(data: DataProto) -> Tensor:
-    """(B, R): what the environments gave, each reward on the last sampled token of its turn."""
+    """Returns what the environments gave, (B, R), each reward on the last sampled token of its turn."""
     data.require("environment_rewards", by="environment_rewards")
     return data.batch["environment_rewards"]
 
 
 class Slots(Dataset):
-    """Places for episodes: row i says that there is an i-th."""
+    """Stands for a dataset of episodes: row i says that there is an i-th."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -54,16 +55,17 @@ class Slots(Dataset):
 
 
 def collate_slots(rows: list[dict[str, int]]) -> dict[str, np.ndarray]:
+    """Joins the rows of `Slots`."""
     return {"slot": np.array([row["slot"] for row in rows])}
 
 
 class AgentTrainer(RayPPOTrainer):
-    """PPO on episodes.
+    """Trains by PPO and its relatives on episodes.
 
     Args:
         agent_cls: an agent class of one's own; None: `agent.cls`, or the built-in one around the environment.
         specs: how agents are built, one for each environment; None: as the config says.
-        reward_fn, val_reward_fn: None: what the environment, or `custom_reward_function(trajectory, environment)`, gave.
+        reward_fn, val_reward_fn: None: what the environment, or `custom_reward_function`, gave.
         The rest as RayPPOTrainer's.
     """
 
@@ -110,6 +112,7 @@ class AgentTrainer(RayPPOTrainer):
         )
 
     def shutdown(self) -> None:
+        """Closes the environments, then as RayPPOTrainer does."""
         # Workers that are busy, or gone, close nothing; their environments then end with them.
         closing = threading.Thread(target=self._close_environments, daemon=True)
         closing.start()
@@ -120,10 +123,11 @@ class AgentTrainer(RayPPOTrainer):
         try:
             if self.multi_turn_rollout is not None:
                 self.multi_turn_rollout.close()
-        except Exception as error:  # of a worker that is gone
+        # A worker may be gone.
+        except Exception as error:
             logger.warning("environments were not closed: %s", error)
 
-    def _prompt_batch(
+    def prompt_batch(
         self, rows: dict[str, Any], repeat: int, first_group: int = 0, validate: bool = False
     ) -> DataProto:
         return describe_episodes(
@@ -148,7 +152,8 @@ class AgentTrainer(RayPPOTrainer):
         if folder := self.config.agent.episodes_dir:
             try:
                 write_episodes(Path(folder), batch)
-            except OSError as error:  # a full disk costs the records, not the run
+            # A full disk costs the records, not the run.
+            except OSError as error:
                 logger.warning(
                     "episodes of step %d were not written to agent.episodes_dir: %s", self.global_steps, error
                 )
@@ -163,7 +168,8 @@ def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrai
     """Builds and resets an agent of each environment, and checks the chat template, before any model is loaded.
 
     Raises:
-        ValueError: an environment cannot be built or reset, its first prompt is too long, or the template cannot continue a conversation.
+        ValueError: an environment cannot be built or reset, its first prompt is too long, or the template cannot
+            continue a conversation.
     """
     tokens = TurnTokens(
         tokenizer, template_kwargs=dict(config.data.apply_chat_template_kwargs), eos_token_ids=[tokenizer.eos_token_id]
@@ -179,7 +185,8 @@ def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrai
             length, most = len(tokens.prompt(reply.messages, tools)), config.data.max_prompt_length
             if length > most:
                 raise ValueError(
-                    f"environment {name}: a first prompt has {length} tokens, data.max_prompt_length={most}: raise it, or shorten the observation"
+                    f"environment {name}: a first prompt has {length} tokens, data.max_prompt_length={most}: raise it, "
+                    "or shorten the observation"
                 )
 
 

@@ -1,9 +1,10 @@
 """The trainer: `fit()` and one short method per phase of a step.
 
-    prompts -> generate -> reward -> log-probs, values -> advantages -> update critic, update actor -> new weights to the engine
+    prompts -> generate -> reward -> log-probs, values -> advantages -> update critic, update actor -> weights
 
-The driver holds the batch (a DataProto) and the order of things; models live in worker groups, which it only calls. Everything random in a step
-derives from (run seed, step), and the data order from (run seed, epoch), so that a checkpoint needs no generator's state.
+The driver holds the batch (a DataProto) and the order of things; models live in worker groups, which it only calls.
+Invariant: everything random in a step derives from (run seed, step), and the data order from (run seed, epoch), so that
+a checkpoint needs no generator's state.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ logger = logging.getLogger(__name__)
 
 
 class RayPPOTrainer:
-    """PPO and its relatives over worker groups.
+    """Trains by PPO and its relatives, over worker groups.
 
     Args:
         config: the run's typed configuration.
@@ -88,7 +89,7 @@ class RayPPOTrainer:
         ray_worker_group_cls: how workers are run; None: as `trainer.launcher` says.
         processor: not used for text.
         reward_fn, val_reward_fn: DataProto -> rewards, see `training.reward.compute_reward`.
-        train_dataset, val_dataset: torch Datasets of prompts, as token ids or as text; validation is left out without one.
+        train_dataset, val_dataset: torch Datasets of prompts, as token ids or as text; None: no validation.
         collate_fn: list of rows -> dict of tensors and object arrays.
         train_sampler: order of the training rows; None: as `data.shuffle` says.
         device_name: overrides nothing here; workers follow `trainer.device`.
@@ -150,7 +151,8 @@ class RayPPOTrainer:
         self.steps_per_epoch = len(self.order) // prompts
         if self.steps_per_epoch == 0:
             raise ValueError(
-                f"data.train_batch_size={data.train_batch_size} is more than the {rows} training rows; make it smaller or give more rows"
+                f"data.train_batch_size={data.train_batch_size} is more than the {rows} training rows; make it smaller "
+                "or give more rows"
             )
         self.total_training_steps = (
             self.config.trainer.total_training_steps or self.config.trainer.total_epochs * self.steps_per_epoch
@@ -204,7 +206,7 @@ class RayPPOTrainer:
     # The loop
 
     def fit(self) -> dict[str, float]:
-        """Trains to `total_training_steps`, from the latest checkpoint where there is one; returns the last step's metrics."""
+        """Trains to `total_training_steps`, from the latest checkpoint if there is one; returns the last metrics."""
         trainer = self.config.trainer
         self.load_checkpoint()
         with self._tracking() as tracking:
@@ -216,8 +218,8 @@ class RayPPOTrainer:
                 return metrics
             if self.global_steps >= self.total_training_steps:
                 logger.warning(
-                    "nothing to train: the run is at step %d of %d; trainer.total_training_steps or total_epochs extends it, "
-                    "trainer.resume_mode=disable starts it anew",
+                    "nothing to train: the run is at step %d of %d; trainer.total_training_steps or total_epochs "
+                    "extends it, trainer.resume_mode=disable starts it anew",
                     self.global_steps,
                     self.total_training_steps,
                 )
@@ -233,7 +235,7 @@ class RayPPOTrainer:
         return metrics
 
     def training_batches(self) -> Iterator[dict[str, Any]]:
-        """Rows for one step at a time; `global_steps`, `epoch` and `rows_done` already count the batch that is given."""
+        """Yields rows for one step at a time, which `global_steps`, `epoch` and `rows_done` already count."""
         self.row_stream = self._endless_rows()
         while self.global_steps < self.total_training_steps:
             rows = next(self.row_stream)
@@ -242,7 +244,7 @@ class RayPPOTrainer:
         self.row_stream.close()
 
     def _endless_rows(self) -> Generator[dict[str, Any]]:
-        """A step's number of rows at a time, from `epoch` and `rows_done` on."""
+        """Yields a step's number of rows at a time, from `epoch` and `rows_done` on."""
         while True:
             fresh = self.rows_done == 0
             self.order.start(self.epoch, self.rows_done)
@@ -252,17 +254,17 @@ class RayPPOTrainer:
                 yield rows
             if fresh:
                 raise ValueError(
-                    f"epoch {self.epoch} gave no batch of data.train_batch_size={self.config.data.train_batch_size} rows: the sampler is "
-                    "exhausted or shorter than a batch; its __iter__ must start anew each time"
+                    f"epoch {self.epoch} gave no batch of data.train_batch_size={self.config.data.train_batch_size} "
+                    "rows: the sampler is exhausted or shorter than a batch; its __iter__ must start anew each time"
                 )
             self.epoch, self.rows_done = self.epoch + 1, 0
 
     def _is_due(self, frequency: int) -> bool:
-        """Every `frequency` steps (never where that is not positive), and on the last step."""
+        """Says yes every `frequency` steps (never where that is not positive), and on the last step."""
         return self.global_steps >= self.total_training_steps or (frequency > 0 and self.global_steps % frequency == 0)
 
     def train_step(self, rows: dict[str, Any]) -> dict[str, float]:
-        """One step on collated rows: from prompts to new weights. Returns its metrics."""
+        """Goes one step on collated rows, from prompts to new weights; returns its metrics."""
         timer = StepTimer()
         metrics: dict[str, float] = {}
         with timer("step"):
@@ -297,14 +299,14 @@ class RayPPOTrainer:
         return metrics | drawn | self._step_metrics(batch, timer)
 
     def on_batch(self, batch: DataProto) -> None:
-        """Is given each step's batch once the step is done, with all its fields; a hook to override, does nothing here."""
+        """Sees each batch with all its fields, once it is trained on, or scored for validation: a hook to override."""
 
     # The phases of a step
 
-    def _prompt_batch(
+    def prompt_batch(
         self, rows: dict[str, Any], repeat: int, first_group: int = 0, validate: bool = False
     ) -> DataProto:
-        """Collated rows -> one row per sample, `uid` per prompt, and what seeds the sampling: B = prompts x repeat."""
+        """Makes one row per sample of collated rows, with `uid` and what seeds the sampling: B = prompts x repeat."""
         batch = DataProto.from_single_dict(rows)
         groups = range(first_group, first_group + len(batch))
         batch = batch.repeat(repeat, interleave=True)
@@ -319,34 +321,38 @@ class RayPPOTrainer:
         return batch
 
     def _generate(self, rows: dict[str, Any]) -> tuple[DataProto, dict[str, float]]:
-        """The rows' prompts answered, and metrics; with `filter_groups` scored as well, and others' where a group's rewards do not differ."""
+        """Answers the rows' prompts; returns the batch and metrics.
+
+        With `filter_groups` the batch is scored, and has further rows' prompts where a group's rewards do not differ.
+        """
         settings = self.config.algorithm.filter_groups
         if settings.enable:
             batch, drawn = collect_varied_groups(self._scored_batches(rows), settings, self.config.prompts_per_step)
         else:
             batch = self._generate_multi_turn_sequences(
-                self._prompt_batch(rows, self.config.actor_rollout_ref.rollout.n)
+                self.prompt_batch(rows, self.config.actor_rollout_ref.rollout.n)
             )
             drawn = {}
         self.actor_rollout_wg.sleep_rollout()
         return batch, drawn
 
     def _scored_batches(self, rows: dict[str, Any]) -> Iterator[DataProto]:
-        """The rows' prompts answered and scored, then those of further rows, as they are asked for."""
+        """Yields the rows' prompts answered and scored, then those of further rows, as they are asked for."""
         for number in itertools.count():
             first_group = number * self.config.prompts_per_step
-            prompts = self._prompt_batch(rows, self.config.actor_rollout_ref.rollout.n, first_group)
+            prompts = self.prompt_batch(rows, self.config.actor_rollout_ref.rollout.n, first_group)
             batch = self._generate_multi_turn_sequences(prompts)
             yield self._add_rewards(batch, *compute_reward(batch, self.reward_fn))
             rows = next(self.row_stream)
 
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
-        """The rollout itself; here every prompt is answered once."""
+        """Does the rollout itself; here every prompt is answered once."""
         return self.actor_rollout_wg.generate_sequences(gen_batch)
 
     def _start_reward(self, batch: DataProto) -> Callable[[], tuple[Tensor, dict[str, list[Any]]]]:
-        """Scores the batch, beside the passes that follow where `launch_reward_fn_async`; calling the result waits for it."""
-        if "token_level_scores" in batch.batch:  # scored already, to be filtered
+        """Scores the batch, with `launch_reward_fn_async` beside the passes that follow; calling the result waits."""
+        # Scored already, to be filtered.
+        if "token_level_scores" in batch.batch:
             return lambda: (batch.batch["token_level_scores"], {})
         if self.config.reward_model.launch_reward_fn_async:
             return compute_reward_async(batch, self.reward_fn).result
@@ -354,13 +360,13 @@ class RayPPOTrainer:
         return lambda: done
 
     def needs_old_log_probs(self) -> bool:
-        """Whether something reads them: in a step of a single update its own log-probs are the old ones."""
+        """Says whether something reads them: in a step of a single update its own log-probs are the old ones."""
         algorithm = self.config.algorithm
         read = algorithm.use_kl_in_reward or "old_log_probs" in estimator_needs(algorithm.adv_estimator)
         return read or self.plan.actor.updates > 1
 
     def _add_old_log_probs(self, batch: DataProto, metrics: dict[str, float]) -> tuple[DataProto, dict[str, float]]:
-        """`old_log_probs`, the policy's entropy, and how far the engine's probabilities are from the trainer's."""
+        """Adds `old_log_probs`; measures the entropy, and how far the engine's probabilities are from the trainer's."""
         result = self.actor_rollout_wg.compute_log_prob(batch)
         entropies = result.pop(batch_keys=["entropys"]).batch["entropys"]
         batch = batch.union(result)
@@ -424,17 +430,19 @@ class RayPPOTrainer:
             sources += [str(name) for name in names]
             uids += list(batch.non_tensor_batch["uid"])
             before = len(uids) - len(batch)
-            for name in infos.keys() | scored.keys():  # a source may have entries that others have not
+            # A source may have entries that others have not.
+            for name in infos.keys() | scored.keys():
                 infos.setdefault(name, [None] * before).extend(scored.get(name, [None] * len(batch)))
         nested = process_validation_metrics(sources, uids, infos, seed=self.seed)
         return flatten_validation_metrics(nested)
 
     def _validate_batch(self, rows: dict[str, Any], n: int, first_group: int) -> tuple[DataProto, dict[str, list[Any]]]:
-        prompts = self._prompt_batch(rows, n, first_group, validate=True)
+        prompts = self.prompt_batch(rows, n, first_group, validate=True)
         batch = self._generate_multi_turn_sequences(prompts)
         scores, infos = compute_reward(batch, self.val_reward_fn)
         batch.batch["token_level_scores"] = scores
         self._dump(batch, self.config.trainer.validation_data_dir, anew=first_group == 0)
+        self.on_batch(batch)
         self._show_generations(batch, self.config.trainer.log_val_generations - first_group * n)
         episodes = EpisodeRows(batch)
         infos = {name: [values[i] for i in episodes.first] for name, values in infos.items()}

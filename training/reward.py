@@ -5,7 +5,7 @@ Invariant: rewards are finite float32 of shape (batch, response_len) and lie onl
 
     responses     = A0 A0 E0 A1 A1 E1 pad
     response_mask =  1  1  0  1  1  0   0
-    outcome 0.5   =  0  0  0  0 .5  0   0      # on the last sampled token, although the environment spoke last
+    outcome 0.5   =  0  0  0  0 .5  0   0      on the last sampled token, although an environment's token is last
 """
 
 import inspect
@@ -30,7 +30,7 @@ RewardInfos = dict[str, list[Any]]
 
 
 def get_custom_reward_fn(config: PPOConfig) -> RewardFunction | None:
-    """The function that `custom_reward_function` names, its reward_kwargs bound; None where no path is set."""
+    """Loads the function that `custom_reward_function` names and binds its reward_kwargs; None where no path is set."""
     custom = config.custom_reward_function
     if custom.path is None:
         return None
@@ -43,7 +43,7 @@ def get_custom_reward_fn(config: PPOConfig) -> RewardFunction | None:
 def load_reward_manager(
     config: PPOConfig, tokenizer: PreTrainedTokenizerBase, num_examine: int, **kwargs: Any
 ) -> RewardFunction:
-    """The reward manager that the config names, around the user's scoring function or the built-in rules.
+    """Makes the reward manager that the config names, around the user's scoring function or the built-in rules.
 
     `kwargs` go to the manager beside reward_model.reward_kwargs and win over them.
     """
@@ -87,7 +87,7 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
 
 
 def compute_reward_async(data: DataProto, reward_fn: RewardFunction) -> Future[tuple[Tensor, RewardInfos]]:
-    """`compute_reward` in a thread of its own; `.result()` gives its answer or raises its error.
+    """Runs `compute_reward` in a thread of its own; `.result()` gives its answer or raises its error.
 
     The thread sees the batch as it is now: fields that are added to it meanwhile do not disturb it.
     """
@@ -109,7 +109,7 @@ def _takes_return_dict(reward_fn: RewardFunction) -> bool:
 
 
 def _as_tensor(result: Any, response_mask: Tensor) -> Tensor:
-    """float32 on the mask's device; ValueError for what is no number, has a wrong shape or is not finite."""
+    """Makes float32 on the mask's device; ValueError for what is no number, has a wrong shape or is not finite."""
     allowed = f"allowed: ({len(response_mask)},) or {tuple(response_mask.shape)}"
     try:
         rewards = torch.as_tensor(result).detach().to(response_mask.device, torch.float32)

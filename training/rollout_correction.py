@@ -1,4 +1,7 @@
-"""Rollout engine and trainer disagree on log-probs; this measures by how much."""
+"""How far the log-probs of rollout engine and trainer are apart, which both compute of the same tokens.
+
+Invariant: it measures and corrects nothing; masked tokens do not count.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from torch import Tensor
 def compute_offpolicy_metrics(
     log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Tensor, batch_num_tokens: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """How far the engine's probabilities of its own samples are from the trainer's.
+    """Measures how far the engine's probabilities of its own samples are from the trainer's.
 
     Args:
         log_probs, rollout_log_probs: (batch, response_len), nats.
         batch_num_tokens: tokens of the whole of which this batch is a part; None: of this batch.
     Returns:
-        shares of means over those tokens (they sum to the mean), `rollout_kl` in nats per token; and maxima. With top_k or top_p the
-        engine's are those of the filtered distribution, so they differ from the trainer's even where both are right.
+        shares of means over those tokens (they sum to the mean), `rollout_kl` in nats per token; and maxima. With
+        top_k or top_p the engine's are those of the filtered distribution, so they differ from the trainer's even where
+        both are right.
     """
     mask = response_mask.bool()
     difference = ((log_probs.exp() - rollout_log_probs.exp()).abs()).masked_fill(~mask, 0)

@@ -1,4 +1,4 @@
-"""How a batch is cut: mini-batches, micro-batches within a token budget, and partitions of equal work.
+"""How a batch is cut: partitions of equal work, the order of rows on ranks, and micro-batches within a token budget.
 
 Invariant: every row appears exactly once, and the same input gives the same plan.
 """
@@ -15,23 +15,23 @@ from torch import Tensor
 from data.protocol import DataProto
 from training.config import BatchPlan
 
-# Rows that share one identical prompt: it is computed once, with one branch per response.
+# A shared-prefix group: rows of one identical prompt, which is computed once for all their responses.
 PrefixGroup = list[int]
 MicroBatch = list[PrefixGroup]
 
 
 def ceildiv(a: int, b: int) -> int:
-    """a / b rounded up."""
+    """Divides a by b and rounds up."""
     return -(-a // b)
 
 
 def roundup_divisible(a: int, divisor: int) -> int:
-    """The smallest multiple of `divisor` that is not below `a`."""
+    """Returns the smallest multiple of `divisor` that is not below `a`."""
     return ceildiv(a, divisor) * divisor
 
 
 def karmarkar_karp(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
-    """Karmarkar and Karp's largest differencing method: k lists of indices whose sums of lengths are nearly equal.
+    """Partitions indices into k lists whose sums of lengths are nearly equal, by Karmarkar and Karp's differencing.
 
     With `equal_size` every list has the same number of indices. `get_seqlen_balanced_partitions` checks its arguments.
     """
@@ -61,7 +61,7 @@ def _joined(rows: list[int], others: list[int]) -> list[int]:
 
 
 def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
-    """k non-empty lists of row numbers, each ascending, with nearly equal sums of lengths.
+    """Partitions rows into k non-empty lists, each ascending, with nearly equal sums of lengths.
 
     Raises: ValueError if there are fewer rows than partitions, or with `equal_size` if k does not divide their number.
     """
@@ -99,14 +99,14 @@ def arrange(batch: DataProto, plan: BatchPlan) -> DataProto:
 
 
 def rows_of_parts(uids: Sequence[Hashable], count: int) -> list[list[int]]:
-    """Lists the rows of each of `count` parts: groups in order of appearance, as many in each as in the next, or one more."""
+    """Lists the rows of each of `count` parts: groups in order of appearance, as many in each, or one more."""
     groups = list(_rows_by_key(uids).values())
     parts = np.array_split(np.arange(len(groups)), count)
     return [list(chain.from_iterable(groups[i] for i in part)) for part in parts]
 
 
 def shuffled_groups(uids: Sequence[Hashable], generator: torch.Generator) -> Tensor:
-    """A random order of rows that permutes groups and keeps the rows of a group together, in their own order.
+    """Draws an order of rows that permutes groups and keeps the rows of a group together, in their own order.
 
     Depends on the grouping and the generator's state alone, not on what the uids are: (rows,) int64.
     """
@@ -141,7 +141,8 @@ def plan_micro_batches(
         max_group_tokens: larger groups are split evenly, each part with the prompt again, since a dense attention mask
             grows with the square of its tokens.
         pack_rows: whether a micro-batch of single rows has no padding, so that it counts the sum of their tokens.
-    Returns: micro-batches of groups of row numbers. A row larger than a limit is a group, and a micro-batch, of its own.
+    Returns:
+        micro-batches of groups of row numbers. A row larger than a limit is a group, and a micro-batch, of its own.
     Raises: ValueError unless exactly one of the two limits is given, or for rows that share a key but not a length.
     """
     if (max_token_len is None) == (micro_batch_size is None):
@@ -166,7 +167,7 @@ def plan_micro_batches(
 
 
 def _rows_by_key(keys: Iterable[Hashable]) -> dict[Hashable, list[int]]:
-    """Row numbers of each key, keys in order of appearance."""
+    """Lists the row numbers of each key, keys in order of appearance."""
     groups: dict[Hashable, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)
@@ -197,7 +198,8 @@ def _cut_sorted_groups(
 ) -> list[MicroBatch]:
     """Cuts groups, longest first, into the fewest consecutive micro-batches, and among those the least padded ones.
 
-    Shortest path over cut positions; a micro-batch that starts with a group of t tokens costs t for each of its groups, or, packed, its tokens.
+    Shortest path over cut positions; a micro-batch that starts with a group of t tokens costs t for each of its groups,
+    or, packed, its tokens.
     """
     one_more_batch = 1 + sum(tokens for tokens, _ in groups) * (len(groups) + 1)
     cost: list[float] = [0]
@@ -210,7 +212,8 @@ def _cut_sorted_groups(
             packed = pack_rows and rows == end - start
             padded = unpadded if packed else (end - start) * tokens
             too_large = rows > max_rows or (max_token_len is not None and padded > max_token_len)
-            if too_large and start < end - 1:  # a single group is always allowed; further starts only grow
+            # A single group is always allowed; further starts only grow.
+            if too_large and start < end - 1:
                 break
             if cost[start] + one_more_batch + padded < best:
                 best, best_start = cost[start] + one_more_batch + padded, start
@@ -219,6 +222,6 @@ def _cut_sorted_groups(
     cuts = [len(groups)]
     while cuts[-1] > 0:
         cuts.append(start_of[cuts[-1]])
-    # The largest comes first: what the smaller ones allocate fits into what it freed, so memory does not grow in pieces.
+    # The largest comes first: what smaller ones allocate fits into what it freed, so memory does not grow in pieces.
     spans = sorted(pairwise(reversed(cuts)), key=lambda span: cost[span[0]] - cost[span[1]])
     return [[group for _, group in groups[start:end]] for start, end in spans]

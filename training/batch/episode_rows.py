@@ -1,7 +1,8 @@
 """Which rows of a batch belong to one episode, and the way from rows to episodes and back.
 
-Estimators, filters and metrics see episodes, so that one counts once however many rows it has, and its rewards reach back
-over all of them. Dummy rows, which only pad a batch to the ranks, are an episode each, and enter no average.
+Estimators, filters and metrics see episodes, so that one counts once however many rows it has, and its rewards reach
+back over all of them. Invariant: dummy rows, which only pad a batch to the ranks, are an episode each, and enter no
+average.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ class EpisodeRows:
             self._episode_of_row[rows] = episode
 
     def takes(self, tensor: Tensor, width: int) -> bool:
-        """Whether `join` takes the tensor: (B,), (B, width), or any where each episode has one row."""
+        """Tells whether `join` takes the tensor: (B,), (B, width), or any where each episode has one row."""
         return self._one_row_each or tensor.shape[1:] in ((), (width,))
 
     def join(self, tensor: Tensor) -> Tensor:
-        """Puts an episode's rows one behind the other: (B, R) -> (E, most rows of one x R); (B,) -> each first one's."""
+        """Puts an episode's rows one behind the other: (B, R) -> (E, most rows of one x R); (B,) -> the first row's."""
         if self._one_row_each:
             return tensor
         if tensor.dim() == 1:

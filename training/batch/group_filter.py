@@ -1,4 +1,7 @@
-"""DAPO's dynamic sampling (arXiv:2503.14476, section 3.2): groups whose members all have the same reward teach nothing; others take their place."""
+"""DAPO's dynamic sampling (arXiv:2503.14476, section 3.2): groups whose members all have the same reward are replaced.
+
+Invariant: such groups, which teach nothing, never enter the batch of a step; a group enters whole.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +38,23 @@ def collect_varied_groups(
         found, dropped = found + len(take), dropped + uniform
         if take:
             part = batch.select_idxs(np.array([uid in take for uid in batch.non_tensor_batch["uid"]]))
-            part.meta_info.pop("first_group", None)  # in which the batches of a step differ
+            # The batches of a step differ in it.
+            part.meta_info.pop("first_group", None)
             kept.append(part)
     if not kept:
         raise ValueError(
-            f"algorithm.filter_groups: in {drawn} batches no group had two different values of {settings.metric!r}, so there is nothing to "
-            "learn from; choose tasks of another difficulty, more samples (actor_rollout_ref.rollout.n), a finer reward, or switch it off"
+            f"algorithm.filter_groups: in {drawn} batches no group had two different values of {settings.metric!r}, "
+            "so there is nothing to learn from; choose tasks of another difficulty, more samples "
+            "(actor_rollout_ref.rollout.n), a finer reward, or switch it off"
         )
     return DataProto.concat(kept), {"filter_groups/batches": float(drawn), "filter_groups/dropped": float(dropped)}
 
 
 def varied_groups(batch: DataProto, metric: str) -> tuple[list[str], int]:
-    """The uids of groups whose episodes differ in `metric`, in order, and how many groups do not. Masked episodes do not count."""
+    """Lists the uids of groups whose episodes differ in `metric`, in order, and counts the groups that do not.
+
+    Masked episodes do not count.
+    """
     episodes = EpisodeRows(batch)
     live = episodes.join(batch.batch["response_mask"]).any(dim=1).tolist()
     values: dict[str, set[float]] = {}

@@ -1,20 +1,21 @@
-"""TODO"""
+"""Holds every setting of a run: its type, default, bounds and documentation, and what follows from several of them.
+
+The way in: other packages take the names below from here, and `load_config` from `training.config.loader`, which checks
+what it reads (`training.config.checks`). A configuration never changes once it is made.
+"""
 
 from training.config.batch_plan import BatchPlan, MicroBatching, UpdatePlan
 from training.config.section import CustomClassConfig, Section
 from training.config.settings import (
-    DEFAULT_SEED,
     ActorConfig,
     ActorRolloutRefConfig,
     AgentConfig,
     AlgorithmConfig,
     CheckpointConfig,
-    CheckpointPart,
     CriticConfig,
     CriticModelConfig,
     CustomRewardFunctionConfig,
     DataConfig,
-    Dtype,
     EnvironmentChoice,
     FilterGroupsConfig,
     FSDPConfig,

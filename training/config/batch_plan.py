@@ -1,10 +1,10 @@
-"""How a step's batch is cut, decided once: over ranks, into mini-batches, and those into micro-batches.
+"""Decides once how a step's batch is cut: over ranks, into mini-batches, and those into micro-batches.
 
-The driver makes the plan from the config (`PPOConfig.batch_plan`), arranges the rows by it, and hands it to the workers,
-which cut what reaches them into as many equal parts. With 12 prompts, an actor that learns from 6 and a critic that learns
-from 3 at a time, on 2 ranks:
+The driver makes the plan from the config (`PPOConfig.batch_plan`), arranges the rows by it, and hands it to the
+workers, which cut what reaches them into as many equal parts. With 12 prompts, an actor that learns from 6 and a critic
+that learns from 3 at a time, on 2 ranks:
 
-    parts of the batch     |  p0 p1 p2  |  p3 p4 p5  |  p6 p7 p8  |  p9 p10 p11 |     each as many rows, half on each rank
+    parts of the batch     |  p0 p1 p2  |  p3 p4 p5  |  p6 p7 p8  |  p9 p10 p11 |     half of each part on each rank
     critic: 4 mini-batches |     0      |     1      |     2      |      3      |
     actor:  2 mini-batches |            0            |            1             |     so one size divides the other
 """
@@ -31,7 +31,7 @@ def micro_batching(use_dynamic_bsz: bool | None, micro_batch_size: int | None, m
 
 @dataclass(frozen=True, kw_only=True)
 class UpdatePlan:
-    """Says how one model passes over the rows of its rank: `epochs` times, each in `mini_batches` parts of equal size."""
+    """Says how one model passes over the rows of its rank: `epochs` times, in `mini_batches` equal parts each."""
 
     mini_batches: int
     epochs: int = 1
@@ -50,7 +50,7 @@ class UpdatePlan:
 
     @property
     def updates(self) -> int:
-        """Optimiser steps; with a single one the policy that is updated is still the one that sampled."""
+        """Counts the optimiser steps; with a single one the policy that is updated is still the one that sampled."""
         return self.epochs * self.mini_batches
 
 
@@ -69,5 +69,5 @@ class BatchPlan:
 
     @property
     def parts(self) -> int:
-        """The smallest mini-batches of a step; each larger one is several of them."""
+        """Counts the smallest mini-batches of a step; each larger one is several of them."""
         return max(self.actor.mini_batches, self.critic.mini_batches)

@@ -1,4 +1,4 @@
-"""YAML and command line -> PPOConfig: strict, all errors at once, and able to say where each value came from.
+"""Reads YAML and command line into a PPOConfig: strictly, all errors at once, knowing where each value came from.
 
     python main.py CONFIG.yaml key=value ...          CONFIG.yaml holds only what differs from the defaults
     python main.py --config-path DIR --config-name NAME key=value ...
@@ -9,18 +9,15 @@ Later wins: defaults, `extends: other.yaml`, the YAML, the command line. Interna
 {"data.train_batch_size": value}, so that a mistake never hides the next one.
 """
 
-import json
 import logging
-import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import yaml
 from omegaconf import OmegaConf
@@ -28,17 +25,21 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.names import did_you_mean
 from training.config.checks import check_config
-from training.config.section import leaves
+from training.config.section import INPUT, build, leaves
 from training.config.settings import EnvironmentChoice, PPOConfig
-from training.config.verl_keys import IGNORED, INPUT_PATHS, MOVED, ONE_LIMIT, SEVERAL_TURNS, UNAVAILABLE
+from training.config.values import InputError, as_text, convert, nest, parse, reference_yaml, to_yaml
+from training.config.verl_keys import IGNORED, MOVED, ONE_LIMIT, SEVERAL_TURNS, UNAVAILABLE
+
+__all__ = ["ConfigError", "LoadedConfig", "explain", "load_config", "reference_yaml", "to_yaml"]
 
 log = logging.getLogger(__name__)
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
-DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")  # keys in the text of a problem
+# Keys in the text of a problem.
+DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 
 
 class ConfigError(ValueError):
-    """Everything that is wrong with a configuration, one problem per line."""
+    """Says everything that is wrong with a configuration, one problem per line."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -48,7 +49,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedConfig:
-    """A configuration and, for each dotted key, "default", the name of a YAML file, or "command line"."""
+    """Holds a configuration and, for each dotted key, "default", the name of a YAML file, or "command line"."""
 
     config: PPOConfig
     sources: dict[str, str]
@@ -56,10 +57,10 @@ class LoadedConfig:
 
 
 def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
-    """Read a command line (without the program's name).
+    """Reads a command line (without the program's name).
 
     Args:
-        check: also report impossible combinations and whatever this machine cannot run (config_checks), with bad values
+        check: also report impossible combinations and whatever this machine cannot run (checks.py), with bad values
             at their defaults; left out where a file cannot be read, as its values would only seem to be missing.
     Raises:
         ConfigError: with all problems together. `--help` prints the keys and raises SystemExit(0).
@@ -75,10 +76,17 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     sources = {key: reader.sources.get(key, "default") for key in reader.schema}
     loaded = LoadedConfig(config=config, sources=sources, explain=explain_it)
     if reader.problems:
-        if explain_it:  # most wanted when something is wrong
+        if explain_it:
+            # Most wanted when something is wrong.
             print(explain(loaded))
         raise ConfigError(reader.problems)
     return loaded
+
+
+def explain(loaded: LoadedConfig) -> str:
+    """Lists every value with where it came from, one per line."""
+    rows = [(key, as_text(leaf.value), loaded.sources[key]) for key, leaf in leaves(loaded.config)]
+    return "\n".join(f"{key:<66} {value:<28} {source}" for key, value, source in rows)
 
 
 class _Reader:
@@ -92,7 +100,8 @@ class _Reader:
         self.problems: list[str] = []
         self.wants_turns = False
         self.moved: dict[str, tuple[str, Any]] = {}
-        self.complete = True  # every file that was named has been read
+        # Every file that was named has been read.
+        self.complete = True
 
     def read_command_line(self, argv: list[str]) -> bool:
         """Reads the YAML that is named, then the overrides; returns whether --explain was given."""
@@ -120,39 +129,24 @@ class _Reader:
         return "--explain" in flags
 
     def _read_files(self, files: list[str]) -> None:
+        """Reads the one YAML file among what is neither an option nor an override."""
         wrong = [word for word in files if word.startswith("-") or not word.endswith((".yaml", ".yml"))]
-        self.problems += [
-            f"{word!r} is neither CONFIG.yaml, key=value nor a known option (see --help)" for word in wrong
-        ]
-        self.complete &= all(word.startswith("-") for word in wrong)
+        for word in wrong:
+            self.problems.append(f"{word!r} is neither CONFIG.yaml, key=value nor a known option (see --help)")
+            self.complete &= word.startswith("-")
         chosen = [word for word in files if word not in wrong]
         if len(chosen) > 1:
             self._cannot_read(f"one YAML file at a time, not {', '.join(chosen)}; a YAML can say `extends: other.yaml`")
         for word in chosen[:1]:
             self._read_yaml(Path(_locate(word)), ())
 
-    def _cannot_read(self, problem: str) -> None:
-        self.problems.append(problem)
-        self.complete = False
-
     def _read_yaml(self, path: Path, children: tuple[Path, ...]) -> None:
-        """One YAML file after the one that it extends; `children` are the files that led here."""
+        """Reads a YAML file after the one that it extends; `children` are the files that led here."""
         path = path.resolve()
-        if path in children:
-            chain = " -> ".join(file.name for file in (*children, path))
-            self._cannot_read(f"`extends` goes in a circle: {chain}")
-            return
         try:
-            tree = OmegaConf.to_container(OmegaConf.load(path))
-        except UnicodeDecodeError as error:
-            self._cannot_read(f"cannot read {path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8")
-            return
-        except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
-            near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.yaml")])
-            self._cannot_read(f"cannot read {path}: {error}" if path.exists() else f"{path} does not exist.{near}")
-            return
-        if not isinstance(tree, dict):
-            self._cannot_read(f"{path.name} holds a list; it must hold keys with values")
+            tree = _yaml_tree(path, children)
+        except InputError as error:
+            self._cannot_read(str(error))
             return
         if tree.pop("defaults", None) is not None:
             self._cannot_read(f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead")
@@ -162,23 +156,17 @@ class _Reader:
         self._add(tree, path.name)
 
     def _read_override(self, override: str) -> None:
+        """Reads +KEY=VALUE or ~KEY; where any key may be given, the value is YAML whatever it looks like."""
         if override.startswith("~"):
             self._reset(override[1:])
             return
         key, _, text = override.lstrip("+").partition("=")
-        is_free = any(
-            key.startswith(f"{name}.") and get_origin(leaf.kind) is dict for name, leaf in self.schema.items()
-        )
-        try:
-            value = _parse(text, as_yaml=is_free)
-        except yaml.YAMLError as error:
-            self.problems.append(
-                f"{key}={text!r} (command line): {str(error).splitlines()[0]}; check brackets and quotes"
-            )
-            return
-        self._add(_nest({key: value}), "command line")
+        free = [f"{name}." for name, leaf in self.schema.items() if get_origin(leaf.kind) is dict]
+        with self._reporting(f"{key}={text!r} (command line)"):
+            self._add(nest({key: parse(text, as_yaml=key.startswith(tuple(free)))}), "command line")
 
     def _reset(self, key: str) -> None:
+        """Takes a key, or a section's keys, back to the default."""
         known = [name for name in self.schema if name == key or name.startswith(f"{key}.")]
         if not known:
             self._report_unknown(key, "~", "command line")
@@ -187,302 +175,168 @@ class _Reader:
             self.sources.pop(name, None)
 
     def _add(self, tree: Mapping[Any, Any], source: str, prefix: str = "") -> None:
-        """Enter a nested layer into the flat table, descending into sections and into what is unknown."""
+        """Enters a nested layer into the flat table, descending into sections and into what is unknown."""
         for name, value in tree.items():
             key = f"{prefix}{name}"
             if key in self.schema:
-                self._set(key, value, source)
+                self.values[key] = _merged(self.values.get(key), value)
+                self.sources[key] = source
             elif isinstance(value, Mapping) and (value or key in self.sections):
                 self._add(value, source, f"{key}.")
             elif key not in self.sections:
-                self._set_foreign(key, value, source)
+                self._add_foreign(key, value, source)
             elif value is not None:
-                self.problems.append(
-                    f"{key}={value!r} ({source}): is a section; set its keys, as in {self._example(key)}"
-                )
+                inner, leaf = next(item for item in self.schema.items() if item[0].startswith(f"{key}."))
+                example = f"{inner}={as_text(leaf.value)}"
+                self._report(key, value, source, f"is a section; set its keys, as in {example}")
 
-    def _example(self, section: str) -> str:
-        return next(
-            f"{key}={_as_text(leaf.value)}" for key, leaf in self.schema.items() if key.startswith(f"{section}.")
-        )
-
-    def _set(self, key: str, value: Any, source: str) -> None:
-        before = self.values.get(key)
-        self.values[key] = _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-        self.sources[key] = source
-
-    def _set_foreign(self, key: str, value: Any, source: str) -> None:
-        """A key that is not ours: moved, without meaning here, of a part that is missing, or a mistake."""
+    def _add_foreign(self, key: str, value: Any, source: str) -> None:
+        """Takes a key that is not ours: moved, without meaning here, of a part that is missing, or a mistake."""
         if (old := _match(key, MOVED)) is not None:
-            new = MOVED[old].replace("*", key[len(old) - 1 :])
-            log.warning("%s (%s) is called %s here; moved", key, source, new)
-            if new in ONE_LIMIT:
-                self.moved[new] = (key, value)
-                if new in self.values:
-                    return  # compared in the end
-            self._add(_nest({new: value}), source)
+            self._add_moved(key, MOVED[old].replace("*", key[len(old) - 1 :]), value, source)
         elif key == "actor_rollout_ref.hybrid_engine" and str(value).lower() != "true":
-            self.problems.append(
-                f"{key}={value!r} ({source}): actor and rollout always share devices here; leave it true"
-            )
+            self._report(key, value, source, "actor and rollout always share devices here; leave it true")
         elif (pattern := _match(key, IGNORED)) is not None:
             self.wants_turns |= key == SEVERAL_TURNS and str(value).lower() == "true"
             log.warning("%s=%s (%s) has no effect here: %s", key, value, source, IGNORED[pattern])
-        elif (pattern := _match(key, UNAVAILABLE)) is not None:
-            if str(value).lower() in ("none", "false"):
-                return  # switched off, which is how things are
-            self.problems.append(f"{key}={value!r} ({source}): {UNAVAILABLE[pattern]}")
-        else:
+        elif (pattern := _match(key, UNAVAILABLE)) is None:
             self._report_unknown(key, value, source)
+        elif str(value).lower() not in ("none", "false"):
+            # Switched off would be how things are.
+            self._report(key, value, source, UNAVAILABLE[pattern])
+
+    def _add_moved(self, key: str, new: str, value: Any, source: str) -> None:
+        """Enters the value of verl's key under its name here; two values of one limit are compared in the end."""
+        log.warning("%s (%s) is called %s here; moved", key, source, new)
+        if new in ONE_LIMIT:
+            self.moved[new] = (key, value)
+        if new not in ONE_LIMIT or new not in self.values:
+            self._add(nest({new: value}), source)
+
+    def _cannot_read(self, problem: str) -> None:
+        """Notes a problem that leaves out values; without them no check means anything."""
+        self.problems.append(problem)
+        self.complete = False
+
+    def _report(self, key: str, value: Any, source: str, problem: str) -> None:
+        """Notes what is wrong with a value, in the form of all such problems."""
+        self.problems.append(f"{key}={value!r} ({source}): {problem}")
 
     def _report_unknown(self, key: str, value: Any, source: str) -> None:
+        """Notes a key that does not exist, with the nearest that does."""
         whole = [name for name in self.schema if name.endswith(f".{key}")]
         last = [name for name in self.schema if name.endswith("." + key.split(".")[-1])]
         near = did_you_mean(key, whole, 0.0) or did_you_mean(key, self.schema) or did_you_mean(key, last, 0.0)
-        self.problems.append(f"{key}={value!r} ({source}): there is no such key.{near or ' --help lists all keys'}")
+        self._report(key, value, source, f"there is no such key.{near or ' --help lists all keys'}")
+
+    @contextmanager
+    def _reporting(self, given: str) -> Iterator[None]:
+        """Notes a InputError in the block as a problem of what was `given`."""
+        try:
+            yield
+        except InputError as error:
+            self.problems.append(f"{given}: {error}")
 
     def build(self) -> PPOConfig:
-        """The config; where a value is wrong it keeps its default and the problem is noted."""
+        """Makes the config; where a value is wrong it keeps its default and the problem is noted."""
         self._resolve_interpolations()
         flat = {key: leaf.value for key, leaf in self.schema.items()}
         for key, value in self.values.items():
-            try:
-                flat[key] = _convert(value, self.schema[key].kind)
-            except _MismatchError as error:
-                self.problems.append(f"{key}={value!r} ({self.sources[key]}): {error}")
+            with self._reporting(f"{key}={value!r} ({self.sources[key]})"):
+                leaf = self.schema[key]
+                made = convert(value, leaf.kind)
+                flat[key] = _located(made) if INPUT in leaf.metadata else made
         flat["env_template"] = tuple(self._entry(i, entry) for i, entry in enumerate(flat["env_template"]))
         for key, (old, value) in self.moved.items():
             if str(value) != str(self.values[key]):
                 self.problems.append(f"{old}={value} and {key}={self.values[key]} are the same limit: give one")
-        for key in INPUT_PATHS:
-            value = flat[key]
-            flat[key] = tuple(map(_locate, value)) if isinstance(value, tuple) else value and _locate(value)
-        config: PPOConfig = _build(PPOConfig, flat)
+        config: PPOConfig = build(PPOConfig, flat)
         if self.wants_turns and not config.environments:
             self.problems.append(f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path")
         return config
 
     def _entry(self, number: int, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """An entry of env_template with its values converted; what is wrong with it is noted and left out."""
+        """Converts an entry of env_template; what is wrong with it is noted and left out."""
         kinds, made = get_type_hints(EnvironmentChoice), {}
         for name, value in entry.items():
-            given = f"env_template[{number}].{name}={value!r}"
-            if name in ("isolation", "num_workers"):
-                self.problems.append(f"{given}: it is one for all environments; set agent.environment.{name}")
-            elif name not in kinds:
-                self.problems.append(f"{given}: there is no such key.{did_you_mean(str(name), kinds)}")
-            else:
-                try:
-                    made[name] = _convert(value, kinds[name])
-                except _MismatchError as error:
-                    self.problems.append(f"{given}: {error}")
+            with self._reporting(f"env_template[{number}].{name}={value!r}"):
+                if name in ("isolation", "num_workers"):
+                    raise InputError(f"it is one for all environments; set agent.environment.{name}")
+                if name not in kinds:
+                    raise InputError(f"there is no such key.{did_you_mean(str(name), kinds)}")
+                made[name] = convert(value, kinds[name])
         return made
 
     def has_reported(self, problem: str) -> bool:
-        """Whether a check's problem names a key that is reported already: it may only follow from the default there."""
+        """Says whether a check's problem names a key that is reported: it may only follow from the default there."""
         reported = {word for text in self.problems for word in DOTTED.findall(text) if word in self.schema}
-        named = [word for word in DOTTED.findall(problem) if word not in self.schema]  # short for a key: rollout.n
-        return any(
-            key in DOTTED.findall(problem) or key.endswith(tuple(f".{word}" for word in named)) for key in reported
-        )
+        words = DOTTED.findall(problem)
+        # Others are short for a key: rollout.n.
+        short = tuple(f".{word}" for word in words if word not in self.schema)
+        return any(key in words or key.endswith(short) for key in reported)
 
     def _resolve_interpolations(self) -> None:
+        """Puts the values that `${...}` refers to in its place."""
         linked = {key: value for key, value in self.values.items() if "${" in str(value)}
         if not linked:
             return
-        plain = {key: _plain(leaf.value) for key, leaf in self.schema.items()} | self.values
-        root = OmegaConf.create(_nest({key: value for key, value in plain.items() if key not in linked}))
+        plain = {key: leaf.value for key, leaf in self.schema.items()} | self.values
+        root = OmegaConf.create(nest({key: value for key, value in plain.items() if key not in linked}))
         for key, value in linked.items():
-            with self._reporting_links(key):
+            with self._dropping_links(key):
                 OmegaConf.update(root, key, value, merge=False)
         for key in [key for key in linked if key in self.values]:
-            with self._reporting_links(key):
-                resolved = OmegaConf.select(root, key)
-                self.values[key] = (
-                    OmegaConf.to_container(resolved, resolve=True) if OmegaConf.is_config(resolved) else resolved
-                )
+            with self._dropping_links(key):
+                value = OmegaConf.select(root, key)
+                self.values[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
     @contextmanager
-    def _reporting_links(self, key: str) -> Iterator[None]:
+    def _dropping_links(self, key: str) -> Iterator[None]:
+        """Takes out a value whose link leads nowhere, and notes the problem."""
         try:
             yield
         except OmegaConfBaseException as error:
-            value, source = self.values.pop(key), self.sources.pop(key)
-            self.problems.append(f"{key}={value!r} ({source}): {str(error).splitlines()[0]}")
+            self._report(key, self.values.pop(key), self.sources.pop(key), str(error).splitlines()[0])
 
 
-class _MismatchError(ValueError):
-    """What would have been allowed instead of a value."""
-
-
-def _convert(value: Any, kind: Any) -> Any:
-    """A YAML value or the text of an override as the type of a field."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Literal:
-        return _choice(value, args)
-    if origin is tuple:
-        return _sequence(value, args)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise _MismatchError("must be a mapping, as in {key: value}")
-        return value
-    if NoneType in args:
-        if value is None or (isinstance(value, str) and value.lower() in ("null", "none", "")):
-            return None
-        try:
-            return _convert(value, args[0])
-        except _MismatchError as error:
-            raise _MismatchError(f"{error} (or null)") from None
-    return _scalar(value, kind)
-
-
-def _scalar(value: Any, kind: type) -> Any:
-    if kind is str and isinstance(value, str):
-        return value
-    if kind is bool and str(value).lower() in ("true", "false"):
-        return str(value).lower() == "true"
-    if kind in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
-        number = _number(value) if isinstance(value, str) else value
-        if math.isfinite(number) and (kind is float or number == int(number)):
-            return kind(number)
-    expected = {str: "text; put it in quotes", bool: "true or false", int: "a whole number", float: "a finite number"}
-    raise _MismatchError(f"must be {expected[kind]}")
-
-
-def _number(text: str) -> int | float:
-    """NaN where it is none; whole numbers exactly, so that no digit of a long seed is lost."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return math.nan
-
-
-def _choice(value: Any, allowed: tuple[str, ...]) -> str:
-    if value in allowed:
-        return str(value)
-    missing = " The Megatron backend is not there" if value == "megatron" else did_you_mean(str(value), allowed)
-    raise _MismatchError(f"must be one of {', '.join(allowed)}.{missing}")
-
-
-def _sequence(value: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A list, or one item without brackets; `args` is (item type, ...) or one type per place."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = _parse(value.strip())
-        except yaml.YAMLError as error:
-            raise _MismatchError(f"must be a list: {str(error).splitlines()[0]}; check brackets and quotes") from None
-    if value is None or value == "":
-        value = []
-    items = list(value) if isinstance(value, list | tuple) else [value]
-    kinds = [args[0]] * len(items) if args[-1] is Ellipsis else args
-    if len(items) != len(kinds):
-        raise _MismatchError(f"must be a list of {len(kinds)} values")
-    return tuple(_convert(item, kind) for item, kind in zip(items, kinds, strict=True))
-
-
-def _parse(text: str, *, as_yaml: bool = False) -> Any:
-    """An override's value. Plain words stay text, so that the field's type decides (run 007 is not run 7)."""
-    if text in ("null", "~"):
-        return None
-    if text[:1] == "{":
-        text = re.sub(r"([{,]\s*\w+):(?=[^\s/])", r"\1: ", text)  # Hydra writes {key:value} without a blank
-    if as_yaml or text[:1] in ("[", "{", '"', "'"):
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
-    return text
-
-
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a.b": 1} -> {"a": {"b": 1}}."""
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *path, name = key.split(".")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[name] = value
+def _yaml_tree(path: Path, children: tuple[Path, ...]) -> dict[Any, Any]:
+    """Returns what a YAML file holds; InputError says why it cannot be had."""
+    if path in children:
+        raise InputError(f"`extends` goes in a circle: {' -> '.join(file.name for file in (*children, path))}")
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(path))
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot read {path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
+    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
+        near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.yaml")])
+        raise InputError(f"cannot read {path}: {error}" if path.exists() else f"{path} does not exist.{near}") from None
+    if not isinstance(tree, dict):
+        raise InputError(f"{path.name} holds a list; it must hold keys with values")
     return tree
 
 
-def _merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    both = {
-        name
-        for name in before.keys() & after.keys()
-        if isinstance(before[name], dict) and isinstance(after[name], dict)
-    }
-    return before | after | {name: _merged(before[name], after[name]) for name in both}
+def _merged(before: Any, after: Any) -> Any:
+    """Merges two mappings, and those inside them; elsewhere the later value counts."""
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return after
+    return before | {name: _merged(before.get(name), value) for name, value in after.items()}
 
 
 def _match(key: str, patterns: Mapping[str, str]) -> str | None:
+    """Returns the first pattern that a key fits."""
     return next((pattern for pattern in patterns if fnmatchcase(key, pattern)), None)
 
 
+def _located(value: str | tuple[str, ...] | None) -> Any:
+    """Locates a path, or each of several."""
+    return tuple(map(_locate, value)) if isinstance(value, tuple) else value and _locate(value)
+
+
 def _locate(path: str) -> str:
-    """The path itself where it exists, seen from the current folder; else inside the project where it exists there."""
+    """Returns the path itself where it exists, seen from the current folder; else inside the project if it is there."""
     if Path(path).expanduser().exists():
         return str(Path(path).expanduser())
     return str(PROJECT_ROOT / path) if (PROJECT_ROOT / path).exists() else path
-
-
-def _build(section_type: Any, flat: Mapping[str, Any], prefix: str = "") -> Any:
-    kinds = get_type_hints(section_type)
-    return section_type(
-        **{
-            name: _build(kind, flat, f"{prefix}{name}.") if is_dataclass(kind) else flat[prefix + name]
-            for name, kind in kinds.items()
-        }
-    )
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _as_text(value: Any) -> str:
-    """A value as one would write it in a YAML file or an override."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/][\w./+-]*", value) and value.lower() not in ("null", "none"):
-        return value
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_as_text, value))}]"
-    return json.dumps(value)
-
-
-def explain(loaded: LoadedConfig) -> str:
-    """Every value with where it came from, one per line."""
-    rows = [(key, _as_text(leaf.value), loaded.sources[key]) for key, leaf in leaves(loaded.config)]
-    return "\n".join(f"{key:<66} {value:<28} {source}" for key, value, source in rows)
-
-
-def to_yaml(config: PPOConfig) -> str:
-    """The whole config as YAML; loading it again gives an equal config."""
-    return str(OmegaConf.to_yaml(OmegaConf.create(_nest({key: _plain(leaf.value) for key, leaf in leaves(config)}))))
-
-
-def reference_yaml() -> str:
-    """configs/ppo_trainer.yaml: every key with its default, its choices and its documentation."""
-    lines = ["# Every key with its default: python -m training.config.loader --reference > configs/ppo_trainer.yaml"]
-    lines += _reference_lines(PPOConfig(), "")
-    return "\n".join(lines) + "\n"
-
-
-def _reference_lines(section: Any, indent: str) -> Iterator[str]:
-    own = dict(leaves(section))
-    for item in fields(section):
-        value = getattr(section, item.name)
-        if is_dataclass(value):
-            yield f"{indent}{item.name}:  # {(type(value).__doc__ or '').splitlines()[0]}"
-            yield from _reference_lines(value, indent + "  ")
-        else:
-            yield f"{indent}{item.name}: {_as_text(value)}  # {own[item.name].doc}{_choices(own[item.name].kind)}"
-
-
-def _choices(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f" ({' | '.join(get_args(kind))})"
-    return next((_choices(arg) for arg in get_args(kind) if get_origin(arg) is Literal), "")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,55 @@
-"""What every section of the configuration is made of."""
+"""Defines what the sections of the configuration are made of: a base class, types with bounds, and a flat table.
+
+A type says with `Annotated` what its values must keep to. A section and the table {dotted key: setting} hold the same:
+`build(type(section), {key: leaf.value for key, leaf in leaves(section)})` equals the section.
+"""
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Interval, Le, Lt, Predicate
+
+
+@dataclass(frozen=True)
+class Rule(Predicate):
+    """States a bound that is no comparison; `wanted` is what an error says after "must be"."""
+
+    wanted: str
+
+
+PositiveInt = Annotated[int, Gt(0)]
+PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeInt = Annotated[int, Ge(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Interval(ge=0, le=1)]
+PositiveFraction = Annotated[float, Interval(gt=0, le=1)]
+PositiveOrMinusOne = Annotated[int, Rule(lambda value: value >= 1 or value == -1, "1 or more, or -1")]
+NonNegativeOrMinusOne = Annotated[int, Rule(lambda value: value >= -1, "0 or more, or -1")]
+AboveOne = Annotated[float, Gt(1)]
+Betas = Annotated[tuple[float, float], Rule(lambda betas: all(0 <= beta < 1 for beta in betas), "in [0, 1)")]
+
+# Marks a path that is looked for in the project's folder too, so that a run starts from any folder.
+INPUT = "input"
+InputPath = Annotated[str, INPUT]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Base of every section: fields by name, for estimators and losses written for verl (`config.get("gamma", 1.0)`).
+    """Gives fields by name to estimators and losses written for verl (`config.get("gamma", 1.0)`).
 
     Code of this project writes `config.gamma`, which a type checker can follow.
     """
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The field, or `default` where the section has none of that name."""
+        """Returns the field, or `default` where the section has none of that name."""
         return self[name] if name in {item.name for item in fields(self)} else default
 
     def __getitem__(self, name: str) -> Any:
-        """The field; KeyError with the names there are."""
+        """Returns the field; raises KeyError with the names there are."""
         names = [item.name for item in fields(self)]
         if name not in names:
             raise KeyError(f"{type(self).__name__} has no {name!r}; it has: {', '.join(names)}")
@@ -31,32 +60,69 @@ class Section:
 class CustomClassConfig(Section):
     """A class of your own from a Python file."""
 
-    path: str | None = None  #: Python file; null = the built-in class
+    path: InputPath | None = None  #: Python file; null = the built-in class
     name: str | None = None  #: name of the class in that file
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One setting: its type, its value and its line of documentation."""
+    """Describes one setting: its plain type, its value, its line of documentation, and what `Annotated` says of it."""
 
     kind: Any
     value: Any
     doc: str
+    metadata: tuple[Any, ...]
+
+    def wanted(self) -> Iterator[str]:
+        """Says what the value must be, for each bound that it breaks; null breaks none."""
+        for bound in self.metadata if self.value is not None else ():
+            match bound:
+                case Gt(limit) if not self.value > limit:
+                    yield f"above {limit}"
+                case Ge(limit) if not self.value >= limit:
+                    yield f"{limit} or more"
+                case Lt(limit) if not self.value < limit:
+                    yield f"below {limit}"
+                case Le(limit) if not self.value <= limit:
+                    yield f"at most {limit}"
+                case Rule(holds, wanted) if not holds(self.value):
+                    yield wanted
 
 
 def leaves(section: Any, prefix: str = "") -> Iterator[tuple[str, Leaf]]:
-    """(dotted key, Leaf) for every setting of a config section, in the order of the dataclasses."""
+    """Yields (dotted key, Leaf) for every setting of a config section, in the order of the dataclasses."""
     section_type: Any = type(section)
-    kinds, docs = get_type_hints(section_type), field_docs(section_type)
-    for item in fields(section):
-        value = getattr(section, item.name)
+    plain, annotated = get_type_hints(section_type), get_type_hints(section_type, include_extras=True)
+    docs = field_docs(section_type)
+    for name, kind in plain.items():
+        value = getattr(section, name)
         if is_dataclass(value):
-            yield from leaves(value, f"{prefix}{item.name}.")
+            yield from leaves(value, f"{prefix}{name}.")
         else:
-            yield prefix + item.name, Leaf(kinds[item.name], value, docs[item.name])
+            yield prefix + name, Leaf(kind, value, docs[name], tuple(_metadata(annotated[name])))
+
+
+def build(section_type: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """Makes a section of the values of its dotted keys."""
+    return section_type(
+        **{
+            name: build(kind, values, f"{prefix}{name}.") if is_dataclass(kind) else values[prefix + name]
+            for name, kind in get_type_hints(section_type).items()
+        }
+    )
+
+
+def _metadata(kind: Any) -> Iterator[Any]:
+    """Yields what `Annotated` says of a type, of `X | None` and of a tuple of X too."""
+    for part in (kind, *get_args(kind)):
+        if get_origin(part) is Annotated:
+            for item in part.__metadata__:
+                yield from item if isinstance(item, Interval) else (item,)
 
 
 @cache
 def field_docs(section_type: type) -> dict[str, str]:
-    """Field name -> the text after `#:` in the source."""
-    return dict(re.findall(r"^    (\w+): .*  #: (.+)$", inspect.getsource(section_type), re.MULTILINE))
+    """Reads the text after `#:`, behind a field or on the line above it, from a section's source, by field name."""
+    pattern = r"^    (?:#: (.+)\n    (\w+): .*|(\w+): .*  #: (.+))$"
+    found = re.findall(pattern, inspect.getsource(section_type), re.MULTILINE)
+    return {above or behind: doc_above or doc_behind for doc_above, above, behind, doc_behind in found}

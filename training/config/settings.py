@@ -1,16 +1,30 @@
-"""Every setting of a run: frozen dataclasses that hold the only defaults.
+"""Holds every setting of a run in frozen dataclasses, which are the only place of defaults, bounds and documentation.
 
 Names and meanings are verl's. Batch sizes count prompts, before each is repeated `rollout.n` times, over all ranks;
-names that end in `_per_gpu` count rows or tokens on one rank. The text after `#:` documents a field: `--help` and
-configs/ppo_trainer.yaml show it. A config never changes after loading; what follows from several fields is a property
-here, derived in one place.
+names that end in `_per_gpu` count rows or tokens on one rank. The type of a field bounds its value. The text after `#:`
+documents it: `--help` and configs/ppo_trainer.yaml show that text, and the first line of a section's docstring.
+A config never changes after loading; what follows from several fields is a property here, derived in one place.
 """
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from training.config.batch_plan import BatchPlan, MicroBatching, UpdatePlan, micro_batching
-from training.config.section import CustomClassConfig, Section
+from training.config.section import (
+    AboveOne,
+    Betas,
+    CustomClassConfig,
+    Fraction,
+    InputPath,
+    NonNegativeFloat,
+    NonNegativeInt,
+    NonNegativeOrMinusOne,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    PositiveOrMinusOne,
+    Section,
+)
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 KLKind = Literal[
@@ -25,7 +39,7 @@ DEFAULT_SEED = 1
 class SamplerConfig(Section):
     """The order of the training rows, by a class of your own."""
 
-    class_path: str | None = None  #: Python file; null = shuffled or sequential by data.shuffle
+    class_path: InputPath | None = None  #: Python file; null = shuffled or sequential by data.shuffle
     class_name: str | None = None  #: name of the torch Sampler in that file
 
 
@@ -33,22 +47,22 @@ class SamplerConfig(Section):
 class DataConfig(Section):
     """Prompts: where they come from and how they become token ids."""
 
-    train_files: tuple[str, ...] = ()  #: parquet, json or jsonl: one file or a list
-    val_files: tuple[str, ...] = ()  #: the same for validation; empty = no validation
-    train_max_samples: int = -1  #: use at most this many training rows; -1 = all
-    val_max_samples: int = -1  #: use at most this many validation rows; -1 = all
+    train_files: tuple[InputPath, ...] = ()  #: parquet, json or jsonl: one file or a list
+    val_files: tuple[InputPath, ...] = ()  #: the same for validation; empty = no validation
+    train_max_samples: PositiveOrMinusOne = -1  #: use at most this many training rows; -1 = all
+    val_max_samples: PositiveOrMinusOne = -1  #: use at most this many validation rows; -1 = all
     prompt_key: str = "prompt"  #: column with the chat messages
     reward_fn_key: str = "data_source"  #: column that chooses the scoring rule
-    max_prompt_length: int = 512  #: tokens; prompts are padded on the left to this length
-    max_response_length: int = 512  #: tokens a response may have
-    train_batch_size: int = 1024  #: prompts per step
-    val_batch_size: int | None = None  #: prompts per validation batch; null = all at once
+    max_prompt_length: PositiveInt = 512  #: tokens; prompts are padded on the left to this length
+    max_response_length: PositiveInt = 512  #: tokens a response may have
+    train_batch_size: PositiveInt = 1024  #: prompts per step
+    val_batch_size: PositiveInt | None = None  #: prompts per validation batch; null = all at once
     shuffle: bool = True  #: shuffle the training rows, anew in every epoch
-    seed: int | None = None  #: seed of data order and sampling; null = 1
+    seed: NonNegativeInt | None = None  #: seed of data order and sampling; null = 1
     validation_shuffle: bool = False  #: shuffle the validation rows
-    dataloader_num_workers: int = 8  #: processes that load rows; 0 = in the driver
+    dataloader_num_workers: NonNegativeInt = 8  #: processes that load rows; 0 = in the driver
     filter_overlong_prompts: bool = False  #: drop prompts longer than max_prompt_length at start-up
-    filter_overlong_prompts_workers: int = 1  #: threads that measure them
+    filter_overlong_prompts_workers: PositiveInt = 1  #: threads that measure them
     truncation: Literal["error", "left", "right", "middle"] = "error"  #: what to do with a longer prompt
     return_raw_chat: bool = False  #: keep the messages in the batch as raw_prompt
     custom_cls: CustomClassConfig = CustomClassConfig()
@@ -57,34 +71,39 @@ class DataConfig(Section):
 
     @property
     def run_seed(self) -> int:
-        """The seed in force; a run always has one, so that it can be repeated."""
+        """Returns the seed in force; a run always has one, so that it can be repeated."""
         return DEFAULT_SEED if self.seed is None else self.seed
+
+    @property
+    def row_length(self) -> int:
+        """Returns the tokens of the longest row: a prompt and its response."""
+        return self.max_prompt_length + self.max_response_length
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
     """The actor's weights (the reference policy and the rollout start from the same)."""
 
-    path: str | None = None  #: model folder or hub name; required
+    path: InputPath | None = None  #: model folder or hub name; required
     dtype: Dtype = "bfloat16"  #: autocast compute type; master weights stay float32
     enable_gradient_checkpointing: bool = True  #: recompute activations in backward: less memory, more time
     use_remove_padding: bool = True  #: strip the padding from rows before the forward pass
     trust_remote_code: bool = False  #: run Python code that comes with the model
     override_config: dict[str, Any] = field(default_factory=dict)  #: entries of the model's config.json to replace
-    lora_rank: int = 0  #: rank of LoRA adapters; 0 = train all weights
+    lora_rank: NonNegativeInt = 0  #: rank of LoRA adapters; 0 = train all weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig(Section):
     """AdamW and its learning-rate schedule."""
 
-    lr: float = 1e-6  #: learning rate after warm-up
-    weight_decay: float = 0.01  #: decoupled weight decay
-    betas: tuple[float, float] = (0.9, 0.999)  #: decay of the first and second moment
-    lr_warmup_steps: int = -1  #: optimiser steps of linear warm-up; -1 = by lr_warmup_steps_ratio
-    lr_warmup_steps_ratio: float = 0.0  #: warm-up as a part of all steps
-    min_lr_ratio: float = 0.0  #: final learning rate as a part of lr (cosine, wsd)
-    num_cycles: float = 0.5  #: cosine waves over the run; 0.5 = down once
+    lr: PositiveFloat = 1e-6  #: learning rate after warm-up
+    weight_decay: NonNegativeFloat = 0.01  #: decoupled weight decay
+    betas: Betas = (0.9, 0.999)  #: decay of the first and second moment
+    lr_warmup_steps: NonNegativeOrMinusOne = -1  #: optimiser steps of linear warm-up; -1 = by lr_warmup_steps_ratio
+    lr_warmup_steps_ratio: Fraction = 0.0  #: warm-up as a part of all steps
+    min_lr_ratio: Fraction = 0.0  #: final learning rate as a part of lr (cosine, wsd)
+    num_cycles: PositiveFloat = 0.5  #: cosine waves over the run; 0.5 = down once
     scheduler: Literal["constant", "cosine", "wsd"] = "constant"  #: shape after warm-up; wsd = hold, then decay
 
 
@@ -118,23 +137,24 @@ class ActorConfig(Section):
     """The policy update."""
 
     strategy: Literal["fsdp2", "fsdp"] = "fsdp2"  #: how several ranks share the weights; both mean FSDP2
-    ppo_mini_batch_size: int = 256  #: prompts per optimiser step, over all ranks
-    ppo_micro_batch_size_per_gpu: int | None = None  #: rows per forward/backward on a rank
+    ppo_mini_batch_size: PositiveInt = 256  #: prompts per optimiser step, over all ranks
+    ppo_micro_batch_size_per_gpu: PositiveInt | None = None  #: rows per forward/backward on a rank
     use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
-    ppo_max_token_len_per_gpu: int = 16384  #: that budget: tokens per forward/backward on a rank
-    clip_ratio: float = 0.2  #: PPO's clip range
-    clip_ratio_low: float | None = None  #: lower clip range; null = clip_ratio
-    clip_ratio_high: float | None = None  #: upper clip range; null = clip_ratio
-    clip_ratio_c: float = 3.0  #: dual clip: bound of the ratio where the advantage is negative
+    ppo_max_token_len_per_gpu: PositiveInt = 16384  #: that budget: tokens per forward/backward on a rank
+    clip_ratio: NonNegativeFloat = 0.2  #: PPO's clip range
+    clip_ratio_low: Fraction | None = None  #: lower clip range; null = clip_ratio
+    clip_ratio_high: NonNegativeFloat | None = None  #: upper clip range; null = clip_ratio
+    clip_ratio_c: AboveOne = 3.0  #: dual clip: bound of the ratio where the advantage is negative
     loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
     entropy_coeff: float = 0.0  #: weight of the entropy bonus
     use_kl_loss: bool = False  #: add the KL to the reference policy to the loss (GRPO's way)
-    kl_loss_coef: float = 0.001  #: weight of that KL
+    kl_loss_coef: NonNegativeFloat = 0.001  #: weight of that KL
     kl_loss_type: KLKind = "low_var_kl"  #: its estimator; + = straight-through gradient of k2
-    ppo_epochs: int = 1  #: passes over a step's batch
+    ppo_epochs: PositiveInt = 1  #: passes over a step's batch
     shuffle: bool = False  #: permute the prompt groups before each pass
-    grad_clip: float = 1.0  #: bound of the gradient's global norm
-    ulysses_sequence_parallel_size: int = 1  #: consecutive ranks that share each sequence; divides the attention heads
+    grad_clip: PositiveFloat = 1.0  #: bound of the gradient's global norm
+    #: consecutive ranks that share each sequence; divides the attention heads
+    ulysses_sequence_parallel_size: PositiveInt = 1
     use_prefix_grouper: bool = True  #: compute the prompt that a group shares once
     policy_loss: PolicyLossChoice = PolicyLossChoice()
     optim: OptimConfig = OptimConfig()
@@ -143,7 +163,7 @@ class ActorConfig(Section):
 
     @property
     def micro_batching(self) -> MicroBatching:
-        """How a mini-batch of the policy update is cut on one rank."""
+        """Says how a mini-batch of the policy update is cut on one rank."""
         return micro_batching(self.use_dynamic_bsz, self.ppo_micro_batch_size_per_gpu, self.ppo_max_token_len_per_gpu)
 
 
@@ -151,9 +171,9 @@ class ActorConfig(Section):
 class RefConfig(Section):
     """The frozen reference policy."""
 
-    log_prob_micro_batch_size_per_gpu: int | None = None  #: rows per forward on a rank; null = the actor's
+    log_prob_micro_batch_size_per_gpu: PositiveInt | None = None  #: rows per forward on a rank; null = the actor's
     log_prob_use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
-    log_prob_max_token_len_per_gpu: int | None = None  #: tokens per forward on a rank; null = the actor's
+    log_prob_max_token_len_per_gpu: PositiveInt | None = None  #: tokens per forward on a rank; null = the actor's
     fsdp_config: FSDPConfig = FSDPConfig()
 
 
@@ -161,11 +181,11 @@ class RefConfig(Section):
 class ValKwargs(Section):
     """Sampling in validation."""
 
-    temperature: float = 0.0  #: used when do_sample is true
-    n: int = 1  #: answers per validation prompt
+    temperature: NonNegativeFloat = 0.0  #: used when do_sample is true
+    n: PositiveInt = 1  #: answers per validation prompt
     do_sample: bool = False  #: false = greedy
-    top_k: int = -1  #: sample among the k likeliest tokens; -1 = all
-    top_p: float = 1.0  #: sample among the likeliest tokens of this total probability
+    top_k: PositiveOrMinusOne = -1  #: sample among the k likeliest tokens; -1 = all
+    top_p: PositiveFraction = 1.0  #: sample among the likeliest tokens of this total probability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,31 +194,32 @@ class RolloutConfig(Section):
 
     name: Literal["vllm", "sglang", "hf"] = "vllm"  #: engine; hf = plain transformers, slow but needs nothing
     mode: Literal["sync", "async"] = "sync"  #: sync = the engine lives beside the actor
-    n: int = 1  #: responses per prompt: the size of a group
-    temperature: float = 1.0  #: of sampling; log-probs are taken at the same temperature
-    top_k: int = -1  #: sample among the k likeliest tokens; -1 = all
-    top_p: float = 1.0  #: sample among the likeliest tokens of this total probability
+    n: PositiveInt = 1  #: responses per prompt: the size of a group
+    temperature: NonNegativeFloat = 1.0  #: of sampling; log-probs are taken at the same temperature
+    top_k: PositiveOrMinusOne = -1  #: sample among the k likeliest tokens; -1 = all
+    top_p: PositiveFraction = 1.0  #: sample among the likeliest tokens of this total probability
     dtype: Dtype = "bfloat16"  #: the engine's weights
-    gpu_memory_utilization: float = 0.5  #: part of the GPU's memory the engine may take
+    gpu_memory_utilization: PositiveFraction = 0.5  #: part of the GPU's memory the engine may take
     enforce_eager: bool = False  #: do without CUDA graphs
     free_cache_engine: bool = True  #: release the engine's memory during training
-    tensor_model_parallel_size: int = 1  #: ranks that share one engine; divides trainer.n_gpus_per_node
-    max_num_batched_tokens: int = 8192  #: tokens per engine step
-    max_num_seqs: int = 1024  #: sequences the engine runs at once
+    tensor_model_parallel_size: PositiveInt = 1  #: ranks that share one engine; divides trainer.n_gpus_per_node
+    max_num_batched_tokens: PositiveInt = 8192  #: tokens per engine step
+    max_num_seqs: PositiveInt = 1024  #: sequences the engine runs at once
     response_length: int | None = None  #: tokens; null = data.max_response_length
-    max_model_len: int | None = None  #: longest prompt + response; null = data's two lengths together
+    max_model_len: PositiveInt | None = None  #: longest prompt + response; null = data's two lengths together
     enable_chunked_prefill: bool = True  #: mix parts of long prompts with generation
     enable_prefix_caching: bool = True  #: compute shared prefixes once
     calculate_log_probs: bool = True  #: keep the engine's own log-probs, to watch how they differ from the trainer's
-    log_prob_micro_batch_size_per_gpu: int | None = None  #: rows per old-log-prob forward; null = the actor's
+    log_prob_micro_batch_size_per_gpu: PositiveInt | None = None  #: rows per old-log-prob forward; null = the actor's
     log_prob_use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
-    log_prob_max_token_len_per_gpu: int | None = None  #: tokens per old-log-prob forward; null = the actor's
+    log_prob_max_token_len_per_gpu: PositiveInt | None = None  #: tokens per old-log-prob forward; null = the actor's
     ignore_eos: bool = False  #: go on to max_response_length (for timing)
     val_kwargs: ValKwargs = ValKwargs()
     engine_kwargs: dict[str, Any] = field(default_factory=dict)  #: per engine, passed on: engine_kwargs.vllm.KEY=VALUE
 
 
 def _log_prob_micro_batching(own: RefConfig | RolloutConfig, actor: ActorConfig) -> MicroBatching:
+    """Takes over from the actor what a log-prob pass leaves open."""
     use_dynamic_bsz = own.log_prob_use_dynamic_bsz
     if use_dynamic_bsz is None and own.log_prob_micro_batch_size_per_gpu is None:
         use_dynamic_bsz = actor.use_dynamic_bsz
@@ -220,12 +241,12 @@ class ActorRolloutRefConfig(Section):
 
     @property
     def ref_micro_batching(self) -> MicroBatching:
-        """How the reference's log-prob pass is cut on one rank."""
+        """Says how the reference's log-prob pass is cut on one rank."""
         return _log_prob_micro_batching(self.ref, self.actor)
 
     @property
     def log_prob_micro_batching(self) -> MicroBatching:
-        """How the actor's old-log-prob pass is cut on one rank."""
+        """Says how the actor's old-log-prob pass is cut on one rank."""
         return _log_prob_micro_batching(self.rollout, self.actor)
 
 
@@ -233,7 +254,7 @@ class ActorRolloutRefConfig(Section):
 class CriticModelConfig(Section):
     """The critic's weights: a language model with a value head."""
 
-    path: str | None = None  #: model folder or hub name; null = the actor's
+    path: InputPath | None = None  #: model folder or hub name; null = the actor's
     dtype: Dtype = "bfloat16"  #: autocast compute type; master weights stay float32
     enable_gradient_checkpointing: bool = True  #: recompute activations in backward: less memory, more time
     use_remove_padding: bool = True  #: strip the padding from rows before the forward pass
@@ -248,23 +269,24 @@ class CriticConfig(Section):
     enable: bool | None = None  #: null = where the estimator needs it (gae)
     model: CriticModelConfig = CriticModelConfig()
     optim: OptimConfig = OptimConfig(lr=1e-5)
-    ppo_mini_batch_size: int | None = None  #: prompts per optimiser step, over all ranks; null = the actor's
-    ppo_micro_batch_size_per_gpu: int | None = None  #: rows per forward/backward on a rank
+    ppo_mini_batch_size: PositiveInt | None = None  #: prompts per optimiser step, over all ranks; null = the actor's
+    ppo_micro_batch_size_per_gpu: PositiveInt | None = None  #: rows per forward/backward on a rank
     use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
-    ppo_max_token_len_per_gpu: int = 32768  #: that budget: tokens per forward/backward on a rank
-    ppo_epochs: int | None = None  #: passes over a step's batch; null = the actor's
+    ppo_max_token_len_per_gpu: PositiveInt = 32768  #: that budget: tokens per forward/backward on a rank
+    ppo_epochs: PositiveInt | None = None  #: passes over a step's batch; null = the actor's
     shuffle: bool = False  #: permute the prompt groups before each pass
-    grad_clip: float = 1.0  #: bound of the gradient's global norm
-    cliprange_value: float = 0.5  #: how far a value may move from its old one before the loss is clipped
+    grad_clip: PositiveFloat = 1.0  #: bound of the gradient's global norm
+    cliprange_value: PositiveFloat = 0.5  #: how far a value may move from its old one before the loss is clipped
     loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
-    ulysses_sequence_parallel_size: int | None = None  #: consecutive ranks that share each sequence; null = the actor's
+    #: consecutive ranks that share each sequence; null = the actor's
+    ulysses_sequence_parallel_size: PositiveInt | None = None
     use_prefix_grouper: bool = True  #: compute the prompt that a group shares once
     fsdp_config: FSDPConfig = FSDPConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @property
     def micro_batching(self) -> MicroBatching:
-        """How a mini-batch of the value update, or the value pass, is cut on one rank."""
+        """Says how a mini-batch of the value update, or the value pass, is cut on one rank."""
         return micro_batching(self.use_dynamic_bsz, self.ppo_micro_batch_size_per_gpu, self.ppo_max_token_len_per_gpu)
 
 
@@ -282,7 +304,7 @@ class RewardModelConfig(Section):
 class CustomRewardFunctionConfig(Section):
     """A scoring function of your own: (data_source, solution_str, ground_truth, extra_info) -> float or dict."""
 
-    path: str | None = None  #: Python file; null = the built-in rules by data source
+    path: InputPath | None = None  #: Python file; null = the built-in rules by data source
     name: str = "compute_score"  #: name of the function in that file
     reward_kwargs: dict[str, Any] = field(default_factory=dict)  #: further keyword arguments for it
 
@@ -292,9 +314,9 @@ class KLControlConfig(Section):
     """The weight of the KL in the reward."""
 
     type: Literal["fixed", "adaptive"] = "fixed"  #: adaptive = steered towards target_kl
-    kl_coef: float = 0.001  #: weight, or first weight
-    horizon: int = 10000  #: adaptive: rows over which the weight follows
-    target_kl: float = 0.1  #: adaptive: nats per token to hold
+    kl_coef: NonNegativeFloat = 0.001  #: weight, or first weight
+    horizon: PositiveInt = 10000  #: adaptive: rows over which the weight follows
+    target_kl: PositiveFloat = 0.1  #: adaptive: nats per token to hold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +325,7 @@ class FilterGroupsConfig(Section):
 
     enable: bool = False  #: draw further groups until a step's all have different rewards within themselves
     metric: str = "seq_reward"  #: what must differ: seq_reward, or a number that the reward function returns beside it
-    max_num_gen_batches: int = 10  #: batches to draw for a step at most; then it makes do with what there is
+    max_num_gen_batches: PositiveInt = 10  #: batches to draw for a step at most; then it makes do with what there is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,8 +333,8 @@ class AlgorithmConfig(Section):
     """From rewards to advantages."""
 
     adv_estimator: str = "gae"  #: name registered with register_adv_est
-    gamma: float = 1.0  #: discount per token
-    lam: float = 1.0  #: GAE's lambda
+    gamma: Fraction = 1.0  #: discount per token
+    lam: Fraction = 1.0  #: GAE's lambda
     norm_adv_by_std_in_grpo: bool = True  #: divide by the group's standard deviation; false = Dr.GRPO
     use_kl_in_reward: bool = False  #: subtract the KL to the reference policy from each token's reward
     kl_penalty: KLKind = "kl"  #: its estimator
@@ -326,16 +348,16 @@ class EnvironmentChoice(Section):
     """What the agent acts in. Give `name`, or `path` and `cls`."""
 
     name: str | None = None  #: gymnasium:ID, reasoning_gym:DATASET, textarena:ID, or PACKAGE.MODULE:CLASS
-    path: str | None = None  #: Python file with a class of your own
+    path: InputPath | None = None  #: Python file with a class of your own
     cls: str | None = None  #: name of the class in that file
     kwargs: dict[str, Any] = field(default_factory=dict)  #: its settings
     isolation: Literal["thread", "process", "ray"] = "thread"  #: where it runs; only process and ray can be killed
-    num_workers: int | None = None  #: calls (threads) or environments at once; null = no limit
+    num_workers: PositiveInt | None = None  #: calls (threads) or environments at once; null = no limit
     prompt_template: str | None = None  #: how an adapter words its observations; null = its own
 
     @property
     def is_set(self) -> bool:
-        """An environment is named."""
+        """Says whether an environment is named."""
         return self.name is not None or self.path is not None
 
 
@@ -345,18 +367,18 @@ class AgentConfig(Section):
 
     cls: CustomClassConfig = CustomClassConfig()
     environment: EnvironmentChoice = EnvironmentChoice()
-    agent_length: int | None = None  #: episodes of a step before ×n; null = data.train_batch_size
-    val_length: int = 0  #: episodes of a validation, the same every time; 0 = no validation
-    max_turn: int = 10  #: turns of an episode
-    max_turn_tokens: int | None = None  #: tokens of a turn; a longer one is closed and played
+    agent_length: PositiveInt | None = None  #: episodes of a step before ×n; null = data.train_batch_size
+    val_length: NonNegativeInt = 0  #: episodes of a validation, the same every time; 0 = no validation
+    max_turn: PositiveInt = 10  #: turns of an episode
+    max_turn_tokens: PositiveInt | None = None  #: tokens of a turn; a longer one is closed and played
     include_state: bool = True  #: add get_state_description() to observations that lack it
-    max_observation_chars: int = 20000  #: a longer observation is cut in its middle
+    max_observation_chars: PositiveInt = 20000  #: a longer observation is cut in its middle
     tools: tuple[str, ...] = ()  #: FILE.py:NAME of a Tool, or calculator, python
     parser: Literal["json", "react", "function"] = "function"  #: how tool calls are written in the model's text
-    step_timeout_s: float | None = 120.0  #: seconds for one call of the environment; null = no deadline
-    episode_timeout_s: float | None = None  #: seconds for all of an episode's calls; null = no deadline
+    step_timeout_s: PositiveFloat | None = 120.0  #: seconds for one call of the environment; null = no deadline
+    episode_timeout_s: PositiveFloat | None = None  #: seconds for all of an episode's calls; null = no deadline
     on_failure: Literal["zero", "mask", "refill"] = "zero"  #: failed: reward 0, left out, or retried
-    max_refills: int = 3  #: refill: how often one episode is tried again, before it is masked
+    max_refills: NonNegativeInt = 3  #: refill: how often one episode is tried again, before it is masked
     episodes_dir: str | None = None  #: write every episode, for replay, to STEP.jsonl in this folder
 
 
@@ -364,44 +386,44 @@ class AgentConfig(Section):
 class TrainerConfig(Section):
     """The run: how long, where, what is written."""
 
-    total_epochs: int = 30  #: passes over the training rows
-    total_training_steps: int | None = None  #: steps; null = total_epochs passes
+    total_epochs: PositiveInt = 30  #: passes over the training rows
+    total_training_steps: PositiveInt | None = None  #: steps; null = total_epochs passes
     project_name: str = "ppo_core"  #: groups runs in trackers and folders
     experiment_name: str = "default"  #: name of this run
     logger: tuple[Literal["console", "file", "tensorboard", "wandb"], ...] = ("console", "file")  #: where metrics go
-    nnodes: int = 1  #: machines
-    n_gpus_per_node: int = 1  #: ranks per machine; on a CPU machine too
+    nnodes: PositiveInt = 1  #: machines
+    n_gpus_per_node: PositiveInt = 1  #: ranks per machine; on a CPU machine too
     device: Literal["cuda", "cpu"] | None = None  #: null = cuda where there is one
     balance_batch: bool = True  #: give each rank about the same number of tokens
-    save_freq: int = -1  #: steps between checkpoints; -1 = never
-    test_freq: int = -1  #: steps between validations; -1 = only before training and at the end
+    save_freq: PositiveOrMinusOne = -1  #: steps between checkpoints; -1 = never
+    test_freq: PositiveOrMinusOne = -1  #: steps between validations; -1 = only before training and at the end
     val_before_train: bool = True  #: validate before the first step
     val_only: bool = False  #: validate and stop
-    critic_warmup: int = 0  #: steps in which only the critic learns
+    critic_warmup: NonNegativeInt = 0  #: steps in which only the critic learns
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"  #: auto = from the latest checkpoint, if any
     resume_from_path: str | None = None  #: a global_step_N folder, for resume_mode=resume_path
     default_local_dir: str | None = None  #: folder of the run; null = checkpoints/PROJECT/EXPERIMENT
-    max_actor_ckpt_to_keep: int | None = None  #: older ones are deleted; null = keep all
-    max_critic_ckpt_to_keep: int | None = None  #: older ones are deleted; null = keep all
+    max_actor_ckpt_to_keep: PositiveInt | None = None  #: older ones are deleted; null = keep all
+    max_critic_ckpt_to_keep: PositiveInt | None = None  #: older ones are deleted; null = keep all
     rollout_data_dir: str | None = None  #: write every step's prompts, responses and scores here
     validation_data_dir: str | None = None  #: write every validation's here
-    log_val_generations: int = 0  #: validation answers to show in the log
+    log_val_generations: NonNegativeInt = 0  #: validation answers to show in the log
     launcher: Literal["local", "ray"] | None = None  #: local = one process; null = ray for more than one rank
     deterministic: bool = False  #: seeded sampling in fixed rounds, exact resume; somewhat slower
 
     @property
     def num_ranks(self) -> int:
-        """Processes over all machines."""
+        """Counts the processes over all machines."""
         return self.nnodes * self.n_gpus_per_node
 
     @property
     def use_ray(self) -> bool:
-        """Whether Ray places the workers; otherwise they live in this process."""
+        """Says whether Ray places the workers; otherwise they live in this process."""
         return self.launcher == "ray" or (self.launcher is None and self.num_ranks > 1)
 
     @property
     def run_dir(self) -> str:
-        """Folder of checkpoints, metrics and the saved config."""
+        """Returns the folder of checkpoints, metrics and the saved config."""
         return self.default_local_dir or f"checkpoints/{self.project_name}/{self.experiment_name}"
 
 
@@ -414,7 +436,7 @@ class RayKwargs(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(Section):
-    """One run."""
+    """Holds the settings of one run."""
 
     data: DataConfig = DataConfig()
     actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
@@ -425,22 +447,22 @@ class PPOConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     agent: AgentConfig = AgentConfig()
     env_template: tuple[dict[str, Any], ...] = ()  #: environments as in agent.environment, in turn over the agents
-    custom_algorithm: str | None = None  #: Python file that registers estimators and losses of your own
+    custom_algorithm: InputPath | None = None  #: Python file that registers estimators and losses of your own
     ray_kwargs: RayKwargs = RayKwargs()
 
     @property
     def need_critic(self) -> bool:
-        """critic.enable where it is set, else whether the estimator is gae."""
+        """Returns critic.enable where it is set, else whether the estimator is gae."""
         return self.algorithm.adv_estimator == "gae" if self.critic.enable is None else self.critic.enable
 
     @property
     def need_reference(self) -> bool:
-        """A KL to the reference policy is used, in the loss or in the reward."""
+        """Says whether a KL to the reference policy is used, in the loss or in the reward."""
         return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
 
     @property
     def environments(self) -> tuple[EnvironmentChoice, ...]:
-        """What the agents act in, in turn; empty where training is on prompts."""
+        """Lists what the agents act in, in turn; empty where training is on prompts."""
         if self.env_template:
             shared = {"isolation": self.agent.environment.isolation, "num_workers": self.agent.environment.num_workers}
             return tuple(EnvironmentChoice(**(shared | dict(entry))) for entry in self.env_template)
@@ -448,17 +470,17 @@ class PPOConfig(Section):
 
     @property
     def prompts_per_step(self) -> int:
-        """Prompts, or episodes, of a step before each is repeated."""
+        """Counts the prompts, or episodes, of a step before each is repeated."""
         return (self.agent.agent_length if self.environments else None) or self.data.train_batch_size
 
     @property
     def data_parallel_size(self) -> int:
-        """Groups of ranks that train on rows of their own; the ranks of a group share each sequence."""
+        """Counts the groups of ranks that train on rows of their own; the ranks of a group share each sequence."""
         return self.trainer.num_ranks // max(self.actor_rollout_ref.actor.ulysses_sequence_parallel_size, 1)
 
     @property
     def batch_plan(self) -> BatchPlan:
-        """How a step's batch is cut; without a critic its part follows the actor's."""
+        """Plans how a step's batch is cut; without a critic its part follows the actor's."""
         actor, prompts = self.actor_rollout_ref.actor, self.prompts_per_step
         critic = self.resolved_critic if self.need_critic else actor
         return BatchPlan(
@@ -479,14 +501,12 @@ class PPOConfig(Section):
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest row the rollout engine must hold."""
-        return (
-            self.actor_rollout_ref.rollout.max_model_len or self.data.max_prompt_length + self.data.max_response_length
-        )
+        """Returns the tokens of the longest row that the rollout engine must hold."""
+        return self.actor_rollout_ref.rollout.max_model_len or self.data.row_length
 
     @property
     def resolved_rollout(self) -> RolloutConfig:
-        """The rollout's section with what it takes over from the data section filled in."""
+        """Returns the rollout's section with what it takes over from the data section filled in."""
         rollout = self.actor_rollout_ref.rollout
         return replace(
             rollout,
@@ -496,7 +516,7 @@ class PPOConfig(Section):
 
     @property
     def resolved_critic(self) -> CriticConfig:
-        """The critic's section with what it takes over from the actor filled in."""
+        """Returns the critic's section with what it takes over from the actor filled in."""
         policy, critic = self.actor_rollout_ref, self.critic
         return replace(
             critic,

@@ -1,4 +1,7 @@
-"""Which keys of verl are called otherwise here, mean nothing here, or belong to parts that are not there."""
+"""Lists the keys of verl that are called otherwise here, mean nothing here, or belong to parts that are not there.
+
+No key on the left is a setting here. Patterns are those of fnmatch, and the first that fits counts.
+"""
 
 # Keys of verl that live elsewhere here. A trailing * carries the rest of the key over.
 MOVED = {
@@ -54,7 +57,9 @@ IGNORED = {
 # Keys of parts that this project does not have: errors that say so.
 UNAVAILABLE = {
     "*.megatron*": "the Megatron backend is not there; use actor_rollout_ref.actor.strategy=fsdp2",
-    "actor_rollout_ref.rollout.multi_turn.*": "name the environment under agent.environment, tools and their parser under agent",
+    "actor_rollout_ref.rollout.multi_turn.*": (
+        "name the environment under agent.environment, tools and their parser under agent"
+    ),
     "actor_rollout_ref.rollout.agent.*": "agent loops of one's own are classes: agent.cls.path and agent.cls.name",
     "reward_model.model.*": "reward models are not there yet; use custom_reward_function.path",
     "reward_model.overlong_buffer*": "overlong penalties are not there yet; give them in your reward function",
@@ -62,9 +67,3 @@ UNAVAILABLE = {
     "algorithm.*pf_ppo*": "pf_ppo is not there yet",
     "trainer.default_hdfs_dir": "HDFS is not supported; use trainer.default_local_dir",
 }
-# Inputs that are looked for in the project's folder too, so that a run starts from any folder.
-INPUT_PATHS = (
-    *("data.train_files", "data.val_files", "data.custom_cls.path", "data.sampler.class_path", "custom_algorithm"),
-    *("actor_rollout_ref.model.path", "critic.model.path", "custom_reward_function.path"),
-    *("agent.cls.path", "agent.environment.path"),
-)

@@ -1,27 +1,23 @@
-"""TODO"""
+"""The maths of PPO and its relatives: advantages, policy and value losses, KL, and the registries of a user's own."""
 
+from training.config.settings import KLControlConfig, LossAggMode
 from training.core_algos.advantages import (
     AdvantageEstimator,
     HasGamma,
     compute_gae_advantage_return,
     compute_grpo_outcome_advantage,
-    compute_grpo_vectorized_outcome_advantage,
     compute_reinforce_plus_plus_outcome_advantage,
     compute_rloo_outcome_advantage,
-    compute_rloo_vectorized_outcome_advantage,
     discounted_returns,
     gae_advantage_return_unwhitened,
+    gae_scan,
 )
+from training.core_algos.aggregation import LOSS_AGG_MODES, GlobalBatchInfo, agg_loss, token_fraction
 from training.core_algos.kl_and_values import (
     KL_KINDS,
-    LOSS_AGG_MODES,
     MAX_LOG_RATIO,
     AdaptiveKLController,
     FixedKLController,
-    GlobalBatchInfo,
-    KLControlConfig,
-    LossAggMode,
-    agg_loss,
     compute_value_loss,
     get_kl_controller,
     kl_penalty,
@@ -41,9 +37,11 @@ from training.core_algos.registry import (
 )
 from training.core_algos.verl_names import (
     compute_entropy_loss,
+    compute_grpo_vectorized_outcome_advantage,
     compute_kl_penalty,
     compute_policy_loss,
     compute_ppo_loss,
     compute_rewards,
+    compute_rloo_vectorized_outcome_advantage,
     estimate_advantages,
 )

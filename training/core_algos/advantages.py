@@ -1,12 +1,11 @@
-"""The maths of PPO and its relatives: advantages, policy and value losses, KL, and how token losses become one number.
+"""Advantage estimators: from rewards per token to advantages and returns, for each name that `adv_estimator` may have.
 
-Invariants: every function is pure; every denominator is an explicit argument, so that a loss does not depend on how a
-mini-batch was split into micro-batches or over ranks; values, log-probs and advantages outside the mask change nothing.
+Invariant: every estimator is pure, and rewards and values of masked tokens change nothing; the results are zero there.
 
 Layout of a row with two turns and the environment's reply between them:
 
     responses     = A0 A0 E0 E0 A1 A1 pad      tokens
-    response_mask =  1  1  0  0  1  1  0       1 on what the policy sampled; values and returns step across holes (E0)
+    response_mask =  1  1  0  0  1  1  0       1 on what the policy sampled; values and returns pass over E0
 """
 
 import functools
@@ -19,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.batch import torch_functional as F
+from training.batch.torch_functional import masked_whiten
 from training.core_algos.registry import register_adv_est
 
 logger = logging.getLogger(__name__)
 
 
 class AdvantageEstimator(StrEnum):
-    """The estimators that are built in; user-registered ones go by their plain name."""
+    """Names the estimators that are built in; user-registered ones go by their plain name."""
 
     GAE = "gae"
     GRPO = "grpo"
@@ -37,22 +36,30 @@ class AdvantageEstimator(StrEnum):
 
 
 class HasGamma(Protocol):
-    """The part of the algorithm config that discounting estimators read."""
+    """Names the part of the algorithm config that a discounting estimator reads."""
 
     @property
     def gamma(self) -> float: ...
 
 
-def _gae_scan(
+def gae_scan(
     rewards: Tensor, values: Tensor, mask: Tensor, continues: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """GAE backwards over the last dimension; `continues` is 0 where the episode ends with this very step."""
+    """Runs generalised advantage estimation (arXiv:1506.02438, eq. 16) backwards over the last dimension.
+
+    Args:
+        rewards, values, mask: (..., steps) of one shape; the mask is bool.
+        continues: (..., steps), 0 where the episode ends with this very step, else 1.
+        gamma, lam: discount and GAE's lambda, per step that is not masked.
+    Returns:
+        advantages, returns = advantages + values: (..., steps), zero where the mask is.
+    """
     next_value = running = torch.zeros_like(values[..., 0])
     columns = []
     for t in reversed(range(values.shape[-1])):
         decay = gamma * continues[..., t]
         delta = rewards[..., t] + decay * next_value - values[..., t]
-        # A masked step leaves both untouched: the token before a hole sees the one after it as its successor.
+        # A masked step leaves both untouched: the step before masked ones has the step after them as its successor.
         running = torch.where(mask[..., t], delta + decay * lam * running, running)
         next_value = torch.where(mask[..., t], values[..., t], next_value)
         columns.append(running)
@@ -64,7 +71,7 @@ def _gae_scan(
 def gae_advantage_return_unwhitened(
     token_level_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (arXiv:1506.02438, eq. 16) over sampled tokens, before whitening.
+    """Estimates advantages by GAE (arXiv:1506.02438, eq. 16) over sampled tokens, before whitening.
 
     Args: see `compute_gae_advantage_return`.
     Returns:
@@ -72,7 +79,7 @@ def gae_advantage_return_unwhitened(
     """
     values = values.float()
     mask = response_mask.bool()
-    return _gae_scan(token_level_rewards.float(), values, mask, torch.ones_like(values), gamma, lam)
+    return gae_scan(token_level_rewards.float(), values, mask, torch.ones_like(values), gamma, lam)
 
 
 @register_adv_est(AdvantageEstimator.GAE, needs=("values",))
@@ -80,26 +87,26 @@ def gae_advantage_return_unwhitened(
 def compute_gae_advantage_return(
     token_level_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float = 1.0, lam: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """GAE (arXiv:1506.02438), advantages whitened over all tokens of the batch.
+    """Estimates advantages by GAE (arXiv:1506.02438) and whitens them over all tokens of the batch.
 
     Args:
         token_level_rewards: (batch, response_len).
         values: (batch, response_len), the critic's value before each token.
-        response_mask: (batch, response_len), 1 on sampled tokens; holes take no time: no discount, no reward.
+        response_mask: (batch, response_len), 1 on sampled tokens; masked tokens take no time: no discount, no reward.
         gamma, lam: discount and GAE's lambda, per sampled token.
     Returns:
         advantages, returns: (batch, response_len) float32, zero where the mask is zero. Returns are not whitened.
     """
     advantages, returns = gae_advantage_return_unwhitened(token_level_rewards, values, response_mask, gamma, lam)
-    return F.masked_whiten(advantages, response_mask), returns
+    return masked_whiten(advantages, response_mask), returns
 
 
 @torch.no_grad()
 def discounted_returns(token_level_rewards: Tensor, response_mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """Return-to-go of every sampled token, carried undiscounted across holes: (batch, response_len) float32."""
+    """Sums the discounted rewards from each token on, masked tokens taking no time: (batch, response_len) float32."""
     rewards = token_level_rewards.float()
     zeros = torch.zeros_like(rewards)
-    return _gae_scan(rewards, zeros, response_mask.bool(), torch.ones_like(rewards), gamma, 1.0)[0]
+    return gae_scan(rewards, zeros, response_mask.bool(), torch.ones_like(rewards), gamma, 1.0)[0]
 
 
 @register_adv_est(AdvantageEstimator.REINFORCE_PLUS_PLUS)
@@ -107,7 +114,7 @@ def discounted_returns(token_level_rewards: Tensor, response_mask: Tensor, gamma
 def compute_reinforce_plus_plus_outcome_advantage(
     token_level_rewards: Tensor, response_mask: Tensor, config: HasGamma | None = None
 ) -> tuple[Tensor, Tensor]:
-    """REINFORCE++ (arXiv:2501.03262): the discounted return of each token, whitened over the batch.
+    """Takes each token's discounted return, whitened over the batch: REINFORCE++ (arXiv:2501.03262).
 
     Args:
         token_level_rewards, response_mask: (batch, response_len).
@@ -116,7 +123,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
         advantages, returns: (batch, response_len) float32, zero where the mask is zero.
     """
     returns = discounted_returns(token_level_rewards, response_mask, 1.0 if config is None else config.gamma)
-    return F.masked_whiten(returns, response_mask), returns
+    return masked_whiten(returns, response_mask), returns
 
 
 @functools.cache
@@ -126,16 +133,17 @@ def _warn_once(message: str) -> None:
 
 @dataclass(frozen=True)
 class _GroupedScores:
-    """Each row's summed reward beside its group's statistics; (batch,) float64, rows without a sampled token left out.
+    """Holds each row's summed reward beside its group's statistics: (batch,), rows without a sampled token left out.
 
-    float64, because a group of equal scores must have a deviation of zero and not of a rounding error over epsilon.
+    In float64, because a group of equal scores must have a deviation of zero and not of a rounding error over epsilon.
+    `deviation` is the score minus the group's mean.
     """
 
     ids: Tensor
     live: Tensor
     scores: Tensor
     size: Tensor
-    deviation: Tensor  # score minus the group's mean
+    deviation: Tensor
 
     def total(self, per_row: Tensor) -> Tensor:
         return _group_total(per_row, self.ids)
@@ -151,7 +159,7 @@ class _GroupedScores:
 
 
 def _group_total(per_row: Tensor, ids: Tensor) -> Tensor:
-    """For each row the sum of `per_row` over its group: (batch,)."""
+    """Sums `per_row` over each row's group: (batch,)."""
     return torch.zeros_like(per_row).index_add(0, ids, per_row)[ids]
 
 
@@ -179,7 +187,7 @@ def compute_grpo_outcome_advantage(
     norm_adv_by_std_in_grpo: bool = True,
     config: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Group-relative advantage, A_i = (r_i - mean r) / (std r + epsilon)  (arXiv:2402.03300, section 4.1.2).
+    """Compares a score with its group, A_i = (r_i - mean r) / (std r + epsilon)  (arXiv:2402.03300, section 4.1.2).
 
     Args:
         token_level_rewards: (batch, response_len); a row's score is their sum over sampled tokens.
@@ -204,16 +212,10 @@ def compute_grpo_outcome_advantage(
 def compute_rloo_outcome_advantage(
     token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """Leave-one-out baseline, A_i = r_i - mean(r_j, j != i)  (arXiv:2402.14740, eq. 7).
+    """Subtracts the leave-one-out baseline, A_i = r_i - mean(r_j, j != i)  (arXiv:2402.14740, eq. 7).
 
     Args and returns as in `compute_grpo_outcome_advantage`. A group of one row keeps its raw score.
     """
     group = _grouped_scores(token_level_rewards, response_mask, index)
     # r_i - (sum - r_i)/(n - 1) = (r_i - mean) n/(n - 1)
     return group.advantages(group.deviation * group.size / (group.size - 1).clamp(min=1), response_mask)
-
-
-compute_grpo_vectorized_outcome_advantage = compute_grpo_outcome_advantage
-
-
-compute_rloo_vectorized_outcome_advantage = compute_rloo_outcome_advantage

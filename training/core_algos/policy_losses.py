@@ -1,12 +1,7 @@
-"""The maths of PPO and its relatives: advantages, policy and value losses, KL, and how token losses become one number.
+"""Policy losses: PPO's clipped surrogate, and the config that it and registered losses are handed.
 
-Invariants: every function is pure; every denominator is an explicit argument, so that a loss does not depend on how a
-mini-batch was split into micro-batches or over ranks; values, log-probs and advantages outside the mask change nothing.
-
-Layout of a row with two turns and the environment's reply between them:
-
-    responses     = A0 A0 E0 E0 A1 A1 pad      tokens
-    response_mask =  1  1  0  0  1  1  0       1 on what the policy sampled; values and returns step across holes (E0)
+Invariant: a loss is pure and returns (loss, metrics) of the micro-batch it is given, as shares of the mini-batch; the
+log-probs of masked tokens reach neither the loss nor its gradient.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,20 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.core_algos.kl_and_values import MAX_LOG_RATIO, GlobalBatchInfo, LossAggMode, _token_fraction, agg_loss
+from training.config.settings import LossAggMode
+from training.core_algos.aggregation import GlobalBatchInfo, agg_loss, token_fraction
+from training.core_algos.kl_and_values import MAX_LOG_RATIO
 from training.core_algos.registry import register_policy_loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLossConfig(Mapping[str, Any]):
-    """What a policy loss may read as `config`: by attribute, or by key as losses written for verl do."""
+    """Holds what a policy loss may read as `config`: by attribute, or by key as losses written for verl do.
+
+    `clip_ratio_low` and `clip_ratio_high` of None are `clip_ratio`; `policy_loss` is the loss's own frozen sub-config.
+    """
 
     clip_ratio: float = 0.2
-    clip_ratio_low: float | None = None  # None: clip_ratio
-    clip_ratio_high: float | None = None  # None: clip_ratio
+    clip_ratio_low: float | None = None
+    clip_ratio_high: float | None = None
     clip_ratio_c: float = 3.0
     loss_agg_mode: LossAggMode = "token-mean"
-    policy_loss: Any = None  # the loss's own frozen sub-config
+    policy_loss: Any = None
     global_batch_info: GlobalBatchInfo = field(default_factory=GlobalBatchInfo)
 
     def __getitem__(self, key: str) -> Any:
@@ -52,7 +52,7 @@ def compute_policy_loss_vanilla(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's clipped surrogate (arXiv:1707.06347, eq. 7), bounded by c * |A| where A < 0 (arXiv:1912.09729, eq. 5).
+    """Computes PPO's clipped loss (arXiv:1707.06347, eq. 7), at most c * |A| where A < 0 (arXiv:1912.09729, eq. 5).
 
     Args:
         old_log_prob, log_prob, advantages, response_mask: (batch, response_len); log-probs in nats.
@@ -84,8 +84,8 @@ def compute_policy_loss_vanilla(
     if rollout_is_weights is not None:
         token_loss = token_loss * rollout_is_weights
     metrics = {
-        "actor/pg_clipfrac": _token_fraction(clipped > unclipped, response_mask, counts),
-        "actor/ppo_kl": _token_fraction(-log_ratio, response_mask, counts),
-        "actor/pg_clipfrac_lower": _token_fraction((pessimistic > bound) & negative, response_mask, counts),
+        "actor/pg_clipfrac": token_fraction(clipped > unclipped, response_mask, counts),
+        "actor/ppo_kl": token_fraction(-log_ratio, response_mask, counts),
+        "actor/pg_clipfrac_lower": token_fraction((pessimistic > bound) & negative, response_mask, counts),
     }
     return agg_loss(token_loss, response_mask, loss_agg_mode, **counts), metrics

@@ -1,7 +1,7 @@
 """Registries of advantage estimators and policy losses: by what name each is known, and what an estimator needs.
 
-A name belongs to one function for good. `training.core_algos` re-exports all of it; it lives apart so that files with
-further estimators and losses can register theirs without importing the built-in ones.
+Invariant: a name belongs to one function for good. `training.core_algos` offers all of it; it stands apart so that
+files with further estimators and losses can register theirs without importing the built-in ones.
 """
 
 import inspect
@@ -47,7 +47,7 @@ def _register(registry: dict[str, Callable[..., Any]], what: str, name: str, fn:
 
 
 def register_adv_est(name: str | Enum, needs: tuple[str, ...] = ()) -> Callable[[AdvEstimatorFn], AdvEstimatorFn]:
-    """Decorator: makes an advantage estimator known as `name`.
+    """Makes an advantage estimator known as `name`; a decorator.
 
     Args:
         needs: batch fields the estimator reads besides rewards and mask, such as ("values",) or ("index",). Left out,
@@ -65,14 +65,14 @@ def register_adv_est(name: str | Enum, needs: tuple[str, ...] = ()) -> Callable[
 
 
 def get_adv_estimator_fn(name: str | Enum) -> AdvEstimatorFn:
-    """The estimator registered as `name`; ValueError lists the known names."""
+    """Finds the estimator registered as `name`; ValueError lists the known names."""
     if _plain(name) not in ADV_ESTIMATOR_REGISTRY:
         raise unknown_name("algorithm.adv_estimator", _plain(name), ADV_ESTIMATOR_REGISTRY)
     return ADV_ESTIMATOR_REGISTRY[_plain(name)]
 
 
 def estimator_needs(name: str | Enum) -> tuple[str, ...]:
-    """Batch fields that the estimator reads besides rewards and mask: as declared, else as its signature names them."""
+    """Lists batch fields that the estimator reads besides rewards and mask: as declared, else as in its signature."""
     parameters = inspect.signature(get_adv_estimator_fn(name)).parameters
     inferred = tuple(field_name for field_name in _BATCH_FIELDS if field_name in parameters)
     return _DECLARED_NEEDS.get(_plain(name), inferred)
@@ -101,10 +101,11 @@ def call_adv_estimator(name: str | Enum, **offered: Any) -> tuple[Tensor, Tensor
 
 
 def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Decorator: makes a policy loss known as `name`. Raises ValueError if another function has the name.
+    """Makes a policy loss known as `name`; a decorator. Raises ValueError if another function has the name.
 
-    It is called with (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config), those of them that it takes, on one micro-batch, and
-    returns (loss, metrics): this micro-batch's shares, which are summed. `agg_loss(..., **config.global_batch_info)` divides by the whole mini-batch.
+    The loss is called on one micro-batch with those of (old_log_prob, log_prob, advantages, response_mask,
+    loss_agg_mode, config) that it takes, and returns (loss, metrics): this micro-batch's shares, which are summed.
+    `agg_loss(..., **config.global_batch_info)` divides by the whole mini-batch.
     """
 
     def decorate(fn: PolicyLossFn) -> PolicyLossFn:
@@ -115,7 +116,7 @@ def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLos
 
 
 def get_policy_loss_fn(name: str | Enum) -> PolicyLossFn:
-    """The policy loss registered as `name`; ValueError lists the known names."""
+    """Finds the policy loss registered as `name`; ValueError lists the known names."""
     if _plain(name) not in POLICY_LOSS_REGISTRY:
         raise unknown_name("actor_rollout_ref.actor.policy_loss.loss_mode", _plain(name), POLICY_LOSS_REGISTRY)
     return POLICY_LOSS_REGISTRY[_plain(name)]

@@ -1,11 +1,12 @@
-"""Checkpoint folders: complete or invisible, found again, pruned only when a newer one is complete.
+"""Checkpoint folders: how they are written, found again, checked and pruned.
 
     RUN_DIR/global_step_N/{actor,critic}/   written by the workers        RUN_DIR/latest_checkpointed_iteration.txt   N
     RUN_DIR/global_step_N/data.pt           the driver's state: step, place in the data, KL coefficient
-    RUN_DIR/global_step_N/seal.json         size and checksum of every file
+    RUN_DIR/global_step_N/manifest.json     size and checksum of every file
 
-A checkpoint is written under a temporary name, forced to disk and renamed; a folder with the final name is therefore always whole. Nothing random
-needs to be kept: all of it derives from the run's seed and the step. With several nodes RUN_DIR is a folder that all of them see.
+Invariant: a folder with the final name is always whole, because a checkpoint is written under a temporary name, forced
+to disk and renamed; older ones go only when a newer one is complete. Nothing random needs to be kept: all of it derives
+from the run's seed and the step. With several nodes RUN_DIR is a folder that all of them see.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ import torch
 logger = logging.getLogger(__name__)
 
 LATEST = "latest_checkpointed_iteration.txt"
-SEAL = "seal.json"
+MANIFEST = "manifest.json"
+# The manifest's name in checkpoints of earlier versions, which are read all the same.
+OLD_MANIFEST = "seal.json"
 DRIVER_STATE = "data.pt"
 TEMPORARY = ".incomplete"
 
 
 class CheckpointError(OSError):
-    """A checkpoint could not be written; training itself is sound."""
+    """Says that a checkpoint could not be written; training itself is sound."""
 
 
 class WorkerGroup(Protocol):
-    """What saving needs of a worker group; see `workers.fsdp_workers`."""
+    """Lists what saving needs of a worker group; see `workers.fsdp_workers`."""
 
     def save_checkpoint(self, folder: str) -> None: ...
 
@@ -48,10 +51,11 @@ class WorkerGroup(Protocol):
 class CheckpointSaver:
     """Saves a run's checkpoints while it goes on, one at a time.
 
-        begin -> the workers copy and write -> poll: all have written -> a thread seals, forces to disk, renames, prunes
+        begin -> the workers copy and write -> poll: all have written
+              -> a thread writes the manifest, forces to disk, renames, prunes
 
-    A save that fails (a full disk) costs that checkpoint alone: it is logged, its folder removed, and the older ones stay; `close` raises if it was
-    the last one.
+    A save that fails (a full disk) costs that checkpoint alone: it is logged, its folder removed, and the older ones
+    stay; `close` raises if it was the last one.
 
     Args:
         parts: the worker group that writes each folder of a checkpoint.
@@ -63,11 +67,13 @@ class CheckpointSaver:
     ) -> None:
         self.run_dir, self.parts = run_dir, parts
         self._keep = {"keep_actor": keep_actor, "keep_critic": keep_critic}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="seal")
-        self._step = 0  # of the last save
-        self._folder: Path | None = None  # of the save under way
-        self._sealed: Future[None] | None = None
-        self._error: OSError | None = None  # of the last save
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        # Of the last save.
+        self._step = 0
+        self._error: OSError | None = None
+        # Of the save under way.
+        self._folder: Path | None = None
+        self._completion: Future[None] | None = None
 
     def begin(self, step: int, state: dict[str, Any]) -> None:
         """Starts to save, once the save before has ended; `state` is the driver's."""
@@ -86,16 +92,16 @@ class CheckpointSaver:
         if self._folder is None:
             return
         try:
-            if self._sealed is None:
+            if self._completion is None:
                 if not all(group.checkpoint_written(wait) for group in self.parts.values()):
                     return
-                self._sealed = self._thread.submit(self._complete, self._folder)
-            if not (wait or self._sealed.done()):
+                self._completion = self._thread.submit(self._complete, self._folder)
+            if not (wait or self._completion.done()):
                 return
-            self._sealed.result()
+            self._completion.result()
         except OSError as error:
             self._give_up(error)
-        self._folder = self._sealed = None
+        self._folder = self._completion = None
 
     def close(self) -> None:
         """Waits for the save under way.
@@ -109,7 +115,8 @@ class CheckpointSaver:
             left = f"keeps the one of step {before[-1]}" if before else "holds no other"
             reason = _last_line(self._error)
             raise CheckpointError(
-                f"the last checkpoint, of step {self._step}, was not saved (is the disk full?); {self.run_dir} {left}: {reason}"
+                f"the last checkpoint, of step {self._step}, was not saved (is the disk full?); "
+                f"{self.run_dir} {left}: {reason}"
             ) from self._error
 
     def _complete(self, folder: Path) -> None:
@@ -119,21 +126,22 @@ class CheckpointSaver:
     def _give_up(self, error: OSError) -> None:
         logger.error("no checkpoint of step %d in %s, the run goes on without: %s", self._step, self.run_dir, error)
         self._error = error
-        for group in self.parts.values():  # the folder is removed when nobody writes to it any more
+        # The folder is removed when nobody writes to it any more.
+        for group in self.parts.values():
             with suppress(OSError):
                 group.checkpoint_written(wait=True)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder = self._sealed = None
+        self._folder = self._completion = None
 
 
 def _last_line(error: OSError) -> str:
-    """The error itself: what Ray hands on from a rank begins with the traceback there."""
+    """Returns the error itself: what Ray hands on from a rank begins with the traceback there."""
     return str(error).strip().splitlines()[-1]
 
 
 def start_checkpoint(run_dir: Path, step: int) -> Path:
-    """A temporary folder to write into; `complete_checkpoint` makes it `global_step_N`.
+    """Makes a temporary folder to write into, which `complete_checkpoint` renames to `global_step_N`.
 
     Its name is used once: workers of a run that was killed may still be writing into theirs.
     """
@@ -143,8 +151,11 @@ def start_checkpoint(run_dir: Path, step: int) -> Path:
 
 
 def complete_checkpoint(temporary: Path) -> int:
-    """Seals the folder, forces it to disk, and gives it its name, in the place of an older one of this step; returns the step."""
-    seal(temporary)
+    """Writes the manifest, forces the folder to disk, and gives it its name; returns the step.
+
+    It takes the place of an older checkpoint of this step.
+    """
+    write_manifest(temporary)
     force_to_disk(temporary)
     final = temporary.with_name(temporary.name.split(".")[0])
     remove_checkpoint(final)
@@ -154,23 +165,29 @@ def complete_checkpoint(temporary: Path) -> int:
     return step
 
 
-def seal(folder: Path) -> None:
-    """Writes down every file's size and checksum."""
+def write_manifest(folder: Path) -> None:
+    """Writes every file's size and checksum into the manifest."""
     files = {str(path.relative_to(folder)): _fingerprint(path) for path in folder.rglob("*") if path.is_file()}
-    (folder / SEAL).write_text(json.dumps(files))
+    (folder / MANIFEST).write_text(json.dumps(files))
 
 
 def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
-    """What is wrong with a checkpoint's files, or None; `needs` names the workers' folders of which the seal must list files."""
+    """Says what is wrong with a checkpoint's files, or returns None where nothing is.
+
+    Args:
+        needs: the workers' folders of which the manifest must list files.
+    """
+    manifest = folder / (OLD_MANIFEST if (folder / OLD_MANIFEST).exists() else MANIFEST)
     try:
-        files = json.loads((folder / SEAL).read_text())
+        files = json.loads(manifest.read_text())
     except (OSError, ValueError) as error:
-        return f"{SEAL}: {error}"
+        return f"{MANIFEST}: {error}"
     if not isinstance(files, dict):
-        return f"{SEAL} holds no table of files"
-    folders = {name.split("/")[0] for name in files}  # data.pt is one of them, in its own name
+        return f"{MANIFEST} holds no table of files"
+    # The driver's state is a file of no folder, and stands for itself.
+    folders = {name.split("/")[0] for name in files}
     if missing := [name for name in (DRIVER_STATE, *needs) if name not in folders]:
-        return f"{SEAL} lists no {', '.join(missing)}"
+        return f"{MANIFEST} lists no {', '.join(missing)}"
     for name, expected in files.items():
         if not (folder / name).is_file():
             return f"{name} is missing"
@@ -180,7 +197,7 @@ def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
 
 
 def _fingerprint(path: Path) -> list[int]:
-    """[bytes, CRC-32]: enough against accidents; a checkpoint that is read runs no code, so it need not be trusted."""
+    """Returns [bytes, CRC-32]: enough against accidents; reading a checkpoint runs no code, so none need be trusted."""
     checksum = 0
     with path.open("rb") as file:
         while block := file.read(1 << 22):
@@ -189,7 +206,7 @@ def _fingerprint(path: Path) -> list[int]:
 
 
 def force_to_disk(folder: Path) -> None:
-    """fsync of every file and folder below `folder`, so that the rename cannot overtake the data."""
+    """Calls fsync on every file and folder below `folder`, so that the rename cannot overtake the data."""
     for path in [folder, *folder.rglob("*")]:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -206,6 +223,7 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
+    """Writes a file under a temporary name, forces it to disk, and renames it."""
     temporary = path.with_name(path.name + TEMPORARY)
     with temporary.open("w") as file:
         file.write(text)
@@ -215,7 +233,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def saved_steps(run_dir: Path, needs: Sequence[str] = ()) -> list[int]:
-    """Steps with a complete checkpoint that holds the folders in `needs`, ascending."""
+    """Lists the steps with a complete checkpoint that holds the folders in `needs`, ascending."""
     found = ((path, re.fullmatch(r"global_step_(\d+)", path.name)) for path in run_dir.glob("global_step_*"))
     return sorted(int(match[1]) for path, match in found if match and all((path / name).exists() for name in needs))
 
@@ -223,12 +241,14 @@ def saved_steps(run_dir: Path, needs: Sequence[str] = ()) -> list[int]:
 def find_checkpoint(
     run_dir: Path, resume_mode: str, resume_from_path: str | None, needs: Sequence[str] = ()
 ) -> Path | None:
-    """The folder to resume from, or None to start afresh; `needs` names the workers' folders it must hold.
+    """Finds the folder to resume from, None to start afresh; `needs` names the workers' folders that it must hold.
 
-    With `auto` that is the one saved last, which LATEST names: the folder may hold later steps of another, abandoned run.
+    With `auto` that is the one saved last, which LATEST names: RUN_DIR may hold later steps of another, abandoned run.
 
     Raises:
-        FileNotFoundError: there is none with all that is needed, though there are checkpoints, or `resume_path` names none.
+        FileNotFoundError: there is none with all that is needed, though there are checkpoints, or `resume_path` names
+            none.
+        ValueError: the one that `resume_path` names is damaged.
     """
     if resume_mode == "disable":
         return None
@@ -246,8 +266,8 @@ def find_checkpoint(
     steps = [step for step in saved_steps(run_dir, needs) if latest is None or step <= latest]
     if not steps and saved_steps(run_dir):
         raise FileNotFoundError(
-            f"{run_dir} has checkpoints, but none with {', '.join(needs)} as this run needs; take another trainer.default_local_dir, or "
-            "trainer.resume_mode=disable to start anew there"
+            f"{run_dir} has checkpoints, but none with {', '.join(needs)} as this run needs; "
+            "take another trainer.default_local_dir, or trainer.resume_mode=disable to start anew there"
         )
     for step in reversed(steps):
         folder = run_dir / f"global_step_{step}"
@@ -262,7 +282,7 @@ def find_checkpoint(
 
 
 def latest_step(run_dir: Path) -> int | None:
-    """The step of the checkpoint that was saved last; None where that is not known."""
+    """Reads the step of the checkpoint that was saved last; None where that is not known."""
     try:
         return int((run_dir / LATEST).read_text())
     except (FileNotFoundError, ValueError):
@@ -273,7 +293,8 @@ def save_driver_state(folder: Path, state: dict[str, Any]) -> None:
     """Writes `data.pt`: tensors, numbers, strings, and lists and dicts of them."""
     try:
         torch.save(state, folder / DRIVER_STATE)
-    except RuntimeError as error:  # so says torch where the disk is full
+    except RuntimeError as error:
+        # So says torch where the disk is full.
         raise OSError(f"{folder / 'data.pt'} could not be written: {error}") from error
 
 
@@ -283,10 +304,10 @@ def load_driver_state(folder: Path) -> dict[str, Any]:
 
 
 def prune(run_dir: Path, step: int, *, keep_actor: int | None, keep_critic: int | None) -> None:
-    """Removes what is older than the newest `keep_*` checkpoints up to `step`, and leftovers of saves that were cut off.
+    """Removes what is older than the newest `keep_*` checkpoints up to `step`, and leftovers of broken-off saves.
 
-    A checkpoint without its actor cannot be resumed, so it goes whole; without its critic it stays as the actor's. Later steps, of a run that was
-    here before, stay.
+    A checkpoint without its actor cannot be resumed, so it goes whole; without its critic it stays as the actor's.
+    Later steps, of a run that was here before, stay.
     """
     for leftover in run_dir.glob(f"global_step_*{TEMPORARY}"):
         shutil.rmtree(leftover, ignore_errors=True)

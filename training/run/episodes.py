@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def write_episodes(folder: Path, batch: DataProto) -> None:
-    """Writes a rollout's episodes to FOLDER/STEP.jsonl (validation's to val-STEP.jsonl); a step's further ones are added.
+    """Writes a rollout's episodes to FOLDER/STEP.jsonl (validation's to val-STEP.jsonl), further ones of a step behind.
 
     A line is an episode in strict JSON, as `scripts/replay.py` reads it; a process that dies while it writes leaves all
     lines but the last whole.

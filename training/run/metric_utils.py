@@ -1,4 +1,4 @@
-"""Numbers for the logger, under verl's names.
+"""Metrics of a step and of validation, under verl's names.
 
 Invariant: averages are per episode, not per row. An episode may own several rows (they share an `episode_id`): it
 counts once, with the sum of its rows' scores and tokens. Dummy rows, which only pad a batch to the ranks, never count.
@@ -25,7 +25,7 @@ _SECTIONS_OVER_ALL_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_cri
 
 
 def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Each metric's values to one float: the largest if its name has the word max, the smallest for min, else the mean.
+    """Reduces each metric to a float: the largest if its name has the word max, the smallest for min, else the mean.
 
     Args:
         metrics: name -> a number, a tensor of any shape, or a list of numbers and 0-dim tensors.
@@ -48,7 +48,7 @@ def _reduced(name: str, values: Any) -> Tensor:
 
 
 def _fetch(scalars: Mapping[str, Tensor]) -> dict[str, float]:
-    """0-dim tensors to floats, with one transfer per device."""
+    """Turns 0-dim tensors into floats, with one transfer per device."""
     by_device: dict[torch.device, list[str]] = defaultdict(list)
     for name, scalar in scalars.items():
         by_device[scalar.device].append(name)
@@ -59,7 +59,7 @@ def _fetch(scalars: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _summary(name: str, values: Tensor) -> dict[str, Tensor]:
-    """`name`/mean, /max and /min of a 1-D tensor; nothing for an empty one."""
+    """Computes `name`/mean, /max and /min of a 1-D tensor; nothing for an empty one."""
     if values.numel() == 0:
         return {}
     values = values.double()
@@ -67,7 +67,7 @@ def _summary(name: str, values: Tensor) -> dict[str, Tensor]:
 
 
 def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str, float]:
-    """What the batch looks like: scores, rewards, lengths per episode; advantages, returns, values per sampled token.
+    """Summarises scores, rewards and lengths per episode, and advantages, returns and values per sampled token.
 
     Args:
         batch: with token_level_scores, token_level_rewards, advantages, returns, response_mask (batch, response_len),
@@ -102,7 +102,12 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str,
 
 
 def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
-    """timing_s/NAME for every section, timing_per_token_ms/NAME for those that work on tokens (seconds in, ms out)."""
+    """Reports the seconds of every section, and the milliseconds per token of those that work on tokens.
+
+    Args:
+        timing_raw: section -> seconds.
+    Returns: timing_s/NAME, and timing_per_token_ms/NAME for the sections that work on tokens.
+    """
     tensors: TensorDict = batch.batch
     response_width = tensors["response_mask"].shape[-1]
     attended = tensors["attention_mask"][real_rows(batch)]
@@ -118,7 +123,10 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) ->
 
 
 def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
-    """perf/total_num_tokens, perf/time_per_step (s), perf/throughput (tokens/s per GPU); needs timing_raw["step"]."""
+    """Measures the step's throughput; needs its seconds as timing_raw["step"].
+
+    Returns: perf/total_num_tokens, perf/time_per_step (s), perf/throughput (tokens/s per GPU).
+    """
     tensors: TensorDict = batch.batch
     tokens = int(tensors["attention_mask"][real_rows(batch)].sum())
     return {
@@ -138,7 +146,7 @@ def bootstrap_metric(
     n_bootstrap: int = 1000,
     seed: int = 42,
 ) -> list[tuple[float, float]]:
-    """(mean, std) of each function over `n_bootstrap` subsets, drawn with replacement."""
+    """Estimates (mean, std) of each function over `n_bootstrap` subsets, drawn with replacement."""
     draws = np.random.default_rng(seed).integers(len(data), size=(n_bootstrap, subset_size))
     subsets = [[data[i] for i in draw] for draw in draws.tolist()]
     results = np.array([[fn(subset) for subset in subsets] for fn in reduce_fns], dtype=np.float64)
@@ -146,7 +154,7 @@ def bootstrap_metric(
 
 
 def calc_maj_val(data: Sequence[Mapping[str, Any]], vote_key: str, val_key: str) -> float:
-    """The value of the most frequent vote; the earliest of equally frequent ones."""
+    """Returns the value of the most frequent vote; the earliest of equally frequent ones."""
     winner = Counter(item[vote_key] for item in data).most_common(1)[0][0]
     return next(item[val_key] for item in data if item[vote_key] == winner)
 
@@ -154,7 +162,7 @@ def calc_maj_val(data: Sequence[Mapping[str, Any]], vote_key: str, val_key: str)
 def process_validation_metrics(
     data_sources: Sequence[str], sample_uids: Sequence[str], infos_dict: Mapping[str, Sequence[Any]], seed: int = 42
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Per data source and variable, over the N samples of each prompt and then averaged over prompts.
+    """Averages each variable of a data source over the N samples of a prompt, and then over prompts.
 
     Args:
         data_sources, sample_uids: of each sample; samples of one prompt share their uid.
@@ -202,7 +210,7 @@ def _check_lengths(infos_dict: Mapping[str, Sequence[Any]], n_samples: int) -> N
 
 
 def _as_number(value: Any) -> float | None:
-    """A float; None for what is no number, or an int beyond the largest float."""
+    """Makes a float; None of what is no number, or an int beyond the largest float."""
     if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
         return None
     try:
@@ -212,13 +220,13 @@ def _as_number(value: Any) -> float | None:
 
 
 def _ballot(pred: Any) -> Any:
-    """Something that can be counted: lists and arrays have no hash, and NaN is not equal to itself."""
+    """Makes something that can be counted: lists and arrays have no hash, and NaN is not equal to itself."""
     plain = pred is None or isinstance(pred, str | int | float | np.number)
     return pred if plain and pred == pred else repr(pred)
 
 
 def _subset_sizes(n: int) -> list[int]:
-    """2, 4, 8, ... below n, and n itself."""
+    """Lists 2, 4, 8, ... below n, and n itself."""
     return [2**i for i in range(1, n.bit_length()) if 2**i < n] + [n]
 
 
@@ -255,7 +263,10 @@ def _majority_metrics(samples: np.ndarray, votes: Sequence[Sequence[Any]], seed:
 
 
 def flatten_validation_metrics(nested: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """{source: {variable: {metric: value}}} to val-core/SOURCE/VARIABLE/METRIC for the reward, val-aux/... for the rest."""
+    """Names each value of {source: {variable: {metric: value}}} by the path to it.
+
+    Returns: val-core/SOURCE/VARIABLE/METRIC for the reward, val-aux/SOURCE/VARIABLE/METRIC for the rest.
+    """
     return {
         f"{'val-core' if variable == 'reward' else 'val-aux'}/{source}/{variable}/{metric}": value
         for source, variables in nested.items()
@@ -265,7 +276,7 @@ def flatten_validation_metrics(nested: Mapping[str, Mapping[str, Mapping[str, fl
 
 
 class StepTimer:
-    """Seconds per named section of a step: `with timer("gen"): ...`; a section that comes twice adds up."""
+    """Measures seconds per named section of a step: `with timer("gen"): ...`; a section that comes twice adds up."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -27,8 +27,8 @@ GRACE_S = 5.0  # for Ray's processes to end by themselves
 class EndingSignals:
     """Turns Ctrl-C, SIGTERM and SIGHUP into KeyboardInterrupt, which ends the run through its `finally` blocks.
 
-    Only the first does: what comes after it, or after `close`, is ignored, since the clean-up takes but seconds and must
-    be whole. A signal that is ignored already (nohup) stays so.
+    Only the first does: what comes after it, or after `close`, is ignored, since the clean-up takes but seconds and
+    must be whole. A signal that is ignored already (nohup) stays so.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def closed_pipe_is_no_error() -> Iterator[None]:
 
 @contextmanager
 def ray_cluster(config: PPOConfig, signals: EndingSignals) -> Iterator[None]:
-    """Has Ray for the block, where the config asks for it: the cluster of `ray_init.address`, or its own on loopback."""
+    """Runs Ray for the block, where the config asks for it: `ray_init.address`, or a cluster of its own on loopback."""
     if not config.trainer.use_ray:
         yield
         return

@@ -1,7 +1,7 @@
 """A run on one page: `python -m training.run.report RUN_DIR` draws RUN_DIR/report.png and prints a table.
 
-It reads RUN_DIR/metrics.jsonl (trainer.logger has "file") and needs nothing else of the run, so that it works while the
-run goes on and after a crash.
+Invariant: it reads RUN_DIR/metrics.jsonl (trainer.logger has "file") and needs nothing else of the run, so that it
+works while the run goes on and after a crash.
 """
 
 import argparse
@@ -28,7 +28,7 @@ COLORS = ("#3b6fb6", "#e0873a", "#4f9d69", "#b8524f", "#8468ac", "#8c6d57", "#d5
 
 
 class Series(NamedTuple):
-    """One metric over the steps that have it."""
+    """Holds one metric over the steps that have it."""
 
     steps: list[int]
     values: list[float]
@@ -38,8 +38,11 @@ Metrics = dict[str, Series]
 
 
 def read_metrics(path: Path) -> Metrics:
-    """Every metric's series in the order of steps; of a step that was logged twice (before and after a resume) the
-    later value counts, and a torn line is skipped. Non-finite values become NaN gaps."""
+    """Reads every metric's series in the order of steps; values that are not finite become NaN, a gap in the picture.
+
+    Of a step that was logged twice (before and after a resume) the later value counts; a line that is only partly
+    written is skipped.
+    """
     if not path.is_file():
         raise ValueError(f"{path} does not exist; a run writes it when trainer.logger has 'file'")
     by_step: dict[int, dict[str, Any]] = {}
@@ -60,7 +63,7 @@ def read_metrics(path: Path) -> Metrics:
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Means over the `window` values around each, fewer at the ends; NaN is left out."""
+    """Averages the `window` values around each, fewer at the ends; NaN is left out."""
     half = window // 2
     return [_mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
 
@@ -80,8 +83,10 @@ def write_report(
 
 
 def phase_times(metrics: Metrics) -> Metrics:
-    """Seconds of each phase of a step (timing_s/*) over the steps, zero where a step lacks the phase, longest first;
-    what no phase accounts for is "other"."""
+    """Collects the seconds of each phase of a step (timing_s/*) over the steps, the longest phase first.
+
+    A step that lacks the phase has zero; what no phase accounts for is "other".
+    """
     if STEP_TIME_KEY not in metrics:
         return {}
     steps, totals = metrics[STEP_TIME_KEY]
@@ -186,6 +191,7 @@ def _draw_shares(axes: Any, phases: Metrics) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="Draws RUN_DIR/report.png and prints a table of the run")
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="folder that holds metrics.jsonl")
     parser.add_argument("--reward-key", default=REWARD_KEY)

@@ -1,4 +1,7 @@
-"""Which roles a run has, which worker class plays each, and on which ranks."""
+"""Which roles a run has, which worker class plays each, and on which ranks.
+
+Invariant: every role that the config needs has a class and a pool, by default.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,21 @@ from workers.ranks.worker_group import RayResourcePool
 
 
 class Role(Enum):
-    """What a worker group does."""
+    """Names what a worker group does."""
 
     Actor = "actor"
     Rollout = "rollout"
     ActorRollout = "actor_rollout"
     Critic = "critic"
-    CriticValue = "critic"  # an alias from older guides
+    # An alias from older guides.
+    CriticValue = "critic"
     RefPolicy = "ref"
     RewardModel = "reward_model"
     ActorRolloutRef = "actor_rollout_ref"
 
 
 class ResourcePoolManager:
-    """Which role runs in which pool of ranks.
+    """Says which role runs in which pool of ranks.
 
     Args:
         resource_pool_spec: pool name -> ranks on each node.
@@ -41,7 +45,7 @@ class ResourcePoolManager:
         self.mapping = mapping
 
     def pools(self, roles: Collection[Role], *, use_gpu: bool) -> Iterator[tuple[RayResourcePool, list[Role]]]:
-        """Each pool that has any of `roles`, with those it has; the CPU's threads are shared among a node's ranks."""
+        """Yields each pool that has any of `roles`, with those; the CPU's threads are shared among a node's ranks."""
         missing = [role.value for role in roles if role not in self.mapping]
         if missing:
             raise ValueError(f"no pool is mapped to {missing}; mapped: {[role.value for role in self.mapping]}")
@@ -52,7 +56,7 @@ class ResourcePoolManager:
 
 
 def default_role_mapping(config: PPOConfig) -> dict[Role, type]:
-    """The worker class of every role that this config needs."""
+    """Returns the worker class of every role that this config needs."""
     from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 
     policy_role = Role.ActorRolloutRef if config.need_reference else Role.ActorRollout
@@ -61,21 +65,21 @@ def default_role_mapping(config: PPOConfig) -> dict[Role, type]:
 
 
 def default_resource_pool(config: PPOConfig) -> ResourcePoolManager:
-    """One pool of all ranks, shared by every role."""
+    """Returns one pool of all ranks, shared by every role."""
     pool = {"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes}
     return ResourcePoolManager(pool, dict.fromkeys(default_role_mapping(config), "global_pool"))
 
 
 def need_reference_policy(role_worker_mapping: Mapping[Role, type]) -> bool:
-    """Whether the mapping has a worker for the reference policy."""
+    """Says whether the mapping has a worker for the reference policy."""
     return not role_worker_mapping.keys().isdisjoint({Role.RefPolicy, Role.ActorRolloutRef})
 
 
 def need_reward_model(role_worker_mapping: Mapping[Role, type]) -> bool:
-    """Whether the mapping has a worker for a reward model."""
+    """Says whether the mapping has a worker for a reward model."""
     return Role.RewardModel in role_worker_mapping
 
 
 def need_critic(config: PPOConfig) -> bool:
-    """Whether the config's estimator, or `critic.enable`, asks for a critic."""
+    """Says whether the config's estimator, or `critic.enable`, asks for a critic."""
     return config.need_critic

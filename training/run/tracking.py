@@ -33,7 +33,7 @@ CONSOLE_COLUMNS = (
 
 
 class Tracker(Protocol):
-    """One destination of metrics."""
+    """Takes metrics to one destination."""
 
     def log(self, data: Mapping[str, float], step: int) -> None: ...
 
@@ -97,6 +97,7 @@ class Tracking:
                 self._warn(name, error)
 
     def close(self) -> None:
+        """Closes all trackers; a second call does nothing."""
         for name, tracker in self._trackers.items():
             try:
                 tracker.close()
@@ -119,7 +120,7 @@ class Tracking:
 
 
 class ConsoleTracker:
-    """One line per step, its columns aligned: `step   3/60 | reward  0.4219 | … | left 0:01:12`."""
+    """Prints a line per step, its columns aligned: `step   3/60 | reward  0.4219 | … | left 0:01:12`."""
 
     def __init__(self, first_step: int, total_steps: int | None) -> None:
         self.first_step, self.total_steps, self.start = first_step, total_steps, time.monotonic()
@@ -136,7 +137,7 @@ class ConsoleTracker:
 
 
 def format_line(data: Mapping[str, float], step: int, total_steps: int | None = None) -> str:
-    """The console's line: the columns that the step has, then its validation rewards."""
+    """Formats the console's line: the columns that the step has, then its validation rewards."""
     cells = [f"{label} {data[key]:{spec}}" for label, key, spec in CONSOLE_COLUMNS if key in data]
     cells += [
         f"{key.removeprefix('val-core/')} {value:.4f}" for key, value in data.items() if key.startswith("val-core/")
@@ -175,7 +176,7 @@ def set_aside(path: Path) -> None:
 
 
 def cut_back(path: Path, resume_step: int) -> None:
-    """Drops the lines after `resume_step` and the torn ones from a metrics file.
+    """Drops the lines after `resume_step`, and those only partly written, from a metrics file.
 
     The file is replaced in one rename, so that a crash leaves the old one or the new one.
     """
@@ -192,7 +193,7 @@ def cut_back(path: Path, resume_step: int) -> None:
 
 
 def _step_of(line: str) -> float:
-    """The step of a line; infinity, later than any, for one that is torn."""
+    """Reads the step of a line; infinity, later than any, for one that was only partly written."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -200,7 +201,7 @@ def _step_of(line: str) -> float:
 
 
 class TensorboardTracker:
-    """Scalars for TensorBoard; on resuming, it hides what was recorded after the checkpoint."""
+    """Writes scalars for TensorBoard; on resuming, it hides what was recorded after the checkpoint."""
 
     def __init__(self, folder: Path, config: dict[str, Any], resume_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -219,7 +220,7 @@ class TensorboardTracker:
 
 
 class WandbTracker:
-    """Weights & Biases; written against its documented API and not tested here, where there is no network."""
+    """Logs to Weights & Biases; written against its documented API and not tested here, where there is no network."""
 
     def __init__(self, project_name: str, experiment_name: str, config: dict[str, Any], folder: Path) -> None:
         import wandb

@@ -1,0 +1,416 @@
+"""Finds what a configuration needs outside itself and does not find: ranks, files, folders, environments, models.
+
+Gives problems as `checks` reports them; whatever a user's file raises when it is loaded is one of them.
+"""
+
+import importlib.util
+import inspect
+import json
+import logging
+import os
+import re
+import socket
+import traceback
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Sequence
+from math import gcd
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from custom.adapters import ENVIRONMENT_NAMES, LIBRARIES
+from data.names import did_you_mean
+from training.config.settings import (
+    CriticModelConfig,
+    CustomRewardFunctionConfig,
+    EnvironmentChoice,
+    ModelConfig,
+    PPOConfig,
+)
+
+log = logging.getLogger(__name__)
+AnyModelConfig = ModelConfig | CriticModelConfig
+ULYSSES = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+ADDRESS = "ray_kwargs.ray_init.address"
+# Seconds for a Ray cluster to answer.
+ANSWER_S = 3.0
+DATA_FILES = (".parquet", ".json", ".jsonl")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+def row_length(config: PPOConfig) -> str:
+    """Names the two settings that the length of a row is the sum of, and the sum."""
+    return f"data.max_prompt_length + data.max_response_length = {config.data.row_length}"
+
+
+# Ranks, their devices and their cluster.
+
+
+def check_ranks(config: PPOConfig) -> Iterator[str]:
+    """Finds all problems with the ranks, but those that depend on the model."""
+    yield from _devices(config)
+    yield from _launcher(config)
+    if config.trainer.use_ray:
+        yield from _cluster(config)
+    yield from _sequence_parallel(config)
+
+
+def _devices(config: PPOConfig) -> Iterator[str]:
+    """Requires that the devices are there and divide among the engines."""
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    if trainer.device == "cuda":
+        # Late: the other values need no torch here.
+        import torch
+
+        if not torch.cuda.is_available():
+            yield "trainer.device=cuda: torch finds no CUDA device here; use cpu, or null for what there is"
+    size = rollout.tensor_model_parallel_size
+    given = f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}"
+    if size > 0 and trainer.n_gpus_per_node % size:
+        ranks = f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
+        yield f"{given} does not divide {ranks}: an engine's ranks share a machine"
+    if size > 1 and rollout.name == "hf":
+        yield f"{given}: rollout.name=hf has one rank an engine; use 1"
+
+
+def _launcher(config: PPOConfig) -> Iterator[str]:
+    """Requires that the launcher can start that many ranks."""
+    trainer = config.trainer
+    if trainer.launcher == "local" and trainer.num_ranks > 1:
+        ranks = f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
+        yield f"{ranks}: trainer.launcher=local has one rank; use trainer.launcher=ray"
+    if trainer.use_ray and importlib.util.find_spec("ray") is None:
+        way_out = "pip install ray; one rank runs without it (trainer.launcher=local)"
+        yield f"trainer.launcher=ray needs the package: {way_out}"
+    if config.ray_kwargs.ray_init and not trainer.use_ray:
+        log.warning("ray_kwargs.ray_init has no effect with trainer.launcher=local")
+    if trainer.num_ranks > 1:
+        return
+    for key in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
+        if not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
+            log.warning("%s.fsdp_config.reshard_after_forward has no effect on one rank", key)
+    if config.actor_rollout_ref.actor.strategy == "fsdp":
+        log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
+
+
+def _cluster(config: PPOConfig) -> Iterator[str]:
+    """Requires that several machines have a cluster that is there already, and that ray.init takes its arguments."""
+    nodes, settings = config.trainer.nnodes, config.ray_kwargs.ray_init
+    address = settings.get("address")
+    if nodes > 1 and address in (None, "local"):
+        yield (
+            f"trainer.nnodes={nodes} needs {ADDRESS}: run `ray start --head` on the first machine, "
+            f"`ray start --address=HOST:6379` on the others, and set {ADDRESS}=auto; "
+            "for ranks on this machine alone set trainer.n_gpus_per_node"
+        )
+    if settings and importlib.util.find_spec("ray") is not None:
+        yield from _ray_arguments(settings)
+    if address not in (None, "auto", "local") and "://" not in str(address):
+        yield from _answering(str(address))
+
+
+def _ray_arguments(settings: dict[str, Any]) -> Iterator[str]:
+    """Finds arguments that ray.init does not take; those with an underscore are Ray's private ones."""
+    import ray
+
+    parameters = inspect.signature(ray.init).parameters.values()
+    known = [item.name for item in parameters if item.kind is not inspect.Parameter.VAR_KEYWORD]
+    for name in map(str, settings):
+        if name not in known and not name.startswith("_"):
+            hint = did_you_mean(name, known) or f" It takes: {', '.join(known)}"
+            yield f"ray_kwargs.ray_init.{name}: ray.init takes no such argument.{hint}"
+
+
+def _answering(address: str) -> Iterator[str]:
+    """Requires that something listens at HOST:PORT."""
+    parts = re.fullmatch(r"\[?(.+?)\]?:(\d{1,5})", address)
+    if parts is None or int(parts[2]) > 65535:
+        wanted = "HOST:PORT, as `ray start --head` prints it, or auto for this machine's cluster"
+        yield f"{ADDRESS}={address} must be {wanted}"
+        return
+    try:
+        socket.create_connection((parts[1], int(parts[2])), timeout=ANSWER_S).close()
+    except OSError as error:
+        fix = "run `ray start --head` there, or name the address that it printed"
+        yield f"{ADDRESS}={address}: nothing answers there ({error}); {fix}"
+
+
+def _sequence_parallel(config: PPOConfig) -> Iterator[str]:
+    """Requires that the ranks divide into equal groups that share sequences, for actor and critic alike."""
+    ranks, critic_size = config.trainer.num_ranks, config.critic.ulysses_sequence_parallel_size
+    size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+    if size > 0 and ranks > 0 and ranks % size:
+        multiple = size // gcd(size, config.trainer.nnodes)
+        yield (
+            f"{ULYSSES}={size} does not divide trainer.nnodes x trainer.n_gpus_per_node = {ranks} ranks: "
+            f"set trainer.n_gpus_per_node to a multiple of {multiple}, or {ULYSSES} to {_divisors(ranks)}"
+        )
+    if config.need_critic and critic_size not in (None, size):
+        yield (
+            f"critic.ulysses_sequence_parallel_size={critic_size} differs from the actor's {size}: "
+            "both read a step's rows in one order; leave it null"
+        )
+    for key, model in _models(config).items():
+        if size > 1 and not model.use_remove_padding:
+            yield f"{ULYSSES}={size} needs {key}.use_remove_padding=true"
+
+
+def _divisors(number: int) -> str:
+    """Lists the divisors of a number, as in "1, 2 or 4"."""
+    *others, last = [str(n) for n in range(1, number + 1) if number % n == 0]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+# Files and folders.
+
+
+def missing_file(key: str, path: str) -> Iterator[str]:
+    """Says that there is no such file, and from where it was looked for."""
+    if not Path(path).is_file():
+        yield f"{key}={path} is not a file (seen from {Path.cwd()})"
+
+
+def unwritable(key: str, folder: str) -> Iterator[str]:
+    """Says what stands in the way of making a folder and writing into it."""
+    path = Path(folder).absolute()
+    nearest = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if not nearest.is_dir():
+        yield f"{key}={folder}: {nearest} is not a folder; name another folder"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        yield f"{key}={folder}: {nearest} is not writable; name another folder"
+
+
+def user_file(key: str, path: str, name_key: str = "", name: str = "__name__") -> Iterator[str]:
+    """Runs a user's file, as the run will, and says what stands in the way of taking `name` from it."""
+    from data.loading import load_extern_object
+
+    if missing := [*missing_file(key, path)]:
+        yield from missing
+        return
+    try:
+        load_extern_object(path, "__name__")
+    except (Exception, SystemExit) as error:
+        # Whatever a user's file does at its top level.
+        own = str(Path(path).expanduser().resolve())
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+        where = f" in line {lines[-1]}" if lines else ""
+        yield f"{key}={path} cannot be loaded: {type(error).__name__}{where}: {error}; mend the file, or take it out"
+        return
+    try:
+        found = load_extern_object(path, name)
+    except ValueError as error:
+        yield f"{name_key}={name}: {error}"
+        return
+    if name_key and not callable(found):
+        yield f"{name_key}={name}: in {path} it is a {type(found).__name__}; it must be a function or a class"
+
+
+def check_files(config: PPOConfig) -> Iterator[str]:
+    """Requires that the data files are there and of a kind that can be read."""
+    data = config.data
+    if config.environments:
+        return
+    if not data.train_files:
+        yield (
+            "data.train_files is missing: give a parquet, json or jsonl file, or a list of them; "
+            "or something to act in, agent.environment.name"
+        )
+    for key, paths in {"data.train_files": data.train_files, "data.val_files": data.val_files}.items():
+        for path in paths:
+            missing = [*missing_file(key, path)]
+            yield from missing
+            if not missing and data.custom_cls.path is None and Path(path).suffix not in DATA_FILES:
+                yield f"{key}={path}: a data file ends in {', '.join(DATA_FILES)}; or read it with data.custom_cls"
+
+
+def check_classes(config: PPOConfig) -> Iterator[str]:
+    """Requires that the user's dataset and sampler can be had from their files."""
+    custom, sampler = config.data.custom_cls, config.data.sampler
+    for path_key, path, name_key, name in (
+        ("data.custom_cls.path", custom.path, "data.custom_cls.name", custom.name),
+        ("data.sampler.class_path", sampler.class_path, "data.sampler.class_name", sampler.class_name),
+    ):
+        if path is not None:
+            if name is None:
+                yield f"{name_key} is missing: which class of {path}?"
+            yield from user_file(path_key, path, name_key, name or "__name__")
+        elif name is not None:
+            log.warning("%s=%s has no effect without %s", name_key, name, path_key)
+
+
+# Agents and their environments.
+
+
+def check_agents(config: PPOConfig) -> Iterator[str]:
+    """Finds the problems of `agent` and `env_template`; there are few where no environment is named."""
+    agent = config.agent
+    if config.env_template and agent.environment.is_set:
+        yield "env_template and agent.environment both name environments: give one of them"
+        return
+    if not config.environments:
+        if agent.tools or agent.cls.path:
+            yield "agent.tools and agent.cls need an environment: set agent.environment.name or .path"
+        return
+    for i, environment in enumerate(config.environments):
+        yield from _environment(f"env_template[{i}]" if config.env_template else "agent.environment", environment)
+    yield from _agent(config)
+    yield from _reward_function(config.custom_reward_function)
+    if agent.episodes_dir is not None:
+        yield from unwritable("agent.episodes_dir", agent.episodes_dir)
+    if agent.environment.isolation == "ray" and not config.trainer.use_ray:
+        yield "agent.environment.isolation=ray needs trainer.launcher=ray; process has the same protection without it"
+    if agent.environment.isolation == "thread" and agent.step_timeout_s is None:
+        log.warning("agent.step_timeout_s=null with isolation=thread: an environment that hangs stops the run")
+    if config.data.train_files or config.data.val_files:
+        log.warning("data.train_files and val_files have no effect: episodes come from agent.environment")
+
+
+def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
+    """Requires that an environment is named once, and that its file or its library is there."""
+    if environment.name and environment.path:
+        yield f"{key}.name and {key}.path both name an environment: give one of them"
+    elif environment.path:
+        yield from missing_file(f"{key}.path", environment.path)
+        if environment.cls is None:
+            yield f"{key}.cls is missing: which class of {environment.path}?"
+    elif environment.name:
+        kind, _, rest = environment.name.partition(":")
+        if not rest:
+            yield f"{key}.name={environment.name} must be one of {ENVIRONMENT_NAMES}"
+        elif kind in LIBRARIES and importlib.util.find_spec(kind) is None:
+            yield f"{key}.name={environment.name} needs the package: pip install {LIBRARIES[kind]}"
+    else:
+        yield f"{key} names no environment: give name, or path and cls"
+
+
+def _agent(config: PPOConfig) -> Iterator[str]:
+    """Requires that the user's agent class is named in full, and that a turn is no longer than all turns together."""
+    agent, response = config.agent, config.data.max_response_length
+    if agent.cls.path is not None:
+        yield from missing_file("agent.cls.path", agent.cls.path)
+    if (agent.cls.path is None) != (agent.cls.name is None):
+        yield "agent.cls.path and agent.cls.name go together: the file, and the class in it"
+    if agent.max_turn_tokens is not None and agent.max_turn_tokens > response:
+        limit = f"data.max_response_length={response}, which holds all turns"
+        yield f"agent.max_turn_tokens={agent.max_turn_tokens} is above {limit}"
+    if config.data.return_raw_chat:
+        log.warning("data.return_raw_chat has no effect with an environment: agent.episodes_dir keeps conversations")
+
+
+def _reward_function(custom: CustomRewardFunctionConfig) -> Iterator[str]:
+    """Requires that the reward function can be called with a trajectory, and with the environment as a second."""
+    if custom.path is None or not Path(custom.path).is_file():
+        return
+    from data.loading import load_extern_object
+
+    try:
+        parameters = inspect.signature(load_extern_object(custom.path, custom.name)).parameters.values()
+    except Exception:
+        # Reported where reward functions are loaded.
+        return
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p.name for p in positional if p.default is p.empty]
+    if len(set(needed) - custom.reward_kwargs.keys()) > 2:
+        yield (
+            f"custom_reward_function.name={custom.name} takes ({', '.join(needed)}); with an environment it is called "
+            "as reward_fn(trajectory) or reward_fn(trajectory, environment)"
+        )
+
+
+# Models.
+
+
+def read_model_config(path: str) -> dict[str, Any]:
+    """Reads a model's config.json, from a local folder or, for a hub name (org/name), through transformers.
+
+    Raises:
+        OSError, ValueError: there is no such folder or hub model, or its config.json is not JSON.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError("the folder holds no config.json; is it a Hugging Face model folder?")
+        entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(entries, dict):
+            held = json.dumps(entries)[:40]
+            raise ValueError(f"its config.json holds {held}, which is no mapping; take the model's own")
+        return entries
+    if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path):
+        raise ValueError(f"is not a folder (seen from {Path.cwd()}) and cannot be a hub name")
+    from transformers import AutoConfig
+
+    return dict(AutoConfig.from_pretrained(path).to_dict())
+
+
+def check_models(config: PPOConfig, read: Callable[[str], dict[str, Any]]) -> Iterator[str]:
+    """Requires that the models exist, and that a full row fits their context."""
+    policy, limit = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.max_model_len
+    if policy.path is None:
+        yield "actor_rollout_ref.model.path is missing: give a model folder or a hub name (org/name)"
+    for key, model in _models(config).items():
+        if model.path is None or (model is not policy and model.path == policy.path):
+            continue
+        try:
+            entries = read(model.path)
+        except (OSError, ValueError) as error:
+            yield f"{key}.path={model.path}: {(str(error) or repr(error)).splitlines()[0]}"
+            continue
+        wanted = {row_length(config): config.data.row_length}
+        if model is policy and limit is not None:
+            wanted[f"actor_rollout_ref.rollout.max_model_len={limit}"] = limit
+        yield from _model_files(key, Path(model.path))
+        yield from _heads(config, key, model, entries)
+        yield from _context(key, model, entries, wanted)
+
+
+def _models(config: PPOConfig) -> dict[str, AnyModelConfig]:
+    """Lists the models of the run that have settings of their own."""
+    critic: dict[str, AnyModelConfig] = {"critic.model": config.critic.model} if config.need_critic else {}
+    return {"actor_rollout_ref.model": config.actor_rollout_ref.model} | critic
+
+
+def _model_files(key: str, folder: Path) -> Iterator[str]:
+    """Requires that a local folder holds weights and, for the actor, a tokenizer."""
+    needed: dict[str, Sequence[str]] = {"weights": WEIGHT_FILES}
+    if key == "actor_rollout_ref.model":
+        needed["tokenizer"] = TOKENIZER_FILES
+    for what, patterns in needed.items() if folder.is_dir() else ():
+        if not any(any(folder.glob(pattern)) for pattern in patterns):
+            yield f"{key}.path={folder}: the folder holds no {what}: none of {', '.join(patterns)}; save them there"
+
+
+def _heads(config: PPOConfig, key: str, model: AnyModelConfig, entries: dict[str, Any]) -> Iterator[str]:
+    """Requires that the ranks that share sequences divide the attention heads."""
+    size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+    heads = _known(model, entries).get("num_attention_heads")
+    if size > 1 and isinstance(heads, int) and heads > 0 and heads % size:
+        of_model = f"the {heads} attention heads of {key}.path={model.path}"
+        yield f"{ULYSSES}={size} does not divide {of_model}: use {_divisors(heads)}"
+
+
+def _context(key: str, model: AnyModelConfig, entries: dict[str, Any], wanted: dict[str, int]) -> Iterator[str]:
+    """Requires that what is wanted, in tokens, fits the model; `entries` are its config.json."""
+    known = _known(model, entries)
+    unknown = sorted(map(str, model.override_config.keys() - ChainMap(*known.maps[1:]).keys()))
+    if unknown:
+        log.warning("%s.override_config has %s, which config.json has not: misspelt?", key, ", ".join(unknown))
+    context = known.get("max_position_embeddings")
+    if context is not None and (not isinstance(context, int) or isinstance(context, bool)):
+        yield (
+            f"{key}.path={model.path}: max_position_embeddings={context!r} must be a whole number; "
+            f"mend config.json, or {key}.override_config where it comes from there"
+        )
+        return
+    for what, tokens in wanted.items():
+        if context is not None and tokens > context:
+            yield f"{what} tokens, but {key}.path={model.path} reads at most {context}"
+
+
+def _known(model: AnyModelConfig, entries: dict[str, Any]) -> ChainMap[str, Any]:
+    """Chains a model's settings, the first that has one counts: override_config, config.json, its text_config.
+
+    Models that also see images keep the language model's entries there.
+    """
+    inner = (entries | model.override_config).get("text_config")
+    return ChainMap(model.override_config, entries, inner if isinstance(inner, dict) else {})
