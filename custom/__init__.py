@@ -1,1 +1,4 @@
-"""The user's part: environments, agents, tools and rewards, made to be edited."""
+"""The user's part: environments, agents, tools and rewards, made to be edited.
+
+Invariant: nothing here imports the trainer or its workers.
+"""

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from custom.adapters.base import fill_template, library_of
 from custom.adapters.make import make_environment
@@ -31,10 +31,8 @@ from custom.env import (
     step_environment,
     takes_keyword,
 )
+from custom.tools import MultiTurnManager, ToolRegistry, get_parser, load_tools
 from data.loading import load_extern_object
-
-if TYPE_CHECKING:
-    from custom.tools import ToolRegistry
 
 RewardFn = Callable[..., float]
 
@@ -56,7 +54,7 @@ class Agent:
         self,
         environment: Any,
         *,
-        tools: "ToolRegistry | None" = None,
+        tools: ToolRegistry | None = None,
         parser: Any = None,
         include_state: bool = True,
         prompt_template: str | None = None,
@@ -70,23 +68,24 @@ class Agent:
         self.max_observation_chars = max_observation_chars
         self.reward_fn = reward_fn
         self.trajectory = Trajectory()
-        self.manager: Any = None
+        self.manager: MultiTurnManager | None = None
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]] | None:
-        """The tools as function schemas, for the chat template's `tools=`."""
+        """Returns the tools as function schemas, for the chat template's `tools=`."""
         return None if self.tools is None else self.tools.schemas()
 
     def reset(self, seed: int) -> list[Message]:
-        """Starts an episode: the system message, if there is one, and the first user message."""
-        self.trajectory = Trajectory(seed=seed)
-        self.manager = self._new_manager()
-        observation = reset_environment(self.environment, seed, self.max_observation_chars)
+        """Starts an episode and returns the system message, if there is one, and the first user message."""
+        self.trajectory, limit = Trajectory(seed=seed), self.max_observation_chars
+        if self.tools is not None:
+            self.manager = MultiTurnManager(self.tools, self.parser, self.environment, max_observation_chars=limit)
+        observation = reset_environment(self.environment, seed, limit)
         prefix = _text_of(self.environment, "get_prompt_prefix")
         if self.prompt_template is None:
             observation = self._with_state(observation)
         else:
-            observation = self._fill_template(observation, prefix)
+            observation = self._fill_template(self.prompt_template, observation, prefix)
             prefix = "" if "{prefix}" in self.prompt_template else prefix
         self.trajectory.states.append(observation)
         messages = as_user_messages(observation)
@@ -94,7 +93,7 @@ class Agent:
         return messages if has_system or not prefix else [{"role": "system", "content": prefix}, *messages]
 
     def step(self, response_text: str) -> StepResult:
-        """Plays a response: (messages to append, reward, done, info).
+        """Plays a response and returns (messages to append, reward, done, info).
 
         With a reward_fn the reward is 0, and `info["environment_reward"]` has the environment's. With tools,
         `info["tool_calls"]` lists the calls as {"name", "ok", "error_kind", "seconds"}.
@@ -103,12 +102,12 @@ class Agent:
             result = step_environment(self.environment, response_text, self.max_observation_chars)
             result = result._replace(observation=self._with_state(result.observation))
         else:
-            result = self._step_with_tools(response_text)
+            result = self._step_with_tools(self.manager, response_text)
         self.trajectory.record(response_text, result)
         return self._as_turn(as_user_messages(result.observation), result)
 
     def episode_reward(self, ending: str) -> float | None:
-        """The reward_fn's value for the episode that ended so; None where there is no reward_fn."""
+        """Returns the reward_fn's value for the episode that ended so; None where there is no reward_fn."""
         self.trajectory.ending = ending
         if self.reward_fn is None:
             return None
@@ -122,65 +121,49 @@ class Agent:
             close()
 
     def _as_turn(self, messages: list[Message], result: StepResult) -> StepResult:
-        """The result in messages; its reward goes into `info` where a reward_fn gives the episode's."""
-        info = dict(result.info)
+        """Returns the result in messages; its reward goes into `info` where a reward_fn gives the episode's."""
         if self.reward_fn is None:
-            return result._replace(observation=messages, info=info)
-        info["environment_reward"] = result.reward
+            return result._replace(observation=messages, info=dict(result.info))
+        info = {**result.info, "environment_reward": result.reward}
         return result._replace(observation=messages, reward=0.0, info=info)
 
-    def _new_manager(self) -> Any:
-        if self.tools is None:
-            return None
-        from custom.tools import MultiTurnManager  # here: an agent without tools does without them
-
-        limit = self.max_observation_chars
-        return MultiTurnManager(self.tools, self.parser, self.environment, max_observation_chars=limit)
-
-    def _step_with_tools(self, response_text: str) -> StepResult:
-        turn = self.manager.step(response_text)
-        calls = [
-            {"name": call.name, "ok": call.ok, "error_kind": call.error_kind, "seconds": call.seconds}
-            for call in turn.calls
-        ]
-        observation = check_observation(turn.observation, "a tool", self.max_observation_chars)
-        if not calls:
-            observation = self._with_state(observation)
-        return StepResult(
-            observation, check_reward(turn.reward, "a tool"), turn.done, {**turn.info, "tool_calls": calls}
-        )
+    def _step_with_tools(self, manager: MultiTurnManager, response_text: str) -> StepResult:
+        turn = manager.step(response_text)
+        calls = [{"name": c.name, "ok": c.ok, "error_kind": c.error_kind, "seconds": c.seconds} for c in turn.calls]
+        observation = turn.observation if calls else self._with_state(turn.observation)
+        reward = check_reward(turn.reward, "a tool")
+        return StepResult(observation, reward, turn.done, {**turn.info, "tool_calls": calls})
 
     def _state(self) -> str:
         return _text_of(self.environment, "get_state_description") if self.include_state else ""
 
     def _with_state(self, observation: Observation) -> Observation:
-        state = self._state()
-        if isinstance(observation, list):
-            if not observation or not state or any(state in message["content"] for message in observation):
-                return observation
-            *before, last = observation
-            joined: Observation = [*before, {**last, "content": _join(last["content"], state)}]
-        else:
-            joined = observation if not state or state in observation else _join(observation, state)
+        """Appends the state to the last message, unless one of them holds it."""
+        state, messages = self._state(), as_user_messages(observation)
+        if not messages or not state or any(state in message["content"] for message in messages):
+            return observation
+        text = messages[-1]["content"]
+        messages[-1] = {**messages[-1], "content": f"{text}\n{state}" if text else state}
+        joined = messages[0]["content"] if isinstance(observation, str) else messages
         return check_observation(joined, "get_state_description", self.max_observation_chars)
 
-    def _fill_template(self, observation: Observation, prefix: str) -> Observation:
+    def _fill_template(self, template: str, observation: Observation, prefix: str) -> Observation:
         if not isinstance(observation, str):
             raise BadEnvironment("agent.prompt_template needs an environment whose reset returns text, not messages")
         fields = {"observation": observation, "state": self._state(), "prefix": prefix}
-        text = fill_template(self.prompt_template or "", fields, "agent.prompt_template")
+        text = fill_template(template, fields, "agent.prompt_template")
         return check_observation(text, "agent.prompt_template", self.max_observation_chars)
 
 
 def as_user_messages(observation: Observation) -> list[Message]:
-    """A text as one user message; messages as they are."""
+    """Makes one user message of a text; messages stay as they are."""
     return [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
 
 
 class CheckedAgent(Agent):
-    """A user's agent of any class behind the boundary: it needs `reset` and `step`; `close` and the rest are optional.
+    """Checks a user's agent of any class: it needs `reset` and `step`; `close` and the rest are optional.
 
-    What it returns is checked, and recorded as the trajectory that the reward_fn sees.
+    What it returns is recorded as the trajectory that the reward_fn sees.
     """
 
     def __init__(self, inner: Any, reward_fn: RewardFn | None, max_observation_chars: int) -> None:
@@ -190,11 +173,11 @@ class CheckedAgent(Agent):
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]] | None:
-        """The agent's own, if it has any."""
+        """Returns the agent's own, if it has any."""
         return getattr(self.inner, "tool_schemas", None)
 
     def reset(self, seed: int) -> list[Message]:
-        """The agent's first messages."""
+        """Starts an episode and returns the agent's first messages."""
         self.trajectory = Trajectory(seed=seed)
         messages = self._checked(self.inner.reset(seed), "reset")
         if not messages:
@@ -203,22 +186,19 @@ class CheckedAgent(Agent):
         return messages
 
     def step(self, response_text: str) -> StepResult:
-        """The agent's turn; the reward is 0 where a reward_fn gives the episode's."""
+        """Plays the agent's turn; the reward is 0 where a reward_fn gives the episode's."""
         where = f"{type(self.inner).__name__}.step"
         turn = self.inner.step(response_text)
         if not isinstance(turn, tuple) or len(turn) != 4 or not isinstance(turn[3], Mapping):
             raise BadEnvironment(f"{where} returned {shown(turn)}; allowed: (messages, reward, done, info)")
-        messages, reward, done = (
-            self._checked(turn[0], "step"),
-            check_reward(turn[1], where),
-            check_done(turn[2], where),
-        )
+        messages = self._checked(turn[0], "step")
+        reward, done = check_reward(turn[1], where), check_done(turn[2], where)
         result = StepResult(_as_observation(messages), reward, done, dict(turn[3]))
         self.trajectory.record(response_text, result)
         return self._as_turn(messages, result)
 
     def episode_reward(self, ending: str) -> float | None:
-        """The reward_fn's, else the agent's own, where it has one."""
+        """Returns the reward_fn's value, else the agent's own, where it has one."""
         own = getattr(self.inner, "episode_reward", None)
         value = own(ending) if callable(own) else None
         if self.reward_fn is None and value is not None:
@@ -240,11 +220,12 @@ class CheckedAgent(Agent):
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """How an agent is built, wherever it then lives; it pickles if the objects in it do.
+    """Says how an agent is built, wherever it then lives; it pickles if the objects in it do.
 
     `environment` is a name or class that `make_environment` knows, with its `kwargs`; a function that returns an
-    environment; or an environment itself, which every agent gets a copy of. With an agent class of one's own
-    (`agent_path`, `agent_name`) it may be None: the class is then built without one.
+    environment; or an environment itself, which every agent gets a copy of. With an agent class of your own
+    (`agent_path`, `agent_name`) it may be None: the class is then built without one. `reward_fn` and `agent_cls` are
+    for objects that do not come from a file.
     """
 
     environment: Any
@@ -259,56 +240,47 @@ class AgentSpec:
     reward_path: str | None = None
     reward_name: str = "reward_fn"
     reward_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    reward_fn: RewardFn | None = None  # as an object, where it does not come from a file
-    agent_cls: Callable[..., Any] | None = None  # likewise
+    reward_fn: RewardFn | None = None
+    agent_cls: Callable[..., Any] | None = None
 
     @classmethod
     def of_object(cls, environment: Any, **settings: Any) -> "AgentSpec":
-        """The spec of an environment given as an object, class or function; checked at once by building it."""
+        """Makes the spec of an environment given as an object, class or function; checked at once by building it."""
         spec = cls(environment, **settings)
         spec.build().close()
         return spec
 
     def build(self) -> Agent:
-        """A new agent with an environment of its own."""
-        environment, template = self._make_environment(), self.prompt_template
-        if library_of(self.environment):
-            template = None  # the adapter fills it, with more fields
+        """Makes a new agent with an environment of its own."""
+        environment = self._make_environment()
         settings: dict[str, Any] = {
             "include_state": self.include_state,
-            "prompt_template": template,
+            # An adapter fills the template itself, with more fields.
+            "prompt_template": None if library_of(self.environment) else self.prompt_template,
             "max_observation_chars": self.max_observation_chars,
         }
         if self.tools:
-            from custom.tools import load_tools
-            from custom.tools.parsers import get_parser
-
             settings |= {"tools": load_tools(self.tools), "parser": get_parser(self.parser)}
-        reward_fn = self._reward_fn()
-        make = self.agent_cls
+        reward_fn, make = self._reward_fn(), self.agent_cls
         if self.agent_path is not None:
             make = load_extern_object(self.agent_path, self.agent_name)
         if make is None or make is Agent:
             return Agent(environment, reward_fn=reward_fn, **settings)
-        inner = make(*([] if environment is None else [environment]), **accepted(make, settings))
+        accepted = {name: value for name, value in settings.items() if takes_keyword(make, name)}
+        inner = make(*([] if environment is None else [environment]), **accepted)
         return CheckedAgent(inner, reward_fn, self.max_observation_chars)
 
     def _make_environment(self) -> Any:
-        source = self.environment
+        source, kwargs = self.environment, dict(self.kwargs)
         if source is None:
             if self.agent_path is None and self.agent_cls is None:
                 raise ValueError("an agent needs an environment, or a class of its own that brings one (agent.cls)")
             return None
-        if isinstance(source, str):
-            own = (
-                {}
-                if self.prompt_template is None or not library_of(source)
-                else {"prompt_template": self.prompt_template}
-            )
-            return make_environment(source, {**self.kwargs, **own})
         if not isinstance(source, type) and callable(getattr(source, "step", None)):
             return copy_environment(source)
-        return make_environment(source, self.kwargs)
+        if self.prompt_template is not None and library_of(source):
+            kwargs["prompt_template"] = self.prompt_template
+        return make_environment(source, kwargs)
 
     def _reward_fn(self) -> RewardFn | None:
         function = self.reward_fn
@@ -320,10 +292,11 @@ class AgentSpec:
 
 
 def copy_environment(environment: Any) -> Any:
-    """A deep copy; where that fails, a new one of the same class and config."""
+    """Makes a deep copy; where that fails, a new one of the same class and config."""
     try:
         return copy.deepcopy(environment)
-    except Exception as copying:  # an object may refuse in any way it likes
+    # An object may refuse in any way it likes.
+    except Exception as copying:
         try:
             return type(environment)(environment.config)
         except Exception as rebuilding:
@@ -333,13 +306,8 @@ def copy_environment(environment: Any) -> Any:
             ) from copying
 
 
-def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the offered keyword arguments that the function takes."""
-    return {name: value for name, value in offered.items() if takes_keyword(function, name)}
-
-
 def _takes_environment(reward_fn: RewardFn) -> bool:
-    """Whether a second argument is wanted: one without a default, or one that is named so."""
+    """Says whether a second argument is wanted: one without a default, or one that is named so."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = list(inspect.signature(reward_fn).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
@@ -349,7 +317,7 @@ def _takes_environment(reward_fn: RewardFn) -> bool:
 
 
 def _as_observation(messages: list[Message]) -> Observation:
-    """A single user message as its text."""
+    """Returns a single user message as its text."""
     return messages[0]["content"] if len(messages) == 1 and messages[0]["role"] == "user" else messages
 
 
@@ -359,7 +327,3 @@ def _text_of(environment: Any, method: str) -> str:
     if not isinstance(text, str):
         raise BadEnvironment(f"{type(environment).__name__}.{method} returned {shown(text)}; allowed: a string")
     return text
-
-
-def _join(first: str, second: str) -> str:
-    return f"{first}\n{second}" if first else second

@@ -10,41 +10,44 @@ import inspect
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeAlias, overload
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 MAX_OBSERVATION_CHARS = 20_000
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 ROLES = ("system", "user", "assistant", "tool")
-MESSAGE_KEYS = ("role", "content", "name", "tool_call_id")  # of a message, those that templates read
+# The keys of a message that chat templates read.
+MESSAGE_KEYS = ("role", "content", "name", "tool_call_id")
 
 Message: TypeAlias = dict[str, str]
 Observation: TypeAlias = str | list[Message]
 
 
 class Abandoned(BaseException):
-    """Raised inside a thread that overran its deadline; a BaseException, so that `except Exception` does not stop it."""
+    """Ends a call from inside its thread when it has overrun its deadline.
+
+    It is a BaseException, so that `except Exception` does not stop it.
+    """
 
     def __str__(self) -> str:
         return "still running after its deadline"
 
 
 class BadEnvironment(ValueError):
-    """What an environment, an agent or a reward function returned cannot be used."""
+    """Says that what an environment, an agent or a reward function returned cannot be used."""
 
 
 @dataclass
 class EnvironmentConfig:
-    """An environment's parameters: subclass it with fields of one's own, and name the subclass as `config_cls`."""
+    """Holds an environment's parameters: subclass it with fields of your own, and name the subclass as `config_cls`."""
 
 
 class BaseEnvironment(ABC):
-    """A text environment: write `reset` and `step`; the rest is optional.
+    """Plays a game of text: write `reset` and `step`; the rest is optional.
 
     class Coin(BaseEnvironment):
         def reset(self, seed=None):
@@ -61,7 +64,7 @@ class BaseEnvironment(ABC):
     _done: bool = False
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
-        # a bare EnvironmentConfig says nothing, so that it stands for the defaults of any environment
+        # A bare EnvironmentConfig says nothing, so that it stands for the defaults of any environment.
         unspecific = config is None or type(config) is EnvironmentConfig
         self.config: Any = self.config_cls() if unspecific else config
         self._done = False
@@ -75,14 +78,17 @@ class BaseEnvironment(ABC):
 
     @abstractmethod
     def step(self, action: str) -> tuple[Any, ...]:
-        """(observation, reward, done, info), or (observation, reward, terminated, truncated, info)."""
+        """Plays an action and returns (observation, reward, done, info), or gymnasium's five values.
+
+        Those are (observation, reward, terminated, truncated, info).
+        """
 
     def get_state_description(self) -> str:
-        """Context that is added to each observation which does not already contain it."""
+        """Returns context that is added to each observation which does not already contain it."""
         return ""
 
     def get_prompt_prefix(self) -> str:
-        """The system prompt; empty: none."""
+        """Returns the system prompt; empty: none."""
         return ""
 
     def close(self) -> None:
@@ -91,7 +97,7 @@ class BaseEnvironment(ABC):
 
 
 class StepResult(NamedTuple):
-    """The four values of a step, checked: an environment's, or an agent's, whose observation is always messages."""
+    """Holds the four values of a step, checked: an environment's, or an agent's, whose observation is messages."""
 
     observation: Observation
     reward: float
@@ -101,11 +107,12 @@ class StepResult(NamedTuple):
 
 @dataclass
 class Trajectory:
-    """One episode: `states[t]` is what the policy saw before `actions[t]`; a last state follows the last action.
+    """Holds one episode: `states[t]` is what the policy saw before `actions[t]`; a last state follows the last action.
 
     states   = s0 s1 s2     # one more than actions
     actions  = a0 a1
     rewards  = r0 r1        # the environment's own, also where a reward_fn replaces them
+    ending   = done         # or max_turns, overflow, …; empty while the episode runs
     """
 
     states: list[Observation] = field(default_factory=list)
@@ -114,15 +121,15 @@ class Trajectory:
     dones: list[bool] = field(default_factory=list)
     infos: list[dict[str, Any]] = field(default_factory=list)
     seed: int | None = None
-    ending: str = ""  # done, max_turns, overflow, …; empty while the episode runs
+    ending: str = ""
 
     def __len__(self) -> int:
-        """Turns so far."""
+        """Counts the turns so far."""
         return len(self.actions)
 
     @property
     def total_reward(self) -> float:
-        """Sum of the environment's rewards."""
+        """Sums the environment's rewards."""
         return float(sum(self.rewards))
 
     def record(self, action: str, step: StepResult) -> None:
@@ -134,39 +141,13 @@ class Trajectory:
         self.infos.append(step.info)
 
 
-@dataclass
-class RolloutData:
-    """A batch of episodes."""
-
-    trajectories: list[Trajectory] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.trajectories)
-
-    def __iter__(self) -> Iterator[Trajectory]:
-        return iter(self.trajectories)
-
-    @overload
-    def __getitem__(self, item: int) -> Trajectory: ...
-    @overload
-    def __getitem__(self, item: slice) -> "RolloutData": ...
-    def __getitem__(self, item: int | slice) -> "Trajectory | RolloutData":
-        return RolloutData(self.trajectories[item]) if isinstance(item, slice) else self.trajectories[item]
+class RolloutData(list[Trajectory]):
+    """Holds a batch of episodes."""
 
     @property
     def mean_reward(self) -> float:
-        """Mean over episodes of their total reward; 0 without episodes."""
+        """Averages the episodes' total rewards; 0 without episodes."""
         return sum(t.total_reward for t in self) / max(len(self), 1)
-
-    @property
-    def mean_turns(self) -> float:
-        """Mean turns of an episode; 0 without episodes."""
-        return sum(map(len, self)) / max(len(self), 1)
-
-    @property
-    def endings(self) -> Counter[str]:
-        """How many episodes ended in which way."""
-        return Counter(t.ending for t in self)
 
 
 # --- The boundary ---
@@ -179,7 +160,8 @@ def reset_environment(env: Any, seed: int | None, max_chars: int = MAX_OBSERVATI
     else Python's and numpy's global generators are seeded for this call and put back after it. Those are shared by
     threads: steps that draw from them, and other threads that do, are not reproducible.
     """
-    with suppress(AttributeError):  # of an object that is no BaseEnvironment and takes no attributes
+    # An object that is no BaseEnvironment may take no attributes.
+    with suppress(AttributeError):
         env._done = False
     if seed is None:
         answer = env.reset()
@@ -199,7 +181,7 @@ def reset_environment(env: Any, seed: int | None, max_chars: int = MAX_OBSERVATI
 
 
 def step_environment(env: Any, action: str, max_chars: int = MAX_OBSERVATION_CHARS) -> StepResult:
-    """One step, checked; four values and gymnasium's five are taken."""
+    """Plays one step and checks what it returns, four values or gymnasium's five; else BadEnvironment."""
     where = f"{type(env).__name__}.step"
     answer = env.step(action)
     if not isinstance(answer, tuple | list) or len(answer) not in (4, 5):
@@ -217,7 +199,7 @@ def step_environment(env: Any, action: str, max_chars: int = MAX_OBSERVATION_CHA
 
 
 def check_observation(observation: Any, where: str, max_chars: int = MAX_OBSERVATION_CHARS) -> Observation:
-    """Text, or chat messages, that a tokenizer can encode, at most `max_chars` long; else BadEnvironment."""
+    """Returns text, or chat messages, that a tokenizer can encode, at most `max_chars` long; else BadEnvironment."""
     if isinstance(observation, str):
         return cut_middle(_encodable(observation), max_chars)
     if not isinstance(observation, list) or not all(_is_message(message) for message in observation):
@@ -234,9 +216,9 @@ def check_observation(observation: Any, where: str, max_chars: int = MAX_OBSERVA
 
 
 def check_reward(reward: Any, where: str) -> float:
-    """A number (also numpy's and tensors of one element) that float32 holds; else BadEnvironment."""
+    """Returns a number (also numpy's and tensors of one element) that float32 holds; else BadEnvironment."""
     try:
-        value = float("nan") if isinstance(reward, str | bytes | bytearray | None) else float(reward)
+        value = float("nan") if isinstance(reward, str | bytes | bytearray) else float(reward)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         value = float("nan")
     if not abs(value) <= LARGEST_REWARD:
@@ -245,14 +227,14 @@ def check_reward(reward: Any, where: str) -> float:
 
 
 def check_done(done: Any, where: str) -> bool:
-    """True or False, also as numpy's or as 1 or 0; else BadEnvironment."""
+    """Returns True or False, given also as numpy's or as 1 or 0; else BadEnvironment."""
     if isinstance(done, bool | np.bool_) or (isinstance(done, int | np.integer) and done in (0, 1)):
         return bool(done)
     raise BadEnvironment(f"{where} returned done={shown(done)}; allowed: True or False")
 
 
 def cut_middle(text: str, max_chars: int) -> str:
-    """The text; where it is longer, its beginning and end around a mark, `max_chars` characters in all."""
+    """Returns the text; where it is longer, its beginning and end around a mark, `max_chars` characters in all."""
     if len(text) <= max_chars:
         return text
     mark = f"\n[… {len(text) - max_chars:,} characters or more left out …]\n"
@@ -262,16 +244,17 @@ def cut_middle(text: str, max_chars: int) -> str:
 
 
 def shown(value: Any) -> str:
-    """A short picture of any value for an error message; never raises."""
+    """Writes any value, shortened to 100 characters, and its type for an error message; never raises."""
     try:
         text = repr(value)
-    except Exception:  # a user's __repr__ may do anything
+    # A user's __repr__ may do anything, and Python writes no int of more than 4,300 digits.
+    except Exception:
         return f"a {type(value).__name__} that cannot be printed"
     return f"{text[:100]}{'…' if len(text) > 100 else ''} ({type(value).__name__})"
 
 
 def takes_keyword(function: Callable[..., Any], name: str) -> bool:
-    """Whether the function can be called with `name=`."""
+    """Says whether the function can be called with `name=`."""
     parameters = inspect.signature(function).parameters.values()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return any((p.name == name and p.kind in by_name) or p.kind is p.VAR_KEYWORD for p in parameters)
@@ -282,7 +265,7 @@ def _is_message(message: Any) -> bool:
 
 
 def _encodable(text: str) -> str:
-    """The text with a question mark for each lone surrogate, which no tokenizer takes."""
+    """Replaces each lone surrogate, which no tokenizer takes, by a question mark."""
     return str(text) if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -290,7 +273,7 @@ _GLOBAL_GENERATORS = threading.RLock()
 
 
 class OwnGenerators:
-    """Python's and numpy's global generators as one environment sees them: seeded, and apart from everybody else's.
+    """Keeps Python's and numpy's global generators for one environment: seeded, and apart from everybody else's.
 
     with generators.installed(): the code inside draws from `random` and `np.random` where it left off the last time.
     One thread at a time has its own installed. A call that hangs in there holds each of the others up for a quarter of
@@ -303,7 +286,7 @@ class OwnGenerators:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Puts the others' states back at the end, also after an exception."""
+        """Installs these states, and puts the others' back at the end, also after an exception."""
         locked = _GLOBAL_GENERATORS.acquire(timeout=0.25)
         others_python, others_numpy = random.getstate(), np.random.get_state()
         random.setstate(self._python)

@@ -1,4 +1,4 @@
-"""CustomEnvDataset: an environment's first observations as prompts, for single-turn training.
+"""An environment's first observations as prompts, for single-turn training.
 
 Invariant: row i is the same whenever it is read: its state is what the environment itself gives for i
 (`get_state(i)`), or its first observation under the seed `first_seed + i`.
@@ -19,7 +19,7 @@ from data.rl_dataset import RLHFDataset
 
 
 class CustomEnvDataset(RLHFDataset):
-    """Prompts from an environment: `CustomEnvDataset(env, tokenizer)`.
+    """Makes prompts from an environment: `CustomEnvDataset(env, tokenizer)`.
 
     Args:
         env: a BaseEnvironment; `get_state(idx)` and `get_action(idx)` are used where it has them, and its own length.
@@ -56,9 +56,8 @@ class CustomEnvDataset(RLHFDataset):
         tokenizer_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if tokenizer is None and tokenizer_kwargs:
-            raise ValueError(
-                "tokenizer_kwargs without a tokenizer have no effect: give the tokenizer, or set data.apply_chat_template_kwargs"
-            )
+            fix = "give the tokenizer, or set data.apply_chat_template_kwargs"
+            raise ValueError(f"tokenizer_kwargs without a tokenizer have no effect: {fix}")
         self.description: dict[str, Any] | None = None
         if env is None:
             self.description = read_description(data_files)
@@ -67,7 +66,7 @@ class CustomEnvDataset(RLHFDataset):
         self.env, self.tokenizer, self.config, self.processor = env, tokenizer, config, processor
         self.num_rows = len(env) if hasattr(env, "__len__") else num_rows
         self.first_seed = first_seed
-        # a file's name without its folder: it ends up in the names of validation metrics
+        # A file's name without its folder: it ends up in the names of validation metrics.
         self.data_source = (
             str(self.description["environment"]).rpartition("/")[2] if self.description else type(env).__name__
         )
@@ -96,11 +95,11 @@ class CustomEnvDataset(RLHFDataset):
         return row if self.tokenizer is None else row | self.tokens(prompt)
 
     def state_to_text(self, state: Any) -> str:
-        """What the policy reads of a state; made to be overridden."""
+        """Writes what the policy reads of a state; made to be overridden."""
         return str(state)
 
     def tokens(self, prompt: list[Message]) -> dict[str, torch.Tensor]:
-        """`input_ids` and `attention_mask` (prompt length,) of the chat prompt."""
+        """Returns `input_ids` and `attention_mask` (prompt length,) of the chat prompt."""
         token_ids = torch.tensor(encode_chat(self.tokenizer, prompt, **self.tokenizer_kwargs))
         return {"input_ids": token_ids, "attention_mask": torch.ones_like(token_ids)}
 
@@ -119,7 +118,7 @@ class CustomEnvDataset(RLHFDataset):
 
 
 def read_description(data_files: str | Sequence[str] | None) -> dict[str, Any]:
-    """The one file's content, with defaults filled in; ValueError says what is wrong with it."""
+    """Reads the one file, with defaults filled in; ValueError says what is wrong with it."""
     files = [data_files] if isinstance(data_files, str | Path) else list(data_files or [])
     if len(files) != 1:
         raise ValueError(f"CustomEnvDataset needs env, or one data file that describes it; given {files}")

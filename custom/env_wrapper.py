@@ -1,4 +1,4 @@
-"""The adapters under the name that older guides use; they live in `custom.adapters`."""
+"""The adapters under the name that older guides import; they live in `custom.adapters`, and nothing is defined here."""
 
 from custom.adapters.gymnasium import GymnasiumEnvironment
 from custom.adapters.make import make_environment

@@ -1,13 +1,13 @@
-"""Reward managers: from a batch of responses to scores, through a scoring function that sees only text.
+"""Reward managers: from a batch of responses to scores, by a function or an environment that sees only text.
 
 A manager is built once per run and called with each batch; `reward_model.reward_manager` chooses it by its registered
-name; its class may have `check_config(config)`, which lists what the config lacks. Only sampled tokens (response_mask 1)
-are decoded, so that an environment's text never counts as the policy's.
+name; its class may have `check_config(config)`, which lists what the config lacks. Invariant: only sampled tokens
+(response_mask 1) are decoded, so that an environment's text never counts as the policy's.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.adapters.base import ENVIRONMENT_NAMES
 from custom.adapters.make import make_environment
-from custom.env import check_reward, reset_environment, step_environment
+from custom.env import check_reward, reset_environment, shown, step_environment
 from custom.reward_score import default_compute_score
 from data.names import unknown_name
 from data.protocol import DataProto
@@ -26,31 +26,43 @@ from data.token_rewards import place_outcome_rewards
 
 REWARD_MANAGER_REGISTRY: dict[str, type] = {}
 
+BATCH_NEEDS = "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"
+NO_FUNCTION = (
+    "reward_model.reward_manager=custom asks the environment for rewards; leave custom_reward_function.path out, "
+    "or choose reward_manager=naive"
+)
+
 
 def register_reward_manager(name: str) -> Callable[[type], type]:
-    """Class decorator: makes the class available as `reward_model.reward_manager=name`."""
+    """Makes a class available as `reward_model.reward_manager=name`; a class decorator."""
 
     def register(cls: type) -> type:
         taken = REWARD_MANAGER_REGISTRY.setdefault(name, cls)
         if taken is not cls:
-            raise ValueError(
-                f"reward manager {name!r} is already {taken.__name__}; choose another name for {cls.__name__}"
-            )
+            fix = f"choose another name for {cls.__name__}"
+            raise ValueError(f"reward manager {name!r} is already {taken.__name__}; {fix}")
         return cls
 
     return register
 
 
 def get_reward_manager_cls(name: str) -> type:
-    """The class registered under `name`; ValueError with the names there are."""
+    """Returns the class registered under `name`; ValueError with the names there are."""
     if name not in REWARD_MANAGER_REGISTRY:
         raise unknown_name("reward_model.reward_manager", name, REWARD_MANAGER_REGISTRY)
     return REWARD_MANAGER_REGISTRY[name]
 
 
+def decode_sampled(tokenizer: PreTrainedTokenizerBase, tensors: TensorDict) -> list[str]:
+    """Decodes the sampled tokens of each row, without special tokens."""
+    sampled = tensors["response_mask"].bool().cpu()  # (batch, response_len)
+    rows = zip(tensors["responses"].cpu(), sampled, strict=True)
+    return tokenizer.batch_decode([ids[keep].tolist() for ids, keep in rows], skip_special_tokens=True)
+
+
 @dataclass(frozen=True)
 class Sample:
-    """One row as a scoring function sees it."""
+    """Holds one row as a scoring function sees it."""
 
     data_source: str
     solution_str: str
@@ -87,7 +99,7 @@ class NaiveRewardManager:
         self.reward_kwargs = reward_kwargs
 
     def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
-        """Rewards (batch, response_len) float32, each row's score on its last sampled token.
+        """Returns rewards (batch, response_len) float32, each row's score on its last sampled token.
 
         With return_dict: {"reward_tensor": rewards, "reward_extra_info": name -> list of length batch}; a row whose
         dict lacks a name that others have holds None there.
@@ -105,13 +117,8 @@ class NaiveRewardManager:
         return {"reward_tensor": rewards, "reward_extra_info": _extra_infos(results, scores)}
 
     def _read(self, tensors: TensorDict, columns: dict[str, np.ndarray]) -> list[Sample]:
-        sampled = tensors["response_mask"].bool().cpu()
-        responses = tensors["responses"].cpu()
-        token_ids = [row[keep].tolist() for row, keep in zip(responses, sampled, strict=True)]
-        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        extra_infos: Iterable[dict[str, Any]] = (
-            columns["extra_info"] if "extra_info" in columns else ({} for _ in texts)
-        )
+        texts = decode_sampled(self.tokenizer, tensors)
+        extra_infos = columns.get("extra_info", [None] * len(texts))
         rows = zip(columns[self.reward_fn_key], texts, columns["reward_model"], extra_infos, strict=True)
         return [
             Sample(source, text, _ground_truth(truth, row), {} if extra is None else extra)
@@ -151,28 +158,22 @@ class BatchRewardManager(NaiveRewardManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.compute_score is default_compute_score:
-            raise ValueError(
-                "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"
-            )
+            raise ValueError(BATCH_NEEDS)
 
     @staticmethod
     def check_config(config: Any) -> list[str]:
-        """What is missing in a config that names this manager."""
-        if config.custom_reward_function.path is not None:
-            return []
-        return ["reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"]
+        """Lists what is missing in a config that names this manager."""
+        return [BATCH_NEEDS] if config.custom_reward_function.path is None else []
 
     def _score(self, samples: list[Sample]) -> list[Any]:
+        columns = {
+            "data_sources": [sample.data_source for sample in samples],
+            "solution_strs": [sample.solution_str for sample in samples],
+            "ground_truths": [sample.ground_truth for sample in samples],
+            "extra_infos": [sample.extra_info for sample in samples],
+        }
         try:
-            results = list(
-                self.compute_score(
-                    data_sources=[sample.data_source for sample in samples],
-                    solution_strs=[sample.solution_str for sample in samples],
-                    ground_truths=[sample.ground_truth for sample in samples],
-                    extra_infos=[sample.extra_info for sample in samples],
-                    **self.reward_kwargs,
-                )
-            )
+            results = list(self.compute_score(**columns, **self.reward_kwargs))
         except Exception as error:
             rows = f"{len(samples)} rows; the first: {_describe(0, samples[0])}"
             raise RuntimeError(f"compute_score failed with {error!r} on {rows}") from error
@@ -181,16 +182,8 @@ class BatchRewardManager(NaiveRewardManager):
         return results
 
 
-# The environment judges
-
-NO_FUNCTION = (
-    "reward_model.reward_manager=custom asks the environment for rewards; leave custom_reward_function.path out, "
-    "or choose reward_manager=naive"
-)
-
-
 class CustomRewardManager:
-    """DataProto -> rewards: `CustomRewardManager(environment)`.
+    """Lets an environment score the responses: `CustomRewardManager(environment)`.
 
     Args:
         environment: where it has `compute_reward(state, action)`, that scores the row's `state`; else the environment
@@ -198,19 +191,21 @@ class CustomRewardManager:
             CustomEnvDataset writes it from a file.
         tokenizer: decodes the responses, without special tokens; the trainer lends its own where it is None.
         num_examine: rows that are printed at each call.
-    A batch that has `environment_rewards` was played in an environment: they are its rewards, and nothing is asked again.
+    A batch that has `environment_rewards` was played in an environment: they are its rewards, and nothing is asked
+    again.
     """
 
     def __init__(self, environment: Any = None, tokenizer: Any = None, num_examine: int = 0) -> None:
         self.environment, self.tokenizer, self.num_examine = environment, tokenizer, num_examine
-        self.environments: dict[str, Any] = {}  # by description
+        # By their descriptions.
+        self.environments: dict[str, Any] = {}
 
     def extract_action(self, text: str) -> str:
-        """The action in a response; made to be overridden."""
+        """Returns the action in a response; made to be overridden."""
         return text.strip()
 
     def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
-        """Rewards (batch, response_len) float32; with return_dict as {"reward_tensor", "reward_extra_info"}."""
+        """Returns rewards (batch, response_len) float32; with return_dict {"reward_tensor", "reward_extra_info"}."""
         data.require("responses", "response_mask", by=type(self).__name__)
         rewards = data.batch.get("environment_rewards", None)
         if rewards is None:
@@ -218,20 +213,14 @@ class CustomRewardManager:
         return {"reward_tensor": rewards, "reward_extra_info": {}} if return_dict else rewards
 
     def _judge(self, data: DataProto) -> torch.Tensor:
-        texts = self._texts(data)
+        if self.tokenizer is None:
+            fix = "CustomRewardManager(env, tokenizer)"
+            raise ValueError(f"CustomRewardManager has no tokenizer to decode responses: {fix}")
+        texts = decode_sampled(self.tokenizer, data.batch)
         scores = [self._score(data, row, text) for row, text in enumerate(texts)]
         for text, score in list(zip(texts, scores, strict=True))[: self.num_examine]:
             print(f"response: {text}\nscore: {score:g}")
         return place_outcome_rewards(torch.tensor(scores), data.batch["response_mask"])
-
-    def _texts(self, data: DataProto) -> list[str]:
-        if self.tokenizer is None:
-            raise ValueError(
-                "CustomRewardManager has no tokenizer to decode responses: CustomRewardManager(env, tokenizer)"
-            )
-        sampled = data.batch["response_mask"].bool().cpu()
-        rows = zip(data.batch["responses"].cpu(), sampled, strict=True)
-        return self.tokenizer.batch_decode([ids[keep].tolist() for ids, keep in rows], skip_special_tokens=True)
 
     def _score(self, data: DataProto, row: int, text: str) -> float:
         environment = self._environment_of(data, row)
@@ -261,7 +250,7 @@ class CustomRewardManager:
 
 @register_reward_manager("custom")
 class ConfiguredRewardManager(CustomRewardManager):
-    """`reward_model.reward_manager=custom`: the environment of the rows, or one that the config names.
+    """Lets the rows' environment, or one that the config names, score: `reward_model.reward_manager=custom`.
 
     data:                                             # CustomEnvDataset's rows name their environment
       train_files: task.json
@@ -290,7 +279,7 @@ class ConfiguredRewardManager(CustomRewardManager):
 
     @staticmethod
     def check_config(config: Any) -> list[str]:
-        """What is missing, or too much, in a config that names this manager; the environment itself is built later."""
+        """Lists what is missing, or too much, in a config with this manager; the environment itself is built later."""
         settings = config.reward_model.reward_kwargs
         problems = [] if config.custom_reward_function.path is None else [NO_FUNCTION]
         if unknown := sorted(settings.keys() - {"environment", "kwargs"}):
@@ -302,13 +291,11 @@ class ConfiguredRewardManager(CustomRewardManager):
             )
         if name is None and config.data.custom_cls.path is None and not config.environments:
             problems.append(
-                "reward_model.reward_manager=custom has no environment to ask: set reward_model.reward_kwargs.environment, "
-                "or take rows that name theirs: data.custom_cls.path=custom/env_dataset.py data.custom_cls.name=CustomEnvDataset"
+                "reward_model.reward_manager=custom has no environment to ask: set "
+                "reward_model.reward_kwargs.environment, or take rows that name theirs: "
+                "data.custom_cls.path=custom/env_dataset.py data.custom_cls.name=CustomEnvDataset"
             )
         return problems
-
-
-# Helpers
 
 
 def _ground_truth(reward_model: Any, row: int) -> Any:
@@ -325,20 +312,12 @@ def _score_of(result: Any, row: int, sample: Sample) -> float:
     try:
         return float(result["score"] if isinstance(result, dict) else result)
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        given = f"compute_score returned {_shown(result)} on {_describe(row, sample)}"
+        given = f"compute_score returned {shown(result)} on {_describe(row, sample)}"
         raise ValueError(f"{given}; allowed: a number that fits a float, or a dict with it as 'score'") from error
-
-
-def _shown(result: Any) -> str:
-    try:
-        return repr(result)[:200]
-    except ValueError:  # Python writes no int of more than 4,300 digits
-        return f"a {type(result).__name__} too large to print"
 
 
 def _extra_infos(results: list[Any], scores: list[float]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for result in results if isinstance(result, dict) for name in result)
-    rows = [
-        result if isinstance(result, dict) else {"score": score} for result, score in zip(results, scores, strict=True)
-    ]
+    pairs = zip(results, scores, strict=True)
+    rows = [result if isinstance(result, dict) else {"score": score} for result, score in pairs]
     return {name: [row.get(name) for row in rows] for name in names}

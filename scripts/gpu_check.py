@@ -1,7 +1,8 @@
-"""What `make gpu-check` runs: says what this Python has, then every test of tests/gpu and the benchmarks that make sense on a GPU.
+"""Says what this Python has, then runs every test of tests/gpu and the benchmarks for a GPU; `make gpu-check` runs it.
 
-Made for a bare CUDA machine: it installs nothing, needs no .venv, and nothing it starts asks a hub. Imports only the standard library, so that
-it can say what is missing. GPU_TESTS_DEVICE=cpu makes a dry run on the CPU: every body of the tests, and the benchmarks on a tiny model.
+Invariant: it suits a bare CUDA machine: it installs nothing, needs no .venv, nothing it starts asks a hub, and it
+imports only the standard library, so that it can say what is missing. GPU_TESTS_DEVICE=cpu makes a dry run on the CPU:
+every body of the tests, and the benchmarks on a tiny model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-# import name -> what it is for; without them nothing runs
+# Import name -> what it is for; without those required nothing runs.
 REQUIRED = {
     "torch": "with CUDA",
     "transformers": "models and tokenizers",
@@ -47,7 +48,7 @@ BENCHMARKS = {
 
 
 def version(name: str) -> str | None:
-    """The installed version of an import name, None where it is not there."""
+    """Returns the installed version of an import name, None where it is not there."""
     if importlib.util.find_spec(name) is None:
         return None
     distributions = importlib.metadata.packages_distributions().get(name)
@@ -85,6 +86,7 @@ def run(title: str, *arguments: str) -> bool:
 
 
 def main() -> int:
+    """Runs all; returns 0 where all ended well, 1 where something failed, 2 where something is missing."""
     if missing := describe():
         packages = [name for name in missing if name in REQUIRED]
         print(f"\nmissing: {', '.join(missing)}; nothing was run", file=sys.stderr)
@@ -95,7 +97,8 @@ def main() -> int:
     benchmarks = BENCHMARKS | ({"phases of a GRPO step, vLLM": "step_phases --engine vllm"} if version("vllm") else {})
     for title, command in benchmarks.items():
         module, *arguments = command.split()
-        arguments += TINY[module].split() if DRY_RUN else []  # the last of two values holds
+        # Of an option that is given twice the last value holds.
+        arguments += TINY[module].split() if DRY_RUN else []
         ended[title] = run(title, "-m", f"tests.benchmarks.{module}", *arguments)
     print()
     for title, well in ended.items():

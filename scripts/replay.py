@@ -2,18 +2,22 @@
 
     python scripts/replay.py RUN_DIR_OR_CONFIG EPISODES.jsonl [--first N] [--loss] [key=value ...]
 
-EPISODES.jsonl is a file of `agent.episodes_dir`; RUN_DIR holds the run's config.yaml. The turn loop itself runs twice, with an engine that answers
-with the recorded ids:
+EPISODES.jsonl is a file of `agent.episodes_dir`; RUN_DIR holds the run's config.yaml. The turn loop itself runs twice,
+with an engine that answers with the recorded ids:
 
-    tokens        beside environments that answer with the record: rows (prompt, sampled ids, joins, mask, turns) and texts must come out the same
-    environments  beside fresh agents of the config, reset with env_seed: initial messages, observations, rewards, done and ending must
+    tokens        beside environments that answer with the record:
+                  rows (prompt, sampled ids, joins, mask, turns) and texts must come out the same
+    environments  beside fresh agents of the config, reset with env_seed:
+                  initial messages, observations, rewards, done and ending must
 
-One line for each difference, and exit code 1 if there are any (2: nothing could be replayed). An episode whose environment differs is played once
-more, which tells one that is not reproducible from one that has changed. Of a refilled episode the file holds the last attempt. A crash must come
-again; a call that timed out is not made again, and the turns before it must be the same.
+It prints one line for each difference, and ends with exit code 1 if there are any (2: nothing could be replayed). An
+episode whose environment differs is played once more, which tells one that is not reproducible from one that has
+changed. Of a refilled episode the file holds the last attempt. A crash must come again; a call that timed out is not
+made again, and the turns before it must be the same.
 
-With --loss the episodes go on through rewards and advantages to the policy loss and its gradient, with the config's model on the CPU;
-`actor_rollout_ref.model.path=FOLDER` takes another one, such as the `huggingface` folder of a checkpoint.
+With --loss the episodes go on through rewards and advantages to the policy loss and its gradient, with the config's
+model on the CPU; `actor_rollout_ref.model.path=FOLDER` takes another one, such as the `huggingface` folder of a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +58,8 @@ from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import FAILURES, Episode, Row, Turn
 from workers.rollout.turn_loop import TurnLoop
 
-TOGETHER = 16  # episodes whose environments are open at once
+# So many episodes have their environments open at once.
+TOGETHER = 16
 NEEDED = ("uid", "episode_id", "data_source", "agent_index", "env_seed", "ending", "initial_messages", "turns", "rows")
 PER_TOKEN = ("response_ids", "response_mask", "turn_ids", "log_probs", "rewards")
 # One rank on the CPU, whatever the run had; retries are not repeated, and AgentRollout is to hand out its records.
@@ -67,7 +73,7 @@ Recorded = dict[str, Any]
 
 
 def read_config(place: Path, overrides: Sequence[str] = ()) -> PPOConfig:
-    """The config of a run's folder, or of a YAML file, for one rank on the CPU; what only training needs is not checked."""
+    """Reads a run's folder, or a YAML file, for one rank on the CPU; what only training needs is not checked."""
     file = place / "config.yaml" if place.is_dir() else place
     config = load_config([str(file), *HERE, *overrides], check=False).config
     environment = config.agent.environment
@@ -77,7 +83,7 @@ def read_config(place: Path, overrides: Sequence[str] = ()) -> PPOConfig:
 
 
 def read_episodes(path: Path, first: int | None = None) -> list[Recorded]:
-    """The file's episodes, each with `where` it stands; a last line that is cut short is left out, and said.
+    """Reads the episodes, each with `where` it stands; a last line that is cut short is left out, and said.
 
     Raises:
         ValueError: another line is no JSON object, or an episode lacks something.
@@ -101,7 +107,7 @@ def read_episodes(path: Path, first: int | None = None) -> list[Recorded]:
 
 
 def fault_of(episode: Recorded) -> str | None:
-    """What keeps the record from being an episode."""
+    """Says what keeps the record from being an episode."""
     if missing := [name for name in NEEDED if name not in episode]:
         return f"lacks {', '.join(missing)}; a file of agent.episodes_dir has them"
     for number, row in enumerate(episode["rows"]):
@@ -120,19 +126,21 @@ class RecordedEngine(BaseRollout):
         self.pending: list[Completion] = []
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
+        """Takes the next recorded turn as the answer."""
         nothing = Completion(request_id=request_id, token_ids=[], log_probs=[], finish_reason="abort")
         self.pending.append(next(self.turns[int(request_id)], nothing))
 
     def step(self) -> list[Completion]:
+        """Returns the answers to all that was submitted."""
         done, self.pending = self.pending, []
         return done
 
     def update_weights(self, weights: Any, manifest: Any) -> None:
-        """It has none."""
+        """Does nothing: there are no weights."""
 
 
 def sampled_turns(request_id: str, episode: Recorded) -> Iterator[Completion]:
-    """What was sampled, turn by turn, as far as the rows hold it."""
+    """Yields what was sampled, turn by turn, as far as the rows hold it."""
     for number, turn in enumerate(episode["turns"]):
         tokens = [
             (token_id, log_prob)
@@ -155,18 +163,22 @@ class RecordedEnvironments:
         self.replies: list[tuple[int, StepReply]] = []
 
     def reset(self, key: int, spec_index: int, seed: int) -> None:
+        """Answers with the initial messages."""
         messages = self.episodes[key]["initial_messages"]
         self._answer(key, failed=not messages, messages=messages)
 
     def step(self, key: int, text: str) -> None:
+        """Answers with the next turn's observation."""
         turn = next(self.turns[key])
         given = {"messages": turn["observation"], "reward": turn["reward"], "done": bool(turn["done"])}
         self._answer(key, failed=turn["done"] is None, **given)
 
     def finish(self, key: int, ending: str) -> None:
+        """Ends the episode; it fails here where it did so in the record."""
         self._answer(key, failed=ending not in FAILURES and self.episodes[key]["ending"] in FAILURES)
 
     def poll(self, timeout: float) -> list[tuple[int, StepReply]]:
+        """Returns the answers that nobody has taken yet."""
         replies, self.replies = self.replies, []
         return replies
 
@@ -176,7 +188,7 @@ class RecordedEnvironments:
 
 
 def describe(config: PPOConfig, episodes: Sequence[Recorded]) -> DataProto:
-    """The episodes as `AgentRollout.run` wants them described, each with an agent of its own."""
+    """Describes the episodes as `AgentRollout.run` wants it, each with an agent of its own."""
     numbers = np.arange(len(episodes))
     columns = {name: object_array([episode[name] for episode in episodes]) for name in NEEDED[:3]}
     columns |= {"group_index": numbers, "sample_index": np.zeros_like(numbers), "agent_index": numbers}
@@ -186,7 +198,7 @@ def describe(config: PPOConfig, episodes: Sequence[Recorded]) -> DataProto:
 
 
 def own_record(ending: str, record: dict[str, Any]) -> Recorded:
-    """As it would be read from a file."""
+    """Returns the record as it would be read from a file."""
     return json.loads(strict_json({"ending": ending, **record}))
 
 
@@ -199,41 +211,35 @@ class Player:
     specs: Sequence[AgentSpec]
 
     def open(self, episodes: Sequence[Recorded]) -> AgentRollout:
-        """The turn loop's surroundings, with a fresh agent for each episode."""
+        """Opens the turn loop's surroundings, with a fresh agent for each episode."""
         own = [self.specs[episode["agent_index"] % len(self.specs)] for episode in episodes]
         engine = RecordedEngine(self.config, self.model, episodes)
         return AgentRollout(self.config, engine, self.model.tokenizer, own, None)
 
     def rejoin(self, episodes: Sequence[Recorded]) -> list[Recorded]:
-        """What the turn loop makes of the recorded ids and the recorded answers of the environments."""
-        rollout, described = self.open(episodes), describe(self.config, episodes)
-        try:
-            made = [Episode(group=key, sample=0, spec=key) for key in range(len(episodes))]
+        """Returns what the turn loop makes of the recorded ids and the recorded answers of the environments."""
+        made = [Episode(group=key, sample=0, spec=key) for key in range(len(episodes))]
+        with closing(self.open(episodes)) as rollout:
             loop = TurnLoop(
                 rollout.engine,
-                rollout.engine.sampler(described.meta_info),
+                rollout.engine.sampler(describe(self.config, episodes).meta_info),
                 rollout.limits(),
                 tokens=rollout.tokens,
                 environments=RecordedEnvironments(episodes),
                 tools=rollout.tools,
             )
             loop.run(made)
-        finally:
-            rollout.close()
         return [own_record(episode.ending, episode_record(episode)) for episode in made]
 
     def play(self, episodes: Sequence[Recorded]) -> list[Recorded]:
-        """What the turn loop makes of the recorded ids and of environments that are asked anew."""
-        rollout = self.open(episodes)
-        try:
+        """Returns what the turn loop makes of the recorded ids and of environments that are asked anew."""
+        with closing(self.open(episodes)) as rollout:
             batch = rollout.run(describe(self.config, episodes))
-        finally:
-            rollout.close()
         facts = [facts for facts in batch.non_tensor_batch["episode_facts"] if facts is not None]
         return [own_record(fact["ending"], fact["record"]) | {"error": fact["error"]} for fact in facts]
 
     def training_rows(self, episodes: Sequence[Recorded]) -> DataProto:
-        """The rows that the episodes were, or would be, trained on; failed ones settled as the config says."""
+        """Returns the rows that the episodes were, or would be, trained on; failed ones settled as the config says."""
         made = [
             Episode(
                 group=key,
@@ -244,17 +250,13 @@ class Player:
             )
             for key, episode in enumerate(episodes)
         ]
-        rollout = AgentRollout(
-            self.config, RecordedEngine(self.config, self.model, episodes), self.model.tokenizer, [], None
-        )
-        try:
+        engine = RecordedEngine(self.config, self.model, episodes)
+        with closing(AgentRollout(self.config, engine, self.model.tokenizer, [], None)) as rollout:
             return rollout.rows_of(describe(self.config, episodes), made)
-        finally:
-            rollout.close()
 
 
 def turn_of(record: Recorded) -> Turn:
-    """The turn whose record this is."""
+    """Makes the turn whose record this is."""
     reply = None
     if record["done"] is not None:
         given = {name: record[name] for name in ("reward", "done", "tool_calls")}
@@ -263,12 +265,12 @@ def turn_of(record: Recorded) -> Turn:
 
 
 def as_numbers(values: Sequence[float | None]) -> list[float]:
-    """NaN where the file says null."""
+    """Puts NaN where the file says null."""
     return [float("nan") if value is None else value for value in values]
 
 
 def without_timed_out_call(episode: Recorded) -> Recorded:
-    """The episode up to the call that timed out, where the replay's engine has no further turn and aborts."""
+    """Cuts the episode at a call that timed out, where the replay's engine has no further turn and aborts."""
     turns = episode["turns"]
     if episode["ending"] != "env_timeout" or not turns or turns[-1]["done"] is not None:
         return episode
@@ -283,7 +285,7 @@ def without_timed_out_call(episode: Recorded) -> Recorded:
 
 
 def token_differences(recorded: Recorded, made: Recorded) -> Iterator[str]:
-    """Where texts and rows are not what the tokenizer makes of the episode."""
+    """Names where texts and rows are not what the tokenizer makes of the episode."""
     for number, (old, new) in enumerate(zip(recorded["turns"], made["turns"], strict=False)):
         yield from difference(f"turn {number}, text of its ids", old["text"], new["text"])
     if len(recorded["rows"]) != len(made["rows"]):
@@ -294,9 +296,8 @@ def token_differences(recorded: Recorded, made: Recorded) -> Iterator[str]:
 
 
 def play_differences(recorded: Recorded, played: Recorded) -> Iterator[str]:
-    """Where the environment answered otherwise; rewards of rows are compared where its answers are the same."""
-    name = "initial_messages"
-    answers = [*difference("initial messages", recorded[name], played[name])]
+    """Names where the environment answered otherwise; rewards of rows are compared where its answers are the same."""
+    answers = difference("initial messages", recorded["initial_messages"], played["initial_messages"])
     for number, (old, new) in enumerate(zip(recorded["turns"], played["turns"], strict=False)):
         if (old["done"] is None) != (new["done"] is None):
             answers.append(f"turn {number}: {answered(old)} in the record, {answered(new)} in the replay")
@@ -312,28 +313,32 @@ def play_differences(recorded: Recorded, played: Recorded) -> Iterator[str]:
 
 
 def answered(turn: Recorded) -> str:
+    """Says whether, and with what, the environment answered the turn."""
     return "not answered" if turn["done"] is None else f"answered {short(turn['observation'])}"
 
 
 def ending_difference(recorded: Recorded, played: Recorded) -> list[str]:
+    """Names the difference of two endings; none where they are the same."""
+
     def named(episode: Recorded) -> str:
         error = episode.get("error")
         return f"{episode['ending']} ({error.splitlines()[0]})" if error else episode["ending"]
 
     if recorded["ending"] == played["ending"]:
         return []
-    goes_on = played["ending"] == "engine_error"  # there was no further turn to answer with
-    return [
-        f"ending: recorded {named(recorded)}, replayed{': the episode goes on' if goes_on else ' ' + named(played)}"
-    ]
+    # The replay's engine had no further turn to answer with.
+    goes_on = played["ending"] == "engine_error"
+    replayed = ": the episode goes on" if goes_on else f" {named(played)}"
+    return [f"ending: recorded {named(recorded)}, replayed{replayed}"]
 
 
 def difference(what: str, old: Any, new: Any) -> list[str]:
+    """Names the difference of two values; none where they are equal."""
     return [] if old == new else [f"{what}: recorded {short(old)}, replayed {short(new)}"]
 
 
 def first_difference(what: str, old: Sequence[float], new: Sequence[float]) -> list[str]:
-    """The first place at which two lists differ."""
+    """Names the first place at which two lists differ."""
     place = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     if place < min(len(old), len(new)):
         return difference(f"{what}[{place}]", old[place], new[place])
@@ -341,6 +346,7 @@ def first_difference(what: str, old: Sequence[float], new: Sequence[float]) -> l
 
 
 def short(value: Any) -> str:
+    """Writes a value in at most 100 characters, a single message as its text."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
         value = value[0].get("content", value[0])
     text = repr(value)
@@ -348,7 +354,7 @@ def short(value: Any) -> str:
 
 
 def compare(player: Player, episodes: Sequence[Recorded]) -> list[str]:
-    """One line for each difference between the episodes and their replay."""
+    """Writes one line for each difference between the episodes and their replay."""
     lines: list[str] = []
 
     def report(episode: Recorded, found: Iterator[str] | Sequence[str]) -> bool:
@@ -376,6 +382,7 @@ def compare(player: Player, episodes: Sequence[Recorded]) -> list[str]:
 
 
 def timed_out(episode: Recorded) -> bool:
+    """Says whether a call of the episode ran into its deadline."""
     return episode["ending"] == "env_timeout"
 
 
@@ -383,9 +390,9 @@ def timed_out(episode: Recorded) -> bool:
 
 
 def loss_of(config: PPOConfig, batch: DataProto, say: Callable[[str], None] = print) -> dict[str, float]:
-    """From rows to rewards, advantages, the policy loss and its gradient's norm, with the config's model: one mini-batch of all rows.
+    """Computes rewards, advantages, the policy loss and its gradient's norm, with the config's model.
 
-    The weights in memory take the step, and are forgotten.
+    All rows are one mini-batch. The weights in memory take the step, and are forgotten.
     """
     if config.custom_algorithm:
         load_custom_algorithm(config.custom_algorithm)
@@ -394,10 +401,10 @@ def loss_of(config: PPOConfig, batch: DataProto, say: Callable[[str], None] = pr
     batch.meta_info["temperature"] = config.actor_rollout_ref.rollout.temperature
     batch.batch["old_log_probs"] = worker.compute_log_prob(batch).batch["old_log_probs"]
     report_log_probs(batch, say)
-    batch.batch["token_level_scores"] = batch.batch["token_level_rewards"] = compute_reward(batch, environment_rewards)[
-        0
-    ]
-    if config.need_reference:  # it starts from the config's model, too
+    rewards, _ = compute_reward(batch, environment_rewards)  # (rows, response_len)
+    batch.batch["token_level_scores"] = batch.batch["token_level_rewards"] = rewards
+    # The reference starts from the config's model, too.
+    if config.need_reference:
         batch.batch["ref_log_prob"] = batch.batch["old_log_probs"].clone()
     algorithm = config.algorithm
     if algorithm.use_kl_in_reward:
@@ -415,19 +422,17 @@ def loss_of(config: PPOConfig, batch: DataProto, say: Callable[[str], None] = pr
         config=algorithm,
     )
     metrics = worker.actor.update_policy(batch, replace(config.batch_plan.actor, mini_batches=1))
-    return {
-        name: value for name, value in metrics.items() if name in ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm")
-    }
+    wanted = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm")
+    return {name: value for name, value in metrics.items() if name in wanted}
 
 
 def report_log_probs(batch: DataProto, say: Callable[[str], None]) -> None:
-    """One line a row: how far the recorded log-probs are from the model's, in nats."""
+    """Says in one line a row how far the recorded log-probs are from the model's, in nats."""
     if "rollout_log_probs" not in batch.batch:
         say("rollout.calculate_log_probs=false: there are no recorded log-probs to compare")
         return
-    say(
-        "log-probs of the record and of the config's model, which agree only where these weights generated the episodes"
-    )
+    only = "which agree only where these weights generated the episodes"
+    say(f"log-probs of the record and of the config's model, {only}")
     mask = batch.batch["response_mask"].bool()
     gaps = (batch.batch["rollout_log_probs"] - batch.batch["old_log_probs"]).abs()
     columns = batch.non_tensor_batch
@@ -438,7 +443,7 @@ def report_log_probs(batch: DataProto, say: Callable[[str], None]) -> None:
 
 
 def summary(episodes: Sequence[Recorded], lines: Sequence[str]) -> str:
-    """What was replayed, and what could not be."""
+    """Says what was replayed, and what could not be."""
     endings = Counter(episode["ending"] for episode in episodes)
     parts = [f"{len(episodes)} episodes ({', '.join(f'{count} {name}' for name, count in endings.most_common())})"]
     parts.append(f"{len(lines)} differences" if lines else "all the same")
@@ -450,7 +455,7 @@ def summary(episodes: Sequence[Recorded], lines: Sequence[str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; 0: the same, 1: differences, 2: nothing could be replayed."""
+    """Replays from the command line; returns 0 for the same, 1 for differences, 2 where nothing could be replayed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, metavar="RUN_DIR_OR_CONFIG")
     parser.add_argument("episodes", type=Path, metavar="EPISODES.jsonl")

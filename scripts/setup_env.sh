@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the virtual environment $1: requirements for this machine (CUDA where nvidia-smi answers, else CPU), installed by uv.
+# Makes the virtual environment $1 with uv: requirements for this machine, CUDA where nvidia-smi answers, else CPU.
 set -euo pipefail
 venv=$1
 python=${PYTHON:-python3}

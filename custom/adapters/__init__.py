@@ -1,4 +1,7 @@
-"""Environments of other libraries, and the way from a name in a config to an environment."""
+"""Environments of other libraries, and the way from a name in a config to an environment.
+
+Invariant: a library is imported only when one of its environments is made.
+"""
 
 from custom.adapters.base import ENVIRONMENT_NAMES, LIBRARIES, fill_template, library_of
 from custom.adapters.gymnasium import GymnasiumEnvironment, plain_picture, space_to_text

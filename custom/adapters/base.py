@@ -44,11 +44,12 @@ def import_library(library: str, identifier: str) -> Any:
 
 
 class Adapter(BaseEnvironment):
-    """An environment of a library, under a name and with a prompt template."""
+    """Plays an environment of a library, under a name and with a prompt template."""
 
     def __init__(self, name: str, prompt_template: str) -> None:
         super().__init__()
         self.name, self.prompt_template = name, prompt_template
 
-    def _prompt(self, **fields: str) -> str:
+    def fill_prompt(self, **fields: str) -> str:
+        """Returns the prompt template, filled with these fields and the environment's name."""
         return fill_template(self.prompt_template, {"name": self.name, **fields}, "prompt_template")

@@ -1,4 +1,7 @@
-"""gymnasium's environments as games of text, told to a player who reads."""
+"""gymnasium's environments as games of text, told to a player who reads.
+
+Invariant: an environment whose actions or observations cannot be written down is refused when it is made.
+"""
 
 import dataclasses
 import re
@@ -9,12 +12,13 @@ import numpy as np
 
 from custom.adapters.base import Adapter, Step, import_library
 
-LARGEST_BOX = 64  # numbers that an observation may have to be shown as text
+# An observation of more numbers is not written as text.
+LARGEST_BOX = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Legend:
-    """How a gymnasium environment is told to a player who reads."""
+    """Says how a gymnasium environment is told to a player who reads."""
 
     goal: str
     actions: tuple[str, ...]
@@ -31,7 +35,8 @@ LEGENDS = {
         ("up", "right", "down", "left"),
     ),
     "Taxi": Legend(
-        "Drive the taxi, the cell in brackets, to the passenger (blue), pick up, drive to the goal (magenta), drop off.",
+        "Drive the taxi, the cell in brackets, to the passenger (blue), pick up, drive to the goal (magenta), "
+        "drop off.",
         ("south", "north", "east", "west", "pickup", "dropoff"),
     ),
     "Blackjack": Legend(
@@ -43,7 +48,7 @@ LEGENDS = {
 
 
 class GymnasiumEnvironment(Adapter):
-    """`gymnasium:ID`, with discrete or text actions and an observation that can be written down.
+    """Plays `gymnasium:ID`, with discrete or text actions and an observation that can be written down.
 
     Args:
         identifier: such as "FrozenLake-v1".
@@ -80,22 +85,31 @@ class GymnasiumEnvironment(Adapter):
         space_to_text(self.game.observation_space, self.game.observation_space.sample(), self.observation_names)
 
     def reset(self, seed: int | None = None) -> str:
-        """A new game; the prompt around its first observation."""
+        """Starts a new game and returns the prompt around its first observation."""
         observation, _ = self.game.reset(seed=seed)
         self._done = False
-        return self._prompt(goal=self.goal, observation=self._show(observation), actions=self._action_list())
+        return self.fill_prompt(goal=self.goal, observation=self._show(observation), actions=self._action_list())
 
     def step(self, action: str) -> Step:
         """Plays the last action that the text names."""
         if self._done:
             return "The game is over.", 0.0, True, {"valid": False}
-        choice = self._read(action)
+        choice = self.read_action(action)
         if choice is None:
             hint = f"I found no action in your answer. The actions are: {self._action_list()}."
             return hint, self.invalid_reward, False, {"valid": False}
         observation, reward, terminated, truncated, _ = self.game.step(choice)
         self._done = bool(terminated or truncated)
         return self._show(observation), float(reward), self._done, {"valid": True}
+
+    def read_action(self, text: str) -> int | str | None:
+        """Returns the last action that the text names, or the text where actions are text; None where there is none."""
+        if not self.actions:
+            choice = text.strip()[: self.game.action_space.max_length]
+            return choice if self.game.action_space.contains(choice) else None
+        names = sorted(self.actions, key=len, reverse=True)
+        found = re.findall(r"(?<![\w.-])(?:" + "|".join(map(re.escape, names)) + r")(?![\w-]|\.\d)", text.lower())
+        return self.actions[found[-1]] if found else None
 
     def close(self) -> None:
         """Closes the game."""
@@ -116,14 +130,6 @@ class GymnasiumEnvironment(Adapter):
             return f"a number from {numbers[0]} to {numbers[-1]}"
         return ", ".join(f"{number} ({names[number]})" if number in names else str(number) for number in numbers)
 
-    def _read(self, text: str) -> int | str | None:
-        if not self.actions:
-            choice = text.strip()[: self.game.action_space.max_length]
-            return choice if self.game.action_space.contains(choice) else None
-        names = sorted(self.actions, key=len, reverse=True)
-        found = re.findall(r"(?<![\w.-])(?:" + "|".join(map(re.escape, names)) + r")(?![\w-]|\.\d)", text.lower())
-        return self.actions[found[-1]] if found else None
-
 
 def _make_gymnasium(identifier: str, kwargs: Mapping[str, Any]) -> Any:
     gymnasium = import_library("gymnasium", identifier)
@@ -142,7 +148,7 @@ def _make_gymnasium(identifier: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _action_numbers(game: Any, names: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
-    """What the player may write -> the action's number, in lower case; empty for an environment that takes text."""
+    """Maps what the player may write, in lower case, to the action's number; empty where actions are text."""
     from gymnasium.spaces import Discrete, Text
 
     space = game.action_space
@@ -161,7 +167,7 @@ def _action_numbers(game: Any, names: Sequence[str] | Mapping[str, int]) -> dict
 
 
 def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
-    """An observation of a gymnasium space as text; ValueError for spaces that are no reading matter, such as images."""
+    """Writes an observation of a gymnasium space as text; ValueError for what cannot be written, such as images."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Text):
@@ -184,10 +190,8 @@ def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
 
 
 def plain_picture(picture: str) -> str:
-    """A terminal's colours as text: a highlighted X is [X], a coloured one X(blue)."""
-    colours = dict(
-        zip(range(30, 38), ["gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"], strict=True)
-    )
+    """Writes a terminal's colours as text: a highlighted X is [X], a coloured one X(blue)."""
+    colours = dict(enumerate(("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"), start=30))
 
     def write(match: re.Match[str]) -> str:
         codes = [int(code) for code in match[1].split(";") if code]

@@ -1,4 +1,8 @@
-"""From the name in a config to an environment: a class of ours or of a user's file, or an adapter."""
+"""The way from a name in a config to an environment: a class of ours or of a user's file, or an adapter.
+
+Invariant: what does not exist or takes other arguments raises a ValueError that says what is allowed; an exception
+inside a user's own code keeps its type.
+"""
 
 import dataclasses
 import importlib

@@ -1,4 +1,7 @@
-"""reasoning-gym's generated tasks, judged by its own verifiers."""
+"""reasoning-gym's generated tasks as environments.
+
+Invariant: a task is judged by its own verifier, as in `custom.reward_score`, so that both give the same score.
+"""
 
 from typing import Any
 
@@ -9,7 +12,7 @@ from custom.reward_score import extract_answer
 
 
 class ReasoningGymEnvironment(Adapter):
-    """`reasoning_gym:NAME`: a generated task, judged by its own verifier; the seed chooses the task.
+    """Plays `reasoning_gym:NAME`: a generated task, judged by its own verifier; the seed chooses the task.
 
     Args:
         identifier: a dataset, such as "chain_sum".
@@ -28,13 +31,13 @@ class ReasoningGymEnvironment(Adapter):
         self._new_task(0)
 
     def reset(self, seed: int | None = None) -> str:
-        """A new task."""
+        """Generates a new task and returns the prompt around its question."""
         self._new_task(int(np.random.default_rng().integers(2**31)) if seed is None else seed)
         self.attempts_left = self.attempts
-        return self._prompt(question=self.entry["question"])
+        return self.fill_prompt(question=self.entry["question"])
 
     def step(self, action: str) -> Step:
-        """Scores the answer."""
+        """Scores the answer; the episode ends with a right one or the last attempt."""
         self.attempts_left -= 1
         score = float(self.task.score_answer(extract_answer(action, str(self.entry["answer"])), self.entry))
         self._done = score >= 1 or self.attempts_left <= 0

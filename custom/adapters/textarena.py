@@ -1,4 +1,7 @@
-"""textarena's games for a single player."""
+"""textarena's games for a single player, as environments.
+
+Invariant: a game draws from generators of its own, so that its seed and the moves decide the episode.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +13,7 @@ from custom.env import OwnGenerators
 
 
 class TextArenaEnvironment(Adapter):
-    """`textarena:ID`: a single-player game that needs no network and no model of its own.
+    """Plays `textarena:ID`: a single-player game that needs no network and no model of its own.
 
     Args:
         identifier: such as "GuessTheNumber-v0".
@@ -40,15 +43,15 @@ class TextArenaEnvironment(Adapter):
             self.game, self.action_wrappers = self._make(kwargs)
 
     def reset(self, seed: int | None = None) -> str:
-        """A new game, and its instructions."""
+        """Starts a new game and returns its instructions."""
         seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
         self._done, self.generators = False, OwnGenerators(seed)
         with self.generators.installed():
             self.game.reset(num_players=1, seed=seed)
-            return self._prompt(observation=self._said())
+            return self.fill_prompt(observation=self._said())
 
     def step(self, action: str) -> Step:
-        """One move; the game itself says what was wrong with it."""
+        """Plays one move; the game itself says what was wrong with it."""
         if self._done:
             return "The game is over.", 0.0, True, {}
         for wrapper in self.action_wrappers:
@@ -56,7 +59,8 @@ class TextArenaEnvironment(Adapter):
         with self.generators.installed():
             try:
                 done, _ = self.game.step(action)
-            except Exception as error:  # games trip over texts that they do not expect
+            # Games trip over texts that they do not expect.
+            except Exception as error:
                 self._said()
                 return "The game cannot read that move.", 0.0, False, {"valid": False, "error": repr(error)[:200]}
             observation = self._said()
@@ -69,7 +73,7 @@ class TextArenaEnvironment(Adapter):
         valid = not infos[0].get("invalid_move", False)
         if not valid and self.invalid_reward is not None:
             reward = self.invalid_reward
-        # some games have the reason in the reward's place
+        # Some games have the reason in the reward's place.
         number = float(reward) if isinstance(reward, int | float) else 0.0
         return f"{observation}\n{reason}".strip(), number, True, {"valid": valid, "reason": reason}
 
@@ -78,7 +82,7 @@ class TextArenaEnvironment(Adapter):
         return "\n".join(str(text) for sender, text, _ in messages if sender != 0).strip()
 
     def _make(self, kwargs: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-        """The game without its observation wrappers, which repeat the whole history, and its action wrappers."""
+        """Makes the game without its observation wrappers, which repeat the whole history, and its action wrappers."""
         try:
             game = self.library.make(self.name, **kwargs)
             wrappers = []
@@ -86,7 +90,8 @@ class TextArenaEnvironment(Adapter):
                 wrappers += [game] if isinstance(game, self.library.ActionWrapper) else []
                 game = game.env
             game.reset(num_players=1, seed=0)
-        except Exception as error:  # each game fails in its own way over what it lacks
+        # Each game fails in its own way over what it lacks.
+        except Exception as error:
             raise ValueError(f"textarena:{self.name} cannot be played here: {_why(error)}") from error
         if not isinstance(game.state, self.library.SinglePlayerState):
             raise ValueError(f"textarena:{self.name} is no single-player game")
@@ -94,12 +99,11 @@ class TextArenaEnvironment(Adapter):
 
 
 def _why(error: Exception) -> str:
-    """A word on the usual reasons."""
+    """Explains the usual reasons."""
     text = " ".join(str(error).split())[:200]
     if isinstance(error, LookupError) and "Resource" in text:
-        return (
-            "it needs NLTK data that is not there; download it once (python -m nltk.downloader words) or choose another"
-        )
+        download = "python -m nltk.downloader words"
+        return f"it needs NLTK data that is not there; download it once ({download}) or choose another"
     if isinstance(error, AssertionError) and "number of players" in text:
         return "it is no single-player game"
     return f"{type(error).__name__}: {text}"

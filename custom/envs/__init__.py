@@ -1,1 +1,1 @@
-"""Small example environments, to be read and copied."""
+"""Small example environments, to be read and copied; each stands in one file and imports only `custom`."""

@@ -1,4 +1,4 @@
-"""Guess a number in a few turns, told higher or lower after each: the smallest game that needs several turns."""
+"""The smallest game that needs several turns: guess a number, told higher or lower after each guess."""
 
 import random
 import re
@@ -10,27 +10,33 @@ from custom.env import BaseEnvironment, EnvironmentConfig
 
 @dataclass
 class GuessNumberConfig(EnvironmentConfig):
-    """The range, the number of guesses, and how they are rewarded."""
+    """Holds the range, the number of guesses, and how they are rewarded.
 
-    high: int = 10  # the number is from 1 to this
+    Attributes:
+        high: the number is from 1 to this.
+        turns: guesses in all.
+        shaped: a miss earns up to 0.1 by its closeness; else only the right number is rewarded, with 1.
+    """
+
+    high: int = 10
     turns: int = 4
-    shaped: bool = False  # a miss earns up to 0.1 by its closeness; else only the right number is rewarded, with 1
+    shaped: bool = False
 
 
 class GuessNumber(BaseEnvironment):
-    """`guess 5` or plain `5`; the first number of the answer counts."""
+    """Takes `guess 5` or plain `5`; the first number of the answer counts."""
 
     config_cls = GuessNumberConfig
     config: GuessNumberConfig
 
     def reset(self, seed: int | None = None) -> str:
-        """Draws the number."""
+        """Draws the number and returns the rules."""
         self.number = random.Random(seed).randint(1, self.config.high)
         self.turns_left = self.config.turns
         return f"I think of a number from 1 to {self.config.high}. You have {self.turns_left} guesses."
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        """higher, lower or correct; a text without a number costs its turn."""
+        """Answers higher, lower or correct; a text without a number costs its turn."""
         self.turns_left -= 1
         found = re.search(r"\d{1,9}", action)
         guess = int(found.group()) if found else None

@@ -1,4 +1,4 @@
-"""The smallest game: take what is there, then leave. A model for an environment of one's own."""
+"""The smallest game: take what is there, then leave. It is a model for an environment of your own."""
 
 import random
 from typing import Any
@@ -9,7 +9,7 @@ ITEMS = ("lamp", "key", "rope", "coin")
 
 
 class SimpleGameEnvironment(BaseEnvironment):
-    """Two items lie in a room: 1 point for taking each, -0.1 for what is not understood; leaving ends the game."""
+    """Plays in a room with two items: 1 point for taking each, -0.1 for what is not understood; leaving ends it."""
 
     def reset(self, seed: int | None = None) -> str:
         """Puts two items into the room."""
@@ -19,7 +19,7 @@ class SimpleGameEnvironment(BaseEnvironment):
         return f"You are in a room. You see: {', '.join(self.here)}. You can take something, or leave."
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        """`take ITEM` or `leave`."""
+        """Understands `take ITEM` and `leave`."""
         words = action.lower().split()
         taken = next((item for item in self.here if "take" in words and item in words), None)
         self._done = "leave" in words
@@ -32,9 +32,9 @@ class SimpleGameEnvironment(BaseEnvironment):
         return answer, reward, self._done, {}
 
     def get_state_description(self) -> str:
-        """The score and what was taken."""
+        """Returns the score and what was taken."""
         return f"Score: {self.score:.1f}, inventory: {', '.join(self.inventory) or 'empty'}"
 
     def get_prompt_prefix(self) -> str:
-        """The rules."""
+        """Returns the rules."""
         return "You play a text game. Answer with one command, such as: take lamp"

@@ -10,13 +10,14 @@ OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 
 
 class TextAdventure(BaseEnvironment):
-    """Commands: `go north`, `take key`, `open door`. The key is worth 0.2, the open door 1; a turn costs nothing."""
+    """Understands `go north`, `take key`, `open door`. The key is worth 0.2, the open door 1; a turn costs nothing."""
 
     def reset(self, seed: int | None = None) -> str:
         """Builds a house and starts in the hall, where the door is."""
         draw = random.Random(seed)
         self.exits: dict[str, dict[str, str]] = {room: {} for room in ROOMS}
-        for number, room in enumerate(ROOMS[1:], start=1):  # each room leads to an earlier one, so all can be reached
+        # Each room leads to an earlier one, so all can be reached.
+        for number, room in enumerate(ROOMS[1:], start=1):
             ways = [(other, way) for other in ROOMS[:number] for way in OPPOSITE if way not in self.exits[other]]
             other, way = draw.choice(ways)
             self.exits[other][way] = room

@@ -10,7 +10,7 @@ from custom.reward_score import last_number
 
 @dataclass
 class ToolArithmeticConfig(EnvironmentConfig):
-    """How hard it is, and how often one may try."""
+    """Says how hard it is (the largest number), and how often one may try."""
 
     largest: int = 9999
     attempts: int = 1
@@ -23,7 +23,7 @@ class ToolArithmetic(BaseEnvironment):
     config: ToolArithmeticConfig
 
     def reset(self, seed: int | None = None) -> str:
-        """Draws the numbers."""
+        """Draws the numbers and returns the question."""
         draw = random.Random(seed)
         a, b, c = (draw.randint(2, self.config.largest) for _ in range(3))
         self.answer = str(a * b + c)
@@ -31,12 +31,12 @@ class ToolArithmetic(BaseEnvironment):
         return f"What is {a} * {b} + {c}?"
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        """Right or wrong."""
+        """Says right or wrong."""
         self.attempts_left -= 1
         right = last_number(action) == self.answer
         self._done = right or self.attempts_left == 0
         return "Correct." if right else "That is not right.", float(right), self._done, {}
 
     def get_prompt_prefix(self) -> str:
-        """The system prompt."""
+        """Returns the system prompt."""
         return "Use the calculator, then give the result as a number."

@@ -1,6 +1,12 @@
-"""TODO"""
+"""Tools of an agent: what a model may call, how its calls are read out of a text, and what comes of them.
 
-from custom.tools.manager import UNKNOWN, CallRecord, MultiTurnManager, ToolTurn
+`parsers` reads calls, `tool` says what a tool is, `registry` executes single calls, `manager` plays whole turns, `load`
+finds the tools that a config names. Invariant: whatever a model writes and a tool does, the episode goes on with an
+observation; only the environment's own failures are raised.
+"""
+
+from custom.tools.load import BUILTIN_TOOLS, load_tools
+from custom.tools.manager import MultiTurnManager, ToolTurn
 from custom.tools.parsers import (
     PARSERS,
     ActionParser,
@@ -11,5 +17,5 @@ from custom.tools.parsers import (
     ToolCall,
     get_parser,
 )
-from custom.tools.registry import BUILTIN_TOOLS, ToolRegistry, load_tools
+from custom.tools.registry import UNKNOWN, CallRecord, ToolRegistry
 from custom.tools.tool import EnvironmentStepTool, Tool, ToolDefinition, ToolError

@@ -46,13 +46,12 @@ CONSTANTS = {"pi": math.pi, "e": math.e}
 
 
 class CalculatorTool(Tool):
-    """Arithmetic on numbers: + - * / // % **, parentheses, and a few functions of `math`."""
+    """Computes arithmetic on numbers: + - * / // % **, parentheses, and a few functions of `math`."""
 
     definition = ToolDefinition(
         "calculator",
-        "Computes an arithmetic expression, for example (2 + 3) * 4 ** 2. Knows + - * / // % **, parentheses, pi, e, and "
-        + ", ".join(FUNCTIONS)
-        + ".",
+        "Computes an arithmetic expression, for example (2 + 3) * 4 ** 2. Knows + - * / // % **, parentheses, pi, e, "
+        f"and {', '.join(FUNCTIONS)}.",
         {
             "type": "object",
             "properties": {"expression": {"type": "string", "description": "The expression to compute."}},
@@ -62,7 +61,7 @@ class CalculatorTool(Tool):
     )
 
     def execute(self, expression: str) -> str:
-        """The value in decimal; ToolError says what cannot be computed."""
+        """Returns the value in decimal; ToolError says what cannot be computed."""
         if len(expression) > MAX_EXPRESSION:
             raise ToolError(f"the expression has {len(expression)} characters; allowed: {MAX_EXPRESSION}")
         try:
@@ -77,7 +76,7 @@ class CalculatorTool(Tool):
 
 
 def evaluate(node: ast.expr) -> Number:
-    """The value of an arithmetic expression; nothing larger than MAX_BITS bits is ever computed."""
+    """Computes an arithmetic expression, and on the way nothing larger than MAX_BITS bits."""
     match node:
         case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
             return checked(node.value)
@@ -92,12 +91,16 @@ def evaluate(node: ast.expr) -> Number:
         case ast.BinOp(op=ast.BitXor()):
             raise ToolError("^ is no power here; write **")
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
-            return checked(FUNCTIONS[name](*function_arguments(name, [evaluate(argument) for argument in arguments])))
+            values = [evaluate(argument) for argument in arguments]
+            # Rounding would compute a huge power of ten.
+            if name == "round" and len(values) == 2 and abs(values[1]) > 300:
+                raise ToolError("round takes at most 300 digits")
+            return checked(FUNCTIONS[name](*values))
     raise ToolError(f"not allowed in arithmetic: {ast.unparse(node)[:100]}")
 
 
 def apply(op: ast.operator, left: Number, right: Number) -> Number:
-    """left op right, unless the result would be too large."""
+    """Computes left op right, unless the result would be too large."""
     if isinstance(left, int) and isinstance(right, int):
         if isinstance(op, ast.Pow) and right > 0 and (left.bit_length() - 1) * right > MAX_BITS:
             raise ToolError("the power is too large")
@@ -106,15 +109,8 @@ def apply(op: ast.operator, left: Number, right: Number) -> Number:
     return checked(BINARY[type(op)](left, right))
 
 
-def function_arguments(name: str, arguments: list[Number]) -> list[Number]:
-    """The arguments, unless rounding would compute a huge power of ten."""
-    if name == "round" and len(arguments) == 2 and abs(arguments[1]) > 300:
-        raise ToolError("round takes at most 300 digits")
-    return arguments
-
-
 def checked(value: Any) -> Number:
-    """A finite real number of bounded size, else ToolError."""
+    """Returns a finite real number of bounded size; else ToolError."""
     if isinstance(value, complex):
         raise ToolError("the result is not a real number")
     if isinstance(value, float) and not math.isfinite(value):
@@ -156,7 +152,7 @@ class PythonTool(Tool):
         self.memory_mb, self.max_output = memory_mb, max_output
 
     def execute(self, code: str) -> str:
-        """What the snippet printed; TimeoutError or ToolError, with that too, where it failed."""
+        """Returns what the snippet printed; TimeoutError or ToolError, with that too, where it failed."""
         with tempfile.TemporaryDirectory(prefix="snippet-", ignore_cleanup_errors=True) as workdir:
             Path(workdir, "snippet.py").write_bytes(code.encode("utf-8", "replace"))
             process = self._start(workdir)
@@ -180,7 +176,7 @@ class PythonTool(Tool):
         )
 
     def _read(self, process: subprocess.Popen[bytes]) -> tuple[bytes, str]:
-        """The output, and why reading ended: "", "time" or "output"."""
+        """Returns the output, and why reading ended: "", "time" or "output"."""
         assert process.stdout is not None
         deadline, output = time.monotonic() + self.timeout_s, b""
         with selectors.DefaultSelector() as selector:
@@ -190,7 +186,8 @@ class PythonTool(Tool):
                     continue
                 piece = os.read(process.stdout.fileno(), 1 << 16)
                 output += piece
-                if len(output) > 4 * self.max_output:  # a character has at most four bytes
+                # A character has at most four bytes.
+                if len(output) > 4 * self.max_output:
                     return output, "output"
                 if not piece:
                     return self._wait(process, output, deadline)
@@ -199,7 +196,8 @@ class PythonTool(Tool):
     def _wait(self, process: subprocess.Popen[bytes], output: bytes, deadline: float) -> tuple[bytes, str]:
         """Waits for the end, but leaves its status: the number is not given to another process before the kill."""
         while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
-            if time.monotonic() > deadline:  # it closed its output and goes on
+            # It closed its output and goes on.
+            if time.monotonic() > deadline:
                 return output, "time"
             time.sleep(0.001)
         return output, ""
@@ -212,7 +210,7 @@ class PythonTool(Tool):
             raise TimeoutError(f"{text}\n[ended after {self.timeout_s:g} s]".lstrip())
         if ending == "output":
             raise ToolError(f"{text}\n[ended after {self.max_output} characters of output]")
-        if status == -signal.SIGXCPU or (status == -signal.SIGKILL):
+        if status in (-signal.SIGXCPU, -signal.SIGKILL):
             raise TimeoutError(f"{text}\n[killed: more than {self.cpu_s:g} s of CPU time, or too much memory]".lstrip())
         if status != 0:
             raise ToolError(text.rstrip() or f"[ended with status {status}]")

@@ -1,8 +1,8 @@
 """Action parsers: from what a model wrote to the tool calls in it.
 
-Invariant: `parse` never raises, takes time linear in the text, and returns no call whose name or arguments the text does
-not hold. A call that was begun but cannot be read is returned with its `error_kind`, so that the model hears of it.
-Code fences and quotations are not special: a call is a call wherever it stands.
+Invariant: `parse` never raises, takes time linear in the text, and returns no call whose name or arguments the text
+does not hold. A call that was begun but cannot be read is returned with its `error_kind`, so that the model hears of
+it. Code fences and quotations are not special: a call is a call wherever it stands.
 """
 
 import json
@@ -40,7 +40,7 @@ _IDENTIFIER = re.compile(r"[\w.-]+")
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call as the model wrote it.
+    """Holds a call as the model wrote it.
 
     `arguments` is text where the model gave only that; it then stands for the tool's one parameter. With an
     `error_kind` the call cannot be executed, and `error` tells the model why.
@@ -57,30 +57,31 @@ class ActionParser(ABC):
 
     @abstractmethod
     def parse(self, text: str) -> list[ToolCall]:
-        """The calls in order of appearance; empty where there is none."""
+        """Returns the calls in order of appearance; empty where there is none."""
 
 
 class JSONActionParser(ActionParser):
-    """JSON objects anywhere in the text: `{"name": "add", "arguments": {"a": 1}}`, also inside lists and code fences.
+    """Reads JSON objects anywhere in the text: `{"name": "add", "arguments": {"a": 1}}`, also in lists and code fences.
 
     "tool" and "action" may stand for "name", "parameters", "args", "input" and "action_input" for "arguments". Without
     arguments only `{"tool": …}` is a call. OpenAI's forms are understood too. All other objects are no calls.
     """
 
     def parse(self, text: str) -> list[ToolCall]:
-        """The calls among the outermost JSON objects."""
+        """Returns the calls among the outermost JSON objects."""
         return [call for value in _objects(text) for call in _calls_in(value)]
 
 
 class FunctionCallingParser(ActionParser):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Qwen and Hermes models write, or OpenAI's `tool_calls`.
+    """Reads the calls that Qwen and Hermes models write in tags, or OpenAI's `tool_calls`.
 
+    In tags: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; the closing tag may be missing, and with a tag in
+    the text nothing outside of tags is a call.
     OpenAI's: `{"tool_calls": [{"function": {"name": …, "arguments": "{…}"}}]}`, the single entry or `function_call`.
-    The closing tag may be missing; with a tag in the text nothing outside of tags is a call.
     """
 
     def parse(self, text: str) -> list[ToolCall]:
-        """The calls in tags, else those in OpenAI's form."""
+        """Returns the calls in tags, else those in OpenAI's form."""
         if "<tool_call>" in text:
             return [call for value in _tagged(text) for call in _calls_in(value, certain=True)]
         if not _OPENAI_KEY.search(text):
@@ -89,21 +90,24 @@ class FunctionCallingParser(ActionParser):
 
 
 class ReActActionParser(ActionParser):
-    """`Action: add` and, on the next line, `Action Input: {"a": 1}`; also `Action: search[some text]`.
+    """Reads `Action: add` and, on the next line, `Action Input: {"a": 1}`; also `Action: search[some text]`.
 
-    An input that is no JSON object is passed on as text, without a code fence around it. Without an input the action must be a single word.
+    An input that is no JSON object is passed on as text, without a code fence around it. Without an input the action
+    must be a single word.
     """
 
     def parse(self, text: str) -> list[ToolCall]:
-        """The calls of all actions."""
+        """Returns the calls of all actions."""
         if "Action" not in text:
             return []
         reader, calls, position, action = _Reader(text), [], 0, ""
         labels = list(_REACT_LABEL.finditer(text))
         ends = [label.start() for label in labels[1:]] + [len(text)]
-        for label, end in zip(labels, ends, strict=False):  # without labels there is one end
+        # Without labels there is one end.
+        for label, end in zip(labels, ends, strict=False):
+            # A label inside of a JSON input is none.
             if label.start() < position:
-                continue  # inside of a JSON input
+                continue
             kind = label.group(1)
             if action and kind == "Action Input":
                 arguments, position = _react_input(reader, label.end(), end)
@@ -123,7 +127,7 @@ PARSERS: dict[str, type[ActionParser]] = {
 
 
 def get_parser(name: str) -> ActionParser:
-    """The parser called json, react or function."""
+    """Makes the parser called json, react or function; ValueError names the nearest."""
     if name not in PARSERS:
         raise unknown_name("agent.parser", name, PARSERS)
     return PARSERS[name]()
@@ -134,7 +138,7 @@ def get_parser(name: str) -> ActionParser:
 
 @dataclass(frozen=True)
 class _Broken:
-    """A value that does not decode, and why."""
+    """Stands for a value that does not decode, and says why."""
 
     error: str
 
@@ -142,7 +146,8 @@ class _Broken:
 class _Reader:
     """Decodes JSON values out of a text, and counts those that fail."""
 
-    decoder = json.JSONDecoder(strict=False)  # models write raw newlines into strings of code
+    # Not strict: models write raw newlines into strings of code.
+    decoder = json.JSONDecoder(strict=False)
 
     def __init__(self, text: str) -> None:
         self.text, self.broken = text, 0
@@ -152,19 +157,20 @@ class _Reader:
         return self.broken >= MAX_BROKEN
 
     def read(self, start: int) -> tuple[Any, int]:
-        """(value, its end), or (_Broken, where it broke: nothing before that can begin another call)."""
+        """Returns (value, its end), or (_Broken, where it broke: nothing before that can begin another call)."""
         try:
             return self.decoder.raw_decode(self.text, start)
         except json.JSONDecodeError as error:
             self.broken += 1
             return _Broken(f"{error.msg} at character {error.pos - start}"), error.pos
-        except (RecursionError, ValueError):  # thousands of levels or digits: garbage up to the end
+        # Thousands of levels or digits: garbage up to the end.
+        except (RecursionError, ValueError):
             self.broken = MAX_BROKEN
             return _Broken("nested too deeply, or a number too long"), len(self.text)
 
 
 def _objects(text: str) -> Iterator[Any]:
-    """The outermost JSON objects; `_Broken` for those that break after a key that calls have."""
+    """Yields the outermost JSON objects; `_Broken` for those that break after a key that calls have."""
     reader, position = _Reader(text), 0
     while not reader.exhausted and (found := _OBJECT.search(text, position)):
         value, position = reader.read(found.start())
@@ -173,7 +179,7 @@ def _objects(text: str) -> Iterator[Any]:
 
 
 def _tagged(text: str) -> Iterator[Any]:
-    """The JSON values behind each `<tool_call>`; `_Broken` where there is none."""
+    """Yields the JSON values behind each `<tool_call>`; `_Broken` where there is none."""
     reader, tag = _Reader(text), "<tool_call>"
     position = text.find(tag)
     while position >= 0 and not reader.exhausted:
@@ -194,7 +200,7 @@ def _skip_space(text: str, start: int) -> int:
 
 
 def _calls_in(value: Any, certain: bool = False, depth: int = 0) -> list[ToolCall]:
-    """The calls that a decoded value stands for; `certain`: it must be one, so that anything else is a bad call."""
+    """Returns the calls that a decoded value stands for; where one is `certain`, anything else is a bad call."""
     if isinstance(value, _Broken):
         return [ToolCall("", error_kind="bad_json", error=f"the call is not valid JSON: {value.error}")]
     if isinstance(value, list) and depth < MAX_WRAPPERS:
@@ -213,7 +219,7 @@ def _calls_in(value: Any, certain: bool = False, depth: int = 0) -> list[ToolCal
 
 
 def _name_and_arguments(value: dict[str, Any], certain: bool) -> tuple[str, Any]:
-    """A call's name, empty where the object is none, and its arguments."""
+    """Returns a call's name, empty where the object is none, and its arguments."""
     key = next((key for key in ARGUMENT_KEYS if key in value), None)
     names = (*NAMES_ALONE, *NAMES_WITH_ARGUMENTS) if certain or key else NAMES_ALONE
     name = next((value[name] for name in names if isinstance(value.get(name), str)), "")
@@ -221,7 +227,7 @@ def _name_and_arguments(value: dict[str, Any], certain: bool) -> tuple[str, Any]
 
 
 def _call(name: str, arguments: Any) -> ToolCall:
-    """The call, with arguments as an object, as a JSON text of one, or as text for the only parameter."""
+    """Makes a call of arguments as an object, as a JSON text of one, or as text for the only parameter."""
     if isinstance(arguments, _Broken):
         return ToolCall(name, error_kind="bad_json", error=f"the arguments are not valid JSON: {arguments.error}")
     if isinstance(arguments, str) and arguments.lstrip().startswith("{"):
@@ -246,7 +252,7 @@ def _is_openai(value: Any) -> bool:
 
 
 def _react_input(reader: _Reader, start: int, end: int) -> tuple[Any, int]:
-    """The input that begins at `start`, and where it ends: a JSON value's end, else `end`, the next label."""
+    """Returns the input that begins at `start`, and its end: a JSON value's, else `end`, the next label."""
     begin = _skip_space(reader.text, start)
     fence = _FENCE.match(reader.text, begin)
     begin = fence.end() if fence else begin
@@ -258,7 +264,7 @@ def _react_input(reader: _Reader, start: int, end: int) -> tuple[Any, int]:
 
 
 def _react_alone(action: str) -> list[ToolCall]:
-    """The call of an action without input."""
+    """Returns the call of an action without input."""
     if found := _REACT_BRACKETS.fullmatch(action):
         return [_call(found.group(1), found.group(2))]
     return [ToolCall(action)] if _IDENTIFIER.fullmatch(action) else []

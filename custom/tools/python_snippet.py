@@ -1,9 +1,10 @@
 """Runs a Python snippet within limits: the child's side of PythonTool, started as `python -I -S python_snippet.py …`.
 
-It limits the process, leaves the network, and only then executes `snippet.py` of the working directory. The value of a
-last expression is printed as the interactive prompt would. What this is not: a sandbox against an attacker. Files that
-the user may read can be read (but for /proc); the guard of file writes is Python's own audit hook, which code that sets
-out to break the interpreter gets around. For adversarial code use a container or a virtual machine.
+Invariant: it limits the process, and leaves the network where it may, before it executes `snippet.py` of the working
+directory. The value of a last expression is printed as the interactive prompt would. This is no sandbox against an
+attacker: files that the user may read can be read (but for /proc); the guard of file writes is Python's own audit
+hook, which code that sets out to break the interpreter gets around. For adversarial code use a container or a virtual
+machine.
 """
 
 import ast
@@ -27,7 +28,7 @@ DENIED = (
 
 
 def limit_process(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
-    """Limits of CPU time, address space, written files and open files; no core dump."""
+    """Limits CPU time (s), address space, written files (bytes) and open files (64), and forbids core dumps."""
     limits = {
         resource.RLIMIT_CPU: cpu_s,
         resource.RLIMIT_AS: memory_bytes,
@@ -42,7 +43,7 @@ def limit_process(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
 def leave_network_and_processes() -> bool:
     """Moves to new namespaces, in which there is no network and which take every child along when they end.
 
-    Returns whether it worked: a machine may forbid it. The audit hook denies sockets and processes all the same.
+    It returns whether that worked: a machine may forbid it. The audit hook denies sockets and processes all the same.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.getuid(), os.getgid()
@@ -55,7 +56,7 @@ def leave_network_and_processes() -> bool:
 
 
 def die_with_parent(parent: int) -> None:
-    """The kernel kills this process when its parent ends; where that has happened already it ends here."""
+    """Has the kernel kill this process when its parent ends; where that has happened already it ends here."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -65,11 +66,13 @@ def continue_in_child() -> None:
     """Forks, so that the new process namespace begins; the parent hands the child's end on."""
     child = os.fork()
     if child == 0:
-        die_with_parent(0)  # in its own process namespace it sees no parent
+        # In its own process namespace it sees no parent.
+        die_with_parent(0)
         return
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    if code < 0:  # the same signal, so that the caller sees it
+    # It ends by the same signal, so that the caller sees it.
+    if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
         os.kill(os.getpid(), -code)
     os._exit(code)
@@ -93,7 +96,7 @@ def guard(workdir: str) -> None:
 
 
 def execute(source: str) -> int:
-    """Runs the source as `__main__`; the exit status: 1 after an exception, whose traceback is printed."""
+    """Runs the source as `__main__` and returns the exit status: 1 after an exception, whose traceback is printed."""
     linecache.cache["snippet.py"] = (len(source), None, source.splitlines(True), "snippet.py")
     names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     try:
@@ -113,7 +116,7 @@ def execute(source: str) -> int:
 
 
 def report(error: BaseException) -> None:
-    """The traceback with the snippet's own lines only: where this runs is no business of the model's."""
+    """Prints the traceback with the snippet's own lines only: where this runs is no business of the model's."""
     shown = traceback.TracebackException.from_exception(error, limit=-50)
     shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if f.filename == "snippet.py"][-5:])
     sys.stdout.flush()
@@ -121,7 +124,7 @@ def report(error: BaseException) -> None:
 
 
 def main() -> None:
-    """Arguments: the caller's process, CPU seconds, bytes of memory, bytes of a written file."""
+    """Runs the snippet; arguments: the caller's process, CPU seconds, bytes of memory, bytes of a written file."""
     caller, cpu_s, memory_bytes, file_bytes = map(int, sys.argv[1:5])
     die_with_parent(caller)
     if leave_network_and_processes():
@@ -134,7 +137,8 @@ def main() -> None:
     status = execute(source)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # threads that the snippet left do not hold it up
+    # Threads that the snippet left do not hold it up.
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,24 @@
-"""What a tool is: its definition, and `execute`."""
+"""What a tool is: its definition, which the model reads, and `execute`.
+
+Invariant: a tool knows nothing of parsers, counts or turns; it gets arguments by name, and returns or raises.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
-from custom.env import (
-    StepResult,
-    step_environment,
-)
+from custom.env import StepResult, step_environment
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class ToolError(Exception):
-    """Raised by a tool to fail with exactly this text."""
+    """Fails a call with exactly this text; raised by a tool."""
 
 
 @dataclass(frozen=True)
 class ToolDefinition:
-    """What the model is told of a tool.
+    """Says what the model is told of a tool.
 
     Args:
         name: letters, digits, `_`, `-` and `.`, at most 64.
@@ -33,13 +33,13 @@ class ToolDefinition:
     timeout_s: float | None = None
 
     def schema(self) -> dict[str, Any]:
-        """The function schema as OpenAI writes it, which chat templates take as `tools=`."""
+        """Returns the function schema as OpenAI writes it, which chat templates take as `tools=`."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
 class Tool(ABC):
-    """A tool: a `definition`, and `execute`, which gets the arguments by name.
+    """Answers calls of the model: it has a `definition`, and `execute` gets the arguments by name.
 
     class Echo(Tool):
         definition = ToolDefinition("echo", "Echoes.", {"type": "object", "properties": {"text": {"type": "string"}}})
@@ -63,8 +63,8 @@ class EnvironmentStepTool(Tool):
     """Steps the environment as a tool call: its reward and its end count as the turn's.
 
     In a MultiTurnManager with an environment it is that one which is stepped, so that a copy of the tool never plays
-    another episode's game; `environment` serves calls outside of it. It has no deadline of its own: the episode's count.
-    A subclass with a definition of its own says in `action_text` which action its arguments stand for.
+    another episode's game; `environment` serves calls outside of it. It has no deadline of its own: the episode's
+    count. A subclass with a definition of its own says in `action_text` which action its arguments stand for.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class EnvironmentStepTool(Tool):
         self.definition = ToolDefinition(name, description, parameters)
 
     def execute(self, **arguments: Any) -> StepResult:
-        """One step of its own environment."""
+        """Takes one step in its own environment."""
         if self.environment is None:
             raise ToolError("there is no environment to act in")
         return step_environment(self.environment, self.action_text(**arguments))
 
     def action_text(self, action: str) -> str:
-        """The environment's action for the model's arguments."""
+        """Returns the environment's action for the model's arguments."""
         return action

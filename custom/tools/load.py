@@ -1,0 +1,51 @@
+"""The way from the names in `agent.tools` to a registry of tools.
+
+Invariant: every registry gets tools of its own, so that no two agents share one's state.
+"""
+
+import copy
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+from custom.tools.registry import ToolRegistry
+from custom.tools.tool import Tool
+from data.loading import load_extern_object
+
+BUILTIN_TOOLS = {
+    "calculator": "custom.tools.builtin:CalculatorTool",
+    "python": "custom.tools.builtin:PythonTool",
+    "environment_step": "custom.tools:EnvironmentStepTool",
+}
+
+
+def load_tools(sources: Iterable[str]) -> ToolRegistry:
+    """Makes a registry of new tools, one or several from each source; ValueError says what is no tool.
+
+    Args:
+        sources: "calculator", "python", "environment_step", "/path/file.py:name" or "module:name". The name's object
+            is a Tool class, a function that returns a Tool or several, or a Tool.
+    """
+    registry = ToolRegistry()
+    for source in sources:
+        found = _load(source)
+        made = copy.deepcopy(found) if isinstance(found, Tool) or not callable(found) else found()
+        for tool in [made] if isinstance(made, Tool) or not isinstance(made, Iterable) else made:
+            if not isinstance(tool, Tool):
+                given = f"agent.tools: {source!r} is a {type(tool).__name__}"
+                raise ValueError(f"{given}; allowed: a Tool, or what makes one")
+            registry.register(tool)
+    return registry
+
+
+def _load(source: str) -> Any:
+    place, _, name = BUILTIN_TOOLS.get(source, source).rpartition(":")
+    if not place or not name:
+        allowed = ", ".join([*BUILTIN_TOOLS, "/path/to/file.py:name", "module:name"])
+        raise ValueError(f"agent.tools: {source!r} is unknown; allowed: {allowed}")
+    if place.endswith(".py"):
+        return load_extern_object(place, name)
+    try:
+        return getattr(importlib.import_module(place), name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ValueError(f"agent.tools: {source!r} cannot be loaded: {error}") from error
