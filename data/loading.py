@@ -1,9 +1,10 @@
-"""Loading of users' objects: a name out of a Python file that belongs to no package.
+"""Loading of users' objects: a name out of a Python file that belongs to no package, or out of a module.
 
 Invariant: a file is executed once per process, so that its classes keep their identity.
 """
 
 import hashlib
+import importlib
 import importlib.util
 import sys
 import threading
@@ -32,6 +33,27 @@ def load_extern_object(path: str, name: str) -> Any:
         public = sorted(n for n in vars(module) if not n.startswith("_"))
         raise ValueError(f"{path} does not define {name!r}; it has: {', '.join(public) or 'nothing'}")
     return vars(module)[name]
+
+
+def load_object(source: str, what: str) -> Any:
+    """Loads what "/path/file.py:NAME" or "PACKAGE.MODULE:NAME" names.
+
+    Raises:
+        ValueError: there is no such module or name; begins with `what`. For a file as `load_extern_object`.
+    """
+    place, _, name = source.rpartition(":")
+    if place.endswith(".py"):
+        return load_extern_object(place, name)
+    try:
+        module = importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        # Another module that it imports may be missing: that error says more.
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"{what} {source}: there is no module {error.name!r}") from error
+    if not hasattr(module, name):
+        raise ValueError(f"{what} {source}: the module does not define {name!r}")
+    return getattr(module, name)
 
 
 def _load_module(file: Path, given: str) -> ModuleType:

@@ -5,7 +5,6 @@ inside a user's own code keeps its type.
 """
 
 import dataclasses
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from custom.adapters.gymnasium import GymnasiumEnvironment
 from custom.adapters.reasoning_gym import ReasoningGymEnvironment
 from custom.adapters.textarena import TextArenaEnvironment
 from custom.env import BaseEnvironment
-from data.loading import load_extern_object
+from data.loading import load_object
 
 
 def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -35,21 +34,7 @@ def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> An
         raise ValueError(f"environment {source!r} is unknown; allowed: {ENVIRONMENT_NAMES} or /path/to/file.py:CLASS")
     if library := library_of(source):
         return ADAPTERS[library](source.partition(":")[2], **kwargs)
-    return _construct(_load_class(kind, name), kwargs)
-
-
-def _load_class(place: str, name: str) -> Any:
-    if place.endswith(".py"):
-        return load_extern_object(place, name)
-    try:
-        module = importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise
-        raise ValueError(f"environment {place}:{name}: there is no module {error.name!r}") from error
-    if not hasattr(module, name):
-        raise ValueError(f"environment {place}:{name}: the module does not define {name!r}")
-    return getattr(module, name)
+    return _construct(load_object(source, "environment"), kwargs)
 
 
 def _construct(make: Any, kwargs: dict[str, Any]) -> Any:

@@ -4,13 +4,12 @@ Invariant: every registry gets tools of its own, so that no two agents share one
 """
 
 import copy
-import importlib
 from collections.abc import Iterable
 from typing import Any
 
 from custom.tools.registry import ToolRegistry
 from custom.tools.tool import Tool
-from data.loading import load_extern_object
+from data.loading import load_object
 
 BUILTIN_TOOLS = {
     "calculator": "custom.tools.builtin:CalculatorTool",
@@ -43,9 +42,4 @@ def _load(source: str) -> Any:
     if not place or not name:
         allowed = ", ".join([*BUILTIN_TOOLS, "/path/to/file.py:name", "module:name"])
         raise ValueError(f"agent.tools: {source!r} is unknown; allowed: {allowed}")
-    if place.endswith(".py"):
-        return load_extern_object(place, name)
-    try:
-        return getattr(importlib.import_module(place), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(f"agent.tools: {source!r} cannot be loaded: {error}") from error
+    return load_object(f"{place}:{name}", "agent.tools:")

@@ -247,8 +247,8 @@ def test_tools_are_loaded_by_name_from_files_and_modules(tmp_path: Path) -> None
     ("source", "said"),
     [
         ("calculater", "unknown; allowed: calculator, python, environment_step, /path/to/file.py:name, module:name"),
-        ("no.such.module:X", "cannot be loaded"),
-        ("custom.tools:Missing", "cannot be loaded"),
+        ("no.such.module:X", "there is no module 'no'"),
+        ("custom.tools:Missing", "does not define 'Missing'"),
         ("custom.tools.manager:MAX_CALLS", "is a int; allowed: a Tool, or what makes one"),
     ],
 )
