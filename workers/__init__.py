@@ -1,1 +1,1 @@
-"""What runs beside the weights: training engines, rollout engines and the groups that drive them."""
+"""What runs beside the weights: training engines, rollout engines, and the groups of ranks that drive them."""

@@ -1,7 +1,7 @@
 """The policy's two jobs: log-probs of given responses, and the PPO update over mini- and micro-batches.
 
-Invariant: the gradient of a mini-batch does not depend on how it is split into micro-batches; every mean is a sum divided by the count of
-the whole mini-batch, which is passed down.
+Invariant: the gradient of a mini-batch does not depend on how it is split into micro-batches; every mean is a sum
+divided by the count of the whole mini-batch, which is passed down.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from training.config import ActorConfig, MicroBatching, UpdatePlan
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig, agg_loss, get_policy_loss_fn, kl_penalty
 from training.rollout_correction import compute_offpolicy_metrics
 from workers.model.forward import PolicyModel
-from workers.model.packing import ForwardBatch, ForwardSettings, iter_micro_batches, scatter_tokens
+from workers.model.packing import FORWARD_FIELDS, ForwardBatch, ForwardSettings, iter_micro_batches, scatter_tokens
 from workers.model.update import MicroLoss, update_model
 from workers.ranks.distributed import world_size
 
-UPDATE_FIELDS = ("prompts", "responses", "response_mask", "attention_mask", "advantages")
-
 
 class DataParallelPPOActor:
-    """The policy of one rank.
+    """Is the policy of one rank: reads log-probs off it, and updates it.
 
     Args:
         config: `actor_rollout_ref.actor`.
@@ -50,7 +48,10 @@ class DataParallelPPOActor:
     def forward(
         self, inputs: ForwardBatch, shape: torch.Size, temperature: float, entropy: Any = "none"
     ) -> tuple[Tensor, Any]:
-        """Log-probs and, unless `entropy` is "none", entropies on the micro-batch's (rows, response_len) grid, zero where nothing was sampled."""
+        """Computes log-probs and, unless `entropy` is "none", entropies of a micro-batch, each of `shape`.
+
+        The shape is (rows, response_len); where nothing was sampled they are zero.
+        """
         with self.settings.autocast():
             stats = self.actor_module(inputs, temperature, entropy)
         entropies = None if stats.entropy is None else scatter_tokens(stats.entropy, inputs, shape)
@@ -60,13 +61,13 @@ class DataParallelPPOActor:
     def compute_log_prob(
         self, data: DataProto, calculate_entropy: bool = False, limits: MicroBatching | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs, and entropies where asked for, of every sampled token: (B, response_len) float32 on the CPU.
+        """Computes log-probs, and entropies where asked for, of every sampled token: (B, response_len) float32, CPU.
 
-        `data` holds prompts, responses, response_mask, attention_mask and meta_info `temperature`. `limits` are the micro-batch limits;
-        without them the update's own.
+        `data` holds prompts, responses, response_mask, attention_mask and meta_info `temperature`. `limits` are those
+        of a micro-batch; without them the update's own.
         """
         self.actor_module.eval()
-        data.require("prompts", "responses", "response_mask", "attention_mask", by="compute_log_prob")
+        data.require(*FORWARD_FIELDS, by="compute_log_prob")
         log_probs = torch.zeros(data.batch["responses"].shape)
         entropies = torch.zeros_like(log_probs) if calculate_entropy else None
         for rows, micro, inputs in iter_micro_batches(data, self.settings, limits or self.config.micro_batching):
@@ -88,7 +89,7 @@ class DataParallelPPOActor:
         assert self.actor_optimizer is not None
         self.actor_module.train()
         cfg = self.config
-        data.require(*UPDATE_FIELDS, by="update_policy")
+        data.require(*FORWARD_FIELDS, "advantages", by="update_policy")
         if cfg.use_kl_loss:
             data.require("ref_log_prob", by="update_policy with actor.use_kl_loss")
         if plan is None:
@@ -114,7 +115,8 @@ class DataParallelPPOActor:
         log_prob, entropy = self.forward(
             inputs, mask.shape, micro.meta_info["temperature"], "grad" if cfg.entropy_coeff else "value"
         )
-        # Left out only where this is the only update: then the policy is still the one that sampled (`update_policy` checks).
+        # Left out only where this is the only update (`update_policy` checks): then the policy is still the one that
+        # sampled.
         old_log_prob = fields.get("old_log_probs", None)
         old_log_prob = log_prob.detach() if old_log_prob is None else old_log_prob
         loss, metrics = call_policy_loss(
@@ -169,6 +171,7 @@ def call_policy_loss(name: str, **offered: Any) -> tuple[Tensor, dict[str, Any]]
     result = function(**{key: value for key, value in offered.items() if takes_all or key in parameters})
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise ValueError(
-            f"policy loss '{name}' must return (loss, metrics), metrics being a dict; it returned {type(result).__name__}"
+            f"policy loss '{name}' must return (loss, metrics), metrics being a dict; it returned "
+            f"{type(result).__name__}"
         )
     return result

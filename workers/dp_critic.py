@@ -1,4 +1,7 @@
-"""The value model's two jobs: values of given responses, and the clipped value regression over mini- and micro-batches."""
+"""The value model's two jobs: values of given responses, and the clipped regression over mini- and micro-batches.
+
+Invariant: as for the policy, the gradient of a mini-batch does not depend on how it is split into micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from data.protocol import DataProto
 from training.config import CriticConfig, UpdatePlan
 from training.core_algos import GlobalBatchInfo, compute_value_loss
 from workers.model.forward import ValueModel
-from workers.model.packing import ForwardBatch, ForwardSettings, iter_micro_batches, scatter_tokens
+from workers.model.packing import FORWARD_FIELDS, ForwardBatch, ForwardSettings, iter_micro_batches, scatter_tokens
 from workers.model.update import MicroLoss, update_model
 from workers.ranks.distributed import world_size
 
 
 class DataParallelPPOCritic:
-    """The value model of one rank; arguments as for `DataParallelPPOActor`."""
+    """Is the value model of one rank; arguments as for `DataParallelPPOActor`."""
 
     def __init__(
         self,
@@ -32,9 +35,9 @@ class DataParallelPPOCritic:
 
     @torch.no_grad()
     def compute_values(self, data: DataProto) -> Tensor:
-        """(B, response_len) float32 on the CPU: the value of the state before each sampled token, zero elsewhere."""
+        """Computes the value of the state before each sampled token: (B, response_len) float32, CPU, zero elsewhere."""
         self.critic_module.eval()
-        data.require("prompts", "responses", "response_mask", "attention_mask", by="compute_values")
+        data.require(*FORWARD_FIELDS, by="compute_values")
         values = torch.zeros(data.batch["responses"].shape)
         for rows, micro, inputs in iter_micro_batches(data, self.settings, self.config.micro_batching):
             with self.settings.autocast():
@@ -42,14 +45,14 @@ class DataParallelPPOCritic:
         return values
 
     def update_critic(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:
-        """Regresses on `returns`, clipped around `values`, as planned; returns the mean over mini-batches of `critic/*` metrics.
+        """Regresses on `returns`, clipped around `values`, as planned; returns the mean `critic/*` of mini-batches.
 
         Without a plan a mini-batch has `ppo_mini_batch_size` rows, or all.
         """
         assert self.critic_optimizer is not None
         self.critic_module.train()
         cfg = self.config
-        data.require("prompts", "responses", "response_mask", "attention_mask", "values", "returns", by="update_critic")
+        data.require(*FORWARD_FIELDS, "values", "returns", by="update_critic")
         if plan is None:
             plan = UpdatePlan.of_rows(len(data), cfg.ppo_mini_batch_size or len(data), cfg.ppo_epochs or 1, cfg.shuffle)
         return update_model(

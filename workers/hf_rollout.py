@@ -1,12 +1,13 @@
 """The rollout engine of plain transformers: needs no other package, runs its pending requests as one batch.
 
-It keeps a copy of the policy in `rollout.dtype` for itself, as every engine does. Rows are sampled with the Gumbel-max trick, from a generator
-of their own where the request has a seed: the same seed and logits give the same token, in whatever batch.
+It keeps a copy of the policy in `rollout.dtype` for itself, as every engine does. Rows are sampled with the Gumbel-max
+trick, from a generator of their own where the request has a seed. Invariant: the same seed and logits give the same
+token, in whatever batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,13 +17,13 @@ from transformers import DynamicCache, TemperatureLogitsWarper, TopKLogitsWarper
 from training.config import RolloutConfig
 from workers.model.builder import ModelSpec, torch_dtype
 from workers.rollout.base import BaseRollout
-from workers.rollout.engine import Completion, NamedTensors, Sampling
+from workers.rollout.engine import Completion, FinishReason, NamedTensors, Sampling
 from workers.rollout.weight_sync import check_manifest, weight_manifest
 
 
 @dataclass
 class _Row:
-    """A request while it is generated."""
+    """Holds a request while it is generated."""
 
     request_id: str
     prompt_ids: list[int]
@@ -32,14 +33,23 @@ class _Row:
     log_probs: list[float] = field(default_factory=list)
 
     @property
-    def finish_reason(self) -> str:
+    def finish_reason(self) -> FinishReason | None:
+        """Is the stop reason; None while the row runs."""
         if self.token_ids and self.token_ids[-1] in self.sampling.stop_token_ids:
             return "stop"
-        return "length" if len(self.token_ids) >= self.sampling.max_tokens else ""
+        return "length" if len(self.token_ids) >= self.sampling.max_tokens else None
+
+    def completion(self) -> Completion:
+        """Returns what was sampled."""
+        reason = self.finish_reason
+        assert reason is not None
+        return Completion(
+            request_id=self.request_id, token_ids=self.token_ids, log_probs=self.log_probs, finish_reason=reason
+        )
 
 
 class HFRollout(BaseRollout):
-    """See `BaseRollout`. `step()` completes everything that is pending."""
+    """Generates with transformers; `step` completes everything that is pending."""
 
     completes_batches = True
 
@@ -50,32 +60,28 @@ class HFRollout(BaseRollout):
         self.pending: dict[str, _Row] = {}
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
+        """Queues one request."""
         generator = None
         if sampling.seed is not None and sampling.temperature > 0:
             generator = torch.Generator(device=self.device).manual_seed(sampling.seed)
         self.pending[request_id] = _Row(request_id, prompt_ids, sampling, generator)
 
     def step(self) -> list[Completion]:
-        """Completes the pending requests, in batches of at most `max_num_seqs` that share temperature, top-k and top-p."""
+        """Completes the pending requests, in batches that share temperature, top-k and top-p.
+
+        A batch has at most `max_num_seqs` requests.
+        """
         done: list[Completion] = []
         while self.pending:
             kind = _sampling_kind(next(iter(self.pending.values())).sampling)
             rows = [row for row in self.pending.values() if _sampling_kind(row.sampling) == kind]
             rows = rows[: self.config.max_num_seqs]
             self._generate(rows, kind)
-            for row in rows:
-                del self.pending[row.request_id]
-                done.append(
-                    Completion(
-                        request_id=row.request_id,
-                        token_ids=row.token_ids,
-                        log_probs=row.log_probs,
-                        finish_reason="stop" if row.finish_reason == "stop" else "length",
-                    )
-                )
+            done += [self.pending.pop(row.request_id).completion() for row in rows]
         return done
 
     def update_weights(self, weights: NamedTensors, manifest: dict[str, torch.Size]) -> None:
+        """Copies the weights over the engine's own."""
         check_manifest(manifest, weight_manifest(self.module))
         targets = self.module.state_dict()
         with torch.no_grad():
@@ -84,7 +90,10 @@ class HFRollout(BaseRollout):
 
     @torch.no_grad()
     def _generate(self, rows: list[_Row], kind: Sampling) -> None:
-        """Prefill, then one token a step for the rows that still run; finished rows leave the batch once they are half of it."""
+        """Prefills, then samples one token a step for the rows that still run.
+
+        Finished rows leave the batch once they are half of it.
+        """
         ids, mask = _left_pad([row.prompt_ids for row in rows], self.pad_token_id, self.device)  # (B, L)
         cache, alive = DynamicCache(), [row for row in rows if row.sampling.max_tokens > 0]
         keep = torch.tensor([i for i, row in enumerate(rows) if row.sampling.max_tokens > 0], device=self.device)
@@ -118,7 +127,7 @@ class HFRollout(BaseRollout):
 
 
 def _sampling_kind(sampling: Sampling) -> Sampling:
-    """What must be equal for requests to be sampled as one batch."""
+    """Keeps what must be equal for requests to be sampled as one batch."""
     return replace(sampling, seed=None, max_tokens=0, stop_token_ids=())
 
 
@@ -145,12 +154,11 @@ def sample_tokens(
     return tokens, log_probs.gather(1, tokens[:, None]).squeeze(1)
 
 
-def _exponential_noise(logits: Tensor, generators: Iterable[torch.Generator | None]) -> Tensor:
+def _exponential_noise(logits: Tensor, generators: Sequence[torch.Generator | None]) -> Tensor:
     noise = torch.empty_like(logits)
-    rows = list(generators)
-    if all(generator is None for generator in rows):
+    if all(generator is None for generator in generators):
         return noise.exponential_()
-    for row, generator in zip(noise, rows, strict=True):
+    for row, generator in zip(noise, generators, strict=True):
         row.exponential_(generator=generator)
     return noise
 

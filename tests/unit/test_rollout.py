@@ -37,7 +37,11 @@ def model_spec(path: Path, device: str | torch.device = "cpu") -> ModelSpec:
     return ModelSpec(ModelConfig(dtype="float32", enable_gradient_checkpointing=False), str(path), torch.device(device))
 
 
-@pytest.fixture(scope="module", params=[(name, tying) for name in ("hf", "vllm") for tying in ("untied", "tied")])
+MARKS = {"hf": (), "vllm": pytest.mark.vllm}
+ENGINES = [pytest.param((name, tying), marks=marks) for name, marks in MARKS.items() for tying in ("untied", "tied")]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request, tiny_task: Path, tied_model: Path) -> Iterator[tuple[BaseRollout, nn.Module, ModelSpec]]:
     """Yields an engine, and a policy whose weights it has after one update away from the folder's."""
     name, tying = request.param

@@ -86,8 +86,8 @@ class Broken(Chatter):
 
 class Hangs(Chatter):
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        if self.turns <= 3:
-            time.sleep(60)
+        while self.turns <= 3:
+            time.sleep(0.01)
         return super().step(action)
 
 

@@ -1,7 +1,7 @@
 """What runs where an environment lives: its agent, the calls that reach it, and the record of what each gave.
 
-Invariant: user code never raises out of an `EnvServer`: whatever a call did, a `StepReply` comes back. Nothing here imports
-torch, and of a step's `info` only the records of tool calls leave the place where the environment lives.
+Invariant: user code never raises out of an `EnvServer`: whatever a call did, a `StepReply` comes back. Nothing here
+imports torch, and of a step's `info` only the records of tool calls leave the place where the environment lives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ERROR_CHARS = 2_000
 
 @dataclass(frozen=True, kw_only=True)
 class StepReply:
-    """What came of one call: made where the environment lives, read by the turn loop.
+    """Holds what came of one call: it is made where the environment lives, and read by the turn loop.
 
     Attributes:
         messages: what the conversation goes on with.
@@ -31,7 +31,8 @@ class StepReply:
         done: the environment has ended.
         tool_calls: name, ok, error_kind and seconds of each.
         tools: of a build, the tools' schemas.
-        failure: the episode is over and its environment gone; `error` says why, in one line and the traceback's last ones.
+        failure: the episode is over and its environment gone.
+        error: why, in one line and the traceback's last ones.
         seconds: the call's own time, without waiting.
     """
 

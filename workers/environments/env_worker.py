@@ -1,8 +1,8 @@
 """Env workers: where an agent and its environment live, a thread of this process, a process of its own, or a Ray actor.
 
-An env worker builds one agent and runs its calls, one at a time, for the thread that owns it; `kill` may come from another
-thread. Invariant: user code never raises into the pool: a call comes back as a `StepReply`, and a worker that is gone
-raises `WorkerLost`. Nothing here imports torch, and Ray only where it is asked for.
+An env worker builds one agent and runs its calls, one at a time, for the thread that owns it; `kill` may come from
+another thread. Invariant: user code never raises into the pool: a call comes back as a `StepReply`, and a worker that
+is gone raises `WorkerLost`. Nothing here imports torch, and Ray only where it is asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Isolation = Literal["thread", "process", "ray"]
 
 
 class EnvWorker(Protocol):
-    """One agent's place."""
+    """Is the place where one agent lives."""
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs a call of `EnvServer` there and waits for it. Raises WorkerLost."""
@@ -37,7 +37,10 @@ class EnvWorker(Protocol):
 
 
 def pickled(spec: Any) -> bytes:
-    """Pickles the spec for another process; cloudpickle, where installed, also takes what a script or a notebook defines."""
+    """Pickles the spec for another process.
+
+    cloudpickle, where installed, also takes what a script or a notebook defines.
+    """
     try:
         pickler: Any = importlib.import_module("cloudpickle")
     except ImportError:
@@ -70,6 +73,7 @@ class ThreadWorker:
         self._thread = 0
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
+        """Runs the call here, in the calling thread."""
         self._thread = threading.get_ident()
         return self._server.call(kind, args)
 
@@ -79,6 +83,7 @@ class ThreadWorker:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, exception)
 
     def end(self) -> None:
+        """Closes the agent."""
         close_agent(self)
 
 
@@ -94,6 +99,7 @@ class ProcessWorker:
         self._lock = threading.Lock()
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
+        """Sends the call to the process, which is forked at the first, and waits for the reply."""
         if self._connection is None:
             self._pid, self._connection = self._fork_server.fork()
         if self._killed:
@@ -105,12 +111,14 @@ class ProcessWorker:
             raise WorkerLost(f"the environment's process ended during {kind} ({self._release()})") from None
 
     def kill(self) -> None:
+        """Kills the process with whatever it started."""
         with self._lock:
             self._killed = True
             if self._pid is not None:
                 signal_group(self._pid)
 
     def end(self) -> None:
+        """Closes the agent and ends the process."""
         if self._pid is not None:
             close_agent(self)
         self._release()
@@ -118,6 +126,7 @@ class ProcessWorker:
             self._connection.close()
 
     def _release(self) -> str:
+        """Gives the process id back; says how the process ended."""
         with self._lock:
             pid, self._pid = self._pid, None
         return "" if pid is None else self._fork_server.reap(pid)
@@ -130,6 +139,7 @@ class RayWorker:
         self._actor: Any = None
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
+        """Calls the actor, which is made at the first call, and waits for the reply."""
         import ray
 
         try:
@@ -142,6 +152,7 @@ class RayWorker:
             raise WorkerLost(f"the environment's Ray actor ended during {kind}: {why[:500]}") from None
 
     def kill(self) -> None:
+        """Kills the actor."""
         import ray
 
         actor = self._actor
@@ -151,6 +162,7 @@ class RayWorker:
                 ray.kill(actor)
 
     def end(self) -> None:
+        """Closes the agent and kills the actor."""
         if self._actor is not None:
             close_agent(self)
         self.kill()

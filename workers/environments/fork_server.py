@@ -4,8 +4,9 @@
     ProcessWorker.call  <---- socket pair: pickled calls and replies ---->  EnvServer.serve
     ForkServer.fork     ---- one end of it ---->  fork  --------------->
 
-Workers die with it, and it ends its workers and itself when the pool's process is gone, even by SIGKILL. It is ours and not
-multiprocessing's "forkserver", which imports the main script, with its torch, in every child. It never runs user code.
+Workers die with it, and it ends its workers and itself when the pool's process is gone, even by SIGKILL. It is ours and
+not multiprocessing's "forkserver", which imports the main script, with its torch, in every child. It never runs user
+code.
 """
 
 from __future__ import annotations
@@ -34,9 +35,13 @@ import numpy as np
 from custom.adapters import library_of
 from workers.environments.env_server import EnvServer
 
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
-REQUEST = struct.Struct("!ci")  # to the fork server: verb and process id
-ANSWER = struct.Struct("!i")  # from it: a process id, or an exit code
+# Of Linux's prctl.
+PR_SET_PDEATHSIG = 1
+# To the fork server: verb and process id.
+REQUEST = struct.Struct("!ci")
+# From it: a process id, or an exit code.
+ANSWER = struct.Struct("!i")
+# The longest that a killed process may take to end.
 REAP_S = 1.0
 # The longest that the fork server may take to answer; its start is slow on a busy machine.
 ANSWER_S = 60.0
@@ -45,7 +50,7 @@ START += "from workers.environments.fork_server import run_fork_server; run_fork
 
 
 class WorkerLost(RuntimeError):
-    """The env worker is gone, with the agent in it."""
+    """Says that the env worker is gone, with the agent in it."""
 
 
 def signal_group(pid: int) -> None:
@@ -56,7 +61,7 @@ def signal_group(pid: int) -> None:
 
 
 class ForkServer:
-    """Is the pool's side of it; the process starts with the first env worker, and again should it have died."""
+    """Is the pool's side of the fork server, which starts with the first env worker, and again should it have died."""
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         self._preload = preload

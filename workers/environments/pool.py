@@ -1,14 +1,14 @@
-"""The pool that runs users' environments: many episodes at once, each call with a deadline, none able to hold up the rest.
+"""The pool that runs users' environments: many episodes at once, each call with a deadline, none holding up the rest.
 
-A slot is one env worker with the thread of the pool that makes its calls. An episode holds a slot from `reset` to the reply
-of its `finish`; the slot then serves the next episode of its spec. After a failure the slot is thrown away: its agent is
-closed in the background, its env worker killed if that takes too long.
+A slot is one env worker with the thread of the pool that makes its calls. An episode holds a slot from `reset` to the
+reply of its `finish`; the slot then serves the next episode of its spec. After a failure the slot is thrown away: its
+agent is closed in the background, its env worker killed if that takes too long.
 
     reset/step/finish -> waiting (FIFO, num_workers at a time) -> slot's thread: worker.call -> replies -> poll
                                        watch thread: an overdue call is answered as env_timeout
 
-Invariant: every accepted call gets exactly one StepReply, whatever user code does: that of the env worker or that of the
-watch, whichever takes `slot.call` first under the lock; what a discarded slot's worker says later is dropped.
+Invariant: every accepted call gets exactly one StepReply, whatever user code does: that of the env worker or that of
+the watch, whichever takes `slot.call` first under the lock; what a discarded slot's worker says later is dropped.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from workers.environments.fork_server import ForkServer, WorkerLost, libraries_o
 if TYPE_CHECKING:
     from custom.agent import AgentSpec
 
-Answer = tuple[Any, StepReply]  # (the episode's key, the reply)
+# The episode's key, and the reply.
+Answer = tuple[Any, StepReply]
 MAX_CLOSE_S = 5.0
 BUILD_TIMEOUT_S = 120.0
-LAST_JOIN_S = {"thread": 0.5, "process": 5.0, "ray": 10.0}  # for the threads of env workers that were killed
+# How long shutdown waits for the threads of env workers that were killed.
+LAST_JOIN_S = {"thread": 0.5, "process": 5.0, "ray": 10.0}
 
 
 @dataclass(eq=False)
 class PendingCall:
-    """One call on its way; `answer` takes its key and the reply."""
+    """Is one call on its way; `answer` takes its key and the reply."""
 
     key: Hashable
     kind: Call
@@ -50,25 +52,38 @@ class PendingCall:
 
 @dataclass(eq=False)
 class Slot:
-    """One env worker, and the thread that makes its calls."""
+    """Is one env worker, and the thread that makes its calls.
+
+    Attributes:
+        call: accepted and not yet answered.
+        running: it holds one of the num_workers permits.
+        building: it holds one of the permits to build.
+        discarded: it serves no further episode.
+        hung: it overran a deadline.
+        used_s: the environment's own time in this episode.
+        started: of the running call.
+        deadline: of the running call, or of closing.
+    """
 
     spec_index: int
     worker: EnvWorker
     thread: threading.Thread = field(init=False)
     inbox: SimpleQueue[PendingCall | None] = field(default_factory=SimpleQueue)
-    call: PendingCall | None = None  # accepted and not yet answered
-    running: bool = False  # it holds one of the num_workers permits
-    building: bool = False  # it holds one of the permits to build
+    call: PendingCall | None = None
+    running: bool = False
+    building: bool = False
     built: bool = False
-    discarded: bool = False  # serves no further episode
-    hung: bool = False  # overran a deadline
-    used_s: float = 0.0  # the environment's own time in this episode
-    started: float = 0.0  # of the running call
-    deadline: float | None = None  # of the running call, or of closing
+    discarded: bool = False
+    hung: bool = False
+    used_s: float = 0.0
+    started: float = 0.0
+    deadline: float | None = None
 
 
 class EnvironmentPool:
-    """Runs agents built from `specs`; its owner's thread calls, and no call blocks but `poll`, `tool_schemas` and `shutdown`.
+    """Runs agents built from `specs`.
+
+    Its owner's thread calls, and no call blocks but `poll`, `tool_schemas` and `shutdown`.
 
     Args:
         isolation: where environments live. A thread that hangs in code other than Python cannot be stopped, a process
@@ -107,8 +122,8 @@ class EnvironmentPool:
         self._replies: SimpleQueue[Answer] = SimpleQueue()
         lock = threading.RLock()
         self._lock, self._look, self._ended = lock, threading.Condition(lock), threading.Condition(lock)
-        # below: all under the lock
-        self._slots: set[Slot] = set()  # every slot whose thread lives
+        # What follows is read and written under the lock; the slots are all whose threads live.
+        self._slots: set[Slot] = set()
         self._free: list[list[Slot]] = [[] for _ in specs]
         self._episodes: dict[Hashable, Slot] = {}
         self._waiting: deque[Slot] = deque()
@@ -126,7 +141,7 @@ class EnvironmentPool:
 
     @property
     def tool_schemas(self) -> list[list[dict[str, Any]] | None]:
-        """Each spec's tools; builds one agent of each, which then waits for its first episode.
+        """Lists each spec's tools; builds one agent of each, which then waits for its first episode.
 
         Raises:
             ValueError: an agent cannot be built; the pool is then shut down.
@@ -146,7 +161,7 @@ class EnvironmentPool:
 
     @property
     def leaked_threads(self) -> int:
-        """Threads that hang in an environment; one that comes back closes its environment and ends."""
+        """Counts the threads that hang in an environment; one that comes back closes its environment and ends."""
         with self._lock:
             return sum(s.hung and s.thread.is_alive() for s in self._slots) if self.isolation == "thread" else 0
 
@@ -171,7 +186,7 @@ class EnvironmentPool:
         self._continue(PendingCall(key, "finish", (ending,), self._replies.put))
 
     def poll(self, timeout: float) -> list[Answer]:
-        """The replies since the last time; waits at most `timeout` seconds for the first."""
+        """Returns the replies since the last time; waits at most `timeout` seconds for the first."""
         replies = []
         with contextlib.suppress(Empty):
             replies.append(self._replies.get(timeout=timeout) if timeout > 0 else self._replies.get_nowait())
@@ -191,7 +206,7 @@ class EnvironmentPool:
                 slot.inbox.put(None)
                 if not slot.discarded:
                     self._discard(slot)
-            # each slot has a deadline until it has ended or was killed
+            # Each slot has a deadline until it has ended or was killed.
             self._ended.wait_for(lambda: all(slot.deadline is None for slot in self._slots), self.close_timeout_s + 5)
             self._stopped = True
             self._look.notify()
@@ -310,7 +325,8 @@ class EnvironmentPool:
         return built
 
     def _end_building(self, slot: Slot) -> None:
-        if slot.building:  # once: a build that hangs gives its permit back at its deadline
+        # Only once: a build that hangs gives its permit back at its deadline.
+        if slot.building:
             slot.building = False
             self._builders.release()
 
@@ -321,7 +337,7 @@ class EnvironmentPool:
             self._set_deadline(slot, limit)
 
     def _limit(self, slot: Slot, kind: Call) -> float | None:
-        """The longest that the next call may take."""
+        """Returns the longest that the next call may take."""
         step_s, episode_s = self.step_timeout_s, self.episode_timeout_s
         if episode_s is None or kind == "finish":
             return episode_s if step_s is None else step_s

@@ -1,12 +1,13 @@
-"""The attention of models that attend fully: rows packed one after another, and sequences that several ranks share.
+"""The attention of models that attend fully: over packed rows, and over the ranks of a sequence-parallel group.
 
     rows       P0 A0 A1 | P1 P2 B0 B1        packed   P0 A0 A1 P1 P2 B0 B1 0        lengths 3 4 1, boundaries 0 3 7 8
-    rank 0     P0 A0 A1 P1, all heads   ->   the whole line, half of the heads      (and back behind the attention)
-    rank 1     P2 B0 B1 0,  all heads   ->   the whole line, the other half
+    rank 0     P0 A0 A1 P1, all heads   ->   all positions, half of the heads       (and back behind the attention)
+    rank 1     P2 B0 B1 0,  all heads   ->   all positions, the other half
 
-Ranks that share sequences (Ulysses, arXiv:2309.14509) hold a part of the positions each, and exchange positions for heads around the attention.
-A model takes it by name (`use_own_attention`), and a micro-batch's `Sequences` reach it as a keyword of the model's forward. Without them it is
-transformers' sdpa, so shared prompts (which have a mask) and the model's own uses go on as before. Nothing is dropped out.
+The ranks of a sequence-parallel group (Ulysses, arXiv:2309.14509) hold a part of the positions each, and exchange
+positions for heads around the attention. A model takes it by name (`use_own_attention`), and a micro-batch's
+`Sequences` reach it as a keyword of the model's forward. Invariant: without them it is transformers' sdpa, so shared
+prompts (which have a mask) and the model's own uses go on as before. Nothing is dropped out.
 """
 
 from __future__ import annotations
@@ -35,17 +36,25 @@ KERNEL_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """What attention must know of a micro-batch beyond its mask."""
+    """Holds what attention must know of a micro-batch beyond its mask.
 
-    lengths: tuple[int, ...] = ()  # tokens of each sequence of a packed line; empty: it is not packed
-    boundaries: Tensor | None = None  # of a packed line, (n + 1,) int32: 0 and the sums of the lengths so far
-    group: dist.ProcessGroup | None = None  # the ranks that share the positions
+    Attributes:
+        lengths: tokens of each packed sequence; empty: nothing is packed.
+        boundaries: of packed sequences, (n + 1,) int32: 0 and the sums of the lengths so far.
+        group: the sequence-parallel group, whose ranks hold a part of the positions each.
+    """
+
+    lengths: tuple[int, ...] = ()
+    boundaries: Tensor | None = None
+    group: dist.ProcessGroup | None = None
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> Sequences:
+        """Describes packed sequences of these lengths."""
         return cls(lengths=tuple(lengths), boundaries=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32))
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Sequences:
+        """Returns a copy whose tensor is on the device."""
         moved = None if self.boundaries is None else self.boundaries.to(device, non_blocking=non_blocking)
         return replace(self, boundaries=moved)
 
@@ -66,7 +75,10 @@ def own_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer: query (B, H, L, D), key and value (B, H or fewer, L, D) -> (B, L, H, D)."""
+    """Attends, called by transformers in each layer: query (B, H, L, D), key and value (B, H or fewer, L, D).
+
+    Returns the output (B, L, H, D), and None for the weights.
+    """
     if sequences is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     query, key, value = _in_compute_type(query, key, value)
@@ -84,7 +96,10 @@ def own_attention(
 
 
 def own_mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-    """None where only causality is asked for; else sdpa's. What restarts in packed positions is said by `Sequences`, not by a dense mask."""
+    """Makes sdpa's mask, or None where only causality is asked for.
+
+    Where packed positions start again is said by `Sequences`, not by a dense mask.
+    """
     if attention_mask is None and kwargs["q_length"] == kwargs["kv_length"]:
         return None
     return sdpa_mask(attention_mask=attention_mask, **kwargs)
@@ -95,9 +110,10 @@ AttentionMaskInterface.register(NAME, own_mask)
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
-    """Causal attention within each sequence: query (1, H, total, D), key and value (1, H or fewer, total, D) -> as query.
+    """Attends causally within each sequence: query (1, H, total, D), key and value (1, H or fewer, total, D).
 
-    A kernel for sequences of various lengths where there is one; else a loop.
+    Returns the output in query's shape. Takes a kernel for sequences of various lengths where there is one; else a
+    loop.
     """
     if _has_kernel(query, value):
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (total, heads, D)
@@ -108,7 +124,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Seque
 
 
 def loop_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scale: float | None) -> Tensor:
-    """`packed_attention` for any device and type, a sequence at a time."""
+    """Does `packed_attention` for any device and type, a sequence at a time."""
     parts = zip(*(x.split(list(lengths), dim=2) for x in (query, key, value)), strict=True)
     gqa = query.shape[1] != key.shape[1]
     outputs = [scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa) for q, k, v in parts]
@@ -116,7 +132,7 @@ def loop_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[
 
 
 def flash_kernel(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: int, scale: float | None) -> Tensor:
-    """The package flash_attn: q (total, H, D), k and v (total, H or fewer, D) -> as q."""
+    """Runs the package flash_attn: q (total, H, D), k and v (total, H or fewer, D) -> as q."""
     from flash_attn import flash_attn_varlen_func
 
     exact = torch.are_deterministic_algorithms_enabled()
@@ -126,7 +142,7 @@ def flash_kernel(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: i
 
 
 def torch_kernel(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: int, scale: float | None) -> Tensor:
-    """PyTorch's own, shapes as for `flash_kernel`; a window of (-1, 0) is causal attention."""
+    """Runs PyTorch's own kernel, shapes as for `flash_kernel`; a window of (-1, 0) is causal attention."""
     from torch.nn.attention.varlen import varlen_attn
 
     gqa = q.shape[1] != k.shape[1]
@@ -137,11 +153,12 @@ def torch_kernel(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: i
 
 @cache
 def has_flash_attn() -> bool:
+    """Says whether the package flash_attn is installed."""
     return find_spec("flash_attn") is not None
 
 
 def _has_kernel(query: Tensor, value: Tensor) -> bool:
-    """What both kernels take: CUDA from Ampere on, two-byte types, heads of one size up to 256."""
+    """Says whether a kernel takes these: both want CUDA from Ampere on, two-byte types, heads of one size up to 256."""
     if not query.is_cuda or query.dtype not in KERNEL_DTYPES or query.shape[-1] != value.shape[-1]:
         return False
     return query.shape[-1] in KERNEL_HEADS and torch.cuda.get_device_capability(query.device) >= KERNEL_CAPABILITY
@@ -162,27 +179,37 @@ def check_shared_sequences(module: nn.Module, ranks: int) -> None:
     rope = config.to_dict().get("rope_parameters") or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
         raise ValueError(
-            f"{given}: rope_type={rope['rope_type']} depends on the longest position, which each rank would see otherwise; use 1"
+            f"{given}: rope_type={rope['rope_type']} depends on the longest position, which each rank would see "
+            "otherwise; use 1"
         )
 
 
 def to_heads(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, ...]:
-    """All heads of this rank's positions -> this rank's heads of all positions; key heads are repeated until the ranks divide them."""
-    heads = lcm(key.shape[1], group.size())  # divides the query's heads, as both do
+    """Exchanges all heads of this rank's positions for this rank's heads of all positions.
+
+    Key heads are repeated until the ranks divide them.
+    """
+    # Divides the query's heads, as both do.
+    heads = lcm(key.shape[1], group.size())
     key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
     return tuple(Exchange.apply(x, group, 1, 2) for x in (query, key, value))
 
 
 class Exchange(torch.autograd.Function):
-    """Cuts dimension `split` into a part for each rank, and joins what the ranks send along `join`; backward is the reverse."""
+    """Cuts dimension `split` into a part for each rank, and joins what the ranks send along `join`.
+
+    Backward is the reverse.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tensor:
+        """Exchanges the parts."""
         ctx.reverse = (group, join, split)
         return _exchanged(x, group, split, join)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """Exchanges the gradient's parts the other way."""
         return _exchanged(gradient, *ctx.reverse), None, None, None
 
 
@@ -194,7 +221,10 @@ def _exchanged(x: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Te
 
 
 def _in_compute_type(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """In autocast's type, where it is on: rotary positions make queries and keys float32, which the kernels do not take."""
+    """Casts to autocast's type, where it is on.
+
+    Rotary positions make queries and keys float32, which the kernels do not take.
+    """
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors

@@ -1,12 +1,12 @@
 """Builds the transformers models that train: the policy, the reference and the value model.
 
-Invariant: parameters are float32 master weights; the compute type (`model.dtype`) enters through autocast in workers/model/forward.py. Of several ranks
-the first alone reads a model's weights; the others build it without memory (on the meta device) until `shard_model` gives each its shards.
+Invariant: parameters are float32 master weights; the compute type (`model.dtype`) enters through autocast
+(workers/model/packing.py). Of several ranks the first alone reads a model's weights; the others build it without memory
+(on the meta device) until `shard_model` gives each its shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,18 +29,19 @@ from workers.ranks.distributed import rank, world_size
 
 
 def torch_dtype(name: str) -> torch.dtype:
+    """Returns the type of a config's `dtype`."""
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
 
 
 def find_device(device: str | None) -> torch.device:
-    """`trainer.device`, or CUDA where there is one."""
+    """Returns the device that `trainer.device` names, or CUDA where there is one."""
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model folder or hub id with what every worker derives from it."""
+    """Is a model folder or hub id, with what every worker derives from it."""
 
     config: ModelConfig | CriticModelConfig
     path: str
@@ -48,51 +49,58 @@ class ModelSpec:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Is the folder's tokenizer."""
         return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.config.trust_remote_code)
 
     @cached_property
     def hf_config(self) -> PretrainedConfig:
-        """The folder's configuration with `model.override_config` applied."""
+        """Is the folder's configuration with `model.override_config` applied."""
         return AutoConfig.from_pretrained(
             self.path, trust_remote_code=self.config.trust_remote_code, **self.config.override_config
         )
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Every token that ends a turn: the tokenizer's and those of the folder's generation config."""
+        """Lists every token that ends a turn: the tokenizer's and those of the folder's generation config."""
         try:
             generation = GenerationConfig.from_pretrained(self.path).eos_token_id
-        except OSError:  # a folder without generation_config.json
+        # A folder without generation_config.json.
+        except OSError:
             generation = None
-        found = [self.tokenizer.eos_token_id, *_as_list(generation)]
+        generations = generation if isinstance(generation, list) else [generation]
+        found = [self.tokenizer.eos_token_id, *generations]
         return tuple(dict.fromkeys(token for token in found if token is not None))
 
     @property
     def pad_token_id(self) -> int:
+        """Is the token that pads prompts and responses."""
         return pad_token_id(self.tokenizer)
 
     def causal_lm(self, *, trainable: bool) -> nn.Module:
-        """The policy (trainable) or a frozen reference, in float32.
+        """Builds the policy (trainable) or a frozen reference, in float32.
 
         Raises:
-            ValueError: the weights hold a head of their own, where the configuration says that the embedding is the head.
+            ValueError: the weights hold a head of their own, where the configuration says that the embedding is it.
         """
-        trust = self.config.trust_remote_code
         if rank() > 0:
-            return self._prepare(_without_memory(AutoModelForCausalLM, self.hf_config, trust), trainable)
+            return self._prepare(self._without_memory(AutoModelForCausalLM), trainable)
         model = AutoModelForCausalLM.from_pretrained(
-            self.path, config=self.hf_config, dtype=torch.float32, trust_remote_code=trust
+            self.path,
+            config=self.hf_config,
+            dtype=torch.float32,
+            trust_remote_code=self.config.trust_remote_code,
         )
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         if self.hf_config.get_text_config().tie_word_embeddings and head.weight is not embedding.weight:
             raise ValueError(
-                f"{self.path}: tie_word_embeddings is true, but its weights hold another lm_head than the embedding, which an engine would "
-                "not read; set actor_rollout_ref.model.override_config.tie_word_embeddings=false"
+                f"{self.path}: tie_word_embeddings is true, but its weights hold another lm_head than the embedding, "
+                "which an engine would not read; "
+                "set actor_rollout_ref.model.override_config.tie_word_embeddings=false"
             )
         return self._prepare(model, trainable)
 
     def value_model(self) -> nn.Module:
-        """The transformer with one output a token; a folder of a language model gets a new head, zero at first.
+        """Builds the transformer with one output a token; a language model's folder gets a new head, zero at first.
 
         A zero head makes the first values 0, so a fresh critic does not add noise to the first advantages.
 
@@ -102,8 +110,7 @@ class ModelSpec:
         config = self.hf_config
         config.num_labels = 1
         if rank() > 0:
-            trust = self.config.trust_remote_code
-            return self._prepare(_without_memory(AutoModelForTokenClassification, config, trust), trainable=True)
+            return self._prepare(self._without_memory(AutoModelForTokenClassification), trainable=True)
         try:
             model, info = AutoModelForTokenClassification.from_pretrained(
                 self.path,
@@ -123,26 +130,22 @@ class ModelSpec:
         return self._prepare(model, trainable=True)
 
     def empty_causal_lm(self, dtype: torch.dtype) -> nn.Module:
-        """A policy without its weights, for a rollout engine that is about to receive them."""
+        """Builds a policy without its weights, for a rollout engine that is about to receive them."""
         return AutoModelForCausalLM.from_config(self.hf_config, dtype=dtype)
+
+    def _without_memory(self, auto_class: Any) -> nn.Module:
+        with torch.device("meta"):
+            return auto_class.from_config(
+                self.hf_config, dtype=torch.float32, trust_remote_code=self.config.trust_remote_code
+            )
 
     def _prepare(self, model: nn.Module, trainable: bool) -> nn.Module:
         model.requires_grad_(trainable)
-        for module in model.modules():  # dropout makes old and new log-probs, or values, differ where nothing changed
+        # Dropout makes old and new log-probs, or values, differ where nothing changed.
+        for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         if trainable and self.config.enable_gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         # Sharding moves each layer's own part to the device; the whole might not fit there.
         return (model.to(self.device) if world_size() == 1 else model).train(trainable)
-
-
-def _without_memory(auto_class: Any, config: PretrainedConfig, trust_remote_code: bool) -> nn.Module:
-    with torch.device("meta"):
-        return auto_class.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
-
-
-def _as_list(value: int | Sequence[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)

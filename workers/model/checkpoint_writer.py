@@ -3,8 +3,8 @@
     main thread   start ........ generate, log-probs ........ wait_until_copied, update ...
     this thread         copy the tensors to CPU memory | write and force to disk
 
-Invariant: weights and optimiser state change only in an update, and an update waits for the copy; so what is written is the state at `start`,
-and neither the copy nor the disk holds up the phases before the next update.
+Invariant: weights and optimiser state change only in an update, and an update waits for the copy; so what is written is
+the state at `start`, and neither the copy nor the disk holds up the phases before the next update.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 
 class CheckpointWriter:
-    """One for each worker, on every rank; made after the process group, since the threads of all ranks have a group of their own."""
+    """Writes one worker's checkpoints, on every rank.
+
+    It is made after the process group, since the threads of all ranks have a group of their own.
+    """
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
@@ -31,12 +34,13 @@ class CheckpointWriter:
         self._written: Future[None] | None = None
 
     def start(self, parts: Mapping[Path, dict[str, Tensor]], write_rest: Callable[[], None]) -> None:
-        """Begins to write each part, the tensors of a model or an optimiser, into its folder, and then whatever `write_rest` does.
+        """Begins to write each part, the tensors of a model or an optimiser, into its folder, then calls `write_rest`.
 
         Every rank calls it with its own shards. The one before must have been waited for with `is_written`.
         """
+        # The thread must not copy what is still being computed.
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # the thread must not copy what is still being computed
+            torch.cuda.synchronize()
         copied: Future[None] = Future()
         self._copied = copied
         self._written = self._thread.submit(self._write, parts, write_rest, copied)
@@ -47,7 +51,7 @@ class CheckpointWriter:
             self._copied.result()
 
     def is_written(self, wait: bool) -> bool:
-        """Whether everything of the last `start` is on disk.
+        """Says whether everything of the last `start` is on disk; with `wait`, once it is.
 
         Raises:
             OSError: it could not be written, on whichever rank; says why.
@@ -57,7 +61,8 @@ class CheckpointWriter:
         written, self._written = self._written, None
         try:
             written.result()
-        except (CheckpointException, OSError, RuntimeError) as error:  # torch's own writer raises RuntimeError
+        # torch's own writer raises RuntimeError.
+        except (CheckpointException, OSError, RuntimeError) as error:
             raise OSError(f"the checkpoint could not be written: {_causes(error)}") from None
         return True
 
@@ -74,7 +79,7 @@ class CheckpointWriter:
 
 
 def _copy_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A copy in CPU memory, sharded as the tensors are."""
+    """Copies to CPU memory, sharded as the tensors are."""
     options = StagingOptions(
         use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
     )

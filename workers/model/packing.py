@@ -6,9 +6,9 @@ itself (plan: training/batch/batching.py). A row alone is a group with one branc
     rows       P0 P1 A0 A1 | P0 P1 B0        group  P0 P1 A0 A1 B0
     segments                                         0  0  1  1  2        position_ids  0 1 2 3 2
 
-A micro-batch of groups is padded and has a mask; one of single rows is packed, where the model allows it, one row behind
-the other without padding (workers/model/attention.py). A token's log-prob comes from the hidden state before it, at its
-logit position: the last prompt token's state predicts both A0 and B0.
+A micro-batch of groups is padded and has a mask; one of single rows is packed, where the model allows it, one row
+behind the other without padding (workers/model/attention.py). A token's log-prob comes from the hidden state before it,
+at its logit position: the last prompt token's state predicts both A0 and B0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from training.config import MicroBatching
 from workers.model.attention import Sequences
 from workers.ranks.distributed import SumOfParts, max_over_ranks
 
-MAX_GROUP_TOKENS = 4096  # the mask of a shared-prefix group is dense: its cost grows with the square
+# What a forward pass reads of a batch.
+FORWARD_FIELDS = ("prompts", "responses", "response_mask", "attention_mask")
+# The mask of a shared-prefix group is dense: its cost grows with the square.
+MAX_GROUP_TOKENS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +50,11 @@ class ForwardSettings:
 
     @property
     def sequence_ranks(self) -> int:
+        """Returns the size of the sequence-parallel group."""
         return 1 if self.sequence_group is None else self.sequence_group.size()
 
     def autocast(self) -> AbstractContextManager[None]:
+        """Computes in `dtype` within the block."""
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
@@ -57,25 +62,35 @@ class ForwardSettings:
 
 @dataclass(kw_only=True)
 class ForwardBatch:
-    """One micro-batch on the device: T groups of at most L tokens, N sampled tokens; packed rows are one of L tokens."""
+    """Holds one micro-batch on the device: T groups of at most L tokens, with N sampled tokens.
 
-    input_ids: Tensor  # (T, L)
-    position_ids: Tensor  # (T, L)
-    # Of groups (T, 1, L, L) bool, of padded rows (T, L); None: causal, with padding on the right.
+    Packed rows are one group of L tokens.
+
+    Attributes:
+        input_ids, position_ids: (T, L).
+        attention_mask: of groups (T, 1, L, L) bool, of padded rows (T, L); None: causal, with padding on the right.
+        logit_positions: (N,) in T * L, the state that predicts each sampled token.
+        labels: (N,) the sampled token.
+        rows, columns: (N,) the row of the batch it belongs to, and its column among the responses.
+        sequences: of packed rows, or of a sequence-parallel group.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
     attention_mask: Tensor | None
-    logit_positions: Tensor  # (N,) in T * L: the state that predicts each sampled token
-    labels: Tensor  # (N,) the sampled token
-    rows: Tensor  # (N,) the row of the batch it belongs to
-    columns: Tensor  # (N,) its column among the responses
-    # Of packed rows, or of a sequence-parallel group.
+    logit_positions: Tensor
+    labels: Tensor
+    rows: Tensor
+    columns: Tensor
     sequences: Sequences | None = None
 
     def model_inputs(self) -> dict[str, Any]:
-        """Keyword arguments of a transformers model."""
+        """Returns the keyword arguments of a transformers model."""
         inputs = {"input_ids": self.input_ids, "attention_mask": self.attention_mask, "position_ids": self.position_ids}
         return {**inputs, "use_cache": False, **({} if self.sequences is None else {"sequences": self.sequences})}
 
     def to(self, device: torch.device) -> ForwardBatch:
+        """Returns a copy on the device."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return ForwardBatch(**{k: v if v is None else v.to(device, non_blocking=True) for k, v in values.items()})
 
@@ -123,7 +138,10 @@ def build_forward_batch(data: DataProto, micro_batch: MicroBatch, settings: Forw
 
 
 def _packed(laid: list[_GroupLayout], multiple_of: int) -> ForwardBatch:
-    """Packs single rows, one behind the other: input_ids (1, total); what makes the total a multiple is a sequence of its own."""
+    """Packs single rows, one behind the other: input_ids (1, total).
+
+    What makes the total a multiple is a sequence of its own.
+    """
     lengths = [len(t.ids) for t in laid]
     missing = -sum(lengths) % multiple_of
     return ForwardBatch(
@@ -164,15 +182,15 @@ def _sampled_tokens(laid: list[_GroupLayout], starts: Iterable[int]) -> dict[str
 
 
 def _sequence_shard(whole: ForwardBatch, group: dist.ProcessGroup) -> ForwardBatch:
-    """Takes this rank's part of every row; the mask, or the sequences, stay whole, as the attention sees all positions."""
+    """Takes this rank's part of every row; mask and sequences stay whole, as the attention sees all positions."""
     width = whole.input_ids.shape[1] // group.size()
     own = slice(group.rank() * width, (group.rank() + 1) * width)
     row, place = whole.logit_positions // whole.input_ids.shape[1], whole.logit_positions % whole.input_ids.shape[1]
     mine = (place >= own.start) & (place < own.stop)
-    return ForwardBatch(
+    return replace(
+        whole,
         input_ids=whole.input_ids[:, own],
         position_ids=whole.position_ids[:, own],
-        attention_mask=whole.attention_mask,
         logit_positions=(row * width + place - own.start)[mine],
         labels=whole.labels[mine],
         rows=whole.rows[mine],
@@ -183,6 +201,8 @@ def _sequence_shard(whole: ForwardBatch, group: dist.ProcessGroup) -> ForwardBat
 
 @dataclass
 class _GroupLayout:
+    """Holds one group without padding: fields as in ForwardBatch, and the segment of each token (0: the prompt)."""
+
     ids: Tensor
     segments: Tensor
     positions: Tensor
@@ -195,6 +215,7 @@ class _GroupLayout:
 def _lay_out(
     group: PrefixGroup, prompts: Tensor, responses: Tensor, prompt_mask: Tensor, response_valid: Tensor, sampled: Tensor
 ) -> _GroupLayout:
+    """Lays a group out: the prompt of its first row, then every row's response as a branch."""
     prompt = prompts[group[0]][prompt_mask[group[0]]]
     start = n_prompt = len(prompt)
     pieces, segments, positions = [prompt], [torch.zeros(n_prompt, dtype=torch.long)], [torch.arange(n_prompt)]
@@ -204,7 +225,8 @@ def _lay_out(
         pieces.append(responses[row, valid])
         segments.append(torch.full((len(valid),), branch))
         positions.append(torch.arange(n_prompt, n_prompt + len(valid)))
-        offsets = sampled[row, valid].nonzero().squeeze(1)  # within this branch
+        # Within this branch.
+        offsets = sampled[row, valid].nonzero().squeeze(1)
         logit_positions.append(torch.where(offsets == 0, n_prompt - 1, start + offsets - 1))
         labels.append(responses[row, valid[offsets]])
         rows.append(torch.full((len(offsets),), row))
@@ -232,8 +254,8 @@ def iter_micro_batches(
 ) -> Iterator[tuple[Tensor, DataProto, ForwardBatch]]:
     """Yields (rows, data[rows], their layout on the device); every row of `data` comes exactly once.
 
-    With several ranks all get the same number of micro-batches, since each runs collectives: one that has fewer repeats its last one's
-    first row with nothing sampled in it.
+    With several ranks all get the same number of micro-batches, since each runs collectives: one that has fewer repeats
+    its last one's first row with nothing sampled in it.
     """
     plan = plan_batch(data, settings, limits)
     missing = int(max_over_ranks(torch.tensor(len(plan)))) - len(plan)

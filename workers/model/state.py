@@ -1,7 +1,9 @@
-"""A model's and optimiser's state on disk: tensors through torch.distributed.checkpoint, everything else as JSON; no pickled code.
+"""A model's and optimiser's state on disk: tensors through torch.distributed.checkpoint (DCP), the rest as JSON.
 
-FOLDER/model/       DCP: weights            FOLDER/scheduler.json
-FOLDER/optimizer/   DCP: AdamW's moments    FOLDER/huggingface/   config and tokenizer, with `hf_model` the weights too
+    FOLDER/model/       DCP: weights            FOLDER/scheduler.json   the schedule's place
+    FOLDER/optimizer/   DCP: AdamW's moments    FOLDER/huggingface/     config and tokenizer; with `hf_model` weights
+
+Invariant: a checkpoint holds no pickled code, and reading one runs none; a part whose tensors do not fit is not loaded.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from workers.model.checkpoint_writer import CheckpointWriter
 from workers.ranks.distributed import full_tensor, rank
 
 Scheduler: TypeAlias = torch.optim.lr_scheduler.LambdaLR
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def save(
@@ -40,7 +43,10 @@ def save(
     contents: Collection[str],
     export: Callable[[], None] | None = None,
 ) -> None:
-    """Begins to write the parts in `contents` (model, optimizer, extra) below `folder`, and what `export` writes; `writer` goes on by itself."""
+    """Begins to write the parts in `contents` (model, optimizer, extra) below `folder`, and what `export` writes.
+
+    `writer` goes on by itself.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     parts = {}
     if "model" in contents:
@@ -73,23 +79,20 @@ def load(
     for part, name in {"model": "model", "optimizer": "optimizer", "extra": "scheduler.json"}.items():
         if part in contents and not (folder / name).exists():
             raise FileNotFoundError(
-                f"{folder} holds no '{part}': it was saved without; take it out of checkpoint.load_contents to go on without it"
+                f"{folder} holds no '{part}': it was saved without; take it out of checkpoint.load_contents to go on "
+                "without it"
             )
     if "model" in contents:
-        load_model(folder, module)
+        tensors = model_tensors(module)
+        _load(tensors, folder / "model")
+        set_model_state_dict(module, tensors, options=StateDictOptions(strict=False))
     if "optimizer" in contents:
         tensors = optimizer_tensors(module, optimizer)
         _load(tensors, folder / "optimizer")
-        _set_optimizer_tensors(module, optimizer, tensors)
+        settings = get_optimizer_state_dict(module, optimizer, options=FLAT)
+        set_optimizer_state_dict(module, optimizer, settings | tensors, options=FLAT)
     if "extra" in contents:
         _set_scheduler(scheduler, json.loads((folder / "scheduler.json").read_text())["last_epoch"])
-
-
-def load_model(folder: Path, module: nn.Module) -> None:
-    """Reads the weights alone."""
-    tensors = model_tensors(module)
-    _load(tensors, folder / "model")
-    set_model_state_dict(module, tensors, options=StateDictOptions(strict=False))
 
 
 def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
@@ -111,11 +114,16 @@ def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
 class SafeReader(dcp.FileSystemReader):
     """Reads torch.distributed.checkpoint folders that hold tensors and nothing else; what could run code is refused.
 
-    DCP's metadata is a pickle, and its entries that are no tensors are pickles too: the first is read with an allow-list, the others must
-    not be there.
+    DCP's metadata is a pickle, and its entries that are no tensors are pickles too: the first is read with an
+    allow-list, the others must not be there.
     """
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Reads what the folder holds.
+
+        Raises:
+            pickle.UnpicklingError: it names something other than tensors.
+        """
         with (Path(self.path) / ".metadata").open("rb") as file:
             metadata = _AllowListUnpickler(file).load()
         if not isinstance(metadata, Metadata):
@@ -130,6 +138,8 @@ class SafeReader(dcp.FileSystemReader):
 
 
 class _AllowListUnpickler(pickle.Unpickler):
+    """Builds the classes of DCP's metadata and no others."""
+
     ALLOWED: ClassVar[dict[str, set[str]]] = {
         "pathlib": {"PosixPath"},
         "torch": {"Size", "float32", "float16", "bfloat16", "int64", "uint8"},
@@ -142,30 +152,25 @@ class _AllowListUnpickler(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
+        """Finds an allowed class, and raises UnpicklingError for others."""
         if name not in self.ALLOWED.get(module, ()):
             raise pickle.UnpicklingError(f"a checkpoint's metadata names {module}.{name}, which it has no reason to")
         return super().find_class(module, name)
 
 
 def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name, a tied tensor once."""
+    """Returns parameters and persistent buffers by name, a tied tensor once."""
     own = {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
     return {name: tensor for name, tensor in get_model_state_dict(module).items() if name in own}
 
 
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimiser's state by parameter name; settings such as the learning rate belong to config and schedule."""
-    options = StateDictOptions(flatten_optimizer_state_dict=True)
-    state = get_optimizer_state_dict(module, optimizer, options=options)
+    """Returns the optimiser's state by parameter name.
+
+    Settings such as the learning rate belong to config and schedule.
+    """
+    state = get_optimizer_state_dict(module, optimizer, options=FLAT)
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-
-
-def _set_optimizer_tensors(
-    module: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
-) -> None:
-    options = StateDictOptions(flatten_optimizer_state_dict=True)
-    settings = get_optimizer_state_dict(module, optimizer, options=options)
-    set_optimizer_state_dict(module, optimizer, settings | tensors, options=options)
 
 
 def _set_scheduler(scheduler: Scheduler, last_epoch: int) -> None:
@@ -181,9 +186,10 @@ def _set_scheduler(scheduler: Scheduler, last_epoch: int) -> None:
 def huggingface_export(
     folder: Path, module: nn.Module, tokenizer: PreTrainedTokenizerBase, *, weights: bool
 ) -> Callable[[], None]:
-    """What writes a plain Hugging Face folder: config, generation config and tokenizer; with `weights` in bfloat16 the model too.
+    """Returns what writes a plain Hugging Face folder: config, generation config and tokenizer.
 
-    Every rank takes part in gathering the weights, now; the first one alone holds and writes them, when the result is called.
+    With `weights` also the model, in bfloat16. Every rank takes part in gathering the weights, now; the first one alone
+    holds and writes them, when the result is called.
     """
     state: dict[str, torch.Tensor] = {}
     for name, tensor in model_tensors(module).items() if weights else ():

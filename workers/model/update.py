@@ -1,7 +1,7 @@
 """The update that actor and critic share: an optimiser, its schedule, and the loop over mini- and micro-batches.
 
-Invariant: the gradient of a mini-batch does not depend on how it is cut into micro-batches, or over ranks; every mean is a
-sum divided by the count of the whole mini-batch over all ranks, which is passed down.
+Invariant: the gradient of a mini-batch does not depend on how it is cut into micro-batches, or over ranks; every mean
+is a sum divided by the count of the whole mini-batch over all ranks, which is passed down.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from training.core_algos import GlobalBatchInfo
 from workers.model.packing import ForwardBatch, ForwardSettings, iter_micro_batches
 from workers.ranks.distributed import full_tensor, max_over_ranks, sum_over_ranks, world_size
 
-STABLE_RATIO = 0.9  # of the steps after a wsd schedule's warm-up
+# The share of a wsd schedule's steps after the warm-up that hold the rate.
+STABLE_RATIO = 0.9
 
 
 class MicroLoss(NamedTuple):
-    """A micro-batch's share of the mini-batch's loss, with the same share of each metric, and maxima."""
+    """Holds a micro-batch's share of the mini-batch's loss, with the same share of each metric, and maxima."""
 
     loss: Tensor
     metrics: dict[str, Tensor]
@@ -42,9 +43,10 @@ def build_optimizer(module: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
 def build_scheduler(
     optimizer: torch.optim.Optimizer, optim: OptimConfig, total_steps: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Makes the schedule over `total_steps` updates; warm-up is `lr_warmup_steps`, or a ratio of all where that is negative.
+    """Makes the schedule over `total_steps` updates.
 
-    wsd (arXiv:2404.06395) holds the rate for nine tenths of the steps after the warm-up, and then decays by a cosine.
+    Warm-up is `lr_warmup_steps`, or a ratio of all steps where that is negative. wsd (arXiv:2404.06395) holds the rate
+    for nine tenths of the steps after the warm-up, and then decays by a cosine.
     """
     warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * total_steps)
     if optim.scheduler == "constant":
@@ -75,7 +77,7 @@ def update_model(
     prefix: str,
     micro_loss: Callable[[DataProto, ForwardBatch, GlobalBatchInfo], MicroLoss],
 ) -> dict[str, float]:
-    """Passes over the rows as planned, one optimiser step for each mini-batch; returns metrics, the mean over mini-batches.
+    """Passes over the rows as planned, with one optimiser step for each mini-batch; returns their mean metrics.
 
     Args:
         micro_loss: the loss of a micro-batch, given the counts of its mini-batch; carries the factor that ranks average

@@ -1,7 +1,7 @@
-"""The ranks of a worker group: their process group, sums over them, a model's shards, and groups of ranks that share sequences.
+"""The ranks of a worker group: their process groups, sums over them, a model's shards, and offloading to CPU memory.
 
-A group of one rank needs no process group: sums are then what they were, and models are not wrapped (FSDP2 on one rank costs a sixth).
-Invariant: every rank takes part in every collective in the same order.
+A group of one rank needs no process group: sums are then what they were, and models are not wrapped (FSDP2 on one rank
+costs a sixth). Invariant: every rank takes part in every collective in the same order.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from training.config import FSDPConfig
 
 
 def world_size() -> int:
+    """Returns the number of ranks."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
+    """Returns this process's number among the ranks."""
     return int(os.environ.get("RANK", "0"))
 
 
 def start_process_group(device: torch.device) -> None:
-    """Joins the ranks that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; nothing for a single one.
+    """Joins the ranks that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; does nothing for a single one.
 
     CPU tensors always have gloo, so that counts and checkpoints need no GPU.
     """
@@ -41,7 +43,7 @@ def start_process_group(device: torch.device) -> None:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """The elementwise sum of every rank's CPU tensor; on a single rank the tensor itself."""
+    """Returns the elementwise sum of every rank's CPU tensor; on a single rank the tensor itself."""
     if world_size() > 1:
         values = values.clone()
         dist.all_reduce(values)
@@ -49,7 +51,7 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def max_over_ranks(values: Tensor) -> Tensor:
-    """The elementwise maximum of every rank's CPU tensor."""
+    """Returns the elementwise maximum of every rank's CPU tensor; on a single rank the tensor itself."""
     if world_size() > 1:
         values = values.clone()
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
@@ -58,29 +60,48 @@ def max_over_ranks(values: Tensor) -> Tensor:
 
 @cache
 def rank_group(ranks: int) -> dist.ProcessGroup | None:
-    """This rank's group of `ranks` consecutive ranks, which share each sequence or an engine; made at the first call. None for a single rank."""
+    """Makes, at the first call, this rank's group of `ranks` consecutive ranks: sequence- or tensor-parallel.
+
+    None for a single rank.
+    """
     return None if ranks == 1 else dist.new_subgroups(group_size=ranks)[0]
 
 
+def is_leader(group: dist.ProcessGroup | None) -> bool:
+    """Says whether this rank is the first of its tensor-parallel group; None is a group of one."""
+    return group is None or dist.get_rank(group) == 0
+
+
+def from_leader(value: Any, group: dist.ProcessGroup | None) -> Any:
+    """Returns the leader's value on every rank of a tensor-parallel group; what the others give is not read."""
+    if group is None:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
+    return box[0]
+
+
 class SumOfParts(torch.autograd.Function):
-    """The sum of a group's tensors, from which all its ranks compute the same loss: each part's gradient is the sum's."""
+    """Sums a group's tensors: all its ranks compute the same loss from it, so each part's gradient is the sum's."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Returns the sum of the group's parts."""
         whole = part.clone()
         dist.all_reduce(whole, group=group)
         return whole
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Hands the sum's gradient on to this rank's part."""
         return gradient, None
 
 
 def shard_model(module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtype, device: torch.device) -> None:
-    """FSDP2 over all ranks, in place: each decoder layer by itself, then the rest; nothing on a single rank.
+    """Shards a model over all ranks in place by FSDP2, layer by layer, then the rest; does nothing on a single rank.
 
-    Parameters stay float32 shards, of the weights that the first rank holds; the others' may be on the meta device. They are gathered in
-    `compute_dtype`, and gradients are averaged in float32.
+    Parameters stay float32 shards, of the weights that the first rank holds; the others' may be on the meta device.
+    They are gathered in `compute_dtype`, and gradients are averaged in float32.
     """
     if world_size() == 1:
         return
@@ -96,18 +117,19 @@ def shard_model(module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtyp
         module.to_empty(device=device)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(module, weights, options=options)
-    for buffer in module.buffers():  # those too that no checkpoint holds, such as rotary frequencies
+    # Those too that no checkpoint holds, such as rotary frequencies.
+    for buffer in module.buffers():
         dist.broadcast(buffer, src=0)
 
 
 def decoder_layers(module: nn.Module) -> list[nn.Module]:
-    """The blocks that transformers says must stay whole."""
+    """Returns the blocks that transformers says must stay whole."""
     names = {name for m in module.modules() for name in (getattr(m, "_no_split_modules", None) or ())}
     return [m for m in module.modules() if type(m).__name__ in names]
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor (a collective: every rank must ask for it), or the tensor itself."""
+    """Returns the whole of a sharded tensor (a collective: every rank must ask for it), or the tensor itself."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -117,10 +139,10 @@ def on_device(
 ) -> Iterator[None]:
     """Brings offloaded parameters and optimiser state to the device for the block, and back to CPU memory after it.
 
-    `module` is what `shard_model` was given: inside it, FSDP2 would not notice that its outermost parameters have moved, and go on with
-    the old ones. Optimiser state that is not offloaded is brought as well: loading a checkpoint puts it beside offloaded parameters.
+    `module` is what `shard_model` was given: inside it, FSDP2 would not notice that its outermost parameters have
+    moved, and go on with the old ones. Optimiser state that is not offloaded is brought as well: loading a checkpoint
+    puts it beside offloaded parameters.
     """
-    cpu = torch.device("cpu")
     if config.param_offload:
         assert world_size() == 1 or isinstance(module, FSDPModule), "only the sharded root knows all its parameters"
         module.to(device)
@@ -129,10 +151,16 @@ def on_device(
     try:
         yield
     finally:
-        if config.param_offload:
-            module.to(cpu)
-        if config.optimizer_offload and optimizer is not None:
-            _move_state(optimizer, cpu)
+        offload(module, optimizer, config)
+
+
+def offload(module: nn.Module, optimizer: torch.optim.Optimizer | None, config: FSDPConfig) -> None:
+    """Sends to CPU memory what the config keeps there between calls."""
+    cpu = torch.device("cpu")
+    if config.param_offload:
+        module.to(cpu)
+    if config.optimizer_offload and optimizer is not None:
+        _move_state(optimizer, cpu)
 
 
 def _move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -141,5 +169,6 @@ def _move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         for name, value in state.items():
             if isinstance(value, Tensor):
                 state[name] = value.to(device, non_blocking=True)
+    # Until the copies are done, the CPU's memory may hold anything.
     if device.type == "cpu" and torch.cuda.is_available():
-        torch.cuda.synchronize()  # until the copies are done, the CPU's memory may hold anything
+        torch.cuda.synchronize()

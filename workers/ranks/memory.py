@@ -1,18 +1,22 @@
-"""What keeps the memory of a CPU run flat: settings of glibc and oneDNN, set before the first tensor. Without glibc nothing happens."""
+"""What keeps the memory of a CPU run flat: settings of glibc and oneDNN, made before the first tensor.
+
+Invariant: without glibc nothing happens.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 
-M_MMAP_THRESHOLD = -3  # of malloc.h
+# From malloc.h.
+M_MMAP_THRESHOLD = -3
 
 
 def limit_caches() -> None:
     """Bounds oneDNN's caches, unless the environment says otherwise; to be called before the first matrix product.
 
-    Every new shape of a matrix product caches about 300 KB; batches have new shapes all the time, so by default memory grows by 50 MB a step up to
-    1,024 entries, of which none is used again.
+    Every new shape of a matrix product caches about 300 KB. Batches have new shapes all the time, so by default memory
+    grows by 50 MB a step up to 1,024 entries, of which none is used again.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
@@ -28,6 +32,6 @@ def return_large_blocks() -> None:
 
 
 def return_free_heap() -> None:
-    """Hands freed memory back to the system: what generation leaves behind is too scattered for the update to use again."""
+    """Hands freed memory back to the system: what generation leaves is too scattered for the update to use again."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

@@ -1,9 +1,10 @@
-"""Where workers live and how a call reaches them: `register` marks a worker's methods, a group offers them to the driver.
+"""Where workers live and how a call reaches them: `register` marks a worker's methods, a group offers them.
 
-A pool is a number of ranks; each rank is one process (`WorkerHost`) that holds the workers of every role placed there, so that actor, rollout,
-reference and critic share it. A group is one role of a pool. `LocalWorkerGroup` is a pool of one rank in the driver's own process: a call is a plain
-call, so breakpoints and tracebacks work. `RayWorkerGroup` places the ranks with Ray. Both offer the same methods, hand over
-the same fields of a batch, and give the same results.
+A pool is a number of ranks. Each rank is one process (`WorkerHost`) that holds the workers of every role placed there,
+so that actor, rollout, reference and critic share it. A group is one role of a pool. `LocalWorkerGroup` is a pool of
+one rank in the driver's own process: a call is a plain call, so breakpoints and tracebacks work. `RayWorkerGroup`
+places the ranks with Ray. Invariant: both offer the same methods, hand over the same fields of a batch, and give the
+same results.
 """
 
 from __future__ import annotations
@@ -25,16 +26,23 @@ from workers.ranks.memory import return_large_blocks
 Method = TypeVar("Method", bound=Callable[..., Any])
 REGISTERED = "_registered"
 LOOPBACK = "127.0.0.1"
-SETTLING_S = 10.0  # how long the other ranks' errors are waited for after the first
+# How long the other ranks' errors are waited for after the first.
+SETTLING_S = 10.0
 PROJECT = Path(__file__).resolve().parents[2]
+# Variables of the driver's environment that the ranks' processes get.
+INHERITED = (
+    *("HF_HUB_OFFLINE", "HF_HOME", "TOKENIZERS_PARALLELISM"),
+    *("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"),
+)
 
 
 class Dispatch(Enum):
-    """How a call reaches the ranks of a group, and what comes back.
+    """Says how a call reaches the ranks of a group, and what comes back.
 
-    RANK_ZERO: the first rank alone. ONE_TO_ALL: every rank with the same arguments; the first rank's answer. ALL_TO_ALL: argument lists with one
-    entry a rank; the list of answers. DP_COMPUTE_PROTO: the DataProto is cut into equal chunks, padded with dummy rows where it does not divide;
-    answers that are DataProtos are joined, of others (metrics, which the ranks have summed up) the first rank's is given.
+    RANK_ZERO: the first rank alone. ONE_TO_ALL: every rank with the same arguments; the first rank's answer.
+    ALL_TO_ALL: argument lists with one entry a rank; the list of answers. DP_COMPUTE_PROTO: the DataProto is cut into
+    equal chunks, padded with dummy rows where it does not divide; answers that are DataProtos are joined, of others
+    (metrics, which the ranks have summed up) the first rank's is given.
     """
 
     RANK_ZERO = "rank_zero"
@@ -45,7 +53,7 @@ class Dispatch(Enum):
 
 @dataclass(frozen=True)
 class Registered:
-    """How a method wants to be called; `reads` are the batch's fields that travel to it, beside `uid` (none named: all)."""
+    """Says how a method wants to be called; the fields are `register`'s arguments."""
 
     mode: Dispatch
     reads: tuple[str, ...] = ()
@@ -63,8 +71,9 @@ def register(
     """Marks a worker's method as callable through its group.
 
     Args:
-        reads: of the batch's fields, only these and `uid` are sent (those of them that it has).
-        ranks_per_chunk: a registered method of the worker that says how many consecutive ranks share one chunk (tensor or sequence parallelism).
+        reads: of the batch's fields, only these and `uid` are sent (those of them that it has); none named: all.
+        ranks_per_chunk: a registered method of the worker that says how many consecutive ranks share one chunk (tensor
+            or sequence parallelism).
         keeps_rows: an answer has a row for each given; otherwise any number, and no row is added to those given.
     """
 
@@ -76,13 +85,14 @@ def register(
 
 
 def registered_methods(worker_cls: type) -> dict[str, Registered]:
+    """Finds the methods that `register` marked, inherited ones included."""
     found = ((name, getattr(worker_cls, name)) for name in dir(worker_cls))
     return {name: getattr(method, REGISTERED) for name, method in found if hasattr(method, REGISTERED)}
 
 
 @dataclass
 class ClassWithInitArgs:
-    """A class with its constructor's arguments, to be built where it will run."""
+    """Holds a class with its constructor's arguments, to be built where it will run."""
 
     cls: type
     args: tuple[Any, ...] = ()
@@ -97,12 +107,12 @@ Colocated = Mapping[str, ClassWithInitArgs]
 
 
 def create_colocated_worker_cls(class_dict: Colocated) -> Colocated:
-    """The workers of several roles that share each process of a pool, by role."""
+    """Takes the workers of several roles, by role, that are to share each process of a pool."""
     return dict(class_dict)
 
 
 class LocalWorkerGroup:
-    """One role of a pool of one rank, in this process; its worker's registered methods are this object's."""
+    """Is one role of a pool of one rank, in this process; its worker's registered methods are this object's."""
 
     world_size = 1
 
@@ -120,7 +130,7 @@ class LocalWorkerGroup:
         return {role: cls(spec()) for role, spec in class_dict.items()}
 
     def shutdown(self) -> None:
-        """Nothing to end: the worker goes with the driver."""
+        """Does nothing: the worker goes with the driver."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods:
@@ -135,7 +145,10 @@ class LocalWorkerGroup:
 
 @dataclass(frozen=True)
 class RayResourcePool:
-    """Ranks on nodes: `process_on_nodes` = [8, 8] is two nodes of eight. Each rank gets a GPU, or `cpus` threads without."""
+    """Describes ranks on nodes: `process_on_nodes` = [8, 8] is two nodes of eight.
+
+    Each rank gets a GPU, or `cpus` threads without.
+    """
 
     process_on_nodes: tuple[int, ...]
     use_gpu: bool
@@ -143,10 +156,11 @@ class RayResourcePool:
 
     @property
     def world_size(self) -> int:
+        """Returns the number of ranks."""
         return sum(self.process_on_nodes)
 
     def place(self, timeout_s: float = 120.0) -> Any:
-        """A placement group with one bundle a node, which holds all the node's ranks; several nodes are kept apart.
+        """Reserves a placement group with one bundle a node for all the node's ranks; several nodes are kept apart.
 
         Raises:
             RuntimeError: the cluster cannot hold them; says what was asked for and what there is.
@@ -159,20 +173,23 @@ class RayResourcePool:
         group = placement_group(nodes, strategy="STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
         if not group.wait(timeout_s):
             raise RuntimeError(
-                f"no room for {self.process_on_nodes} ranks of {one_rank} (trainer.nnodes x trainer.n_gpus_per_node) after "
-                f"{timeout_s:.0f} s; the cluster has {ray.cluster_resources()}"
+                f"no room for {self.process_on_nodes} ranks of {one_rank} (trainer.nnodes x trainer.n_gpus_per_node) "
+                f"after {timeout_s:.0f} s; the cluster has {ray.cluster_resources()}"
             )
         return group
 
 
 class WorkerHost:
-    """One rank's process: the workers of every role placed there."""
+    """Is one rank's process, with the workers of every role placed there."""
 
     def __init__(self, rank: int, world_size: int, local_rank: int) -> None:
         self.environment = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
 
     def open_store(self) -> tuple[str, int]:
-        """Opens the store at which the ranks meet, on this node's address alone; torch's own would listen on all. Returns host and port."""
+        """Opens the store at which the ranks meet; returns host and port.
+
+        It listens on this node's address alone; torch's own would listen on all.
+        """
         import ray
         from torch.distributed import TCPStore
 
@@ -193,15 +210,16 @@ class WorkerHost:
         self.workers = {role: spec() for role, spec in class_dict.items()}
 
     def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Runs a worker's method and returns its answer."""
         return getattr(self.workers[role], method)(*args, **kwargs)
 
     def run(self, role: str, method: str, *args: Any, **kwargs: Any) -> None:
-        """`call`, where nobody reads this rank's answer: it is not sent."""
+        """Runs `call` where nobody reads this rank's answer, which is then not sent."""
         self.call(role, method, *args, **kwargs)
 
 
 class RayWorkerGroup:
-    """One role of a pool whose ranks Ray has placed."""
+    """Is one role of a pool whose ranks Ray has placed."""
 
     def __init__(self, hosts: list[Any], placement: Any, role: str, worker_cls: type) -> None:
         self.hosts, self.placement, self.role, self.worker_cls = hosts, placement, role, worker_cls
@@ -271,7 +289,7 @@ class RayWorkerGroup:
     def _dp_compute(self, name: str, how: Registered, data: DataProto) -> Any:
         import ray
 
-        ranks_per_chunk = self._ranks_per_chunk(how)
+        ranks_per_chunk = getattr(self, how.ranks_per_chunk)() if how.ranks_per_chunk else 1
         pieces = self.world_size // ranks_per_chunk
         cuts = cut(data, how.reads, pieces) if how.keeps_rows else cut_unevenly(data, pieces)
         chunks = [ray.put(chunk) for chunk in cuts]
@@ -288,23 +306,21 @@ class RayWorkerGroup:
     def _wait(self, name: str, calls: list[Any]) -> list[Any]:
         return wait_for(calls, f"role {self.role}, in {name}")
 
-    def _ranks_per_chunk(self, how: Registered) -> int:
-        return 1 if how.ranks_per_chunk is None else getattr(self, how.ranks_per_chunk)()
-
 
 def wait_for(calls: list[Any], doing: str) -> list[Any]:
-    """The answers to one call of every rank, in the ranks' order.
+    """Waits for the answers to one call of every rank; returns them in the ranks' order.
 
     Raises:
-        ray.exceptions.RayError: the first rank's that failed, with a note of rank and call. A rank that died comes before others, which fail for
-            want of it.
+        ray.exceptions.RayError: the first rank's that failed, with a note of rank and call. A rank that died comes
+            before others, which fail for want of it.
     """
     import ray
 
     try:
         return ray.get(calls)
     except ray.exceptions.RayError:
-        # `get` raises the first error it meets; the other ranks' come soon after, or, if they wait for the one that failed, not at all.
+        # `get` raises the first error it meets; the other ranks' come soon after, or, if they wait for the one that
+        # failed, not at all.
         done, _ = ray.wait(calls, num_returns=len(calls), timeout=SETTLING_S, fetch_local=False)
         errors = {rank: error for rank, call in enumerate(calls) if call in done and (error := _error_of(call))}
         if not errors:
@@ -315,7 +331,7 @@ def wait_for(calls: list[Any], doing: str) -> list[Any]:
 
 
 def _error_of(call: Any) -> Exception | None:
-    """What a finished call raised."""
+    """Returns what a finished call raised."""
     import ray
 
     try:
@@ -326,9 +342,10 @@ def _error_of(call: Any) -> Exception | None:
 
 
 def cut(data: DataProto, reads: Iterable[str], chunks: int) -> list[DataProto]:
-    """Equal chunks with the fields that are read (all, where none are named) and `uid`, which says what rows belong together.
+    """Cuts a batch into equal chunks, with the fields that are read (none named: all) and `uid`.
 
-    Chunks are views: nothing is copied but where the rows do not divide. Then some are added behind the last, with nothing sampled.
+    `uid` says what rows belong together. Chunks are views: nothing is copied but where the rows do not divide. Then
+    rows are added behind the last, with nothing sampled.
     """
     fields = ("uid", *reads)
     if wanted := [name for name in fields if name in data.batch]:
@@ -336,32 +353,29 @@ def cut(data: DataProto, reads: Iterable[str], chunks: int) -> list[DataProto]:
     if len(data) % chunks == 0:
         return data.chunk(chunks)
     size = -(-len(data) // chunks)
-    whole = (len(data) - 1) // size  # chunks of given rows alone; what is left has a row, of which the added are made
+    # Chunks of given rows alone; what is left has a row, of which the added are made.
+    whole = (len(data) - 1) // size
     rest, missing = data.slice(whole * size), (chunks - whole) * size
-    padded = (
-        rest.pad_with_dummies(missing) if "response_mask" in data.batch else pad_dataproto_to_divisor(rest, missing)[0]
-    )
+    if "response_mask" in data.batch:
+        padded = rest.pad_with_dummies(missing)
+    else:
+        padded, _ = pad_dataproto_to_divisor(rest, missing)
     return data.slice(0, whole * size).split(size) + padded.chunk(chunks - whole)
 
 
 def cut_unevenly(data: DataProto, chunks: int) -> list[DataProto]:
-    """Consecutive chunks whose sizes differ by one at most."""
+    """Cuts a batch into consecutive chunks whose sizes differ by one at most."""
     return [data.select_idxs(part.tolist()) for part in np.array_split(np.arange(len(data)), chunks)]
 
 
 def worker_environment(pool: RayResourcePool) -> dict[str, str]:
-    """What a rank's process must find: this project's packages, and threads (Ray gives an actor of one CPU a single one)."""
-    threads = str(pool.cpus)
-    keep = (
-        "HF_HUB_OFFLINE",
-        "HF_HOME",
-        "TOKENIZERS_PARALLELISM",
-        "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
-        "LRU_CACHE_CAPACITY",
-    )
+    """Names what a rank's process must find: this project's packages, and threads.
+
+    Ray gives an actor of one CPU a single thread.
+    """
     return {
-        **{name: os.environ[name] for name in keep if name in os.environ},
+        **{name: os.environ[name] for name in INHERITED if name in os.environ},
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),
-        "OMP_NUM_THREADS": threads,
+        "OMP_NUM_THREADS": str(pool.cpus),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }

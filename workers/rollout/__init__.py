@@ -1,1 +1,1 @@
-"""TODO"""
+"""Generation: the interface of a rollout engine, the episodes it plays, their batches, and the sending of weights."""

@@ -1,6 +1,7 @@
-"""What every rollout engine does with its four verbs: prompts in, the batch that the trainer sees out.
+"""What every rollout engine does with its verbs: it turns prompts into the batch that the trainer sees.
 
-Episodes, seeds, masks and the layout of the batch are here and in the turn loop, and the same for every engine.
+Invariant: episodes, seeds, masks and the layout of the batch are made here and in the turn loop, and are the same for
+every engine.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.containers import object_array
 from data.protocol import DataProto
 from data.seeding import seed_for
 from training.config import RolloutConfig
@@ -20,11 +22,12 @@ from workers.rollout.engine import Completion, Engine, Sampling
 from workers.rollout.episode import Episode, Row, Sampler, TurnLimits
 from workers.rollout.turn_loop import TurnLoop
 
-ATTEMPT = 10_000  # turns between the sampling seeds of an episode's restarts
+# Turns between the sampling seeds of an episode's restarts.
+ATTEMPT = 10_000
 
 
 class BaseRollout(Engine):
-    """A rollout engine that also turns prompts into batches.
+    """Is a rollout engine that also turns prompts into batches.
 
     Args:
         config: the rollout section; with `response_length` (tokens) and `max_model_len` filled in.
@@ -52,16 +55,18 @@ class BaseRollout(Engine):
         return [done[str(i)] for i in range(len(inputs))]
 
     def batch_generation(self, batch: DataProto) -> DataProto:
+        """Does what `generate_sequences` does, under verl's other name."""
         return self.generate_sequences(batch)
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """Answers every row's prompt: episodes of a single turn.
+        """Answers every row's prompt, as episodes of a single turn.
 
         Args:
-            prompts: `input_ids`, `attention_mask` (B, P) left-padded; non-tensor `group_index`, `sample_index` (B,) where sampling is seeded;
-                meta_info `validate`, `do_sample` choose the sampling; with `seeded`, `seed` (run) and `global_steps` seed it.
+            prompts: `input_ids`, `attention_mask` (B, P) left-padded; non-tensor `group_index`, `sample_index` (B,)
+                where sampling is seeded; meta_info `validate`, `do_sample` choose the sampling; with `seeded`, `seed`
+                (run) and `global_steps` seed it.
         Returns:
-            What `build_batch` gives, one row a prompt; the prompts' own columns are kept.
+            What `build_batch` gives, one row a prompt, with `ending`; the prompts' own columns are kept.
         """
         self.begin()
         width = prompts.batch["input_ids"].shape[1]
@@ -71,15 +76,18 @@ class BaseRollout(Engine):
         episodes = start_episodes(prompts)
         TurnLoop(self, self.sampler(prompts.meta_info), limits).run(episodes)
         batch = self.build_batch([episode.row for episode in episodes], width)
-        own = {name: prompts.batch[name] for name in prompts.batch.keys() if name not in batch.batch}  # noqa: SIM118
-        batch.batch.update(own)  # columns of the user's dataset travel on
-        batch.non_tensor_batch = dict(prompts.non_tensor_batch)
-        batch.non_tensor_batch["ending"] = np.array([e.ending for e in episodes], dtype=object)
+        # Columns of the user's dataset travel on.
+        batch.batch.update({name: tensor for name, tensor in prompts.batch.items() if name not in batch.batch})
+        endings = object_array([episode.ending for episode in episodes])
+        batch.non_tensor_batch = prompts.non_tensor_batch | {"ending": endings}
         batch.meta_info = dict(prompts.meta_info)
         return batch
 
     def sampling(self, meta_info: dict[str, Any]) -> Sampling:
-        """The config's sampling, with the validation overrides where `meta_info["validate"]`; greedy where `do_sample` is false."""
+        """Makes the config's sampling, with validation's overrides where `meta_info["validate"]`.
+
+        It is greedy where `do_sample` is false.
+        """
         cfg = self.config.val_kwargs if meta_info.get("validate") else self.config
         do_sample = meta_info.get("do_sample", self.config.val_kwargs.do_sample if meta_info.get("validate") else True)
         return Sampling(
@@ -91,20 +99,22 @@ class BaseRollout(Engine):
         )
 
     def sampler(self, meta_info: dict[str, Any]) -> Sampler:
-        """The sampling of each turn: seeded by (run, step, group, sample, turn) where `meta_info["seeded"]`."""
+        """Makes the sampling of each turn, seeded by (run, step, group, sample, turn) where `meta_info["seeded"]`."""
         sampling = self.sampling(meta_info)
         # The ranks of a tensor-parallel engine sample by themselves, and must agree.
         seeded = meta_info.get("seeded") or self.config.tensor_model_parallel_size > 1
         return lambda episode: replace(sampling, seed=turn_seed(meta_info, episode) if seeded else None)
 
     def build_batch(self, rows: Sequence[Row], prompt_width: int) -> DataProto:
-        """Rows as tensors: `prompts` (B, P), `responses`, `response_mask`, `turn_ids`, `rollout_log_probs` (B, R), `input_ids`,
-        `attention_mask`, `position_ids` (B, P + R); P is `prompt_width`, R `config.response_length`.
+        """Makes tensors of rows, with P `prompt_width` and R `config.response_length`.
+
+        Returns:
+            `prompts` (B, P), `responses`, `response_mask`, `turn_ids`, `rollout_log_probs` (B, R), `input_ids`,
+            `attention_mask`, `position_ids` (B, P + R).
         """
         width = self.response_length
-        prompt_ids = [
-            row.prompt_ids or [self.pad_token_id] for row in rows
-        ]  # an episode that never had a prompt attends to one token
+        # An episode that never had a prompt attends to one token.
+        prompt_ids = [row.prompt_ids or [self.pad_token_id] for row in rows]
         prompts = pad_left(prompt_ids, prompt_width, self.pad_token_id)  # (B, P)
         responses = pad_right([row.response_ids for row in rows], width, self.pad_token_id)  # (B, R)
         attention_mask = torch.cat(
@@ -129,7 +139,7 @@ class BaseRollout(Engine):
 
 
 def start_episodes(prompts: DataProto) -> list[Episode]:
-    """One episode a row, whose prompt is the row's own tokens without padding."""
+    """Makes an episode of each row, whose prompt is the row's own tokens without padding."""
     ids, mask = prompts.batch["input_ids"], prompts.batch["attention_mask"].bool()  # (B, P)
     rows = np.arange(len(ids))
     groups = prompts.non_tensor_batch.get("group_index", rows)
@@ -141,20 +151,26 @@ def start_episodes(prompts: DataProto) -> list[Episode]:
 
 
 def turn_seed(meta_info: dict[str, Any], episode: Episode) -> int:
-    """Sampling's seed of (run, step, group, sample, turn); a restarted episode samples anew, and validation for itself."""
+    """Returns sampling's seed of (run, step, group, sample, turn).
+
+    A restarted episode samples anew, and validation for itself.
+    """
     turn = episode.turn + ATTEMPT * episode.attempt
     sample = -1 - episode.sample if meta_info.get("validate") else episode.sample
     return seed_for(meta_info["seed"], meta_info["global_steps"], episode.group, sample, turn)
 
 
 def noise_seed(meta_info: dict[str, Any], engine: int) -> int:
-    """The seed of what is not seeded turn by turn: of (run, step, engine), and of the batch in the step, since there may be several."""
+    """Returns the seed of what is not seeded turn by turn, of (run, step, engine).
+
+    It is of the batch in the step too, since there may be several.
+    """
     batch, validate = meta_info.get("first_group", 0), bool(meta_info.get("validate"))
     return seed_for(meta_info["seed"], meta_info["global_steps"], engine, batch, int(validate))
 
 
 def pad_right(rows: Sequence[Sequence[float]], width: int, value: float) -> Tensor:
-    """(len(rows), width); float32 where the padding value is a float, else int64."""
+    """Pads to (len(rows), width); float32 where the padding value is a float, else int64."""
     dtype = torch.float32 if isinstance(value, float) else torch.int64
     out = torch.full((len(rows), width), value, dtype=dtype)
     for i, row in enumerate(rows):
@@ -163,7 +179,7 @@ def pad_right(rows: Sequence[Sequence[float]], width: int, value: float) -> Tens
 
 
 def pad_left(rows: Sequence[Sequence[int]], width: int, value: int) -> Tensor:
-    """(len(rows), width) int64; rows are at least one and at most `width` long."""
+    """Pads to (len(rows), width) int64; rows are at least one and at most `width` long."""
     out = torch.full((len(rows), width), value, dtype=torch.int64)
     for i, row in enumerate(rows):
         out[i, -len(row) :] = torch.tensor(row)

@@ -1,7 +1,8 @@
 """A rollout engine's interface: token ids in, sampled token ids out.
 
-Three verbs: `submit`, `step` and `update_weights`. An engine knows nothing of episodes, environments or batches; the turn loop
-(`workers/rollout/turn_loop.py`) keeps it busy. Invariant: ids are returned as they were sampled; nothing is re-tokenised.
+It has three verbs: `submit`, `step` and `update_weights`. An engine knows nothing of episodes, environments or batches;
+the turn loop (`workers/rollout/turn_loop.py`) keeps it busy. Invariant: ids are returned as they were sampled; nothing
+is re-tokenised.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NamedTensors = Iterable[tuple[str, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How one request is sampled. `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 switch the filters off."""
+    """Says how one request is sampled: `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 switch the filters off."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -34,9 +35,9 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """What an engine sampled for one request; `log_probs` are nats under the distribution that was sampled.
+    """Holds what an engine sampled for one request; `log_probs` are nats under the distribution that was sampled.
 
-    `abort`: the engine gave the request up by itself.
+    The stop reason `abort` says that the engine gave the request up by itself.
     """
 
     request_id: str
@@ -46,9 +47,10 @@ class Completion:
 
 
 class Engine(ABC):
-    """The verbs of a rollout engine; it keeps a copy of the policy for itself.
+    """Is a rollout engine by its verbs; it keeps a copy of the policy for itself.
 
-    `completes_batches`: `step` returns only when all that is pending is done, so that requests had better come together.
+    With `completes_batches` its `step` returns only when all that is pending is done, so that requests had better come
+    together.
     """
 
     completes_batches = False
@@ -63,14 +65,16 @@ class Engine(ABC):
 
     @abstractmethod
     def update_weights(self, weights: NamedTensors, manifest: dict[str, torch.Size]) -> None:
-        """Replaces all weights. `manifest` (names and shapes of `weights`) is checked before the first tensor is touched.
+        """Replaces all weights.
+
+        `manifest` (names and shapes of `weights`) is checked before the first tensor is touched.
 
         Raises:
             ValueError: naming tensors that are missing, unknown or of another shape.
         """
 
     def begin(self) -> None:  # noqa: B027  (optional hook)
-        """Called before each batch of episodes: drops caches, so that a batch's results depend on its inputs alone."""
+        """Drops caches before each batch of episodes, so that a batch's results depend on its inputs alone."""
 
     def sleep(self) -> None:
         """Gives the memory that only generation needs back, while the trainer works; on a CPU that is free heap."""
@@ -80,7 +84,9 @@ class Engine(ABC):
         """Takes back what `sleep` freed; weights may have to be sent again."""
 
     def release(self) -> None:
+        """Does what `sleep` does, under verl's name."""
         self.sleep()
 
     def resume(self) -> None:
+        """Does what `wake_up` does, under verl's name."""
         self.wake_up()

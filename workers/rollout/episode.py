@@ -1,19 +1,21 @@
-"""One episode, as a coroutine that asks and is answered: reset, then sample and step until done. Who answers: turn_loop.py.
+"""One episode, as a coroutine that asks and is answered: reset, then sample and step until done.
+
+It is answered by turn_loop.py. What it keeps of a conversation:
 
     token_ids     = P0 P1 | A0 A1 A2 | E0 E1 | A3 A4        P: prompt, A: sampled, E: the environment's reply
     response_mask =         1  1  1    0  0    1  1
     turn_ids      =         0  0  0   -1 -1    1  1
 
-Invariants: what the policy sampled is kept as ids; what the engine sees at a turn is what the row holds so far. A template
-that rewrites history continues the episode in a new row. Which limit ends what:
+Invariants: what the policy sampled is kept as ids; what the engine sees at a turn is what the row holds so far. A
+template that rewrites history continues the episode in a new row. The limits end this:
 
-    limit                  is reached                              then
-    max_turn_tokens        inside a turn                           the turn is closed (its end-of-turn token gets mask 0)
-                                                                   and played
-    response_length, or    inside a turn, or no room for the next  the episode ends as `overflow` with what it has; a turn
-    max_model_len                                                  that was cut is not played, as its action is not whole
-    prompt_length          by a first prompt, or a rewritten one   `overflow`
-    max_turn               after a turn was played                 `max_turns`
+    limit                is reached                              then
+    max_turn_tokens      inside a turn                           the turn is closed (its end-of-turn token gets mask 0)
+                                                                 and played
+    response_length, or  inside a turn, or no room for the next  the episode ends as `overflow` with what it has; a turn
+    max_model_len                                                that was cut is not played, as its action is not whole
+    prompt_length        by a first prompt, or a rewritten one   `overflow`
+    max_turn             after a turn was played                 `max_turns`
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ ENDINGS = ("done", "max_turns", "overflow", *FAILURES)
 
 @dataclass(kw_only=True)
 class Row:
-    """One training row while it grows; `prompt_ids` never changes, the other lists grow together."""
+    """Is one training row while it grows; `prompt_ids` never changes, the other lists grow together."""
 
     prompt_ids: list[int]
     response_ids: list[int] = field(default_factory=list)
@@ -44,7 +46,7 @@ class Row:
 
     @property
     def token_ids(self) -> list[int]:
-        """All that the engine is to continue."""
+        """Returns all that the engine is to continue."""
         return self.prompt_ids + self.response_ids
 
     def append_sampled(self, completion: Completion, turn: int) -> None:
@@ -70,7 +72,7 @@ class Row:
 
 @dataclass(kw_only=True)
 class Turn:
-    """What the policy wrote in one turn, and the environment's reply; None where it gave none."""
+    """Holds what the policy wrote in one turn, and the environment's reply; None where it gave none."""
 
     text: str
     finish_reason: str
@@ -79,10 +81,10 @@ class Turn:
 
 @dataclass(kw_only=True)
 class Episode:
-    """One conversation.
+    """Is one conversation with an environment.
 
-    `spec` is the environment's index, `seed` its seed; `attempt` counts restarts after a crash. `messages` hold all that
-    was said, of which `initial_messages` came from the reset.
+    `spec` is the environment's index, `seed` its seed; `attempt` counts restarts after a crash. `messages` hold all
+    that was said, of which `initial_messages` came from the reset.
     """
 
     group: int
@@ -102,7 +104,7 @@ class Episode:
 
     @property
     def row(self) -> Row:
-        """The row that grows."""
+        """Is the row that grows."""
         return self.rows[-1]
 
     def set_reward(self, reward: float) -> None:
@@ -121,7 +123,7 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnLimits:
-    """In tokens, but for `max_turn` (turns of an episode) and `max_refills` (restarts of an episode that crashed)."""
+    """Bounds turns and episodes: in tokens, but for `max_turn` (turns) and `max_refills` (restarts after a crash)."""
 
     prompt_length: int
     response_length: int
@@ -131,7 +133,7 @@ class TurnLimits:
     max_refills: int = 0
 
     def room(self, row: Row) -> int:
-        """Tokens that the row may still take."""
+        """Counts the tokens that the row may still take."""
         held = len(row.response_ids)
         return min(self.response_length - held, self.max_model_len - len(row.prompt_ids) - held)
 
@@ -175,11 +177,11 @@ Sampler = Callable[[Episode], Sampling]
 
 
 class EngineRefusal(Exception):
-    """The engine does not take or complete a request; it goes on with the others."""
+    """Says that the engine does not take or complete a request; it goes on with the others."""
 
 
 class EnvironmentGone(Exception):
-    """The environment failed, and is gone."""
+    """Says that the environment failed, and is gone."""
 
     def __init__(self, reply: StepReply) -> None:
         super().__init__(reply.error)
@@ -281,7 +283,7 @@ def begin(
     tokens: TurnTokens,
     tools: list[dict[str, Any]] | None,
 ) -> bool:
-    """Opens the first row with the environment's first messages; False: they are too long."""
+    """Starts the first row with the environment's initial messages; False: they are too long."""
     episode.initial_messages, episode.messages = messages, list(messages)
     prompt = tokens.prompt(messages, tools)
     episode.rows.append(Row(prompt_ids=prompt[: limits.prompt_length]))
@@ -291,7 +293,10 @@ def begin(
 def join(
     episode: Episode, new: list[Message], limits: TurnLimits, tokens: TurnTokens, tools: list[dict[str, Any]] | None
 ) -> bool:
-    """Joins the environment's messages to the row, or opens a new row where the template rewrites history; False: no room."""
+    """Joins the environment's messages to the row; False: no room.
+
+    Where the template rewrites history they start a new row.
+    """
     row, answer = episode.row, {"role": "assistant", "content": episode.turns[-1].text}
     sampled = row.response_ids[row.turn_ids.index(episode.turn - 1) :]
     joined = tokens.join(episode.messages, sampled, new, tools)

@@ -1,8 +1,8 @@
 """The one turn loop: single-turn, multi-turn and tools, over any engine and any env workers.
 
-It resumes episodes (episode.py) with what they asked for. Event-driven: as soon as an episode's turn is sampled its
-environment steps, elsewhere, and as soon as that has answered the next turn is submitted, while the other episodes go on
-generating. In lockstep all turns are awaited before the next are submitted, in a fixed order.
+It resumes episodes (episode.py) with what they asked for. It is event-driven: as soon as an episode's turn is sampled
+its environment steps, elsewhere, and as soon as that has answered the next turn is submitted, while the other episodes
+go on generating. In lockstep all turns are awaited before the next are submitted, in a fixed order.
 
 Invariant: every request is answered exactly once, and on all ranks of a tensor-parallel group in the same order.
 """
@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from data.turn_tokens import TurnTokens
 from workers.environments.env_server import StepReply
+from workers.ranks.distributed import from_leader, is_leader
 from workers.rollout.engine import Completion, Engine
 from workers.rollout.episode import (
     EngineRefusal,
@@ -35,19 +36,28 @@ from workers.rollout.episode import (
     play_episode,
 )
 
-WAIT_S = 1.0  # for which replies are awaited at a time where the engine has nothing to do
-LULL_S = 0.005  # without a reply, after which an engine that completes whole batches is given those there are
+# How long replies are awaited at a time where the engine has nothing to do.
+WAIT_S = 1.0
+# How long no reply comes before an engine that completes whole batches is given those there are.
+LULL_S = 0.005
 
 Replies = list[tuple[int, StepReply]]
 
 
 class Environments(Protocol):
-    """What the loop asks of the env workers: calls that do not block, and `poll` for their replies."""
+    """Is what the loop asks of the env workers: calls that do not block, and `poll` for their replies."""
 
-    def reset(self, key: int, spec_index: int, seed: int) -> None: ...
-    def step(self, key: int, text: str) -> None: ...
-    def finish(self, key: int, ending: str) -> None: ...
-    def poll(self, timeout: float) -> Replies: ...
+    def reset(self, key: int, spec_index: int, seed: int) -> None:
+        """Starts an episode."""
+
+    def step(self, key: int, text: str) -> None:
+        """Plays what the policy wrote."""
+
+    def finish(self, key: int, ending: str) -> None:
+        """Ends an episode."""
+
+    def poll(self, timeout: float) -> Replies:
+        """Returns the replies there are; waits `timeout` seconds at most for the first."""
 
 
 class TurnLoop:
@@ -58,12 +68,12 @@ class TurnLoop:
         sampler: of an episode's next turn; its `max_tokens` is a bound of the turn beside `limits`.
         limits: what ends a turn and an episode.
         tokens: joins turns; None: every episode has its prompt already and ends with its first answer.
-        environments: None with `tokens` None, and on all ranks of a `group` but its first.
+        environments: None with `tokens` None, and on all ranks of a `group` but its leader.
         tools: per environment spec, its tools' schemas.
         lockstep: turns are admitted together, so that the same inputs give the same batches.
         max_live: episodes at once; None: all.
-        group: the ranks that share the engine (tensor parallelism); each runs this loop, and the leader, which is the
-            first, tells the others what the environments answered.
+        group: the tensor-parallel group, whose ranks share the engine; each runs this loop, and the leader, which is
+            the first, tells the others what the environments answered.
     """
 
     def __init__(
@@ -82,10 +92,11 @@ class TurnLoop:
         self.engine, self.sampler, self.limits = engine, sampler, limits
         self.tokens, self.environments, self.tools = tokens, environments, tools
         self.lockstep, self.max_live, self.group = lockstep, max_live, group
-        self.is_leader = group is None or dist.get_rank(group) == 0
-        self.plays: dict[int, Play] = {}  # of the episodes that run
-        self.sampling: set[int] = set()  # of these, those whose turn is being sampled
-        self.stepping: set[int] = set()  # and those whose environment works
+        self.is_leader = is_leader(group)
+        # Of the episodes that run; then those of them whose turn is being sampled, and those whose environment works.
+        self.plays: dict[int, Play] = {}
+        self.sampling: set[int] = set()
+        self.stepping: set[int] = set()
         self.started: dict[int, float] = {}
 
     def run(self, episodes: Sequence[Episode]) -> None:
@@ -159,12 +170,7 @@ class TurnLoop:
         """Collects what the environments answered, and tells the other ranks of the group."""
         if not self.stepping:
             return []
-        replies = self._poll() if self.is_leader else []
-        if self.group is not None:
-            box: list[Any] = [replies]
-            dist.broadcast_object_list(box, src=dist.get_global_rank(self.group, 0), group=self.group)
-            replies = box[0]
-        return replies
+        return from_leader(self._poll() if self.is_leader else [], self.group)
 
     def _poll(self) -> Replies:
         """Waits for replies where there is nothing else to do, in lockstep for all of them."""

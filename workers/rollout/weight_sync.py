@@ -1,7 +1,8 @@
-"""From the trainer's parameters to a rollout engine's: what is sent, under which names, and the check before it is sent.
+"""From the trainer's parameters to a rollout engine's: what is sent, under which names, and the check before that.
 
-Engines fail silently or fatally on a wrong stream of weights (a missing tensor keeps its old values, part of a fused matrix corrupts it, a
-wrong shape kills the engine), so names and shapes are compared with a manifest before the first tensor moves.
+Engines fail silently or fatally on a wrong stream of weights: a missing tensor keeps its old values, part of a fused
+matrix corrupts it, a wrong shape kills the engine. Invariant: names and shapes are compared with a manifest before the
+first tensor moves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from workers.ranks.distributed import full_tensor
 
 
 def weight_manifest(module: nn.Module) -> dict[str, torch.Size]:
-    """Names and shapes of everything `iter_weights` yields, tied copies included."""
+    """Lists names and shapes of everything `iter_weights` yields, tied copies included."""
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
 
@@ -30,7 +31,7 @@ def iter_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
 
 
 def expected_manifest(model_config: PretrainedConfig) -> dict[str, torch.Size]:
-    """The manifest of a model of this configuration, built without memory."""
+    """Makes the manifest of a model of this configuration, which is built without memory."""
     with torch.device("meta"):
         return weight_manifest(AutoModelForCausalLM.from_config(model_config))
 
