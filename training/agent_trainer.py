@@ -99,7 +99,8 @@ class AgentTrainer(RayPPOTrainer):
         )
         self.processor = processor
         self.multi_turn_rollout: SyncMultiTurnRollout | None = None
-        self.played: list[dict[str, Any]] = []  # facts of a step's episodes, also of those that are filtered out
+        # Facts of a step's episodes, also of those that are filtered out.
+        self.played: list[dict[str, Any]] = []
 
     def _collator(self, collate_fn: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         return collate_slots
