@@ -62,7 +62,14 @@ FIELDS: dict[str, Field] = {
     "episode_id": Field("(B,)", "object: str", "sample_ids", "several rows may belong to one episode"),
     "group_index": Field("(B,)", "int64", "sample_ids", "number of the prompt in the step; seeds sampling"),
     "sample_index": Field("(B,)", "int64", "sample_ids", "number of the sample in its group; seeds it"),
-    "ending": Field("(B,)", "object: str", "generate_sequences", "stop or length: how the episode ended"),
+    "ending": Field(
+        "(B,)", "object: str", "generate_sequences", "stop or length; of an episode in an environment done, max_turns …"
+    ),
+    "environment_rewards": Field("(B,R)", "float32", "run_episodes", "an environment's, each on its turn's last token"),
+    "episode_row": Field("(B,)", "int64", "run_episodes", "number of the row in its episode"),
+    "episode_facts": Field("(B,)", "object: dict", "run_episodes", "for metrics, in an episode's first row; else None"),
+    "agent_index": Field("(B,)", "int64", "describe_episodes", "number of the agent, which chooses the environment"),
+    "env_seed": Field("(B,)", "int64", "describe_episodes", "what the environment is reset with"),
     "raw_prompt_ids": Field("(B,)", "object: list[int]", "the dataset", "the prompt's ids without padding"),
     "data_source": Field("(B,)", "object: str", "the dataset", "chooses the scoring function"),
     "reward_model": Field("(B,)", "object: dict", "the dataset", "holds ground_truth"),

@@ -1,12 +1,14 @@
-"""Decides once how a step's batch is cut: over ranks, into mini-batches, and those into micro-batches.
+"""Describes how a step's batch is cut: over ranks, into mini-batches, and those into micro-batches.
 
-The driver makes the plan from the config (`PPOConfig.batch_plan`), arranges the rows by it, and hands it to the
-workers, which cut what reaches them into as many equal parts. With 12 prompts, an actor that learns from 6 and a critic
-that learns from 3 at a time, on 2 ranks:
+`PPOConfig.batch_plan` (settings.py) computes the plan once. The driver arranges the rows by it and hands it to the
+workers, which cut what reaches them into as many equal parts. With 12 prompts, rollout.n=2, mini-batches of 6 prompts
+for the actor and of 3 for the critic, and 2 ranks, a part is 3 prompts, that is 6 rows, of which 3 are on each rank:
 
-    parts of the batch     |  p0 p1 p2  |  p3 p4 p5  |  p6 p7 p8  |  p9 p10 p11 |     half of each part on each rank
+    parts of the batch     |  p0 p1 p2  |  p3 p4 p5  |  p6 p7 p8  |  p9 p10 p11 |
     critic: 4 mini-batches |     0      |     1      |     2      |      3      |
-    actor:  2 mini-batches |            0            |            1             |     so one size divides the other
+    actor:  2 mini-batches |            0            |            1             |
+
+The rows are arranged once for both models, so one of the two sizes must divide the other.
 """
 
 from __future__ import annotations

@@ -26,7 +26,12 @@ STABLE_RATIO = 0.9
 
 
 class MicroLoss(NamedTuple):
-    """Holds a micro-batch's share of the mini-batch's loss, with the same share of each metric, and maxima."""
+    """Holds what a micro-batch adds to its mini-batch.
+
+    `loss` is its sum divided by the counts of the whole mini-batch, times the number of ranks, because ranks average
+    their gradients. `metrics` are divided by the same counts, and summed over micro-batches and ranks; of `maxima` the
+    largest counts.
+    """
 
     loss: Tensor
     metrics: dict[str, Tensor]
@@ -43,7 +48,7 @@ def build_optimizer(module: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
 def build_scheduler(
     optimizer: torch.optim.Optimizer, optim: OptimConfig, total_steps: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Makes the schedule over `total_steps` updates.
+    """Makes the schedule over `total_steps` training steps; it advances once a step, not with each optimiser step.
 
     Warm-up is `lr_warmup_steps`, or a ratio of all steps where that is negative. wsd (arXiv:2404.06395) holds the rate
     for nine tenths of the steps after the warm-up, and then decays by a cosine.
@@ -80,8 +85,7 @@ def update_model(
     """Passes over the rows as planned, with one optimiser step for each mini-batch; returns their mean metrics.
 
     Args:
-        micro_loss: the loss of a micro-batch, given the counts of its mini-batch; carries the factor that ranks average
-            their gradients.
+        micro_loss: what a micro-batch adds, given the counts of its mini-batch.
         prefix: of the metrics `grad_norm` and `skipped_updates` (those with a norm that is not finite).
     """
     sums = MetricSums(settings.sequence_ranks)

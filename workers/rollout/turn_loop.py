@@ -36,9 +36,10 @@ from workers.rollout.episode import (
     play_episode,
 )
 
-# How long replies are awaited at a time where the engine has nothing to do.
+# Where the engine has nothing to do, replies are awaited for this many seconds at a time.
 WAIT_S = 1.0
-# How long no reply comes before an engine that completes whole batches is given those there are.
+# An engine that runs whole batches (`completes_batches`) is given what there is once no reply has come for so many
+# seconds.
 LULL_S = 0.005
 
 Replies = list[tuple[int, StepReply]]
@@ -70,7 +71,8 @@ class TurnLoop:
         tokens: joins turns; None: every episode has its prompt already and ends with its first answer.
         environments: None with `tokens` None, and on all ranks of a `group` but its leader.
         tools: per environment spec, its tools' schemas.
-        lockstep: turns are admitted together, so that the same inputs give the same batches.
+        lockstep: all outstanding turns are awaited before the next are submitted, in a fixed order, so that the same
+            inputs give the same batches.
         max_live: episodes at once; None: all.
         group: the tensor-parallel group, whose ranks share the engine; each runs this loop, and the leader, which is
             the first, tells the others what the environments answered.
@@ -93,7 +95,7 @@ class TurnLoop:
         self.tokens, self.environments, self.tools = tokens, environments, tools
         self.lockstep, self.max_live, self.group = lockstep, max_live, group
         self.is_leader = is_leader(group)
-        # Of the episodes that run; then those of them whose turn is being sampled, and those whose environment works.
+        # Running episodes by their number: their coroutines; which await the engine; which await their environment.
         self.plays: dict[int, Play] = {}
         self.sampling: set[int] = set()
         self.stepping: set[int] = set()
