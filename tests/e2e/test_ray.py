@@ -159,7 +159,7 @@ def test_a_rank_that_fails_or_dies_is_raised_with_its_own_error(cluster: None, t
     trainer.init_workers()
     try:
         prompts = trainer.prompt_batch(next(iter(trainer.train_dataloader)), 1)
-        with pytest.raises(ray.exceptions.RayTaskError, match="responses") as failed:
+        with pytest.raises(ray.exceptions.RayTaskError, match="compute_values needs") as failed:
             trainer.critic_wg.compute_values(prompts)
         assert failed.value.__notes__ == ["rank 0 of 2, role critic, in compute_values"]
         with pytest.raises(AttributeError, match="CriticWorker has no registered method 'generate_sequences'"):
