@@ -61,6 +61,8 @@ class BaseEnvironment(ABC):
     """
 
     config_cls: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
+    # The most turns that an episode can last by the game's own rules; None: unknown.
+    max_turns: int | None = None
     _done: bool = False
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
@@ -90,6 +92,10 @@ class BaseEnvironment(ABC):
     def get_prompt_prefix(self) -> str:
         """Returns the system prompt; empty: none."""
         return ""
+
+    def sample_action(self, generator: random.Random) -> str | None:
+        """Returns a readable action drawn at random, for the trial at a run's start; None: unknown."""
+        return None
 
     def close(self) -> None:
         """Frees what the environment holds; called once, also after an episode that failed."""

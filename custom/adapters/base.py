@@ -6,12 +6,36 @@ replaces), and what it cannot read as an action is answered by an observation th
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from custom.env import BaseEnvironment
 
-# The libraries whose environments a config names as LIBRARY:ID, with the package to install for each.
-LIBRARIES = {"gymnasium": "gymnasium", "reasoning_gym": "reasoning-gym", "textarena": "textarena"}
+
+
+@dataclass(frozen=True)
+class Library:
+    """Describes a library whose environments a config names as LIBRARY:ID.
+
+    Attributes:
+        package: what to install for it.
+        own_process: its environments live in processes of their own unless the config says otherwise: they execute the
+            policy's text, draw from global generators, or hang.
+        network: those processes keep the network.
+    """
+
+    package: str
+    own_process: bool = True
+    network: bool = False
+
+
+LIBRARIES = {
+    "gymnasium": Library("gymnasium", own_process=False),
+    "reasoning_gym": Library("reasoning-gym"),
+    "textarena": Library("textarena"),
+    "textworld": Library("textworld"),
+    "verifiers": Library("verifiers", network=True),
+}
 ENVIRONMENT_NAMES = ", ".join([f"{library}:…" for library in LIBRARIES] + ["PACKAGE.MODULE:CLASS"])
 
 Step = tuple[str, float, bool, dict[str, Any]]
@@ -39,7 +63,7 @@ def import_library(library: str, identifier: str) -> Any:
     try:
         return importlib.import_module(library)
     except ImportError as error:
-        package = LIBRARIES[library]
+        package = LIBRARIES[library].package
         raise ValueError(f"environment {library}:{identifier} needs the package: pip install {package}") from error
 
 

@@ -279,7 +279,7 @@ def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
         if not rest:
             yield f"{key}.name={environment.name} must be one of {ENVIRONMENT_NAMES}"
         elif kind in LIBRARIES and importlib.util.find_spec(kind) is None:
-            yield f"{key}.name={environment.name} needs the package: pip install {LIBRARIES[kind]}"
+            yield f"{key}.name={environment.name} needs the package: pip install {LIBRARIES[kind].package}"
     else:
         yield f"{key} names no environment: give name, or path and cls"
 
