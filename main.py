@@ -77,10 +77,21 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    from training.run.episodes import EnvironmentsFail
+
     trainer = loaded.config.trainer
-    unsaved = train(loaded.config, signals)
+    run_dir = Path(trainer.run_dir).absolute()
+    try:
+        unsaved = train(loaded.config, signals)
+    # Found by trying: environments that do not start.
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except EnvironmentsFail as error:
+        print(error, file=sys.stderr)
+        return 1
     if "file" in trainer.logger and not trainer.val_only:
-        print_report(Path(trainer.run_dir))
+        print_report(run_dir)
     if unsaved is not None:
         print(unsaved, file=sys.stderr)
     return 0 if unsaved is None else 1
@@ -91,10 +102,11 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     from training.run.checkpoint import CheckpointError
 
     trainer, unsaved = build_trainer(config), None
-    run_dir = Path(config.trainer.run_dir)
+    run_dir = Path(config.trainer.run_dir).absolute()
     run_dir.mkdir(parents=True, exist_ok=True)
-    if not config.trainer.val_only:
-        (run_dir / "config.yaml").write_text(to_yaml(config))
+    # A validation alone must not change what a training run says of itself.
+    only = config.trainer.val_only and (run_dir / "config.yaml").exists()
+    (run_dir / ("config.validation.yaml" if only else "config.yaml")).write_text(to_yaml(config))
     with ray_cluster(config, signals):
         try:
             trainer.init_workers()

@@ -9,6 +9,7 @@ that is text that can be encoded, of bounded length, with a reward that float32 
 import inspect
 import random
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 
 MAX_OBSERVATION_CHARS = 20_000
+MAX_ERROR_CHARS = 2_000
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 ROLES = ("system", "user", "assistant", "tool")
 # The keys of a message that chat templates read.
@@ -259,6 +261,13 @@ def shown(value: Any) -> str:
     return f"{text[:100]}{'…' if len(text) > 100 else ''} ({type(value).__name__})"
 
 
+def describe(error: BaseException) -> str:
+    """Says the error in one line, then the last lines of its traceback; never longer than MAX_ERROR_CHARS."""
+    lines = traceback.format_exception(error, limit=-4)
+    text = f"{lines[-1].strip()}\n{''.join(lines[:-1])}".strip()
+    return text if len(text) <= MAX_ERROR_CHARS else text[: MAX_ERROR_CHARS - 4] + " ..."
+
+
 def takes_keyword(function: Callable[..., Any], name: str) -> bool:
     """Says whether the function can be called with `name=`."""
     parameters = inspect.signature(function).parameters.values()
@@ -282,8 +291,8 @@ class OwnGenerators:
     """Keeps Python's and numpy's global generators for one environment: seeded, and apart from everybody else's.
 
     with generators.installed(): the code inside draws from `random` and `np.random` where it left off the last time.
-    One thread at a time has its own installed. A call that hangs in there holds each of the others up for a quarter of
-    a second, not for ever; what is drawn meanwhile is not reproducible.
+    One thread at a time has its own installed, and the others wait for it, or equal seeds would not give equal tasks.
+    A call that hangs in there therefore holds all others up; in a process of its own it holds up nobody.
     """
 
     def __init__(self, seed: int) -> None:
@@ -293,15 +302,13 @@ class OwnGenerators:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Installs these states, and puts the others' back at the end, also after an exception."""
-        locked = _GLOBAL_GENERATORS.acquire(timeout=0.25)
-        others_python, others_numpy = random.getstate(), np.random.get_state()
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        try:
-            yield
-        finally:
-            self._python, self._numpy = random.getstate(), np.random.get_state()
-            random.setstate(others_python)
-            np.random.set_state(others_numpy)
-            if locked:
-                _GLOBAL_GENERATORS.release()
+        with _GLOBAL_GENERATORS:
+            others_python, others_numpy = random.getstate(), np.random.get_state()
+            random.setstate(self._python)
+            np.random.set_state(self._numpy)
+            try:
+                yield
+            finally:
+                self._python, self._numpy = random.getstate(), np.random.get_state()
+                random.setstate(others_python)
+                np.random.set_state(others_numpy)

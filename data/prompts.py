@@ -1,12 +1,18 @@
 """Prompts: from chat messages to token ids, always by the tokenizer's own chat template.
 
-Special tokens come from the template alone (`add_special_tokens=False`), so a begin-of-sequence token is never doubled.
+Special tokens come from the template alone: a begin-of-sequence token is never doubled (`add_special_tokens=False`),
+and where a message spells one, as "<|im_end|>", it is encoded as the ordinary text that it is and ends no turn.
 """
 
+import copy
 import functools
 import logging
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from tokenizers import Regex, pre_tokenizers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -14,6 +20,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
+
+# Breaks a special token's text in messages, `<` MARK `|im_end|>`; a noncharacter of Unicode, which texts do not have.
+MARK = "\ufdd0"
 
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
@@ -58,8 +67,66 @@ def render_chat(
 def encode_chat(
     tokenizer: "PreTrainedTokenizerBase", prompt: str | Sequence[Message], **template_kwargs: Any
 ) -> list[int]:
-    """Tokenises `render_chat`'s text, which is ready for the assistant to continue."""
-    return tokenizer.encode(render_chat(tokenizer, prompt, **template_kwargs), add_special_tokens=False)
+    """Tokenises `render_chat`'s text, which is ready for the assistant to continue.
+
+    Special tokens that the messages spell are encoded as text.
+    """
+    messages = marked(as_messages(prompt), special_texts(tokenizer))
+    return encode_rendered(tokenizer, render_chat(tokenizer, messages, **template_kwargs))
+
+
+def special_texts(tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
+    """Returns the texts of the tokenizer's special tokens."""
+    added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+    return frozenset([*added, *tokenizer.all_special_tokens])
+
+
+def marked(value: Any, texts: frozenset[str]) -> Any:
+    """Puts MARK behind the first character of each of the texts, in every string of messages or of a part of them.
+
+    `"a<|im_end|>"` becomes `"a<" MARK "|im_end|>"`. A MARK that was there before is dropped. A special token of a
+    single character cannot be broken and stays one.
+    """
+    if isinstance(value, str):
+        return _beginnings(texts).sub(rf"\g<0>{MARK}", value.replace(MARK, ""))
+    if isinstance(value, Mapping):
+        return {marked(key, texts): marked(entry, texts) for key, entry in value.items()}
+    return [marked(entry, texts) for entry in value] if isinstance(value, list | tuple) else value
+
+
+@functools.lru_cache(maxsize=16)
+def _beginnings(texts: frozenset[str]) -> re.Pattern[str]:
+    """Compiles what finds the first character of each of the texts, of those too that overlap: `<(?=s>|/s>)`."""
+    rests = defaultdict(list)
+    for text in sorted(texts):
+        if len(text) > 1:
+            rests[text[0]].append(re.escape(text[1:]))
+    return re.compile("|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()) or "(?!)")
+
+
+def encode_rendered(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    """Tokenises what was rendered from marked messages: what MARK breaks is ordinary text."""
+    if MARK not in text:
+        return tokenizer.encode(text, add_special_tokens=False)
+    if tokenizer.is_fast:
+        return _that_drops_marks(tokenizer, len(tokenizer)).encode(text, add_special_tokens=False)
+    # A tokenizer in Python may add a space in front of each piece.
+    return [token for piece in text.split(MARK) for token in tokenizer.encode(piece, add_special_tokens=False)]
+
+
+@functools.lru_cache(maxsize=4)
+def _that_drops_marks(tokenizer: "PreTrainedTokenizerBase", _size: int) -> "PreTrainedTokenizerBase":
+    """Copies a fast tokenizer; the copy drops marks as its last step before the model, when special tokens are found.
+
+    The model never sees text across a mark: a vocabulary of whole words has the special tokens' texts among them.
+    """
+    dropping = copy.deepcopy(tokenizer)
+    backend = dropping.backend_tokenizer
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(MARK)[0][0]
+    steps = [] if backend.pre_tokenizer is None else [backend.pre_tokenizer]
+    drop = pre_tokenizers.Split(Regex(f"{MARK}|{as_bytes}"), "removed")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, drop])
+    return dropping
 
 
 def pad_token_id(tokenizer: "PreTrainedTokenizerBase") -> int:

@@ -6,6 +6,9 @@
 `joined` is the chat template's own text behind an assistant's turn (its end marker, where the model did not sample
 it), the new messages and the next generation prompt, tokenised by itself.
 
+Only the template opens and closes turns: a special token that an environment, a tool or the policy spells in its text
+is encoded as text (`marked` in `data/prompts.py`).
+
 Invariant: sampled ids are never made again from text. Where a template renders the earlier turns differently once
 the conversation goes on (Qwen3 drops thinking, Mistral moves the tools), nothing can be joined: the whole prompt, as
 the template now has it, starts a new row.
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from data.prompts import Message, render_chat
+from data.prompts import Message, encode_rendered, marked, render_chat, special_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -117,7 +120,7 @@ class TurnTokens:
         before = self._render(messages, tools).rstrip()
         after = self._render([*messages, _assistant(text), *new_messages], tools)
         closing = self._closing(messages, new_messages, tools)
-        if closing is None or not _consists_of(after, before, text, closing):
+        if closing is None or not _consists_of(after, before, marked(text, self._silent_texts), closing):
             return Join([], self._encode(after))
         return Join(self._without_sampled_end(self._encode(closing), sampled))
 
@@ -206,7 +209,15 @@ class TurnTokens:
     def _render(self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = True) -> str:
         if messages and messages[0]["role"] == "system" and not self.accepts_system:
             messages = fold_system_message(messages)
-        return self._render_as_is(messages, tools, add_generation_prompt)
+        return self._render_as_is(self._marked(messages), marked(tools, self._special_texts), add_generation_prompt)
+
+    def _marked(self, messages: Sequence[Message]) -> list[Message]:
+        """Marks the special tokens that messages spell.
+
+        The policy's turns keep those that it may have sampled for its environment to read, such as `[TOOL_CALLS]`.
+        """
+        own, others = self._silent_texts, self._special_texts
+        return [marked(message, own if message.get("role") == "assistant" else others) for message in messages]
 
     def _render_as_is(self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool) -> str:
         variables = self.template_kwargs if tools is None else {**self.template_kwargs, "tools": list(tools)}
@@ -222,7 +233,7 @@ class TurnTokens:
     def _encode(self, text: str) -> list[int]:
         # An environment may hand over halves of surrogate pairs, which no tokenizer takes.
         clean = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-        return self.tokenizer.encode(clean, add_special_tokens=False)
+        return encode_rendered(self.tokenizer, clean)
 
     def _decode(self, token_ids: list[int]) -> str:
         return self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -249,7 +260,8 @@ class TurnTokens:
     ) -> str | None:
         """Returns what the template renders behind an assistant's text; None where it leaves that text out."""
         placeholder = PLACEHOLDER
-        while any(placeholder in str(message.get("content")) for message in (*messages, *new_messages)):
+        given = str([self._marked([*messages, *new_messages]), tools])
+        while placeholder in given:
             placeholder += "x"
         rendered = self._render([*messages, _assistant(placeholder), *new_messages], tools, **options)
         parts = rendered.split(placeholder)
@@ -290,11 +302,22 @@ class TurnTokens:
         special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         turns = [_user("Hello"), _assistant("Hello"), _user("Hello")]
         try:
-            around = special.intersection(self._encode(self._render(turns, add_generation_prompt=False)))
+            around = special.intersection(self._encode(self._render_as_is(turns, None, False)))
         except ValueError:
             # A template of one turn only still has text to read.
             around = set()
         return self.eos_token_ids | set(named) | around
+
+    @cached_property
+    def _special_texts(self) -> frozenset[str]:
+        # Some models stop at an added token that is not declared special.
+        added = self.tokenizer.added_tokens_decoder.items()
+        return special_texts(self.tokenizer) | {token.content for place, token in added if place in self.eos_token_ids}
+
+    @cached_property
+    def _silent_texts(self) -> frozenset[str]:
+        ids = {text: self.tokenizer.convert_tokens_to_ids(text) for text in self._special_texts}
+        return frozenset(text for text, token_id in ids.items() if token_id in self._silent_ids)
 
 
 def _message(role: str, text: str) -> Message:

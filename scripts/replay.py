@@ -223,7 +223,7 @@ class Player:
             loop = TurnLoop(
                 rollout.engine,
                 rollout.engine.sampler(describe(self.config, episodes).meta_info),
-                rollout.limits(),
+                [rollout.limits(index) for index in range(len(rollout.tools))],
                 tokens=rollout.tokens,
                 environments=RecordedEnvironments(episodes),
                 tools=rollout.tools,

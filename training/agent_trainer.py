@@ -19,17 +19,24 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
+from custom.env_suite import EnvironmentSuite
+from data.loading import load_extern_object
 from data.protocol import DataProto
-from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
+from training.config.section import anchored
 from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction
-from training.run.episodes import environment_name, episode_metrics, write_episodes
+from training.run.episodes import (
+    FailureWatch,
+    episode_metrics,
+    require_same_tasks,
+    write_episodes,
+)
 from training.run.metric_utils import StepTimer
 from training.run.roles import ResourcePoolManager, Role
-from workers.environments.env_server import StepReply
-from workers.environments.pool import EnvironmentPool
-from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs, describe_episodes, open_pool
+from training.run.trial import try_agents
+from workers.environments.pool import environment_name
+from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs, describe_episodes
 
 logger = logging.getLogger(__name__)
 CLOSING_S = 15.0  # for the environments to be closed at a run's end
@@ -83,8 +90,10 @@ class AgentTrainer(RayPPOTrainer):
         processor: object = None,
         **kwargs: Any,
     ) -> None:
+        config = anchored(config)
         self.specs = list(specs) if specs is not None else agent_specs(config, agent_cls)
-        self.names = [environment_name(spec) for spec in self.specs]
+        self.suite = make_suite(config, self.specs)
+        self.failures = FailureWatch(config.agent.max_failure_rate)
         kwargs.setdefault("train_dataset", Slots(config.prompts_per_step))
         if config.agent.val_length:
             kwargs.setdefault("val_dataset", Slots(config.agent.val_length))
@@ -101,6 +110,7 @@ class AgentTrainer(RayPPOTrainer):
         self.multi_turn_rollout: SyncMultiTurnRollout | None = None
         # Facts of a step's episodes, also of those that are filtered out.
         self.played: list[dict[str, Any]] = []
+        self.validated: list[dict[str, Any]] = []
 
     def _collator(self, collate_fn: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         return collate_slots
@@ -139,7 +149,7 @@ class AgentTrainer(RayPPOTrainer):
             first_group=first_group,
             validate=validate,
             seeded=self.config.trainer.deterministic,
-            names=self.names,
+            suite=self.suite,
         )
 
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
@@ -147,8 +157,9 @@ class AgentTrainer(RayPPOTrainer):
         assert self.multi_turn_rollout is not None, "init_workers makes it"
         self.multi_turn_rollout.reset(gen_batch)
         facts = self.multi_turn_rollout.rollout()
-        if not gen_batch.meta_info["validate"]:
-            self.played += facts
+        (self.validated if gen_batch.meta_info["validate"] else self.played).extend(facts)
+        if not self.config.agent.allow_different_tasks:
+            require_same_tasks(facts, self.suite.names)
         batch = self.multi_turn_rollout.build_update_batch()
         if folder := self.config.agent.episodes_dir:
             try:
@@ -162,37 +173,46 @@ class AgentTrainer(RayPPOTrainer):
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
         played, self.played = self.played, []
-        return super()._step_metrics(batch, timer) | episode_metrics(played)
+        self.failures.check(played)
+        metrics = super()._step_metrics(batch, timer) | episode_metrics(played, self.suite.names)
+        self.suite.update(rewards_by_environment(played, self.suite.names))
+        return metrics
+
+    def validate(self) -> dict[str, float]:
+        metrics, validated, self.validated = super().validate(), self.validated, []
+        if validated:
+            counts = episode_metrics(validated, self.suite.names)
+            wanted = ("agent/episodes", "agent/failed", "agent/retries", "agent/cut_turns", "agent/ending/")
+            metrics |= {f"val-aux/{name}": value for name, value in counts.items() if name.startswith(wanted)}
+        return metrics
+
+    def driver_state(self) -> dict[str, Any]:
+        return super().driver_state() | {"suite": self.suite.state_dict()}
+
+    def load_driver_state(self, state: Mapping[str, Any]) -> None:
+        super().load_driver_state(state)
+        if "suite" in state:
+            self.suite.load_state_dict(state["suite"])
 
 
-def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Builds and resets an agent of each environment, and checks the chat template, before any model is loaded.
-
-    Raises:
-        ValueError: an environment cannot be built or reset, its first prompt is too long, or the template cannot
-            continue a conversation.
-    """
-    tokens = TurnTokens(
-        tokenizer, template_kwargs=dict(config.data.apply_chat_template_kwargs), eos_token_ids=[tokenizer.eos_token_id]
-    )
-    with open_pool(config, specs) as pool:
-        for index, tools in enumerate(pool.tool_schemas):
-            tokens.check_template(tools=tools)
-            pool.reset(index, index, config.data.run_seed)
-            reply = wait_for_reply(pool)
-            name = environment_name(specs[index])
-            if reply.failure:
-                raise ValueError(f"environment {name} failed in its first reset ({reply.failure}): {reply.error}")
-            length, most = len(tokens.prompt(reply.messages, tools)), config.data.max_prompt_length
-            if length > most:
-                raise ValueError(
-                    f"environment {name}: a first prompt has {length} tokens, data.max_prompt_length={most}: raise it, "
-                    "or shorten the observation"
-                )
+def make_suite(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentSuite:
+    """Makes the suite of the config's environments, of `agent.suite`'s class where there is one."""
+    names: list[str] = []
+    for spec in specs:
+        name = environment_name(spec.environment)
+        # The same environment with other settings.
+        same = sum(other.partition("#")[0] == name for other in names)
+        names.append(f"{name}#{same + 1}" if same else name)
+    weights = [choice.weight for choice in config.environments] or [1.0] * len(names)
+    own = config.agent.suite
+    make = EnvironmentSuite if own.path is None else load_extern_object(own.path, str(own.name))
+    return make(names, weights if len(weights) == len(names) else [1.0] * len(names))
 
 
-def wait_for_reply(pool: EnvironmentPool) -> StepReply:
-    """Waits for the reply to the one call that was made."""
-    while not (answers := pool.poll(1.0)):
-        pass
-    return answers[0][1]
+def rewards_by_environment(facts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[float]]:
+    """Lists the rewards of each environment's episodes, those of masked ones left out."""
+    rewards: dict[str, list[float]] = {}
+    for fact in facts:
+        if not fact["masked"]:
+            rewards.setdefault(names[fact["environment"]], []).append(fact["reward"])
+    return rewards

@@ -33,6 +33,7 @@ from training.batch.episode_rows import EpisodeRows
 from training.batch.group_filter import collect_varied_groups
 from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
+from training.config.section import anchored
 from training.core_algos import estimator_needs, get_kl_controller
 from training.reward import RewardFunction, compute_reward, compute_reward_async, lend_tokenizer
 from training.rollout_correction import compute_offpolicy_metrics
@@ -113,7 +114,7 @@ class RayPPOTrainer:
     ) -> None:
         if reward_fn is None or train_dataset is None:
             raise ValueError("RayPPOTrainer needs reward_fn and train_dataset")
-        self.config = config
+        self.config = config = anchored(config)
         self.tokenizer = tokenizer
         self.role_worker_mapping = role_worker_mapping or default_role_mapping(config)
         self.resource_pool_manager = resource_pool_manager or default_resource_pool(config)
@@ -123,7 +124,7 @@ class RayPPOTrainer:
         for function in (self.reward_fn, self.val_reward_fn):
             lend_tokenizer(function, tokenizer)
         self.kl_controller: KLController = get_kl_controller(config.algorithm.kl_ctrl)
-        self.run_dir = Path(config.trainer.run_dir)
+        self.run_dir = Path(config.trainer.run_dir).absolute()
         self.seed = config.data.run_seed
         self.plan = config.batch_plan
         self.global_steps = self.epoch = self.rows_done = 0
@@ -486,15 +487,23 @@ class RayPPOTrainer:
     def save_checkpoint(self) -> dict[str, float]:
         """Begins to save the run as it is now; returns the time that training waited for it."""
         timer = StepTimer()
-        state = {
+        with timer("save_checkpoint"):
+            self.saver.begin(self.global_steps, self.driver_state())
+        return {"timing_s/save_checkpoint": timer.seconds["save_checkpoint"]}
+
+    def driver_state(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of the driver, as JSON holds it."""
+        return {
             "global_steps": self.global_steps,
             "epoch": self.epoch,
             "rows_done": self.rows_done,
             "kl_coef": float(self.kl_controller.value),
         }
-        with timer("save_checkpoint"):
-            self.saver.begin(self.global_steps, state)
-        return {"timing_s/save_checkpoint": timer.seconds["save_checkpoint"]}
+
+    def load_driver_state(self, state: Mapping[str, Any]) -> None:
+        """Takes a checkpoint's `driver_state` over."""
+        self.global_steps, self.epoch = state["global_steps"], state["epoch"]
+        self.rows_done, self.kl_controller.value = state["rows_done"], state["kl_coef"]
 
     def load_checkpoint(self) -> None:
         trainer = self.config.trainer
@@ -505,9 +514,7 @@ class RayPPOTrainer:
             return
         for name, group in self._checkpoint_parts.items():
             group.load_checkpoint(str(folder / name))
-        state = checkpoint.load_driver_state(folder)
-        self.global_steps, self.epoch = state["global_steps"], state["epoch"]
-        self.rows_done, self.kl_controller.value = state["rows_done"], state["kl_coef"]
+        self.load_driver_state(checkpoint.load_driver_state(folder))
         self.actor_rollout_wg.sync_weights()
         logger.info("resumed from %s", folder)
 

@@ -7,6 +7,8 @@ tokens stay where the engine is.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from custom.agent import AgentSpec
+from custom.env_suite import EnvironmentSuite
 from data.containers import object_array
 from data.protocol import DataProto
 from data.sample_ids import sample_ids, step_info
@@ -23,6 +26,7 @@ from data.seeding import seed_for
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
 from workers.environments.env_server import StepReply
+from workers.environments.fork_server import Limits
 from workers.environments.pool import EnvironmentPool
 from workers.ranks.distributed import from_leader, is_leader
 from workers.rollout.base import BaseRollout, pad_right
@@ -65,33 +69,33 @@ class AgentRollout:
         names = ("group_index", "sample_index", "agent_index", "env_seed")
         columns = (described.non_tensor_batch[name].tolist() for name in names)
         episodes = [
-            Episode(group=group, sample=sample, spec=agent % len(self.tools), seed=seed)
+            Episode(group=group, sample=sample, spec=agent, seed=seed)
             for group, sample, agent, seed in zip(*columns, strict=True)
         ]
-        own_process = self.config.agent.environment.isolation != "thread"
+        home = self.config.environment_home
         loop = TurnLoop(
             self.engine,
             self.engine.sampler(described.meta_info),
-            self.limits(),
+            [self.limits(index) for index in range(len(self.tools))],
             tokens=self.tokens,
             environments=self.pool,
             tools=self.tools,
             lockstep=bool(described.meta_info.get("seeded")),
-            max_live=self.config.agent.environment.num_workers if own_process else None,
+            max_live=home.num_workers if home.isolation != "thread" else None,
             group=self.group,
         )
         loop.run(episodes)
         return self.rows_of(described, episodes)
 
-    def limits(self) -> TurnLimits:
-        """Returns what ends turns and episodes."""
-        agent, data = self.config.agent, self.config.data
+    def limits(self, index: int) -> TurnLimits:
+        """Returns what ends turns and episodes in environment `index`."""
+        agent, data, own = self.config.agent, self.config.data, self.config.environments
         return TurnLimits(
             prompt_length=data.max_prompt_length,
             response_length=self.engine.response_length,
             max_model_len=self.engine.max_model_len,
-            max_turn=agent.max_turn,
-            max_turn_tokens=agent.max_turn_tokens,
+            max_turn=turn_limit(self.config, index),
+            max_turn_tokens=(own[index].max_turn_tokens if index < len(own) else None) or agent.max_turn_tokens,
             max_refills=agent.max_refills if agent.on_failure == "refill" else 0,
         )
 
@@ -106,8 +110,12 @@ class AgentRollout:
         if self.config.agent.episodes_dir is not None:
             for fact, episode in zip(facts, episodes, strict=True):
                 fact["record"] = episode_record(episode)
-        for episode in episodes:
+        for episode, fact in zip(episodes, facts, strict=True):
             settle_failure(episode, self.config.agent.on_failure)
+            if episode.ending == "overflow" and self.config.agent.overflow_reward:
+                episode.add_reward(self.config.agent.overflow_reward)
+            fact["reward"] = sum(sum(row.rewards) for row in episode.rows)
+            fact["masked"] = not any(1 in row.response_mask for row in episode.rows)
         owners = [(number, k) for number, episode in enumerate(episodes) for k in range(len(episode.rows))]
         rows = [episodes[number].rows[k] for number, k in owners]
         batch = self.engine.build_batch(rows, self.config.data.max_prompt_length)
@@ -130,25 +138,34 @@ class AgentRollout:
 
 def open_pool(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentPool:
     """Opens the environment pool that the config asks for."""
-    agent = config.agent
+    agent, home = config.agent, config.environment_home
     return EnvironmentPool(
         specs,
-        isolation=agent.environment.isolation,
-        num_workers=agent.environment.num_workers,
+        isolation=home.isolation,
+        num_workers=home.num_workers,
         step_timeout_s=agent.step_timeout_s,
         episode_timeout_s=agent.episode_timeout_s,
+        limits=Limits(network=home.network, memory_gb=home.memory_gb),
     )
+
+
+def turn_limit(config: PPOConfig, index: int) -> int:
+    """Returns the turns of an episode of environment `index`."""
+    own = config.environments[index].max_turn if index < len(config.environments) else None
+    return own or config.agent.max_turn
 
 
 def settle_failure(episode: Episode, on_failure: str) -> None:
     """Zeroes the rewards of a failed episode's rows; where it masks their tokens too, nothing of them is trained on.
 
-    With `mask` it masks every failed episode, with `refill` one that crashed to the last attempt: a timeout may well be
-    the policy's doing, and to leave it out would reward it for that.
+    It masks what the engine failed, which is never the policy's doing. With `mask` it masks every failed episode, with
+    `refill` one that crashed to the last attempt: a timeout may well be the policy's doing, and to leave it out would
+    reward it for that.
     """
     if episode.ending not in FAILURES:
         return
-    masked = on_failure == "mask" or (on_failure == "refill" and episode.ending != "env_timeout")
+    crashed = on_failure == "refill" and episode.ending == "env_crash"
+    masked = on_failure == "mask" or episode.ending == "engine_error" or crashed
     for row in episode.rows:
         row.rewards = [0.0] * len(row.rewards)
         if masked:
@@ -157,10 +174,14 @@ def settle_failure(episode: Episode, on_failure: str) -> None:
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:
-    """Returns what the step's metrics need to know of an episode; seconds are wall time."""
+    """Returns what a step needs to know of an episode: `begins` hashes its first messages, seconds are wall time."""
+    begins = episode.initial_messages
     return {
         "ending": episode.ending,
-        "error": episode.error,
+        "error": episode.first_error,
+        "environment": episode.spec,
+        "group": episode.group,
+        "begins": hashlib.blake2b(json.dumps(begins).encode(), digest_size=8).hexdigest() if begins else "",
         "turns": len(episode.turns),
         "attempts": episode.attempt + 1,
         "cut_turns": sum(turn.finish_reason == "length" for turn in episode.turns),
@@ -284,21 +305,24 @@ def describe_episodes(
     first_group: int = 0,
     validate: bool = False,
     seeded: bool = False,
-    names: Sequence[str] = ("environment",),
+    suite: EnvironmentSuite | None = None,
 ) -> DataProto:
     """Describes `groups` x `samples` episodes to play, a row each.
 
-    Group g is played by agent g, and its samples face the same task. Validation's tasks are the same at every step, and
-    not those of training.
+    Who plays group g says the suite (None: one environment), and its samples face the same task. Validation's tasks are
+    the same at every step, and not those of training; there each environment has its turn.
     """
+    suite = suite or EnvironmentSuite(["environment"], [1.0])
     columns = sample_ids(range(first_group, first_group + groups), samples, step=step, validate=validate)
     numbers = columns["group_index"].tolist()
     seeds = [seed_for(seed, 0, -1 - group) if validate else seed_for(seed, step, group) for group in numbers]
+    played = range(first_group, first_group + groups)
+    chosen = suite.in_turn(played) if validate else suite.choose(played, seed_for(seed, step, first_group))
+    agents = np.repeat(np.array(chosen, dtype=np.int64), samples)
     columns |= {
-        "agent_index": columns["group_index"].copy(),
+        "agent_index": agents,
         "env_seed": np.array(seeds, dtype=np.int64),
-        "data_source": object_array([names[group % len(names)] for group in numbers]),
+        "data_source": object_array([suite.names[index] for index in agents]),
     }
     meta = step_info(step=step, seed=seed, seeded=seeded, validate=validate, first_group=first_group)
-    agents = {"agent": torch.tensor(columns["agent_index"])}
-    return DataProto.from_dict(tensors=agents, non_tensors=columns, meta_info=meta)
+    return DataProto.from_dict(tensors={"agent": torch.tensor(agents)}, non_tensors=columns, meta_info=meta)

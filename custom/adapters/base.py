@@ -12,7 +12,6 @@ from typing import Any
 from custom.env import BaseEnvironment
 
 
-
 @dataclass(frozen=True)
 class Library:
     """Describes a library whose environments a config names as LIBRARY:ID.

@@ -3,48 +3,25 @@
 Invariant: an environment whose actions or observations cannot be written down is refused when it is made.
 """
 
-import dataclasses
+import random
 import re
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from custom.adapters.base import Adapter, Step, import_library
+from custom.adapters.gymnasium_legends import legend_of
+from custom.env import OwnGenerators
 
 # An observation of more numbers is not written as text.
 LARGEST_BOX = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class Legend:
-    """Says how a gymnasium environment is told to a player who reads."""
-
-    goal: str
-    actions: tuple[str, ...]
-    observations: tuple[str, ...] = ()
-
-
-LEGENDS = {
-    "FrozenLake": Legend(
-        "Walk over the frozen lake from S to the goal G; F is ice, H a hole. The cell in brackets is yours.",
-        ("left", "down", "right", "up"),
-    ),
-    "CliffWalking": Legend(
-        "Walk from x, your place, to the target T without stepping on the cliff C; every step costs 1.",
-        ("up", "right", "down", "left"),
-    ),
-    "Taxi": Legend(
-        "Drive the taxi, the cell in brackets, to the passenger (blue), pick up, drive to the goal (magenta), "
-        "drop off.",
-        ("south", "north", "east", "west", "pickup", "dropoff"),
-    ),
-    "Blackjack": Legend(
-        "Come closer to 21 than the dealer, but not over it. An ace is usable while it counts 11.",
-        ("stick", "hit"),
-        ("your sum", "the dealer's card", "usable ace"),
-    ),
-}
+# How long random play looks for the worst reward: steps, and seconds of this thread's own computing.
+TRIAL_STEPS, TRIAL_SECONDS = 300, 0.2
+# A terminal's codes of its colours, 39 for none; those of backgrounds are greater by 10.
+COLOURS = dict(enumerate(("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"), start=30)) | {39: ""}
 
 
 class GymnasiumEnvironment(Adapter):
@@ -54,15 +31,17 @@ class GymnasiumEnvironment(Adapter):
         identifier: such as "FrozenLake-v1".
         prompt_template: fields {name}, {goal}, {observation}, {actions}.
         action_names: names of the actions in order, or name -> number; numbers are always understood, too.
-        observation_names: names of the parts of a Tuple observation.
-        goal: what the player is told to do; known for gymnasium's own text games, as are the names.
-        invalid_reward: reward of an answer in which no action is found; the game does not move then.
-        kwargs: go to gymnasium.make. Without a render_mode the environment's own text picture is the observation,
-            where it has one ("ansi").
+        observation_names: names of the parts of an observation that is a Tuple or a row of numbers.
+        goal: what the player is told to do; without it the rules of the game, written for gymnasium's own text games
+            and otherwise taken from the environment's docstring, as are the names.
+        invalid_reward: reward of an answer in which no action is found; the game does not move then. None: the worst
+            that a step of this game can pay, if that is below 0, else 0 (`worst_reward`).
+        kwargs: go to gymnasium.make. Without a render_mode a text picture is the observation, where the environment
+            has one ("ansi").
     An answer's last action counts, so that a model may think aloud before it: "not left, I go right" is right.
     """
 
-    TEMPLATE = "{goal}\n{observation}\nActions: {actions}. Answer with one of them."
+    TEMPLATE = "{goal}\n\n{observation}\n\nActions: {actions}. Answer with one of them."
 
     def __init__(
         self,
@@ -72,16 +51,20 @@ class GymnasiumEnvironment(Adapter):
         action_names: Sequence[str] | Mapping[str, int] | None = None,
         observation_names: Sequence[str] | None = None,
         goal: str | None = None,
-        invalid_reward: float = 0.0,
+        invalid_reward: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(identifier, prompt_template)
         self.game = _make_gymnasium(identifier, kwargs)
-        legend = LEGENDS.get(identifier.split("-")[0], Legend(f"Play {identifier}.", ()))
-        self.goal = legend.goal if goal is None else goal
+        self.kwargs, self.invalid_reward = kwargs, invalid_reward
+        self.max_turns = self.game.spec.max_episode_steps
+        legend = legend_of(self.game)
+        limit = f" The game ends after {self.max_turns} actions at the latest." if self.max_turns else ""
+        self.goal = legend.goal + limit if goal is None else goal
         self.observation_names = list(legend.observations if observation_names is None else observation_names)
-        self.actions = _action_numbers(self.game, legend.actions if action_names is None else action_names)
-        self.invalid_reward = invalid_reward
+        self.show = legend.show
+        given = legend.actions if action_names is None else action_names
+        self.names, self.actions = _action_names(self.game, given, aliases=action_names is None)
         space_to_text(self.game.observation_space, self.game.observation_space.sample(), self.observation_names)
 
     def reset(self, seed: int | None = None) -> str:
@@ -96,6 +79,8 @@ class GymnasiumEnvironment(Adapter):
             return "The game is over.", 0.0, True, {"valid": False}
         choice = self.read_action(action)
         if choice is None:
+            if self.invalid_reward is None:
+                self.invalid_reward = worst_reward(self.game, self.name, self.kwargs)
             hint = f"I found no action in your answer. The actions are: {self._action_list()}."
             return hint, self.invalid_reward, False, {"valid": False}
         observation, reward, terminated, truncated, _ = self.game.step(choice)
@@ -111,24 +96,34 @@ class GymnasiumEnvironment(Adapter):
         found = re.findall(r"(?<![\w.-])(?:" + "|".join(map(re.escape, names)) + r")(?![\w-]|\.\d)", text.lower())
         return self.actions[found[-1]] if found else None
 
+    def sample_action(self, generator: random.Random) -> str:
+        """Returns the name of an action drawn at random, its number where it has none, or a text."""
+        if self.names:
+            number = generator.choice(list(self.names))
+            return self.names[number] or str(number)
+        # The space's own generator has no part in the episode.
+        self.game.action_space.seed(generator.randrange(2**31))
+        return str(self.game.action_space.sample())
+
     def close(self) -> None:
         """Closes the game."""
         super().close()
         self.game.close()
 
     def _show(self, observation: Any) -> str:
+        if self.show:
+            return self.show(self.game.unwrapped)
         if self.game.render_mode == "ansi":
             return plain_picture(str(self.game.render()))
         return space_to_text(self.game.observation_space, observation, self.observation_names)
 
     def _action_list(self) -> str:
-        if not self.actions:
+        if not self.names:
             return "any text"
-        names = {number: name for name, number in self.actions.items() if name != str(number)}
-        numbers = sorted(set(self.actions.values()))
-        if len(numbers) > 20 and not names:
+        numbers = list(self.names)
+        if len(numbers) > 20 and not any(self.names.values()):
             return f"a number from {numbers[0]} to {numbers[-1]}"
-        return ", ".join(f"{number} ({names[number]})" if number in names else str(number) for number in numbers)
+        return ", ".join(f"{number} ({name})" if name else str(number) for number, name in self.names.items())
 
 
 def _make_gymnasium(identifier: str, kwargs: Mapping[str, Any]) -> Any:
@@ -147,27 +142,76 @@ def _make_gymnasium(identifier: str, kwargs: Mapping[str, Any]) -> Any:
     return game
 
 
-def _action_numbers(game: Any, names: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
-    """Maps what the player may write, in lower case, to the action's number; empty where actions are text."""
+def worst_reward(game: Any, identifier: str, kwargs: Mapping[str, Any]) -> float:
+    """Returns the worst reward that a step can pay, at most 0: what makes no answer at all no way out.
+
+    It is read from the transition table where the game has one (`P`, gymnasium's toy texts), else it is the worst of
+    some random episodes of a second game like this one; -1 where those cannot be played.
+    """
+    table = getattr(game.unwrapped, "P", None)
+    try:
+        if table is not None:
+            outcomes = [outcome for moves in table.values() for several in moves.values() for outcome in several]
+            return min([0.0, *(float(reward) for _, _, reward, _ in outcomes)])
+        # The trial draws nothing from generators that the game may use.
+        with OwnGenerators(0).installed():
+            return min([0.0, *_trial_rewards(_make_gymnasium(identifier, kwargs))])
+    # A game may trip over being played at random, or over a second one beside it.
+    except Exception:
+        return -1.0
+
+
+def _trial_rewards(game: Any) -> list[float]:
+    game.action_space.seed(0)
+    rewards: list[float] = []
+    seed, done, deadline = 0, True, time.thread_time() + TRIAL_SECONDS
+    while len(rewards) < TRIAL_STEPS and time.thread_time() < deadline:
+        if done:
+            game.reset(seed=seed)
+            seed += 1
+        _, reward, terminated, truncated, _ = game.step(game.action_space.sample())
+        rewards.append(float(reward))
+        done = terminated or truncated
+    game.close()
+    return rewards
+
+
+def _action_names(
+    game: Any, given: Sequence[str] | Mapping[str, int], aliases: bool
+) -> tuple[dict[int, str], dict[str, int]]:
+    """Returns what each number is called ("": nothing), and the number of each thing that the player may write.
+
+    Both are empty where actions are text. With `aliases` a word of four letters or more that only one of the names has
+    stands for it, "left" for "push cart to the left".
+    """
     from gymnasium.spaces import Discrete, Text
 
     space = game.action_space
     if isinstance(space, Text):
-        return {}
+        return {}, {}
     if not isinstance(space, Discrete):
         raise ValueError(f"gymnasium:{game.spec.id} has the action space {space}; allowed: Discrete or Text")
     numbers = range(int(space.start), int(space.start + space.n))
-    by_name = dict(names) if isinstance(names, Mapping) else dict(zip(names, numbers, strict=False))
-    if len(by_name) != len(names) or not set(by_name.values()) <= set(numbers):
+    by_name = dict(given) if isinstance(given, Mapping) else dict(zip(given, numbers, strict=False))
+    if len(by_name) != len(given) or not set(by_name.values()) <= set(numbers):
         raise ValueError(
-            f"gymnasium:{game.spec.id}: action_names={names!r}; allowed: different names, one for each of the numbers "
+            f"gymnasium:{game.spec.id}: action_names={given!r}; allowed: different names, one for each of the numbers "
             f"{numbers[0]} to {numbers[-1]}"
         )
-    return {str(number): number for number in numbers} | {name.lower(): number for name, number in by_name.items()}
+    by_name = {name.lower(): number for name, number in by_name.items()}
+    names = dict.fromkeys(numbers, "") | {number: name for name, number in by_name.items()}
+    words = Counter(
+        word for name in by_name for word in set(name.split()) if aliases and re.fullmatch("[a-z]{4,}", word)
+    )
+    short = {word: number for name, number in by_name.items() for word in name.split() if words[word] == 1}
+    return names, {str(number): number for number in numbers} | short | by_name
 
 
 def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
-    """Writes an observation of a gymnasium space as text; ValueError for what cannot be written, such as images."""
+    """Writes an observation of a gymnasium space as text; ValueError for what cannot be written, such as images.
+
+    `names` are those of the parts of a Tuple or of a row of numbers: "position: 0.5, velocity: -0.07".
+    """
     from gymnasium import spaces
 
     if isinstance(space, spaces.Text):
@@ -175,30 +219,52 @@ def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
     if isinstance(space, spaces.Discrete):
         return str(int(value))
     if isinstance(space, spaces.Tuple):
-        parts = [space_to_text(part, entry) for part, entry in zip(space.spaces, value, strict=True)]
-        named = [f"{name}: {part}" for name, part in zip(names, parts, strict=False)]
-        return ", ".join(named + parts[len(named) :])
+        return _named([space_to_text(part, entry) for part, entry in zip(space.spaces, value, strict=True)], names)
     if isinstance(space, spaces.Dict):
         return "\n".join(f"{key}: {space_to_text(part, value[key])}" for key, part in space.spaces.items())
     countable = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
     if countable and int(np.prod(space.shape)) <= LARGEST_BOX:
-        return np.array2string(np.asarray(value), precision=3, suppress_small=True, separator=", ", max_line_width=200)
+        numbers = np.asarray(value)
+        if names and numbers.ndim == 1:
+            return _named([_number(number) for number in numbers], names)
+        return np.array2string(numbers, formatter={"all": _number}, separator=", ", max_line_width=200)
     raise ValueError(
         f"observations of {space} cannot be written down; allowed: Discrete, Text, Tuple, Dict and up to "
         f"{LARGEST_BOX} numbers. Wrap the game in an environment of your own that describes them"
     )
 
 
+def _named(parts: list[str], names: Sequence[str]) -> str:
+    """Writes a name before each part, as far as there are names."""
+    return ", ".join([f"{name}: {part}" for name, part in zip(names, parts, strict=False)] + parts[len(names) :])
+
+
+def _number(number: Any) -> str:
+    """Writes a number with two decimals, one between -1 and 1 with four, and no zeros at the end."""
+    if not isinstance(number, float | np.floating):
+        return str(int(number))
+    value = float(number)
+    # Adding 0 makes -0 a 0.
+    return f"{round(value, 4 if abs(value) < 1 else 2) + 0.0:.10g}"
+
+
 def plain_picture(picture: str) -> str:
-    """Writes a terminal's colours as text: a highlighted X is [X], a coloured one X(blue)."""
-    colours = dict(enumerate(("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"), start=30))
+    """Writes a terminal's picture without colours, and below it which signs are coloured and where.
 
-    def write(match: re.Match[str]) -> str:
-        codes = [int(code) for code in match[1].split(";") if code]
-        if any(40 <= code < 48 for code in codes):
-            return f"[{match[2]}]"
-        colour = next((colours[code] for code in codes if code in colours), None)
-        return f"{match[2]}({colour})" if colour else match[2]
-
-    painted = re.sub(r"\x1b\[([\d;]*)m(.*?)\x1b\[0m", write, picture, flags=re.DOTALL)
-    return re.sub(r"\x1b\[[\d;]*m", "", painted).strip("\n")
+    "R G" with a blue R becomes "R G\\nBlue: R (row 0, column 0)". Rows and columns are the text's, counted from 0.
+    """
+    lines: list[str] = [""]
+    marks: dict[str, list[str]] = {}
+    colour = ground = ""
+    for codes, kind, sign in re.findall(r"\x1b\[([\d;?]*)([A-Za-z])|(.)", picture.strip("\n"), flags=re.DOTALL):
+        if kind == "m":
+            for code in map(int, re.findall(r"\d+", codes) or [0]):
+                colour = "" if code == 0 else COLOURS.get(code, colour)
+                ground = "" if code == 0 else COLOURS.get(code - 10, ground)
+        elif sign == "\n":
+            lines.append("")
+        elif sign:
+            if style := f"{colour} on {ground}".removesuffix(" on ") if sign.strip() or ground else "":
+                marks.setdefault(style.strip(), []).append(f"{sign} (row {len(lines) - 1}, column {len(lines[-1])})")
+            lines[-1] += sign
+    return "\n".join(lines + [f"{style.capitalize()}: {', '.join(places)}" for style, places in marks.items()])

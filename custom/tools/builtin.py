@@ -123,13 +123,14 @@ def checked(value: Any) -> Number:
 class PythonTool(Tool):
     """Runs a snippet in a process of its own, with limits; what it prints is the result.
 
-    The process has no network (a namespace of its own; where the machine forbids one, Python refuses sockets), an empty
-    working directory that goes with it, none of this process's environment variables and the standard library only; it
-    is killed with all its children. It is no sandbox against an attacker: see custom/tools/python_snippet.py.
+    The process has no network, an empty working folder that goes with it and no other of the user's files, none of
+    this process's environment variables and the standard library only; it is killed with all its children. On Linux the
+    kernel sees to it: custom/tools/python_snippet.py says how, `standing_walls()` what of it this machine allows.
 
     Args:
         timeout_s, cpu_s: seconds of wall and CPU time.
         memory_mb: address space, in MiB.
+        disk_mb: what it may write in all, in MiB, and 1 MiB a file.
         max_output: characters that are kept; the process is ended when it prints more.
     """
 
@@ -145,11 +146,19 @@ class PythonTool(Tool):
         },
     )
 
+    # Whether Python's audit hook stands too; without it a test sees what the kernel alone holds.
+    guarded = True
+
     def __init__(
-        self, timeout_s: float = 5.0, cpu_s: float = 5.0, memory_mb: int = 512, max_output: int = 10_000
+        self,
+        timeout_s: float = 5.0,
+        cpu_s: float = 5.0,
+        memory_mb: int = 512,
+        max_output: int = 10_000,
+        disk_mb: int = 16,
     ) -> None:
         self.timeout_s, self.cpu_s = timeout_s, cpu_s
-        self.memory_mb, self.max_output = memory_mb, max_output
+        self.memory_mb, self.max_output, self.disk_mb = memory_mb, max_output, disk_mb
 
     def execute(self, code: str) -> str:
         """Returns what the snippet printed; TimeoutError or ToolError, with that too, where it failed."""
@@ -164,9 +173,18 @@ class PythonTool(Tool):
 
     def _start(self, workdir: str) -> subprocess.Popen[bytes]:
         runner = Path(__file__).with_name("python_snippet.py")
-        limits = (os.getpid(), max(math.ceil(self.cpu_s), 1), self.memory_mb << 20, 1 << 20)
+        limits = (max(math.ceil(self.cpu_s), 1), self.memory_mb << 20, 1 << 20, self.disk_mb << 20)
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(runner), *map(str, limits)],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-B",
+                "-X",
+                "utf8",
+                str(runner),
+                *map(str, (os.getpid(), *limits, int(self.guarded))),
+            ],
             cwd=os.path.realpath(workdir),
             env={"HOME": workdir, "LANG": "C.UTF-8"},
             stdin=subprocess.DEVNULL,

@@ -175,3 +175,19 @@ class Counting:
 def reward_fn(trajectory: Trajectory, environment: Any) -> float:
     """Ten times the turns, and one where the environment is the one of the trajectory."""
     return 10.0 * len(trajectory) + float(environment.turn == len(trajectory))
+
+
+class Drawn(Fragile):
+    """Its task is another at every reset, whatever the seed: the members of a group get different ones."""
+
+    def reset(self, seed: int | None = None) -> str:
+        super().reset(0)
+        return f"guess {random.SystemRandom().random()}"
+
+
+class Wanderer(Fragile):
+    """Leaves the folder that the run was started in."""
+
+    def reset(self, seed: int | None = None) -> str:
+        os.chdir("/")
+        return super().reset(0)

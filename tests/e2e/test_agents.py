@@ -289,6 +289,7 @@ def test_an_episode_that_ran_out_of_time_is_not_played_again(tiny_game, tmp_path
 def test_failed_groups_and_failed_batches_give_numbers(tiny_game, tmp_path, estimator, environment) -> None:
     settings = (f"algorithm.adv_estimator={estimator}", "agent.on_failure=mask", *playing(environment))
     settings += ("algorithm.use_kl_in_reward=true", f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.entropy_coeff=0.01")
+    settings += ("agent.max_failure_rate=1",)
     trainer, _ = fit(game_config(tiny_game, tmp_path, f"{ROLLOUT}.n=2", *settings))
     steps = read_steps(tmp_path)
     assert_finite(trainer, steps)

@@ -8,6 +8,7 @@ import ctypes
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -149,3 +150,47 @@ def reward_fn(trajectory: Any, environment: Obedient) -> float:
     """The number of turns."""
     hold_environment(environment)
     return float(len(trajectory.actions))
+
+
+class Guarded:
+    """Tries what a home may forbid; an action is a verb and an argument."""
+
+    def reset(self, seed: int | None = None) -> str:
+        return "ready"
+
+    def step(self, action: str) -> Any:
+        verb, _, argument = action.partition(" ")
+        return str(getattr(self, f"do_{verb}")(argument)), 0.0, False, {}
+
+    def do_allocate(self, mebibytes: str) -> int:
+        return len(bytearray(int(mebibytes) << 20))
+
+    def do_connect(self, port: str) -> str:
+        try:
+            with socket.create_connection(("127.0.0.1", int(port)), timeout=2):
+                return "connected"
+        except OSError as error:
+            return type(error).__name__
+
+    def do_daemon(self, path: str) -> str:
+        """Starts a process in a session of its own, which outlives its parent."""
+        code = "import os, sys, time; os.fork() and os._exit(0); os.setsid(); "
+        code += "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+        subprocess.run([sys.executable, "-c", code, path], check=True)
+        while not Path(path).exists() or not Path(path).read_text():
+            time.sleep(0.01)
+        return "started"
+
+    def do_die(self, text: str) -> None:
+        os._exit(3)
+
+    def do_hang(self, text: str) -> None:
+        time.sleep(600)
+
+    def do_compute(self, seconds: str) -> float:
+        """Computes so long on processor 0, by its own CPU time."""
+        os.sched_setaffinity(0, {0})
+        start = time.thread_time()
+        while time.thread_time() - start < float(seconds):
+            pass
+        return time.thread_time() - start

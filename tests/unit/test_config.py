@@ -21,7 +21,7 @@ from training import core_algos
 from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig
 from training.config.checks import check_config
 from training.config.loader import ConfigError, LoadedConfig, explain, load_config, reference_yaml, to_yaml
-from training.config.section import INPUT, Rule, Section, build, field_docs, leaves
+from training.config.section import INPUT, OUTPUT, Rule, Section, build, field_docs, leaves
 from training.config.values import as_text
 from training.core_algos import registry
 
@@ -1117,7 +1117,12 @@ def test_a_section_is_built_again_from_its_table() -> None:
     assert build(PPOConfig, {key: leaf.value for key, leaf in leaves(config)}) == config
 
 
-BOUNDS = [(key, leaf.kind, bound) for key, leaf in leaves(PPOConfig()) for bound in leaf.metadata if bound != INPUT]
+BOUNDS = [
+    (key, leaf.kind, bound)
+    for key, leaf in leaves(PPOConfig())
+    for bound in leaf.metadata
+    if bound not in (INPUT, OUTPUT)
+]
 
 
 def around(kind: Any, bound: Any) -> tuple[list[Any], list[Any]]:

@@ -247,7 +247,16 @@ def test_a_group_of_one_is_logged_once(caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             algos.compute_rloo_outcome_advantage(outcome(SCORES, GROUP_MASK), GROUP_MASK, GROUPS)
-    assert [record.message.split(":")[0] for record in caplog.records] == ["some groups have a single usable sample"]
+    assert [record.message.split(":")[0] for record in caplog.records] == ["some groups have a single sample"]
+
+
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
+def test_the_last_member_of_a_masked_group_has_nothing_to_be_compared_with(estimator):
+    mask = torch.tensor([[1, 1], [0, 0], [0, 0], [1, 0], [1, 1]])
+    index = np.array(["masked", "masked", "masked", "whole", "whole"])
+    advantages, _ = estimator(outcome([110.0, 0.0, 0.0, 1.0, 0.0], mask), mask, index)
+    assert advantages[0].tolist() == [0, 0]
+    assert advantages[3, 0] > 0 > advantages[4, 0]
 
 
 def test_estimators_do_not_write_into_their_arguments():

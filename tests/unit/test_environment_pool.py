@@ -411,7 +411,7 @@ def test_an_agent_that_cannot_be_made_fails_the_episode_or_the_start(isolation: 
         pool.reset("a", 0, 0)
         [reply] = collect(pool, 1)
         assert reply.failure == "env_crash" and "in build" in reply.error
-        with pytest.raises(ValueError, match=r"environment 0 cannot be built.*in build"):
+        with pytest.raises(ValueError, match=r"environment Obedient cannot be built.*in build"):
             _ = pool.tool_schemas
 
 

@@ -72,10 +72,11 @@ def test_data_metrics_count_an_episode_once_and_dummies_never():
     values = [1.0, 2, 3, 4, 5]
     assert result == pytest.approx(
         {
-            "critic/score/mean": (3 + 4 + 0) / 3,
+            # The third episode has no sampled token.
+            "critic/score/mean": (3 + 4) / 2,
             "critic/score/max": 4,
-            "critic/score/min": 0,
-            "critic/rewards/mean": ((3 - 6) + (4 - 3) + (0 - 3)) / 3,
+            "critic/score/min": 3,
+            "critic/rewards/mean": ((3 - 6) + (4 - 3)) / 2,
             "critic/rewards/max": 1,
             "critic/rewards/min": -3,
             "critic/advantages/mean": 4,
@@ -113,7 +114,7 @@ def test_without_episode_ids_or_a_critic_rows_are_episodes():
     data = batch_of_three_episodes()
     data.pop(batch_keys=["values"], non_tensor_batch_keys=["episode_id"])
     result = metrics.compute_data_metrics(data, use_critic=False)
-    assert result["critic/score/mean"] == pytest.approx((1 + 4 + 2 + 0) / 4)
+    assert result["critic/score/mean"] == pytest.approx((1 + 4 + 2) / 3)
     assert not any("values" in name or "vf" in name for name in result)
 
 

@@ -24,9 +24,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.names import did_you_mean
+from training.config.agent_settings import HOME_SETTINGS, EnvironmentChoice
 from training.config.checks import check_config
 from training.config.section import INPUT, build, leaves
-from training.config.settings import EnvironmentChoice, PPOConfig
+from training.config.settings import PPOConfig
 from training.config.values import InputError, as_text, convert, nest, parse, reference_yaml, to_yaml
 from training.config.verl_keys import IGNORED, MOVED, ONE_LIMIT, SEVERAL_TURNS, UNAVAILABLE
 
@@ -260,7 +261,7 @@ class _Reader:
         kinds, made = get_type_hints(EnvironmentChoice), {}
         for name, value in entry.items():
             with self._reporting(f"env_template[{number}].{name}={value!r}"):
-                if name in ("isolation", "num_workers"):
+                if name in HOME_SETTINGS:
                     raise InputError(f"it is one for all environments; set agent.environment.{name}")
                 if name not in kinds:
                     raise InputError(f"there is no such key.{did_you_mean(str(name), kinds)}")

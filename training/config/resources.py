@@ -254,13 +254,17 @@ def check_agents(config: PPOConfig) -> Iterator[str]:
         return
     for i, environment in enumerate(config.environments):
         yield from _environment(f"env_template[{i}]" if config.env_template else "agent.environment", environment)
+    if (agent.suite.path is None) != (agent.suite.name is None):
+        yield "agent.suite.path and agent.suite.name go together: the file, and the class in it"
+    elif agent.suite.path is not None:
+        yield from missing_file("agent.suite.path", agent.suite.path)
     yield from _agent(config)
     yield from _reward_function(config.custom_reward_function)
     if agent.episodes_dir is not None:
         yield from unwritable("agent.episodes_dir", agent.episodes_dir)
     if agent.environment.isolation == "ray" and not config.trainer.use_ray:
         yield "agent.environment.isolation=ray needs trainer.launcher=ray; process has the same protection without it"
-    if agent.environment.isolation == "thread" and agent.step_timeout_s is None:
+    if config.environment_home.isolation == "thread" and agent.step_timeout_s is None:
         log.warning("agent.step_timeout_s=null with isolation=thread: an environment that hangs stops the run")
     if config.data.train_files or config.data.val_files:
         log.warning("data.train_files and val_files have no effect: episodes come from agent.environment")
@@ -294,8 +298,26 @@ def _agent(config: PPOConfig) -> Iterator[str]:
     if agent.max_turn_tokens is not None and agent.max_turn_tokens > response:
         limit = f"data.max_response_length={response}, which holds all turns"
         yield f"agent.max_turn_tokens={agent.max_turn_tokens} is above {limit}"
+    if "python" in agent.tools:
+        yield from _walls(agent.tools_unsafe)
     if config.data.return_raw_chat:
         log.warning("data.return_raw_chat has no effect with an environment: agent.episodes_dir keeps conversations")
+
+
+def _walls(unsafe: bool) -> Iterator[str]:
+    """Requires that the kernel keeps what the python tool runs from files, network and processes; says what stands."""
+    from custom.tools.walls import missing_walls, standing_walls
+
+    stands = ", ".join(name for name, standing in standing_walls().items() if standing) or "nothing"
+    log.info("the kernel's walls around the python tool: %s", stands)
+    missing = "; ".join(missing_walls())
+    if missing and not unsafe:
+        yield (
+            f"agent.tools: python runs what the policy writes, and on this machine {missing}; allow unprivileged user "
+            "namespaces, or set agent.tools_unsafe=true"
+        )
+    elif missing:
+        log.warning("agent.tools_unsafe=true, and on this machine %s", missing)
 
 
 def _reward_function(custom: CustomRewardFunctionConfig) -> Iterator[str]:

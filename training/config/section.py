@@ -5,6 +5,7 @@ A type says with `Annotated` what its values must keep to. A section and the tab
 """
 
 import inspect
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -35,6 +36,9 @@ Betas = Annotated[tuple[float, float], Rule(lambda betas: all(0 <= beta < 1 for 
 # Marks a path that is looked for in the project's folder too, so that a run starts from any folder.
 INPUT = "input"
 InputPath = Annotated[str, INPUT]
+# Marks a folder that a run writes to.
+OUTPUT = "output"
+OutputPath = Annotated[str, OUTPUT]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +114,28 @@ def build(section_type: Any, values: Mapping[str, Any], prefix: str = "") -> Any
             for name, kind in get_type_hints(section_type).items()
         }
     )
+
+
+def anchored(section: Any) -> Any:
+    """Returns the section with the paths in it absolute, so that a later os.chdir moves nothing.
+
+    What is looked for stays as it is where it is no file or folder: it may name a model of the hub.
+    """
+    values: dict[str, Any] = {}
+    for key, leaf in leaves(section):
+        anchor = _existing if INPUT in leaf.metadata else os.path.abspath if OUTPUT in leaf.metadata else _as_is
+        many = isinstance(leaf.value, tuple)
+        values[key] = tuple(map(anchor, leaf.value)) if many else leaf.value and anchor(leaf.value)
+    return build(type(section), values)
+
+
+def _existing(path: Any) -> Any:
+    return os.path.abspath(path) if os.path.exists(path) else path
+
+
+def _as_is(value: Any) -> Any:
+    # An entry of env_template names its file too.
+    return value | {"path": _existing(value["path"])} if isinstance(value, dict) and value.get("path") else value
 
 
 def _metadata(kind: Any) -> Iterator[Any]:

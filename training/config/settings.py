@@ -9,6 +9,14 @@ A config never changes after loading; what follows from several fields is a prop
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from custom.adapters.base import LIBRARIES, library_of
+from training.config.agent_settings import (
+    GUARDED_MEMORY_GB,
+    HOME_SETTINGS,
+    AgentConfig,
+    EnvironmentChoice,
+    EnvironmentHome,
+)
 from training.config.batch_plan import BatchPlan, MicroBatching, UpdatePlan, micro_batching
 from training.config.section import (
     AboveOne,
@@ -19,6 +27,7 @@ from training.config.section import (
     NonNegativeFloat,
     NonNegativeInt,
     NonNegativeOrMinusOne,
+    OutputPath,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
@@ -344,45 +353,6 @@ class AlgorithmConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentChoice(Section):
-    """What the agent acts in. Give `name`, or `path` and `cls`."""
-
-    name: str | None = None  #: gymnasium:ID, reasoning_gym:DATASET, textarena:ID, or PACKAGE.MODULE:CLASS
-    path: InputPath | None = None  #: Python file with a class of your own
-    cls: str | None = None  #: name of the class in that file
-    kwargs: dict[str, Any] = field(default_factory=dict)  #: its settings
-    isolation: Literal["thread", "process", "ray"] = "thread"  #: where it runs; only process and ray can be killed
-    num_workers: PositiveInt | None = None  #: calls (threads) or environments at once; null = no limit
-    prompt_template: str | None = None  #: how an adapter words its observations; null = its own
-
-    @property
-    def is_set(self) -> bool:
-        """Says whether an environment is named."""
-        return self.name is not None or self.path is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentConfig(Section):
-    """Episodes of several turns in an environment, beside the rollout engine."""
-
-    cls: CustomClassConfig = CustomClassConfig()
-    environment: EnvironmentChoice = EnvironmentChoice()
-    agent_length: PositiveInt | None = None  #: episodes of a step before ×n; null = data.train_batch_size
-    val_length: NonNegativeInt = 0  #: episodes of a validation, the same every time; 0 = no validation
-    max_turn: PositiveInt = 10  #: turns of an episode
-    max_turn_tokens: PositiveInt | None = None  #: tokens of a turn; a longer one is closed and played
-    include_state: bool = True  #: add get_state_description() to observations that lack it
-    max_observation_chars: PositiveInt = 20000  #: a longer observation is cut in its middle
-    tools: tuple[str, ...] = ()  #: FILE.py:NAME of a Tool, or calculator, python
-    parser: Literal["json", "react", "function"] = "function"  #: how tool calls are written in the model's text
-    step_timeout_s: PositiveFloat | None = 120.0  #: seconds for one call of the environment; null = no deadline
-    episode_timeout_s: PositiveFloat | None = None  #: seconds for all of an episode's calls; null = no deadline
-    on_failure: Literal["zero", "mask", "refill"] = "zero"  #: failed: reward 0, left out, or retried
-    max_refills: NonNegativeInt = 3  #: refill: how often one episode is tried again, before it is masked
-    episodes_dir: str | None = None  #: write every episode, for replay, to STEP.jsonl in this folder
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainerConfig(Section):
     """The run: how long, where, what is written."""
 
@@ -401,12 +371,12 @@ class TrainerConfig(Section):
     val_only: bool = False  #: validate and stop
     critic_warmup: NonNegativeInt = 0  #: steps in which only the critic learns
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"  #: auto = from the latest checkpoint, if any
-    resume_from_path: str | None = None  #: a global_step_N folder, for resume_mode=resume_path
-    default_local_dir: str | None = None  #: folder of the run; null = checkpoints/PROJECT/EXPERIMENT
+    resume_from_path: InputPath | None = None  #: a global_step_N folder, for resume_mode=resume_path
+    default_local_dir: OutputPath | None = None  #: folder of the run; null = checkpoints/PROJECT/EXPERIMENT
     max_actor_ckpt_to_keep: PositiveInt | None = None  #: older ones are deleted; null = keep all
     max_critic_ckpt_to_keep: PositiveInt | None = None  #: older ones are deleted; null = keep all
-    rollout_data_dir: str | None = None  #: write every step's prompts, responses and scores here
-    validation_data_dir: str | None = None  #: write every validation's here
+    rollout_data_dir: OutputPath | None = None  #: write every step's prompts, responses and scores here
+    validation_data_dir: OutputPath | None = None  #: write every validation's here
     log_val_generations: NonNegativeInt = 0  #: validation answers to show in the log
     launcher: Literal["local", "ray"] | None = None  #: local = one process; null = ray for more than one rank
     deterministic: bool = False  #: seeded sampling in lockstep, exact resume; somewhat slower
@@ -464,9 +434,22 @@ class PPOConfig(Section):
     def environments(self) -> tuple[EnvironmentChoice, ...]:
         """Lists what the agents act in, in turn; empty where training is on prompts."""
         if self.env_template:
-            shared = {"isolation": self.agent.environment.isolation, "num_workers": self.agent.environment.num_workers}
+            shared = {name: getattr(self.agent.environment, name) for name in HOME_SETTINGS}
             return tuple(EnvironmentChoice(**(shared | dict(entry))) for entry in self.env_template)
         return (self.agent.environment,) if self.agent.environment.is_set else ()
+
+    @property
+    def environment_home(self) -> EnvironmentHome:
+        """Says where environments live; what the config leaves open follows from their libraries."""
+        given = self.agent.environment
+        libraries = [LIBRARIES[name] for item in self.environments if (name := library_of(item.name))]
+        guarded = [library for library in libraries if library.own_process]
+        return EnvironmentHome(
+            isolation=given.isolation or ("process" if guarded else "thread"),
+            num_workers=given.num_workers,
+            network=given.network if given.network is not None else all(library.network for library in guarded),
+            memory_gb=given.memory_gb or (GUARDED_MEMORY_GB if guarded else None),
+        )
 
     @property
     def prompts_per_step(self) -> int:

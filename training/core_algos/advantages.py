@@ -136,12 +136,13 @@ class _GroupedScores:
     """Holds each row's summed reward beside its group's statistics: (batch,), rows without a sampled token left out.
 
     In float64, because a group of equal scores must have a deviation of zero and not of a rounding error over epsilon.
-    `deviation` is the score minus the group's mean.
+    `deviation` is the score minus the group's mean; `members` counts a group's rows, `size` those with a sampled token.
     """
 
     ids: Tensor
     live: Tensor
     scores: Tensor
+    members: Tensor
     size: Tensor
     deviation: Tensor
 
@@ -149,10 +150,13 @@ class _GroupedScores:
         return _group_total(per_row, self.ids)
 
     def advantages(self, compared: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Spreads `compared` (batch,) over each row's sampled tokens; a group of one keeps its raw score."""
-        alone = self.live & (self.size == 1)
+        """Spreads `compared` (batch,) over each row's sampled tokens; a group of one keeps its raw score.
+
+        One whose other members were masked away has nothing to be compared with: 0, as its deviation is.
+        """
+        alone = self.live & (self.members == 1)
         if alone.any():
-            _warn_once("some groups have a single usable sample: it keeps its raw score as advantage (rollout.n > 1?)")
+            _warn_once("some groups have a single sample: it keeps its raw score as advantage (rollout.n > 1?)")
         per_row = torch.where(alone, self.scores, compared).float().unsqueeze(-1)  # (batch, 1)
         advantages = torch.where(response_mask.bool(), per_row, 0)  # (batch, response_len)
         return advantages, advantages
@@ -173,7 +177,7 @@ def _grouped_scores(token_level_rewards: Tensor, response_mask: Tensor, index: n
     scores = torch.where(response_mask.bool(), token_level_rewards, 0).sum(-1, dtype=torch.float64)
     size = _group_total(live.double(), ids)
     deviation = torch.where(live, scores - _group_total(scores, ids) / size.clamp(min=1), 0)
-    return _GroupedScores(ids, live, scores, size, deviation)
+    return _GroupedScores(ids, live, scores, _group_total(torch.ones_like(scores), ids), size, deviation)
 
 
 @register_adv_est(AdvantageEstimator.GRPO, needs=("index",))
@@ -197,7 +201,7 @@ def compute_grpo_outcome_advantage(
         config: not read; estimators are handed it by verl's convention.
     Returns:
         advantages, returns (the same): (batch, response_len) float32, zero where the mask is zero.
-    A group of one row keeps its raw score.
+    A group of one row keeps its raw score; the last one of a group whose other rows have no sampled token gets 0.
     """
     group = _grouped_scores(token_level_rewards, response_mask, index)
     if not norm_adv_by_std_in_grpo:
@@ -214,7 +218,7 @@ def compute_rloo_outcome_advantage(
 ) -> tuple[Tensor, Tensor]:
     """Subtracts the leave-one-out baseline, A_i = r_i - mean(r_j, j != i)  (arXiv:2402.14740, eq. 7).
 
-    Args and returns as in `compute_grpo_outcome_advantage`. A group of one row keeps its raw score.
+    Args and returns as in `compute_grpo_outcome_advantage`, groups of one row too.
     """
     group = _grouped_scores(token_level_rewards, response_mask, index)
     # r_i - (sum - r_i)/(n - 1) = (r_i - mean) n/(n - 1)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from custom.agent import AgentSpec
 from custom.tools import UNKNOWN
 from data.protocol import DataProto
-from workers.rollout.episode import ENDINGS
+from workers.rollout.episode import ENDINGS, FAILURES
 
 logger = logging.getLogger(__name__)
 
@@ -45,36 +44,122 @@ def strict_json(entries: Mapping[str, Any]) -> str:
         return json.dumps(json.loads(json.dumps(entries, default=str), parse_constant=lambda _: None))
 
 
-def environment_name(spec: AgentSpec) -> str:
-    """Returns what metrics call it: textarena:GuessTheNumber-v0, or the name of a class."""
-    source = spec.environment
-    if isinstance(source, str):
-        return source.rsplit(":", 1)[-1] if source.partition(":")[0].endswith(".py") else source
-    return getattr(source, "__name__", type(source).__name__)
+class EnvironmentsFail(RuntimeError):
+    """Ends a run whose environments do not give what a run can learn from; says which, and the fix."""
 
 
-def episode_metrics(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Counts a step's endings, turns, environment time and tool calls.
+def require_same_tasks(facts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Raises EnvironmentsFail where a group's members, who had the same seed, began with different messages."""
+    begins: dict[tuple[int, int], set[str]] = defaultdict(set)
+    for fact in facts:
+        if fact["begins"]:
+            begins[fact["group"], fact["environment"]].add(fact["begins"])
+    wrong = [key for key, hashes in begins.items() if len(hashes) > 1]
+    if wrong:
+        name = names[wrong[0][1]]
+        raise EnvironmentsFail(
+            f"environment {name}: in {len(wrong)} of {len(begins)} groups the members began differently under the same "
+            "seed, so that their rewards cannot be compared: have reset(seed) draw from a generator of its own, or use "
+            "agent.environment.isolation=process where global generators are drawn from; "
+            "agent.allow_different_tasks=true trains all the same"
+        )
 
-    `agent/ending/NAME` count episodes by their last attempt, `agent/retries` the attempts before it; seconds are wall
-    time, means over episodes or calls; `tool/NAME/failures` count every call that gave an error, by kind under
-    `tool_failures/KIND`.
+
+class FailureWatch:
+    """Ends a run whose environments fail: in more than `limit` of the attempts of the last three steps."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._steps: deque[tuple[int, int]] = deque(maxlen=3)
+
+    def check(self, facts: Sequence[Mapping[str, Any]]) -> None:
+        """Counts a step's attempts. Raises EnvironmentsFail, with the first error."""
+        self._steps.append((sum(map(failed_attempts, facts)), sum(fact["attempts"] for fact in facts)))
+        failed, attempts = (sum(column) for column in zip(*self._steps, strict=True))
+        if len(self._steps) == 3 and failed > self.limit * attempts:
+            error = next((fact["error"] for fact in facts if fact["error"]), "")
+            raise EnvironmentsFail(
+                f"{failed} of {attempts} attempts of the last three steps failed, above agent.max_failure_rate="
+                f"{self.limit:g}; the first of this step: {error}"
+            )
+
+
+def failed_attempts(fact: Mapping[str, Any]) -> int:
+    """Counts an episode's attempts that the environment failed."""
+    return fact["attempts"] - 1 + (fact["ending"] in ("env_crash", "env_timeout"))
+
+
+def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = ("environment",)) -> dict[str, float]:
+    """Counts a step's endings, turns, environment time and tool calls; for several environments also of each.
+
+    `agent/ending/NAME` count episodes by their last attempt, `agent/retries` the attempts before it; `agent/masked` and
+    `agent/masked_groups` count what is not trained on; seconds are wall time, means over episodes or calls;
+    `tool/NAME/failures` count every call that gave an error, by kind under `tool_failures/KIND`.
     """
     endings = Counter(fact["ending"] for fact in facts)
     turns = np.array([fact["turns"] for fact in facts])
     metrics = {f"agent/ending/{name}": float(endings[name]) for name in ENDINGS}
     metrics |= {
+        "agent/episodes": float(len(facts)),
+        "agent/failed": float(sum(endings[name] for name in FAILURES)),
         "agent/turns/mean": float(turns.mean()),
         "agent/turns/max": float(turns.max()),
         "agent/cut_turns": float(sum(fact["cut_turns"] for fact in facts)),
         "agent/retries": float(sum(fact["attempts"] - 1 for fact in facts)),
+        "agent/masked": float(sum(fact["masked"] for fact in facts)),
+        "agent/masked_groups": float(sum(all(fact["masked"] for fact in group) for group in by_group(facts))),
         "agent/env_seconds/mean": float(np.mean([fact["env_seconds"] for fact in facts])),
         "agent/env_seconds/max": float(np.max([fact["env_seconds"] for fact in facts])),
         "agent/episode_seconds/max": float(np.max([fact["seconds"] for fact in facts])),
     }
+    if len(names) > 1:
+        metrics |= environment_metrics(facts, names)
     if errors := [fact["error"] for fact in facts if fact["error"]]:
-        logger.warning("%d episodes failed; the first: %s", len(errors), errors[0])
+        logger.warning("environments failed in %d episodes; the first: %s", len(errors), errors[0])
+    warn_of_crashing_groups(facts, names)
     return metrics | tool_metrics([call for fact in facts for call in fact["tool_calls"]])
+
+
+def environment_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
+    """Gives for each environment its episodes, their mean reward (masked ones left out), turns and failures."""
+    metrics: dict[str, float] = {}
+    for index, name in enumerate(names):
+        own = [fact for fact in facts if fact["environment"] == index]
+        rewards = [fact["reward"] for fact in own if not fact["masked"]]
+        metrics[f"env/{name}/episodes"] = float(len(own))
+        if own:
+            metrics[f"env/{name}/turns"] = float(np.mean([fact["turns"] for fact in own]))
+            metrics[f"env/{name}/failed"] = float(sum(fact["ending"] in FAILURES for fact in own))
+        if rewards:
+            metrics[f"env/{name}/reward"] = float(np.mean(rewards))
+    return metrics
+
+
+def by_group(facts: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Lists the groups' episodes."""
+    groups: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for fact in facts:
+        groups[fact["group"]].append(fact)
+    return list(groups.values())
+
+
+def warn_of_crashing_groups(facts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Warns of groups whose members crash while others' do not: an action may be what crashes them.
+
+    Such a crash is played again or masked, and so goes unpunished.
+    """
+    groups = by_group(facts)
+    crashes = [sum(fact["attempts"] - (fact["ending"] != "env_crash") for fact in group) for group in groups]
+    attempts = [sum(fact["attempts"] for fact in group) for group in groups]
+    for group, own, tries in zip(groups, crashes, attempts, strict=True):
+        others, of = sum(crashes) - own, sum(attempts) - tries
+        if own >= 2 and of and own / tries > 4 * max(others / of, 1 / of):
+            name, number = names[group[0]["environment"]], group[0]["group"]
+            logger.warning(
+                "environment %s: group %d crashed in %d of %d attempts, the others in %d of %d. If its actions are "
+                "what crashes it, that goes unpunished; agent.on_failure=zero gives a crash reward 0",
+                *(name, number, own, tries, others, of),
+            )
 
 
 def tool_metrics(calls: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -75,16 +75,18 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str,
     Returns:
         critic/{score,rewards,advantages,returns,values}/{mean,max,min}, critic/vf_explained_var,
         {response,prompt}_length/{mean,max,min,clip_ratio} in tokens, environment tokens included (an episode's
-        prompt is its rows' shortest), response/aborted_ratio (episodes without a sampled token).
+        prompt is its rows' shortest), response/aborted_ratio (episodes without a sampled token, such as masked ones,
+        which scores and rewards leave out).
     """
     tensors: TensorDict = batch.batch
     episodes = EpisodeRows(batch)
     mask = tensors["response_mask"].bool()  # (batch, response_len)
     prompt_width = tensors["attention_mask"].shape[-1] - mask.shape[-1]
     prompts, responses = tensors["attention_mask"].bool().split([prompt_width, mask.shape[-1]], dim=-1)
+    live = episodes.fold(mask.any(-1), "amax") > 0
     metrics = {
-        **_summary("critic/score", episodes.fold(tensors["token_level_scores"].sum(-1))),
-        **_summary("critic/rewards", episodes.fold(tensors["token_level_rewards"].sum(-1))),
+        **_summary("critic/score", episodes.fold(tensors["token_level_scores"].sum(-1))[live]),
+        **_summary("critic/rewards", episodes.fold(tensors["token_level_rewards"].sum(-1))[live]),
         **_summary("critic/advantages", tensors["advantages"][mask]),
         **_summary("critic/returns", tensors["returns"][mask]),
         **_summary("response_length", episodes.fold(responses.sum(-1))),
@@ -93,7 +95,7 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str,
     if real_rows(batch).any():
         metrics["response_length/clip_ratio"] = episodes.fold(responses.all(-1), "amax").mean()
         metrics["prompt_length/clip_ratio"] = episodes.fold(prompts.all(-1), "amax").mean()
-        metrics["response/aborted_ratio"] = 1 - episodes.fold(mask.any(-1), "amax").mean()
+        metrics["response/aborted_ratio"] = 1 - live.double().mean()
     if use_critic and mask.any():
         values, returns = tensors["values"][mask].double(), tensors["returns"][mask].double()
         unexplained = (returns - values).var(correction=0) / (returns.var(correction=0) + 1e-5)

@@ -32,6 +32,16 @@ CONSOLE_COLUMNS = (
 )
 
 
+# What a step has only where something is amiss: (label, count, of how many).
+CONSOLE_COUNTS = (
+    ("failed", "agent/failed", "agent/episodes"),
+    ("masked", "agent/masked", "agent/episodes"),
+    ("overflow", "agent/ending/overflow", "agent/episodes"),
+    ("retries", "agent/retries", None),
+    ("cut turns", "agent/cut_turns", None),
+)
+
+
 class Tracker(Protocol):
     """Takes metrics to one destination."""
 
@@ -137,8 +147,11 @@ class ConsoleTracker:
 
 
 def format_line(data: Mapping[str, float], step: int, total_steps: int | None = None) -> str:
-    """Formats the console's line: the columns that the step has, then its validation rewards."""
+    """Formats the console's line: the columns that the step has, what was amiss, then its validation rewards."""
     cells = [f"{label} {data[key]:{spec}}" for label, key, spec in CONSOLE_COLUMNS if key in data]
+    for label, key, whole in CONSOLE_COUNTS:
+        if data.get(key):
+            cells.append(f"{label} {data[key]:.0f}" + (f" of {data[whole]:.0f}" if whole else ""))
     cells += [
         f"{key.removeprefix('val-core/')} {value:.4f}" for key, value in data.items() if key.startswith("val-core/")
     ]

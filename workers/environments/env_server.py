@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import pickle
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from custom.env import Message
+from custom.env import MAX_ERROR_CHARS, Message, describe
+from custom.trial import Trial, play_trial
 
-Call = Literal["build", "reset", "step", "finish", "close"]
+Call = Literal["build", "trial", "reset", "step", "finish", "close"]
 Failure = Literal["", "env_crash", "env_timeout"]
-MAX_ERROR_CHARS = 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +30,11 @@ class StepReply:
         done: the environment has ended.
         tool_calls: name, ok, error_kind and seconds of each.
         tools: of a build, the tools' schemas.
+        trial: of a trial, what was seen.
         failure: the episode is over and its environment gone.
         error: why, in one line and the traceback's last ones.
-        seconds: the call's own time, without waiting.
+        seconds: the call's own time, in which it computed or waited for something of its own; not that in which it
+            waited for its turn, or for a processor.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -41,6 +42,7 @@ class StepReply:
     done: bool = False
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
+    trial: Trial | None = None
     failure: Failure = ""
     error: str = ""
     seconds: float = 0.0
@@ -59,17 +61,21 @@ class EnvServer:
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs one call; whatever it raises, SystemExit and KeyboardInterrupt included, becomes the reply's error."""
-        started = time.perf_counter()
+        started = own_clock()
         try:
-            return replace(getattr(self, kind)(*args), seconds=time.perf_counter() - started)
+            return replace(getattr(self, kind)(*args), seconds=own_clock() - started)
         except BaseException as error:
-            return crashed(describe(error), time.perf_counter() - started)
+            return crashed(describe(error), own_clock() - started)
 
     def build(self, spec: Any) -> StepReply:
         """Makes the agent from its spec, pickled or not; replies with its tools."""
         spec = pickle.loads(spec) if isinstance(spec, bytes) else spec
         self.agent = spec.build()
         return StepReply(tools=self.agent.tool_schemas)
+
+    def trial(self, seed: int, episodes: int, max_turn: int) -> StepReply:
+        """Plays a few episodes with random and with useless answers; replies with what they paid."""
+        return StepReply(trial=play_trial(self.agent, seed, episodes, max_turn))
 
     def reset(self, seed: int) -> StepReply:
         """Starts an episode; replies with its first messages."""
@@ -113,11 +119,17 @@ class EnvServer:
             connection.send_bytes(self.answer(kind, args))
 
 
-def describe(error: BaseException) -> str:
-    """Says the error in one line, then the last lines of its traceback; never longer than MAX_ERROR_CHARS."""
-    lines = traceback.format_exception(error, limit=-4)
-    text = f"{lines[-1].strip()}\n{''.join(lines[:-1])}".strip()
-    return text if len(text) <= MAX_ERROR_CHARS else text[: MAX_ERROR_CHARS - 4] + " ..."
+def own_clock(task: str = "thread-self") -> float:
+    """Returns the seconds on a clock that stands still while a thread is ready to run and the machine runs others.
+
+    Args:
+        task: of Linux's /proc; where there is no such file the clock never stands still.
+    """
+    try:
+        with open(f"/proc/{task}/schedstat") as file:
+            return time.monotonic() - int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return time.monotonic()
 
 
 def tool_calls(info: Mapping[str, Any]) -> list[dict[str, Any]]:

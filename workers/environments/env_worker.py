@@ -13,12 +13,13 @@ import importlib
 import logging
 import pickle
 import threading
+import time
 from multiprocessing.connection import Connection
 from typing import Any, Literal, Protocol
 
 from custom.env import Abandoned
-from workers.environments.env_server import Call, EnvServer, StepReply, unpack
-from workers.environments.fork_server import ForkServer, WorkerLost, signal_group
+from workers.environments.env_server import Call, EnvServer, StepReply, own_clock, unpack
+from workers.environments.fork_server import ForkServer, WorkerLost, kill_tree
 
 Isolation = Literal["thread", "process", "ray"]
 
@@ -28,6 +29,12 @@ class EnvWorker(Protocol):
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs a call of `EnvServer` there and waits for it. Raises WorkerLost."""
+
+    def clock(self) -> float:
+        """Returns the seconds on the environment's own clock (`own_clock`), from any thread."""
+
+    def has_answered(self) -> bool:
+        """Says whether the reply to the running call waits to be read."""
 
     def kill(self) -> None:
         """Makes a call that hangs end, as far as that can be done; from any thread, and never raises."""
@@ -71,11 +78,21 @@ class ThreadWorker:
     def __init__(self) -> None:
         self._server = EnvServer()
         self._thread = 0
+        self._task = ""
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs the call here, in the calling thread."""
-        self._thread = threading.get_ident()
+        if not self._thread:
+            self._thread, self._task = threading.get_ident(), f"self/task/{threading.get_native_id()}"
         return self._server.call(kind, args)
+
+    def clock(self) -> float:
+        """Returns the seconds on the thread's clock."""
+        return own_clock(self._task)
+
+    def has_answered(self) -> bool:
+        """Says no: a reply is there when the call returns."""
+        return False
 
     def kill(self) -> None:
         """Raises Abandoned in the thread, which must be alive: the pool's lock and set of slots see to that."""
@@ -88,7 +105,7 @@ class ThreadWorker:
 
 
 class ProcessWorker:
-    """Keeps the agent in a process that the fork server forked, with a process group of its own."""
+    """Keeps the agent in a process that the fork server forked; what the environment starts ends with it."""
 
     def __init__(self, fork_server: ForkServer) -> None:
         self._fork_server = fork_server
@@ -110,12 +127,22 @@ class ProcessWorker:
         except (EOFError, OSError):
             raise WorkerLost(f"the environment's process ended during {kind} ({self._release()})") from None
 
+    def clock(self) -> float:
+        """Returns the seconds on the clock of the process's first thread, which makes the calls."""
+        return own_clock(str(self._pid))
+
+    def has_answered(self) -> bool:
+        """Says whether something waits to be read."""
+        with contextlib.suppress(OSError):
+            return self._connection is not None and self._connection.poll(0)
+        return False
+
     def kill(self) -> None:
         """Kills the process with whatever it started."""
         with self._lock:
             self._killed = True
             if self._pid is not None:
-                signal_group(self._pid)
+                kill_tree(self._pid)
 
     def end(self) -> None:
         """Closes the agent and ends the process."""
@@ -150,6 +177,14 @@ class RayWorker:
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise WorkerLost(f"the environment's Ray actor ended during {kind}: {why[:500]}") from None
+
+    def clock(self) -> float:
+        """Returns the wall clock's seconds: the actor may be on another machine."""
+        return time.monotonic()
+
+    def has_answered(self) -> bool:
+        """Says no: Ray hands a reply over as it comes."""
+        return False
 
     def kill(self) -> None:
         """Kills the actor."""

@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -26,17 +27,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from custom.adapters import library_of
 from workers.environments.env_server import EnvServer
 
-# Of Linux's prctl.
-PR_SET_PDEATHSIG = 1
+# Of Linux's prctl, and of its unshare.
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 # To the fork server: verb and process id.
 REQUEST = struct.Struct("!ci")
 # From it: a process id, or an exit code.
@@ -46,15 +51,28 @@ REAP_S = 1.0
 # The longest that the fork server may take to answer; its start is slow on a busy machine.
 ANSWER_S = 60.0
 START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-START += "from workers.environments.fork_server import run_fork_server; run_fork_server(int(sys.argv[2]), sys.argv[3:])"
+START += "from workers.environments.fork_server import Limits, run_fork_server; "
+START += "run_fork_server(int(sys.argv[2]), Limits(**json.loads(sys.argv[3])), sys.argv[4:])"
 
 
 class WorkerLost(RuntimeError):
     """Says that the env worker is gone, with the agent in it."""
 
 
-def signal_group(pid: int) -> None:
-    """Kills an env worker's process with whatever it started."""
+@dataclass(frozen=True)
+class Limits:
+    """Says what an env worker's process may have: the network, and so many GiB of memory (None: any)."""
+
+    network: bool = True
+    memory_gb: float | None = None
+
+
+def kill_tree(pid: int) -> None:
+    """Kills an env worker's process with whatever it started, in whichever session that is."""
+    with contextlib.suppress(psutil.Error):
+        for descendant in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                descendant.kill()
     # macOS raises PermissionError for a group of zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -63,8 +81,8 @@ def signal_group(pid: int) -> None:
 class ForkServer:
     """Is the pool's side of the fork server, which starts with the first env worker, and again should it have died."""
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
-        self._preload = preload
+    def __init__(self, preload: Sequence[str] = (), limits: Limits | None = None) -> None:
+        self._preload, self._limits = preload, limits or Limits()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -115,7 +133,8 @@ class ForkServer:
         self._control, theirs = socket.socketpair()
         self._control.settimeout(ANSWER_S)
         with theirs:
-            command = [sys.executable, "-c", START, json.dumps(sys.path), str(theirs.fileno()), *self._preload]
+            arguments = [json.dumps(sys.path), str(theirs.fileno()), json.dumps(asdict(self._limits))]
+            command = [sys.executable, "-c", START, *arguments, *self._preload]
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )
@@ -141,9 +160,10 @@ def libraries_of(sources: Iterable[Any]) -> list[str]:
     return sorted({library for source in sources if (library := library_of(source))})
 
 
-def run_fork_server(control_fd: int, preload: Sequence[str]) -> None:
+def run_fork_server(control_fd: int, limits: Limits, preload: Sequence[str]) -> None:
     """Forks and reaps, in the fork server, until the pool's process is gone."""
     parent, workers = os.getppid(), set[int]()
+    adopt_orphans()
     control = socket.socket(fileno=control_fd)
     for name in ("custom.agent", "cloudpickle", *preload):
         # A worker that needs it says what is wrong.
@@ -159,18 +179,20 @@ def run_fork_server(control_fd: int, preload: Sequence[str]) -> None:
             break
         verb, pid = REQUEST.unpack(request)
         if verb == b"F":
-            answer = fork_worker(control, files[0])
+            answer = fork_worker(control, files[0], limits)
             workers.add(answer)
         else:
             answer = reap_worker(pid)
             workers.discard(pid)
+            end_orphans(workers)
         control.sendall(ANSWER.pack(answer))
     for pid in workers:
         if pid > 0:
             reap_worker(pid)
+    end_orphans(set())
 
 
-def fork_worker(control: socket.socket, connection_fd: int) -> int:
+def fork_worker(control: socket.socket, connection_fd: int, limits: Limits) -> int:
     """Forks, in the fork server, an env worker; returns its process id, or minus the error number."""
     fork_server = os.getpid()
     try:
@@ -180,7 +202,7 @@ def fork_worker(control: socket.socket, connection_fd: int) -> int:
         return -(error.errno or 1)
     if pid == 0:
         try:
-            run_worker(control, connection_fd, fork_server)
+            run_worker(control, connection_fd, fork_server, limits)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -193,7 +215,7 @@ def fork_worker(control: socket.socket, connection_fd: int) -> int:
     return pid
 
 
-def run_worker(control: socket.socket, connection_fd: int, fork_server: int) -> None:
+def run_worker(control: socket.socket, connection_fd: int, fork_server: int, limits: Limits) -> None:
     """Serves one agent, in the env worker's process."""
     os.setpgid(0, 0)
     if sys.platform == "linux":
@@ -201,6 +223,11 @@ def run_worker(control: socket.socket, connection_fd: int, fork_server: int) -> 
     if os.getppid() != fork_server:
         return
     control.close()
+    adopt_orphans()
+    if limits.memory_gb is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(limits.memory_gb * 2**30),) * 2)
+    if not limits.network:
+        leave_network()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # Or all workers would draw alike.
@@ -209,9 +236,41 @@ def run_worker(control: socket.socket, connection_fd: int, fork_server: int) -> 
     sys.stdout.flush()
 
 
+def leave_network() -> bool:
+    """Moves this process, of one thread, to a network namespace with nothing in it; False where that is forbidden."""
+    if sys.platform != "linux":
+        return False
+    libc, uid, gid = ctypes.CDLL(None), os.getuid(), os.getgid()
+    if libc.unshare(CLONE_NEWNET) == 0:
+        return True
+    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
+        return False
+    # The user stays who it is, and its files its own.
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        Path(f"/proc/self/{name}").write_text(text)
+    return True
+
+
+def adopt_orphans() -> None:
+    """Has Linux give this process the descendants whose parents end, so that they stay in its tree."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_orphans(workers: Set[int]) -> None:
+    """Ends what env workers left behind, in the fork server: its children that are no worker."""
+    for child in psutil.Process().children():
+        if child.pid not in workers:
+            kill_tree(child.pid)
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child.pid, 0)
+
+
 def reap_worker(pid: int) -> int:
     """Ends an env worker, in the fork server; returns its exit code, negative for a signal."""
-    signal_group(pid)
+    kill_tree(pid)
     end = time.monotonic() + REAP_S
     while time.monotonic() < end:
         done, status = os.waitpid(pid, os.WNOHANG)

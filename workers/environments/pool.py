@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 from custom.env import Abandoned
 from workers.environments.env_server import Call, StepReply, crashed
 from workers.environments.env_worker import EnvWorker, Isolation, make_worker, pickled
-from workers.environments.fork_server import ForkServer, WorkerLost, libraries_of
+from workers.environments.fork_server import ForkServer, Limits, WorkerLost, libraries_of
+from workers.environments.sentry import Sentry
 
 if TYPE_CHECKING:
     from custom.agent import AgentSpec
@@ -36,8 +38,18 @@ if TYPE_CHECKING:
 Answer = tuple[Any, StepReply]
 MAX_CLOSE_S = 5.0
 BUILD_TIMEOUT_S = 120.0
+# How often the sentry hears of the watch; how long a reply that has come may take to be read.
+BEAT_S, READING_S = 1.0, 0.01
 # How long shutdown waits for the threads of env workers that were killed.
 LAST_JOIN_S = {"thread": 0.5, "process": 5.0, "ray": 10.0}
+
+
+class CannotBuild(ValueError):
+    """Says which environments cannot be built, and why: one problem each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
 @dataclass(eq=False)
@@ -62,7 +74,9 @@ class Slot:
         hung: it overran a deadline.
         used_s: the environment's own time in this episode.
         started: of the running call.
-        deadline: of the running call, or of closing.
+        limit: of the running call, in seconds on the environment's own clock.
+        clock: the environment's own, when the call started.
+        deadline: the watch looks at the running call then, or has closing end.
     """
 
     spec_index: int
@@ -77,6 +91,8 @@ class Slot:
     hung: bool = False
     used_s: float = 0.0
     started: float = 0.0
+    limit: float | None = None
+    clock: float = 0.0
     deadline: float | None = None
 
 
@@ -94,6 +110,11 @@ class EnvironmentPool:
         episode_timeout_s: the longest that an episode's reset and steps may take together, and its finish if
             step_timeout_s is None.
         build_timeout_s: the longest that making an agent may take, imports included; it is part of no episode.
+        limits: what a process of an environment's may have.
+
+    Deadlines count the environment's own time (`own_clock`): what it computes, and what it waits for; not the time for
+    which a busy machine keeps it from running.
+
     Raises:
         ValueError: a setting is out of range, a spec does not pickle for another process, Ray is not running.
     """
@@ -107,6 +128,7 @@ class EnvironmentPool:
         step_timeout_s: float | None = None,
         episode_timeout_s: float | None = None,
         build_timeout_s: float | None = BUILD_TIMEOUT_S,
+        limits: Limits | None = None,
     ) -> None:
         check_settings(isolation, num_workers, step_timeout_s, episode_timeout_s)
         self.isolation = isolation
@@ -115,7 +137,9 @@ class EnvironmentPool:
         self.build_timeout_s = build_timeout_s
         self.close_timeout_s = min(MAX_CLOSE_S, step_timeout_s or MAX_CLOSE_S)
         self._specs = list(specs) if isolation == "thread" else [pickled(spec) for spec in specs]
-        self._fork_server = ForkServer(libraries_of(spec.environment for spec in specs))
+        self._names = [environment_name(spec.environment) for spec in specs]
+        self._fork_server = ForkServer(libraries_of(spec.environment for spec in specs), limits)
+        self._sentry: Sentry | None = None
         # Imports of many env workers at once would starve each other.
         self._builders = threading.Semaphore(os.cpu_count() or 1)
         self._schemas: dict[int, list[dict[str, Any]] | None] = {}
@@ -144,7 +168,7 @@ class EnvironmentPool:
         """Lists each spec's tools; builds one agent of each, which then waits for its first episode.
 
         Raises:
-            ValueError: an agent cannot be built; the pool is then shut down.
+            CannotBuild: agents cannot be built; the pool is then shut down.
         """
         built: SimpleQueue[Answer] = SimpleQueue()
         with self._lock:
@@ -152,11 +176,10 @@ class EnvironmentPool:
             missing = [index for index in range(len(self._specs)) if index not in self._schemas]
             for index in missing:
                 self._submit(self._new_slot(index), PendingCall(index, "build", (), built.put))
-        for _ in missing:
-            key, reply = built.get()
-            if reply.failure:
-                self.shutdown()
-                raise ValueError(f"environment {key} cannot be built: {reply.failure}: {reply.error}")
+        replies = sorted((built.get() for _ in missing), key=lambda answer: answer[0])
+        if failed := [(key, reply) for key, reply in replies if reply.failure]:
+            self.shutdown()
+            raise CannotBuild([f"environment {self._names[key]} cannot be built: {r.error}" for key, r in failed])
         return [self._schemas[index] for index in range(len(self._specs))]
 
     @property
@@ -168,14 +191,13 @@ class EnvironmentPool:
     def reset(self, key: Hashable, spec_index: int, seed: int) -> None:
         """Starts an episode under a name of the caller's choice."""
         with self._lock:
-            self._check_open()
-            if key in self._episodes:
-                raise ValueError(f"episode {key!r} is still running; finish it first")
-            free = self._free[spec_index]
-            slot = free.pop() if free else self._new_slot(spec_index)
-            slot.used_s = 0.0
-            self._episodes[key] = slot
-            self._submit(slot, PendingCall(key, "reset", (seed,), self._replies.put))
+            self._submit(self._take_slot(key, spec_index), PendingCall(key, "reset", (seed,), self._replies.put))
+
+    def trial(self, key: Hashable, spec_index: int, seed: int, episodes: int, max_turn: int) -> None:
+        """Has an agent play a few episodes by itself (custom/trial.py); it then waits for its first episode."""
+        with self._lock:
+            call = PendingCall(key, "trial", (seed, episodes, max_turn), self._replies.put)
+            self._submit(self._take_slot(key, spec_index), call)
 
     def step(self, key: Hashable, text: str) -> None:
         """Sends the policy's response."""
@@ -211,12 +233,27 @@ class EnvironmentPool:
             self._stopped = True
             self._look.notify()
         self._watch_thread.join()
+        if self._sentry is not None:
+            self._sentry.stop()
         last = time.monotonic() + LAST_JOIN_S[self.isolation]
         for slot in slots:
             slot.thread.join(max(0.0, last - time.monotonic()))
         self._fork_server.stop()
 
     # The caller's side, under the lock
+
+    def _take_slot(self, key: Hashable, spec_index: int) -> Slot:
+        self._check_open()
+        if key in self._episodes:
+            raise ValueError(f"episode {key!r} is still running; finish it first")
+        if self.isolation == "thread" and self._sentry is None:
+            self._sentry = Sentry()
+            self._look.notify()
+        free = self._free[spec_index]
+        slot = free.pop() if free else self._new_slot(spec_index)
+        slot.used_s = 0.0
+        self._episodes[key] = slot
+        return slot
 
     def _continue(self, call: PendingCall) -> None:
         with self._lock:
@@ -258,9 +295,9 @@ class EnvironmentPool:
         self._put_down(slot)
         if reply.failure:
             self._discard(slot)
-        elif call.kind in ("finish", "build"):
+        elif call.kind in ("finish", "build", "trial"):
             self._free[slot.spec_index].append(slot)
-        if reply.failure or call.kind == "finish":
+        if reply.failure or call.kind in ("finish", "trial"):
             self._episodes.pop(call.key, None)
         self._dispatch()
         call.answer((call.key, reply))
@@ -268,7 +305,7 @@ class EnvironmentPool:
     def _put_down(self, slot: Slot) -> None:
         self._end_building(slot)
         self._running -= slot.running
-        slot.running, slot.call, slot.deadline = False, None, None
+        slot.running, slot.call, slot.deadline, slot.limit = False, None, None, None
 
     def _discard(self, slot: Slot) -> None:
         self._put_down(slot)
@@ -276,7 +313,7 @@ class EnvironmentPool:
         self._set_deadline(slot, self.close_timeout_s)
 
     def _set_deadline(self, slot: Slot, limit: float | None) -> None:
-        slot.started = time.monotonic()
+        slot.started, slot.clock, slot.limit = time.monotonic(), slot.worker.clock(), limit
         slot.deadline = None if limit is None else slot.started + limit
         if slot.deadline is not None and slot.deadline < self._next_look:
             self._look.notify()
@@ -302,8 +339,11 @@ class EnvironmentPool:
                 built = self._build(slot, call)
                 if built.failure or call.kind == "build":
                     return built
-            self._start_clock(slot, call, self._limit(slot, call.kind))
-            return slot.worker.call(call.kind, call.args)
+            limit = self._limit(slot, call.kind)
+            self._start_clock(slot, call, limit)
+            with self._watched(slot, call.kind):
+                reply = slot.worker.call(call.kind, call.args)
+            return reply if limit is None or reply.seconds <= limit else overdue(call.kind, reply.seconds)
         except WorkerLost as lost:
             return crashed(str(lost), time.monotonic() - slot.started)
 
@@ -316,13 +356,20 @@ class EnvironmentPool:
             except WorkerLost:
                 self._end_building(slot)
                 raise
-        built = slot.worker.call("build", (self._specs[slot.spec_index],))
+        with self._watched(slot, "build"):
+            built = slot.worker.call("build", (self._specs[slot.spec_index],))
         with self._lock:
             self._end_building(slot)
         if not built.failure:
             slot.built = True
             self._schemas[slot.spec_index] = built.tools
         return built
+
+    def _watched(self, slot: Slot, kind: Call) -> AbstractContextManager[None]:
+        """Has the sentry know of the call."""
+        if self._sentry is None:
+            return contextlib.nullcontext()
+        return self._sentry.watching(f"{kind} of {self._names[slot.spec_index]}", threading.get_native_id())
 
     def _end_building(self, slot: Slot) -> None:
         # Only once: a build that hangs gives its permit back at its deadline.
@@ -339,6 +386,8 @@ class EnvironmentPool:
     def _limit(self, slot: Slot, kind: Call) -> float | None:
         """Returns the longest that the next call may take."""
         step_s, episode_s = self.step_timeout_s, self.episode_timeout_s
+        if kind == "trial":
+            return self.build_timeout_s
         if episode_s is None or kind == "finish":
             return episode_s if step_s is None else step_s
         rest = max(0.0, episode_s - slot.used_s)
@@ -352,23 +401,43 @@ class EnvironmentPool:
                 now = time.monotonic()
                 for slot in list(self._slots):
                     if slot.deadline is not None and slot.deadline <= now:
-                        self._overdue(slot, now - slot.started)
+                        self._overdue(slot, now)
                 deadlines = [slot.deadline for slot in self._slots if slot.deadline is not None]
                 self._next_look = min(deadlines, default=math.inf)
                 self._ended.notify_all()
                 wait = min(self._next_look - time.monotonic(), threading.TIMEOUT_MAX)
-                self._look.wait(wait if deadlines else None)
+                if self._sentry is not None:
+                    self._sentry.beat()
+                    wait = min(wait, BEAT_S)
+                self._look.wait(wait if wait < threading.TIMEOUT_MAX else None)
 
-    def _overdue(self, slot: Slot, seconds: float) -> None:
-        slot.hung = True
+    def _overdue(self, slot: Slot, now: float) -> None:
         # The worker had its time to close.
         if slot.call is None:
-            slot.deadline = None
+            slot.deadline, slot.hung = None, True
             slot.worker.kill()
             return
-        kind = slot.call.kind if slot.built else "build"
-        text = f"{kind} was still running at its deadline, after {seconds:.3g} s"
-        self._settle(slot, StepReply(failure="env_timeout", error=text, seconds=seconds))
+        assert slot.limit is not None
+        own_s = slot.worker.clock() - slot.clock
+        if own_s < slot.limit or slot.worker.has_answered():
+            # The machine kept it from running, or us from reading.
+            slot.deadline = now + max(slot.limit - own_s, READING_S)
+            return
+        slot.hung = True
+        self._settle(slot, overdue(slot.call.kind if slot.built else "build", now - slot.started))
+
+
+def overdue(kind: Call, seconds: float) -> StepReply:
+    """Makes the reply of a call that ran beyond its deadline."""
+    text = f"{kind} was still running at its deadline, after {seconds:.3g} s"
+    return StepReply(failure="env_timeout", error=text, seconds=seconds)
+
+
+def environment_name(source: Any) -> str:
+    """Returns what messages and metrics call it: textarena:GuessTheNumber-v0, or the name of a class."""
+    if isinstance(source, str):
+        return source.rsplit(":", 1)[-1] if source.partition(":")[0].endswith(".py") else source
+    return getattr(source, "__name__", type(source).__name__)
 
 
 def check_settings(

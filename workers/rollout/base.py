@@ -74,7 +74,7 @@ class BaseRollout(Engine):
             prompt_length=width, response_length=self.response_length, max_model_len=width + self.response_length
         )
         episodes = start_episodes(prompts)
-        TurnLoop(self, self.sampler(prompts.meta_info), limits).run(episodes)
+        TurnLoop(self, self.sampler(prompts.meta_info), [limits]).run(episodes)
         batch = self.build_batch([episode.row for episode in episodes], width)
         # Columns of the user's dataset travel on.
         batch.batch.update({name: tensor for name, tensor in prompts.batch.items() if name not in batch.batch})

@@ -83,8 +83,8 @@ class Turn:
 class Episode:
     """Is one conversation with an environment.
 
-    `spec` is the environment's index, `seed` its seed; `attempt` counts restarts after a crash. `messages` hold all
-    that was said, of which `initial_messages` came from the reset.
+    `spec` is the environment's index, `seed` its seed; `attempt` counts restarts after a crash, `first_error` is of the
+    first attempt that failed. `messages` hold all that was said, of which `initial_messages` came from the reset.
     """
 
     group: int
@@ -99,6 +99,7 @@ class Episode:
     attempt: int = 0
     ending: str = ""
     error: str = ""
+    first_error: str = ""
     env_seconds: float = 0.0
     seconds: float = 0.0
 
@@ -111,6 +112,10 @@ class Episode:
         """Replaces all rewards by one on the last token that the policy sampled; dropped where it sampled none."""
         for row in self.rows:
             row.rewards = [0.0] * len(row.rewards)
+        self.add_reward(reward)
+
+    def add_reward(self, reward: float) -> None:
+        """Adds a reward on the last token that the policy sampled; dropped where it sampled none."""
         sampled = [row for row in self.rows if 1 in row.response_mask]
         if sampled:
             sampled[-1].add_reward(reward)

@@ -67,7 +67,7 @@ class TurnLoop:
     Args:
         engine: what samples.
         sampler: of an episode's next turn; its `max_tokens` is a bound of the turn beside `limits`.
-        limits: what ends a turn and an episode.
+        limits: what ends a turn and an episode, for each environment spec.
         tokens: joins turns; None: every episode has its prompt already and ends with its first answer.
         environments: None with `tokens` None, and on all ranks of a `group` but its leader.
         tools: per environment spec, its tools' schemas.
@@ -82,7 +82,7 @@ class TurnLoop:
         self,
         engine: Engine,
         sampler: Sampler,
-        limits: TurnLimits,
+        limits: Sequence[TurnLimits],
         *,
         tokens: TurnTokens | None = None,
         environments: Environments | None = None,
@@ -123,9 +123,10 @@ class TurnLoop:
             self.started[key] = time.perf_counter()
             episode = self.episodes[key]
             if self.tokens is None:
-                self.plays[key] = answer_prompt(episode, self.sampler, self.limits)
+                self.plays[key] = answer_prompt(episode, self.sampler, self.limits[episode.spec])
             else:
-                self.plays[key] = play_episode(episode, self.sampler, self.limits, self.tokens, self.tools)
+                limits = self.limits[episode.spec]
+                self.plays[key] = play_episode(episode, self.sampler, limits, self.tokens, self.tools)
             self._resume(key, None)
 
     def _resume(self, key: int, answer: StepReply | Completion | None) -> None:
@@ -190,8 +191,9 @@ class TurnLoop:
         """Has an episode that crashed start again, `max_refills` times at most."""
         episode = self.episodes[key]
         episode.seconds = time.perf_counter() - self.started[key]
+        episode.first_error = episode.first_error or episode.error
         crashed = episode.ending in ("env_crash", "engine_error")
-        if crashed and episode.attempt < self.limits.max_refills:
+        if crashed and episode.attempt < self.limits[episode.spec].max_refills:
             episode.restart()
             self.waiting.append(key)
         elif not episode.rows:

@@ -1,0 +1,49 @@
+"""A mix of environments: who plays each group of a step, by weights that a sampler of one's own may change.
+
+Invariant: the choice follows from weights, seed and the groups' numbers, so that a resumed run, whose checkpoint holds
+the weights, chooses as it would have chosen.
+"""
+
+import random
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+
+class EnvironmentSuite:
+    """Shares a step's groups out among environments; subclass it, and name it as `agent.suite`, to change the weights.
+
+    Args:
+        names: of the environments, all different, as metrics call them.
+        weights: shares of the groups, relative to each other; all equal: in turn.
+    """
+
+    def __init__(self, names: Sequence[str], weights: Sequence[float]) -> None:
+        self.names, self.weights = list(names), [float(weight) for weight in weights]
+
+    def update(self, rewards: Mapping[str, Sequence[float]]) -> None:
+        """Sees the rewards of a step's episodes by environment, and may change `weights`; made to be overridden."""
+
+    def choose(self, groups: range, seed: int) -> list[int]:
+        """Returns the environment's index for each group; counts are within one of what the weights say."""
+        if len(set(self.weights)) <= 1:
+            return self.in_turn(groups)
+        bounds = list(accumulate(self.weights))
+        shift = random.Random(seed).random()
+        places = [(number + shift) / len(groups) * bounds[-1] for number in range(len(groups))]
+        return [min(bisect_right(bounds, place), len(bounds) - 1) for place in places]
+
+    def in_turn(self, groups: range) -> list[int]:
+        """Returns the indices in turn."""
+        return [group % len(self.names) for group in groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps, as JSON holds it."""
+        return {"weights": dict(zip(self.names, self.weights, strict=True))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes a checkpoint's weights over, those of environments that are still there."""
+        self.weights = [
+            float(state["weights"].get(name, weight)) for name, weight in zip(self.names, self.weights, strict=True)
+        ]

@@ -1,0 +1,202 @@
+"""What a home gives an environment, and keeps from it: time, memory, network, and an end for all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from custom.agent import AgentSpec
+from custom.env import OwnGenerators
+from tests.unit.pool_environments import Guarded
+from training.config import EnvironmentChoice, PPOConfig
+from training.config.section import anchored
+from training.config.settings import AgentConfig
+from workers.environments.env_server import StepReply, own_clock
+from workers.environments.fork_server import Limits
+from workers.environments.pool import EnvironmentPool
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def guarded_pool(**settings: object) -> EnvironmentPool:
+    return EnvironmentPool([AgentSpec(Guarded)], isolation="process", **settings)  # type: ignore[arg-type]
+
+
+def reply_to(pool: EnvironmentPool, text: str) -> StepReply:
+    """Plays one step of a fresh episode, which goes on."""
+    key = random.random()
+    pool.reset(key, 0, 0)
+    assert not wait(pool).failure
+    pool.step(key, text)
+    return wait(pool)
+
+
+def wait(pool: EnvironmentPool) -> StepReply:
+    [(_, reply)] = pool.poll(60.0)
+    return reply
+
+
+def is_gone(pid: int, seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@contextlib.contextmanager
+def spinning(processes: int) -> Iterator[None]:
+    """Keeps processor 0 busy."""
+    context = multiprocessing.get_context("fork")
+    spinners = [context.Process(target=_spin, daemon=True) for _ in range(processes)]
+    for spinner in spinners:
+        spinner.start()
+    try:
+        yield
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.join()
+
+
+def _spin() -> None:
+    os.sched_setaffinity(0, {0})
+    while True:
+        pass
+
+
+def test_a_process_gets_no_more_memory_than_its_limit() -> None:
+    with guarded_pool(limits=Limits(memory_gb=0.5)) as pool:
+        assert reply_to(pool, "allocate 50").messages[0]["content"] == str(50 << 20)
+        refused = reply_to(pool, "allocate 600")
+        assert refused.failure == "env_crash" and "MemoryError" in refused.error
+
+
+@pytest.mark.parametrize("network", [True, False])
+def test_a_process_reaches_the_network_only_where_it_may(network: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, guarded_pool(limits=Limits(network=network)) as pool:
+        answer = reply_to(pool, f"connect {server.getsockname()[1]}").messages[0]["content"]
+        assert (answer == "connected") is network
+
+
+@pytest.mark.parametrize("ending", ["die", "hang", ""])
+def test_what_an_environment_started_in_another_session_ends_with_its_home(ending: str, tmp_path: Path) -> None:
+    with guarded_pool(step_timeout_s=1.0 if ending == "hang" else 30.0) as pool:
+        pool.reset("a", 0, 0)
+        wait(pool)
+        pool.step("a", f"daemon {tmp_path / 'pid'}")
+        assert wait(pool).messages[0]["content"] == "started"
+        daemon = int((tmp_path / "pid").read_text())
+        assert psutil.pid_exists(daemon)
+        if ending:
+            pool.step("a", ending)
+            assert wait(pool).failure
+            assert is_gone(daemon)
+    assert is_gone(daemon)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell how long a thread waits for a processor")
+def test_a_deadline_counts_the_environments_own_time_not_that_of_a_busy_machine() -> None:
+    with guarded_pool(step_timeout_s=1.0) as pool:
+        assert not reply_to(pool, "compute 0.1").failure
+        with spinning(4):
+            started = time.monotonic()
+            reply = reply_to(pool, "compute 0.8")
+            assert time.monotonic() - started > 1.3, "the machine was not busy, so that this shows nothing"
+            assert not reply.failure and reply.seconds < 1.0
+            assert reply_to(pool, "compute 1.4").failure == "env_timeout"
+
+
+def test_the_own_clock_runs_while_a_thread_sleeps() -> None:
+    started = own_clock()
+    time.sleep(0.1)
+    assert 0.09 < own_clock() - started < 0.5
+
+
+def test_generators_of_ones_own_are_waited_for_and_give_equal_seeds_equal_draws() -> None:
+    inside = threading.Event()
+
+    def draws(slowly: bool) -> list[float]:
+        drawn = []
+        with OwnGenerators(7).installed():
+            for _ in range(3):
+                drawn += [random.random(), float(np.random.random())]
+                inside.set()
+                time.sleep(0.3 if slowly else 0)
+        return drawn
+
+    slow: list[float] = []
+    thread = threading.Thread(target=lambda: slow.extend(draws(True)))
+    thread.start()
+    assert inside.wait(5)
+    fast = draws(False)
+    thread.join()
+    assert fast == slow
+
+
+STALL = """
+import ctypes, sys, time
+from workers.environments.sentry import Sentry
+import threading
+sentry = Sentry(stall_s=1.0)
+with sentry.watching("reset of Innocent", 0):
+    with sentry.watching("step of Greedy", threading.get_native_id()):
+        sentry.beat()
+        {hold}
+sentry.stop()
+"""
+# PyDLL keeps the interpreter's lock; usleep takes microseconds.
+HOLD = "[ctypes.PyDLL(None).usleep(900_000) for _ in range(4)]"
+
+
+def test_the_sentry_says_which_environment_holds_the_interpreters_lock() -> None:
+    code = STALL.format(hold=HOLD)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stderr.splitlines() if "interpreter's lock" in line]
+    assert "step of Greedy" in line and "reset of Innocent" in line and "isolation=process" in line
+
+
+def test_the_sentry_says_nothing_while_it_hears_the_watch() -> None:
+    code = STALL.format(hold="[time.sleep(0.2) or sentry.beat() for _ in range(15)]")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def home(name: str | None, **settings: object) -> tuple[object, ...]:
+    own = EnvironmentChoice(name=name, **settings)  # type: ignore[arg-type]
+    made = PPOConfig(agent=AgentConfig(environment=own)).environment_home
+    return made.isolation, made.network, made.memory_gb
+
+
+def test_libraries_that_run_texts_live_in_processes_without_network_by_default() -> None:
+    assert home("reasoning_gym:chain_sum") == ("process", False, 4.0)
+    assert home("textarena:Sokoban-v0") == ("process", False, 4.0)
+    assert home("verifiers:mine") == ("process", True, 4.0)
+    assert home("gymnasium:Taxi-v4") == ("thread", True, None)
+    assert home("mine.games:Game") == ("thread", True, None)
+    assert home("textarena:Sokoban-v0", isolation="thread", network=True, memory_gb=1.0) == ("thread", True, 1.0)
+
+
+def test_a_run_keeps_its_folders_when_something_changes_the_current_one(tmp_path: Path) -> None:
+    config = anchored(PPOConfig())
+    assert config == PPOConfig()
+    made = {"path": "tests/conftest.py", "cls": "Game"}
+    trainer = PPOConfig().trainer.__class__(default_local_dir="outputs/here")
+    config = anchored(PPOConfig(env_template=(made,), trainer=trainer))
+    assert config.trainer.run_dir == str(Path("outputs/here").absolute())
+    assert config.env_template[0]["path"] == str(Path("tests/conftest.py").absolute())

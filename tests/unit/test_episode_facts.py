@@ -1,0 +1,74 @@
+"""What a step's episodes say of their environments: different tasks, failures, masks, crashes of one group."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from training.run.episodes import EnvironmentsFail, FailureWatch, episode_metrics, require_same_tasks
+from training.run.tracking import format_line
+
+NAMES = ["game", "other"]
+
+
+def fact(group: int = 0, **own: Any) -> dict[str, Any]:
+    plain = {"ending": "done", "error": "", "environment": 0, "group": group, "begins": "a", "turns": 2, "attempts": 1}
+    plain |= {"cut_turns": 0, "env_seconds": 0.1, "seconds": 0.2, "tool_calls": [], "reward": 1.0, "masked": False}
+    return plain | own
+
+
+def test_members_of_a_group_that_begin_differently_stop_the_run() -> None:
+    require_same_tasks([fact(0), fact(0), fact(1, begins="b"), fact(1, begins="b"), fact(1, begins="")], NAMES)
+    with pytest.raises(EnvironmentsFail, match=r"environment other: in 1 of 2 groups .*allow_different_tasks=true"):
+        require_same_tasks([fact(0), fact(1, environment=1), fact(1, environment=1, begins="b")], NAMES)
+
+
+def test_a_run_whose_environments_fail_for_three_steps_stops_with_the_first_error() -> None:
+    watch = FailureWatch(0.5)
+    bad = [fact(ending="env_crash", error="ZeroDivisionError: why"), fact(ending="env_timeout"), fact()]
+    watch.check(bad)
+    watch.check(bad)
+    with pytest.raises(EnvironmentsFail, match=r"6 of 9 attempts .*max_failure_rate=0.5.*ZeroDivisionError: why"):
+        watch.check(bad)
+
+
+def test_three_steps_together_count_and_retries_do_too() -> None:
+    watch = FailureWatch(0.5)
+    watch.check([fact(ending="env_crash")] * 4)
+    watch.check([fact()] * 4)
+    # Three of four attempts failed, seven of sixteen in all.
+    watch.check([fact(attempts=4)] + [fact()] * 4)
+    watch.check([fact()] * 4)
+    never = FailureWatch(1.0)
+    for _ in range(4):
+        never.check([fact(ending="env_crash")])
+
+
+def test_masked_episodes_and_groups_are_counted_and_stand_on_the_console() -> None:
+    facts = [fact(0), fact(0, masked=True), fact(1, masked=True), fact(1, masked=True, ending="env_crash", attempts=4)]
+    metrics = episode_metrics(facts, ["game"])
+    assert (metrics["agent/masked"], metrics["agent/masked_groups"]) == (3, 1)
+    assert (metrics["agent/failed"], metrics["agent/episodes"], metrics["agent/retries"]) == (1, 4, 3)
+    line = format_line(metrics, step=1)
+    assert "failed 1 of 4 | masked 3 of 4 | retries 3" in line and "overflow" not in line
+
+
+def test_several_environments_have_metrics_each() -> None:
+    facts = [fact(0, reward=3.0), fact(1, environment=1, reward=1.0), fact(1, environment=1, reward=9.0, masked=True)]
+    metrics = episode_metrics(facts, NAMES)
+    assert metrics["env/game/reward"] == 3.0 and metrics["env/other/reward"] == 1.0
+    assert metrics["env/other/episodes"] == 2
+    assert not any(name.startswith("env/") for name in episode_metrics(facts[:1], ["game"]))
+
+
+def test_a_group_that_crashes_more_often_than_the_others_is_an_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    calm = [fact(group) for group in range(4) for _ in range(8)]
+    with caplog.at_level(logging.WARNING):
+        episode_metrics([*calm, *(fact(4, attempts=2) for _ in range(4)), *(fact(4) for _ in range(4))], ["game"])
+    assert "group 4 crashed in 4 of 12 attempts, the others in 0 of 32" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        episode_metrics([fact(group, attempts=2) for group in range(4) for _ in range(8)], ["game"])
+    assert "attempts" not in caplog.text

@@ -1,0 +1,113 @@
+"""The trial before a run: what play, useless answers, quitting and a full row pay, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import pytest
+
+from custom.agent import Agent
+from custom.env import BaseEnvironment
+from custom.trial import GARBAGE, Trial, play_trial
+from training.config import AgentConfig, PPOConfig
+from training.run.trial import tell
+
+
+class Marathon(BaseEnvironment):
+    """Every readable step costs 1; the game pays 5 after six of them."""
+
+    max_turns = 6
+
+    def __init__(self, invalid_reward: float = 0.0, pays: float = 0.0) -> None:
+        super().__init__()
+        self.invalid_reward, self.pays = invalid_reward, pays
+
+    def reset(self, seed: int | None = None) -> str:
+        self.left = 6
+        return "go left or right"
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        if action not in ("left", "right"):
+            return "left or right?", self.invalid_reward, False, {"valid": False}
+        self.left -= 1
+        return "go on", -1.0 + (self.pays if self.left == 0 else 0.0), self.left == 0, {}
+
+    def sample_action(self, generator: random.Random) -> str:
+        return generator.choice(["left", "right"])
+
+
+class Choosy(BaseEnvironment):
+    """Knows one word, and raises at all others."""
+
+    def reset(self, seed: int | None = None) -> str:
+        return "hello"
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        if action != "hello":
+            raise KeyError(action)
+        return "hello", 1.0, True, {}
+
+
+def rewards(trial: Trial) -> dict[str, float]:
+    return {player: outcome.reward for player, outcome in trial.outcomes.items()}
+
+
+def test_each_player_gets_what_the_game_pays_it() -> None:
+    trial = play_trial(Agent(Marathon()), seed=0, episodes=3, max_turn=4)
+    assert rewards(trial) == {"random": -4.0, "garbage": 0.0, "quitting": -1.0, "cut": -1.0}
+    assert {player: outcome.turns for player, outcome in trial.outcomes.items()} == {
+        "random": 4,
+        "garbage": 4,
+        "quitting": 4,
+        "cut": 1,
+    }
+    assert trial.readable and trial.max_turns == 6
+    assert all(outcome.episodes == 3 and outcome.crashes == 0 for outcome in trial.outcomes.values())
+
+
+def test_a_reward_function_gives_the_trials_rewards_too() -> None:
+    endings: list[str] = []
+
+    def reward_fn(trajectory: Any) -> float:
+        endings.append(trajectory.ending)
+        return float(len(trajectory))
+
+    trial = play_trial(Agent(Marathon(), reward_fn=reward_fn), seed=0, episodes=1, max_turn=9)
+    assert rewards(trial) == {"random": 6, "garbage": 9, "quitting": 9, "cut": 1}
+    assert endings == ["done", "max_turns", "max_turns", "overflow"]
+
+
+def test_an_environment_that_raises_is_counted_with_its_first_error() -> None:
+    trial = play_trial(Agent(Choosy()), seed=0, episodes=4, max_turn=3)
+    assert not trial.readable
+    # Its own word is drawn from what it says.
+    assert trial.outcomes["random"].crashes == 0 and trial.outcomes["random"].reward == 1.0
+    assert trial.outcomes["garbage"].crashes == 4 and "KeyError" in trial.outcomes["garbage"].error
+    assert all(word != "hello" for word in GARBAGE)
+
+
+def said(caplog: pytest.LogCaptureFixture, environment: BaseEnvironment, **agent: Any) -> str:
+    config = PPOConfig(agent=AgentConfig(max_turn=4, **agent))
+    trial = play_trial(Agent(environment), seed=0, episodes=2, max_turn=4)
+    with caplog.at_level(logging.INFO):
+        caplog.clear()
+        tell(config, trial, "Marathon", 4)
+    return "\n".join(f"{record.levelname} {record.getMessage()}" for record in caplog.records)
+
+
+def test_where_not_playing_pays_more_a_warning_gives_both_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    text = said(caplog, Marathon())
+    assert "WARNING Marathon pays 0 for unreadable ones and -4 for random answers" in text
+    assert "WARNING Marathon pays -1 for one and then a full row and -4 for random answers" in text
+    assert "INFO trial of Marathon: mean reward of random answers -4 in 4 turns" in text
+
+
+def test_where_playing_pays_at_least_as_much_there_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    text = said(caplog, Marathon(invalid_reward=-1.0), overflow_reward=-3.0)
+    assert "learn not to play" not in text and "INFO trial of Marathon" in text
+
+
+def test_a_game_that_outlasts_the_turns_is_named_with_both_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    assert "WARNING Marathon may last 6 turns, agent.max_turn=4 ends it before" in said(caplog, Marathon())

@@ -1,0 +1,125 @@
+"""Tries a run's environments before any model is loaded: do they start, and does play pay more than not playing?
+
+Invariant: what is wrong with any of them is reported together, in the list of problems of the configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from custom.agent import AgentSpec
+from custom.trial import Trial
+from data.turn_tokens import TurnTokens
+from training.config import PPOConfig
+from training.config.loader import ConfigError
+from workers.environments.env_server import StepReply
+from workers.environments.pool import CannotBuild, EnvironmentPool, environment_name
+from workers.multi_turn_rollout import open_pool, turn_limit
+
+logger = logging.getLogger(__name__)
+WORDS = {
+    "random": "random answers",
+    "garbage": "unreadable ones",
+    "quitting": "one and then unreadable ones",
+    "cut": "one and then a full row",
+}
+
+
+def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Builds and resets an agent of each environment, checks the chat template, and has each play its trial.
+
+    Raises:
+        ConfigError: environments cannot be built or reset, or always crash; a first prompt is too long; or the
+            template cannot continue a conversation.
+    """
+    tokens = TurnTokens(
+        tokenizer, template_kwargs=dict(config.data.apply_chat_template_kwargs), eos_token_ids=[tokenizer.eos_token_id]
+    )
+    with open_pool(config, specs) as pool:
+        try:
+            schemas = pool.tool_schemas
+        except CannotBuild as error:
+            raise ConfigError(error.problems) from None
+        problems: list[str] = []
+        for index, tools in enumerate(schemas):
+            tokens.check_template(tools=tools)
+            name = environment_name(specs[index].environment)
+            pool.reset(index, index, config.data.run_seed)
+            reply = wait_for_reply(pool)
+            if reply.failure:
+                problems.append(f"environment {name} failed in its first reset ({reply.failure}): {reply.error}")
+                continue
+            length, most = len(tokens.prompt(reply.messages, tools)), config.data.max_prompt_length
+            if length > most:
+                way_out = "raise it, or shorten the observation"
+                problems.append(
+                    f"environment {name}: a first prompt has {length} tokens, data.max_prompt_length={most}: {way_out}"
+                )
+            pool.finish(index, "max_turns")
+            wait_for_reply(pool)
+            if config.agent.trial_episodes:
+                problems += play_trial(config, pool, index, name)
+    if problems:
+        raise ConfigError(problems)
+
+
+def play_trial(config: PPOConfig, pool: EnvironmentPool, index: int, name: str) -> Iterator[str]:
+    """Has an environment play its trial, tells what came of it, and yields what keeps a run from beginning."""
+    max_turn = turn_limit(config, index)
+    pool.trial(index, index, config.data.run_seed, config.agent.trial_episodes, max_turn)
+    reply = wait_for_reply(pool)
+    if reply.trial is None:
+        yield f"environment {name} failed in its trial ({reply.failure}): {reply.error}"
+        return
+    outcomes = reply.trial.outcomes.values()
+    crashes, played = sum(outcome.crashes for outcome in outcomes), sum(outcome.episodes for outcome in outcomes)
+    first = next((outcome.error for outcome in outcomes if outcome.error), "")
+    if played and crashes == played and config.agent.max_failure_rate < 1:
+        yield (
+            f"environment {name} crashed in all {played} trial episodes; an answer that it cannot read is to be "
+            f"answered, not raised (agent.max_failure_rate=1 trains all the same): {first}"
+        )
+    elif crashes:
+        logger.warning("environment %s crashed in %d of %d trial episodes: %s", name, crashes, played, first)
+    tell(config, reply.trial, name, max_turn)
+
+
+def tell(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:
+    """Logs what each player got, and warns where not playing pays more than playing."""
+    paid = {player: outcome.reward for player, outcome in trial.outcomes.items()}
+    if "cut" in paid:
+        paid["cut"] += config.agent.overflow_reward
+    if trial.max_turns is not None and trial.max_turns > max_turn:
+        logger.warning(
+            "%s may last %d turns, agent.max_turn=%d ends it before: what it pays at its end is then lost",
+            name,
+            trial.max_turns,
+            max_turn,
+        )
+    if not paid:
+        return
+    told = [f"{WORDS[player]} {paid[player]:.3g} in {trial.outcomes[player].turns:.3g} turns" for player in paid]
+    unsure = "" if trial.readable else " (random words: the environment has no sample_action)"
+    logger.info("trial of %s: mean reward of %s%s", name, ", ".join(told), unsure)
+    for player, value in paid.items():
+        if value > paid["random"] + 1e-9 and player != "random":
+            fix = "agent.overflow_reward" if player == "cut" else "the environment's invalid_reward, or its rewards"
+            logger.warning(
+                "%s pays %.3g for %s and %.3g for %s: a policy may learn not to play; change %s",
+                name,
+                value,
+                WORDS[player],
+                paid["random"],
+                WORDS["random"],
+                fix,
+            )
+
+
+def wait_for_reply(pool: EnvironmentPool) -> StepReply:
+    """Waits for the reply to the one call that was made."""
+    while not (answers := pool.poll(1.0)):
+        pass
+    return answers[0][1]
