@@ -4,12 +4,14 @@ Invariant: a rule reads text and returns a number; it never sees tokens. For a d
 `custom_reward_function.path`, or add a rule here.
 """
 
+import importlib.util
 import json
 import re
-from collections.abc import Callable
 from decimal import Decimal
 from functools import cache
 from typing import Any, Literal
+
+from custom.verifier import VerifierProcess
 
 # The sign belongs to the number unless a digit stands before it: in "5-3" the last number is 3.
 NUMBER = re.compile(r"(?<!\d)-?\d[\d,]*(?:\.\d+)?")
@@ -62,13 +64,9 @@ def score_gsm8k(solution_str: str, ground_truth: str, method: Literal["strict", 
 
 
 @cache
-def _verifier(name: str) -> Callable[[str | None, dict[str, Any]], float]:
-    """Returns a task's own score of an answer to its entry, 0 to 1."""
-    try:
-        import reasoning_gym
-    except ImportError as error:
-        raise ImportError(f"data_source {REASONING_GYM}{name} needs the package: pip install reasoning-gym") from error
-    return reasoning_gym.get_score_answer_fn(name)
+def _verifiers() -> VerifierProcess:
+    """Is this process's one, which starts when it is asked."""
+    return VerifierProcess()
 
 
 def extract_answer(solution_str: str, truth: str) -> str | None:
@@ -84,10 +82,18 @@ def extract_answer(solution_str: str, truth: str) -> str | None:
 
 
 def score_reasoning_gym(name: str, solution_str: str, extra_info: dict[str, Any]) -> float:
-    """Scores by the verifier of task `name`, which may give part of a point ("12" for "2" gives 0.5)."""
+    """Scores by the verifier of task `name`, which may give part of a point ("12" for "2" gives 0.5).
+
+    The verifier runs in a process of its own (custom/verifier.py); an answer that it trips over scores 0.
+    """
     if "entry" not in extra_info:
         raise ValueError(
             f"{REASONING_GYM}{name}: extra_info has no 'entry', the task's entry as JSON (json.dumps(dataset[i]))"
         )
     entry = json.loads(extra_info["entry"])
-    return float(_verifier(name)(extract_answer(solution_str, str(entry["answer"])), entry))
+    if name == "composite":
+        name = entry["metadata"]["source_dataset"]
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise ImportError(f"data_source {REASONING_GYM}{name} needs the package: pip install reasoning-gym")
+    answer = extract_answer(solution_str, str(entry["answer"])) or ""
+    return _verifiers().score(name, answer, extra_info["entry"])

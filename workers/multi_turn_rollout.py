@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from custom.agent import AgentSpec
+from custom.confine import Limits
 from custom.env_suite import EnvironmentSuite
 from data.containers import object_array
 from data.protocol import DataProto
@@ -26,7 +27,6 @@ from data.seeding import seed_for
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
 from workers.environments.env_server import StepReply
-from workers.environments.fork_server import Limits
 from workers.environments.pool import EnvironmentPool
 from workers.ranks.distributed import from_leader, is_leader
 from workers.rollout.base import BaseRollout, pad_right

@@ -8,3 +8,5 @@ from custom.adapters.gymnasium import GymnasiumEnvironment, plain_picture, space
 from custom.adapters.make import make_environment
 from custom.adapters.reasoning_gym import ReasoningGymEnvironment
 from custom.adapters.textarena import TextArenaEnvironment
+from custom.adapters.textworld import TextWorldEnvironment
+from custom.adapters.verifiers import VerifiersEnvironment

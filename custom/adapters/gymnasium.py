@@ -6,7 +6,6 @@ Invariant: an environment whose actions or observations cannot be written down i
 import random
 import re
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -120,25 +119,21 @@ class GymnasiumEnvironment(Adapter):
     def _action_list(self) -> str:
         if not self.names:
             return "any text"
-        numbers = list(self.names)
-        if len(numbers) > 20 and not any(self.names.values()):
-            return f"a number from {numbers[0]} to {numbers[-1]}"
+        if len(self.names) > 20 and not any(self.names.values()):
+            return f"a number from {min(self.names)} to {max(self.names)}"
         return ", ".join(f"{number} ({name})" if name else str(number) for number, name in self.names.items())
 
 
 def _make_gymnasium(identifier: str, kwargs: Mapping[str, Any]) -> Any:
     gymnasium = import_library("gymnasium", identifier)
 
-    def make(**further: Any) -> Any:
-        try:
-            return gymnasium.make(identifier, disable_env_checker=True, **kwargs, **further)
-        except (gymnasium.error.Error, ImportError, TypeError) as error:
-            raise ValueError(f"gymnasium:{identifier} cannot be made with {dict(kwargs)}: {error}") from error
-
-    game = make()
-    if "render_mode" not in kwargs and "ansi" in game.metadata.get("render_modes", ()):
-        game.close()
-        game = make(render_mode="ansi")
+    try:
+        game = gymnasium.make(identifier, disable_env_checker=True, **kwargs)
+        if "render_mode" not in kwargs and "ansi" in game.metadata.get("render_modes", ()):
+            game.close()
+            game = gymnasium.make(identifier, disable_env_checker=True, render_mode="ansi", **kwargs)
+    except (gymnasium.error.Error, ImportError, TypeError) as error:
+        raise ValueError(f"gymnasium:{identifier} cannot be made with {dict(kwargs)}: {error}") from error
     return game
 
 
@@ -164,11 +159,10 @@ def worst_reward(game: Any, identifier: str, kwargs: Mapping[str, Any]) -> float
 def _trial_rewards(game: Any) -> list[float]:
     game.action_space.seed(0)
     rewards: list[float] = []
-    seed, done, deadline = 0, True, time.thread_time() + TRIAL_SECONDS
+    done, deadline = True, time.thread_time() + TRIAL_SECONDS
     while len(rewards) < TRIAL_STEPS and time.thread_time() < deadline:
         if done:
-            game.reset(seed=seed)
-            seed += 1
+            game.reset(seed=len(rewards))
         _, reward, terminated, truncated, _ = game.step(game.action_space.sample())
         rewards.append(float(reward))
         done = terminated or truncated
@@ -200,10 +194,8 @@ def _action_names(
         )
     by_name = {name.lower(): number for name, number in by_name.items()}
     names = dict.fromkeys(numbers, "") | {number: name for name, number in by_name.items()}
-    words = Counter(
-        word for name in by_name for word in set(name.split()) if aliases and re.fullmatch("[a-z]{4,}", word)
-    )
-    short = {word: number for name, number in by_name.items() for word in name.split() if words[word] == 1}
+    words = [word for name in by_name for word in set(name.split()) if aliases and re.fullmatch("[a-z]{4,}", word)]
+    short = {word: number for name, number in by_name.items() for word in name.split() if words.count(word) == 1}
     return names, {str(number): number for number in numbers} | short | by_name
 
 

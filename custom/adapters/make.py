@@ -13,6 +13,8 @@ from custom.adapters.base import ENVIRONMENT_NAMES, library_of
 from custom.adapters.gymnasium import GymnasiumEnvironment
 from custom.adapters.reasoning_gym import ReasoningGymEnvironment
 from custom.adapters.textarena import TextArenaEnvironment
+from custom.adapters.textworld import TextWorldEnvironment
+from custom.adapters.verifiers import VerifiersEnvironment
 from custom.env import BaseEnvironment
 from data.loading import load_object
 
@@ -21,8 +23,8 @@ def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> An
     """Makes an environment from its description.
 
     Args:
-        source: "gymnasium:ID", "reasoning_gym:NAME", "textarena:ID", "package.module:Class", "/path/file.py:Class", a
-            class, or a function that returns an environment.
+        source: "gymnasium:ID", "reasoning_gym:NAME", "textarena:ID", "textworld:NAME", "verifiers:NAME",
+            "package.module:Class", "/path/file.py:Class", a class, or a function that returns an environment.
         kwargs: arguments by name; for a class that is built from a config alone, the fields of its `config_cls`.
     Raises: ValueError for what does not exist, and for arguments that it does not take.
     """
@@ -58,4 +60,6 @@ ADAPTERS: dict[str, Callable[..., BaseEnvironment]] = {
     "gymnasium": GymnasiumEnvironment,
     "reasoning_gym": ReasoningGymEnvironment,
     "textarena": TextArenaEnvironment,
+    "textworld": TextWorldEnvironment,
+    "verifiers": VerifiersEnvironment,
 }

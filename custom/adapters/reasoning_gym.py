@@ -1,14 +1,19 @@
 """reasoning-gym's generated tasks as environments.
 
-Invariant: a task is judged by its own verifier, as in `custom.reward_score`, so that both give the same score.
+Invariant: a task is judged by its own verifier, through `custom.reward_score`, so that a dataset's row and an episode
+get the same score; a verifier that trips over an answer scores it 0.
 """
 
+import dataclasses
+import random
 from typing import Any
 
 import numpy as np
 
 from custom.adapters.base import Adapter, Step, import_library
-from custom.reward_score import extract_answer
+from custom.env import OwnGenerators
+from custom.reward_score import NUMBER, extract_answer
+from custom.verifier import judge
 
 
 class ReasoningGymEnvironment(Adapter):
@@ -18,36 +23,69 @@ class ReasoningGymEnvironment(Adapter):
         identifier: a dataset, such as "chain_sum".
         prompt_template: fields {name}, {question}.
         attempts: answers that may be given; after a wrong one the player is told so, and tries again.
-        kwargs: the dataset's own settings, such as min_terms.
-    The reward is the verifier's score of the last answer; what of a text is the answer, `extract_answer` says.
+        kwargs: the dataset's own settings, such as min_terms; composite's `datasets` as a list of
+            {name: chain_sum, weight: 1, config: {min_terms: 2}}.
+    The reward is the verifier's score of the last answer; what of a text is the answer, `extract_answer` says. Where
+    the verifier raised, `info["error"]` says how. Some datasets draw from the global generators: each task is generated
+    with its own. A few (word_ladder, ransom_note, …) go by the order of a set of strings, so that equal seeds give
+    other tasks in a process with another PYTHONHASHSEED.
     """
 
     TEMPLATE = "{question}"
 
     def __init__(self, identifier: str, *, prompt_template: str = TEMPLATE, attempts: int = 1, **kwargs: Any) -> None:
         super().__init__(identifier, prompt_template)
+        if attempts < 1:
+            raise ValueError(f"reasoning_gym:{identifier}: attempts={attempts}; allowed: 1 or more")
         self.library = import_library("reasoning_gym", identifier)
-        self.attempts, self.settings = attempts, kwargs
+        self.attempts, self.max_turns, self.settings = attempts, attempts, kwargs
         self._new_task(0)
 
     def reset(self, seed: int | None = None) -> str:
         """Generates a new task and returns the prompt around its question."""
         self._new_task(int(np.random.default_rng().integers(2**31)) if seed is None else seed)
         self.attempts_left = self.attempts
-        return self.fill_prompt(question=self.entry["question"])
+        return self.fill_prompt(question=str(self.entry["question"]))
 
     def step(self, action: str) -> Step:
         """Scores the answer; the episode ends with a right one or the last attempt."""
         self.attempts_left -= 1
-        score = float(self.task.score_answer(extract_answer(action, str(self.entry["answer"])), self.entry))
+        score, error = judge(self.task.score_answer, extract_answer(action, str(self.entry["answer"])), self.entry)
+        info: dict[str, Any] = {"score": score} | ({"error": error} if error else {})
         self._done = score >= 1 or self.attempts_left <= 0
         if self._done:
-            return "Correct." if score >= 1 else "That is not right.", score, True, {"score": score}
-        return f"That is not right. Attempts left: {self.attempts_left}.", 0.0, False, {"score": score}
+            return "Correct." if score >= 1 else "That is not right.", score, True, info
+        return f"That is not right. Attempts left: {self.attempts_left}.", 0.0, False, info
+
+    def sample_action(self, generator: random.Random) -> str:
+        """Returns an answer of the truth's kind: a number about as long, or as many words of the question."""
+        truth = str(self.entry["answer"]).strip()
+        if NUMBER.fullmatch(truth):
+            return str(generator.randrange(10 ** min(len(truth.lstrip("-").partition(".")[0]), 18)))
+        words = str(self.entry["question"]).split() or ["nothing"]
+        return " ".join(generator.choices(words, k=min(max(len(truth.split()), 1), 50)))
 
     def _new_task(self, seed: int) -> None:
+        settings = dict(self.settings)
         try:
-            self.task = self.library.create_dataset(self.name, size=1, seed=seed, **self.settings)
-        except (ValueError, TypeError, AssertionError) as error:
-            raise ValueError(f"reasoning_gym:{self.name} cannot be made with {self.settings}: {error}") from error
-        self.entry = self.task[0]
+            if self.name == "composite" and settings.get("datasets"):
+                from reasoning_gym.composite import DatasetSpec
+
+                settings["datasets"] = [DatasetSpec(**spec) for spec in settings["datasets"]]
+            with OwnGenerators(seed).installed():
+                self.task = self.library.create_dataset(self.name, size=1, seed=seed, **settings)
+                self.entry = self.task[0]
+        except (ValueError, TypeError, AssertionError, KeyError) as error:
+            raise ValueError(
+                f"reasoning_gym:{self.name} cannot be made with {self.settings}: {error}{self._allowed()}"
+            ) from error
+
+    def _allowed(self) -> str:
+        """Returns the settings that the dataset has, for an error message."""
+        known = self.library.factory.DATASETS
+        if self.name not in known:
+            return ""
+        fields = (field.name for field in dataclasses.fields(known[self.name][1]))
+        names = ", ".join(name for name in fields if name not in ("size", "seed"))
+        example = "; an example: datasets: [{name: chain_sum, weight: 1, config: {min_terms: 2}}]"
+        return f"; its settings: {names}" + (example if self.name == "composite" else "")

@@ -1,28 +1,53 @@
-"""textarena's games for a single player, as environments.
+"""textarena's games for one player, or for two against an opponent, as environments.
 
-Invariant: a game draws from generators of its own, so that its seed and the moves decide the episode.
+Invariant: a game draws from generators of its own, so that its seed and the moves decide the episode; and in a game of
+two no move pays more than losing that the game cannot read.
 """
 
+import copy
+import random
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from custom.adapters.base import Adapter, Step, import_library
-from custom.env import OwnGenerators
+from custom.adapters.opponents import OPPONENTS, Opponent, draw_moves, opponent_maker
+from custom.env import MAX_OBSERVATION_CHARS, BadEnvironment, OwnGenerators, cut_middle, shown
+
+LOSS = -1.0
+# Moves that are tried on a copy of the game until one is allowed.
+TRIES = 500
+# A game in which the opponent moves so often in a row will not come back.
+MOST_OPPONENT_MOVES = 200
+UNREADABLE = "The game cannot read that move."
+# What a game that cannot be played says, and what that means.
+FAULTS = {
+    "Resource": "it needs NLTK data, once: python -m nltk.downloader words averaged_perceptron_tagger_eng",
+    "API key": "it asks a model over the network",
+    "player": "it is no game of one or two players",
+}
 
 
 class TextArenaEnvironment(Adapter):
-    """Plays `textarena:ID`: a single-player game that needs no network and no model of its own.
+    """Plays `textarena:ID`: a game for one or two players that needs no network and no model of its own.
 
     Args:
-        identifier: such as "GuessTheNumber-v0".
+        identifier: such as "GuessTheNumber-v0", or "TicTacToe-v0" with an opponent.
         prompt_template: fields {name}, {observation}, the game's own instructions.
-        invalid_reward: reward of a game that ends by a second invalid move in a row; None: the game's own, which in
-            some (GuessTheNumber) is as good as the last valid one's.
+        invalid_reward: reward of a game that ends by a second invalid move in a row; None: the game's own, which pays
+            for quitting in some (Mastermind 0.75 for one guess). In a game of two it is a loss, -1, or less.
+        opponent: who plays the other seat of a game of two: "random" (allowed moves), "FILE.py:NAME" or
+            "PACKAGE.MODULE:NAME" (a function of the observation, or a class built for each episode), "hf:FOLDER".
+        opponent_options: keyword arguments of that function or class; for hf those of `PolicyOpponent`.
+        seat: the player's, 0 (moves first) or 1.
         kwargs: go to the game, such as max_turns.
-    Each observation holds what the game has said since the last; the reward comes at the end of the game. The game
-    draws from Python's global generator: it gets one of its own for each call.
+    Each observation holds what the game has said since the last; the reward comes at the end of the game, in a game of
+    two usually 1, 0 or -1. `info["opponent_invalid"]` says that the opponent's move was invalid: it tries again, or
+    loses, as the game has it; one at which the game raises ends it, paying nothing. `max_turns` of a game of two counts
+    both seats' moves. In a thread, other threads that draw from the global generators meanwhile change the game.
     """
 
     TEMPLATE = "{observation}"
@@ -32,78 +57,169 @@ class TextArenaEnvironment(Adapter):
         identifier: str,
         *,
         prompt_template: str = TEMPLATE,
-        invalid_reward: float | None = None,
+        invalid_reward: float | None = 0.0,
+        opponent: str | None = None,
+        opponent_options: Mapping[str, Any] | None = None,
+        seat: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(identifier, prompt_template)
-        self.invalid_reward = invalid_reward
-        self.library = import_library("textarena", identifier)
-        self.generators = OwnGenerators(0)
-        with self.generators.installed():
-            self.game, self.action_wrappers = self._make(kwargs)
+        self.invalid_reward, self.seat, self.source = invalid_reward, seat, opponent
+        self.game, self.action_wrappers, self.players = make_game(identifier, kwargs)
+        if self.players == 1 and (opponent or seat):
+            raise ValueError(f"textarena:{identifier} is a game for one player: leave out opponent and seat")
+        if self.players == 2 and (opponent is None or seat not in (0, 1)):
+            raise ValueError(
+                f"textarena:{identifier} is a game of two, given opponent={opponent!r}, seat={seat!r}; allowed: "
+                f"opponent: {OPPONENTS}; seat: 0 or 1"
+            )
+        self.make_opponent = opponent_maker(opponent, opponent_options or {}) if opponent else None
+        if self.players == 2:
+            self.invalid_reward = min(LOSS, invalid_reward or 0.0)
+        turns = getattr(self.game.state, "max_turns", None)
+        # Some games notice their limit a move later.
+        self.max_turns = turns + 1 if isinstance(turns, int) else None
 
     def reset(self, seed: int | None = None) -> str:
-        """Starts a new game and returns its instructions."""
+        """Starts a new game and returns its instructions, after the opponent's first move where it has that."""
         seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
-        self._done, self.generators = False, OwnGenerators(seed)
+        self._done = self.over = False
+        self.unreadable, self.words, self.generators = 0, ["", ""], OwnGenerators(seed)
         with self.generators.installed():
-            self.game.reset(num_players=1, seed=seed)
-            return self.fill_prompt(observation=self._said())
+            self.game.reset(num_players=self.players, seed=seed)
+        generator = random.Random(seed)
+        self.opponent: Opponent = lambda heard: self._draw_move(1 - self.seat, generator) or "[pass]"
+        if self.make_opponent:
+            self.opponent = self.make_opponent(seed)
+        self._answer()
+        return self.fill_prompt(observation=self._said(self.seat))
 
     def step(self, action: str) -> Step:
-        """Plays one move; the game itself says what was wrong with it."""
+        """Plays one move, and the opponent's answer; the game itself says what was wrong with a move."""
         if self._done:
             return "The game is over.", 0.0, True, {}
+        if not self.over and (error := self._move(action)):
+            self.unreadable += 1
+            self._done = self.unreadable > 1
+            reward = (self.invalid_reward or 0.0) if self._done else 0.0
+            return UNREADABLE, reward, self._done, {"valid": False, "error": error}
+        self.unreadable = 0
+        info: dict[str, Any] = {"valid": self.over or not _is_invalid(self.game, self.seat)}
+        if self._answer():
+            info["opponent_invalid"] = True
+        observation = self._said(self.seat)
+        self._done = self.over
+        return self._ending(observation, info) if self.over else (observation, 0.0, False, info)
+
+    def sample_action(self, generator: random.Random) -> str | None:
+        """Returns a move that the game allows now, tried on a copy of it; None: none was found."""
+        return None if self._done or self.over else self._draw_move(self.seat, generator)
+
+    def _answer(self) -> bool:
+        """Plays the opponent's moves until it is the player's turn or the game ends; says if one was invalid."""
+        other, invalid = 1 - self.seat, False
+        for _ in range(MOST_OPPONENT_MOVES):
+            if self.players == 1 or self.over or self.game.state.current_player_id == self.seat:
+                return invalid
+            move = self.opponent(cut_middle(self._said(other), MAX_OBSERVATION_CHARS) or UNREADABLE)
+            if not isinstance(move, str):
+                raise BadEnvironment(f"opponent={self.source!r} returned {shown(move)}; allowed: a string")
+            if self._move(move):
+                break
+            invalid = invalid or _is_invalid(self.game, other)
+        self.over = True
+        self.game.state.game_info[self.seat]["reason"] = "The opponent makes no move that the game can read."
+        return True
+
+    def _move(self, action: str, trial: Any = None) -> str:
+        """Plays a move of whose turn it is, on the game or on a copy of it; returns what that raised, or nothing."""
         for wrapper in self.action_wrappers:
             action = wrapper.action(action)
-        with self.generators.installed():
+        # A copy does not move the game's own generators on.
+        with (OwnGenerators(0) if trial else self.generators).installed():
             try:
-                done, _ = self.game.step(action)
+                over = bool((trial or self.game).step(action)[0])
             # Games trip over texts that they do not expect.
             except Exception as error:
-                self._said()
-                return "The game cannot read that move.", 0.0, False, {"valid": False, "error": repr(error)[:200]}
-            observation = self._said()
-        self._done = bool(done)
-        return self._ending(observation) if self._done else (observation, 0.0, False, {"valid": True})
+                return repr(error)[:200]
+        self.over = self.over if trial else over
+        return ""
 
-    def _ending(self, observation: str) -> Step:
+    def _draw_move(self, player: int, generator: random.Random) -> str | None:
+        """Draws moves until one is allowed on a copy of the game; None: none was found."""
+        state = self.game.state
+        latest = "\n".join(str(text) for _, text, _ in state.observations[player]) or self.words[player][-2000:]
+        # Word lists and other large tables are not changed by a move.
+        tables = [value for value in vars(self.game).values() if isinstance(value, list | dict | set | tuple)]
+        shared: dict[int, Any] = {id(value): value for value in tables if len(value) > 1000} | {id(state.logs): []}
+        for move in islice(draw_moves(self.words[player] + latest, latest, generator), TRIES):
+            trial = copy.deepcopy(self.game, dict(shared))
+            if not self._move(move, trial) and not _is_invalid(trial, player):
+                return move
+        return None
+
+    def _ending(self, observation: str, info: dict[str, Any]) -> Step:
         rewards, infos = self.game.close()
-        reason, reward = str(infos[0].get("reason") or ""), (rewards or {}).get(0, 0.0)
-        valid = not infos[0].get("invalid_move", False)
-        if not valid and self.invalid_reward is not None:
-            reward = self.invalid_reward
+        mine = infos.get(self.seat, {})
+        reward = (rewards or {}).get(self.seat, 0.0)
         # Some games have the reason in the reward's place.
-        number = float(reward) if isinstance(reward, int | float) else 0.0
-        return f"{observation}\n{reason}".strip(), number, True, {"valid": valid, "reason": reason}
+        number = float(reward) if isinstance(reward, int | float) and np.isfinite(reward) else 0.0
+        if mine.get("invalid_move", False):
+            number = number if self.invalid_reward is None else self.invalid_reward
+            info["valid"] = False
+        info["reason"] = str(mine.get("reason") or "")
+        return f"{observation}\n{info['reason']}".strip(), number, True, info
 
-    def _said(self) -> str:
-        _, messages = self.game.get_observation()
-        return "\n".join(str(text) for sender, text, _ in messages if sender != 0).strip()
-
-    def _make(self, kwargs: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-        """Makes the game without its observation wrappers, which repeat the whole history, and its action wrappers."""
-        try:
-            game = self.library.make(self.name, **kwargs)
-            wrappers = []
-            while isinstance(game, self.library.Wrapper):
-                wrappers += [game] if isinstance(game, self.library.ActionWrapper) else []
-                game = game.env
-            game.reset(num_players=1, seed=0)
-        # Each game fails in its own way over what it lacks.
-        except Exception as error:
-            raise ValueError(f"textarena:{self.name} cannot be played here: {_why(error)}") from error
-        if not isinstance(game.state, self.library.SinglePlayerState):
-            raise ValueError(f"textarena:{self.name} is no single-player game")
-        return game, wrappers
+    def _said(self, player: int) -> str:
+        """Returns what the game, and the other player, have said to the player since the last call."""
+        state = self.game.state
+        if state.current_player_id == player:
+            _, messages = self.game.get_observation()
+        else:
+            messages, state.observations[player] = state.observations[player], []
+        roles = state.role_mapping
+        text = "\n".join(
+            f"[{roles.get(sender, sender)}] {text}" if isinstance(sender, int) and sender >= 0 else str(text)
+            for sender, text, _ in messages
+            if sender != player
+        ).strip()
+        self.words[player] += f"{text}\n"
+        return text
 
 
-def _why(error: Exception) -> str:
-    """Explains the usual reasons."""
-    text = " ".join(str(error).split())[:200]
-    if isinstance(error, LookupError) and "Resource" in text:
-        download = "python -m nltk.downloader words"
-        return f"it needs NLTK data that is not there; download it once ({download}) or choose another"
-    if isinstance(error, AssertionError) and "number of players" in text:
-        return "it is no single-player game"
-    return f"{type(error).__name__}: {text}"
+def _is_invalid(game: Any, player: int) -> bool:
+    """Says whether the last move, the player's, was invalid."""
+    state = game.state
+    lost_by_it = state.game_info.get(player, {}).get("invalid_move", False)
+    return bool(lost_by_it or (state.error_count and not state.done))
+
+
+def make_game(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, list[Any], int]:
+    """Makes a game and returns it, its action wrappers and the number of its players.
+
+    Its observation wrappers, which repeat the whole history, are taken off.
+    """
+    library = import_library("textarena", name)
+    try:
+        game = library.make(name, **kwargs)
+        wrappers = []
+        while isinstance(game, library.Wrapper):
+            wrappers += [game] if isinstance(game, library.ActionWrapper) else []
+            game = game.env
+        with OwnGenerators(0).installed():
+            return game, wrappers, _count_players(game, library.SinglePlayerState)
+    # Each game fails in its own way over what it lacks.
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        why = next((why for sign, why in FAULTS.items() if sign in text), type(error).__name__)
+        raise ValueError(f"textarena:{name} cannot be played here: {why} ({text})") from error
+
+
+def _count_players(game: Any, alone: type) -> int:
+    """Resets the game for one player, else for two; raises what the game says to that."""
+    with suppress(AssertionError, ValueError):
+        game.reset(num_players=1, seed=0)
+        if isinstance(game.state, alone):
+            return 1
+    game.reset(num_players=2, seed=0)
+    return 2

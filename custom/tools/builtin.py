@@ -132,6 +132,7 @@ class PythonTool(Tool):
         memory_mb: address space, in MiB.
         disk_mb: what it may write in all, in MiB, and 1 MiB a file.
         max_output: characters that are kept; the process is ended when it prints more.
+        guarded: whether Python's audit hook stands too; without it a test sees what the kernel alone holds.
     """
 
     definition = ToolDefinition(
@@ -146,18 +147,17 @@ class PythonTool(Tool):
         },
     )
 
-    # Whether Python's audit hook stands too; without it a test sees what the kernel alone holds.
-    guarded = True
-
     def __init__(
         self,
+        *,
         timeout_s: float = 5.0,
         cpu_s: float = 5.0,
         memory_mb: int = 512,
         max_output: int = 10_000,
         disk_mb: int = 16,
+        guarded: bool = True,
     ) -> None:
-        self.timeout_s, self.cpu_s = timeout_s, cpu_s
+        self.timeout_s, self.cpu_s, self.guarded = timeout_s, cpu_s, guarded
         self.memory_mb, self.max_output, self.disk_mb = memory_mb, max_output, disk_mb
 
     def execute(self, code: str) -> str:
@@ -172,19 +172,11 @@ class PythonTool(Tool):
         return self._result(output, ending, process.returncode)
 
     def _start(self, workdir: str) -> subprocess.Popen[bytes]:
-        runner = Path(__file__).with_name("python_snippet.py")
         limits = (max(math.ceil(self.cpu_s), 1), self.memory_mb << 20, 1 << 20, self.disk_mb << 20)
+        flags = ("-I", "-S", "-B", "-u", "-X", "utf8")
+        arguments = map(str, (os.getpid(), *limits, int(self.guarded)))
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                "-B",
-                "-X",
-                "utf8",
-                str(runner),
-                *map(str, (os.getpid(), *limits, int(self.guarded))),
-            ],
+            [sys.executable, *flags, str(Path(__file__).with_name("python_snippet.py")), *arguments],
             cwd=os.path.realpath(workdir),
             env={"HOME": workdir, "LANG": "C.UTF-8"},
             stdin=subprocess.DEVNULL,

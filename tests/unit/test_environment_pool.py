@@ -342,7 +342,7 @@ def test_a_late_return_closes_its_environment_and_answers_nobody(isolation: str,
     closes = tmp_path / "closes"
     with pool_of(isolation, closes=str(closes), step_timeout_s=0.4) as pool:
         start(pool, "a")
-        assert ask(pool, "a", "sleep 0.6").failure == "env_timeout"
+        assert ask(pool, "a", "sleep 1.0").failure == "env_timeout"
         assert pool.leaked_threads == (1 if isolation == "thread" else 0)
         start(pool, "a")
         wait_until(closes.exists)

@@ -216,7 +216,7 @@ GAMES = [
     ("reasoning_gym:chain_sum", {"attempts": 2}),
     ("reasoning_gym:leg_counting", {}),
     ("reasoning_gym:word_sorting", {"attempts": 3}),
-    ("textarena:GuessTheNumber-v0", {}),
+    ("textarena:GuessTheNumber-v0", {"invalid_reward": None}),
     ("textarena:Bandit-v0", {}),
     ("textarena:FrozenLake-v0-random", {}),
     ("textarena:Mastermind-v0", {}),
@@ -366,7 +366,7 @@ def test_a_users_file_and_a_users_config_make_an_environment(tmp_path):
         ("reasoning_gym:nothing", {}, "'nothing' not registered"),
         ("reasoning_gym:chain_sum", {"nothing": 1}, "unexpected keyword argument 'nothing'"),
         ("textarena:Nothing-v0", {}, "Nothing-v0 not found"),
-        ("textarena:TicTacToe-v0", {}, "it is no single-player game"),
+        ("textarena:TicTacToe-v0", {}, "is a game of two, given opponent=None"),
         (3, {}, "not from a int"),
     ],
 )
@@ -426,7 +426,8 @@ def test_the_last_action_that_a_text_names_counts(text, number):
 def test_frozen_lake_reads_as_a_map_and_is_won_by_name():
     env = make_environment("gymnasium:FrozenLake-v1", {"is_slippery": False, "invalid_reward": -0.5})
     start = reset_environment(env, 0)
-    assert "[S]FFF\nFHFH\nFFFH\nHFFG\n" in start and "0 (left), 1 (down), 2 (right), 3 (up)" in start
+    assert "[S] F  F  F\n F  H  F  H\n F  F  F  H\n H  F  F  G\n" in start
+    assert "0 (left), 1 (down), 2 (right), 3 (up)" in start
     invalid = step_environment(env, "jump")
     assert invalid.observation.startswith("I found no action in your answer.") and invalid.reward == -0.5
     assert "\x1b" not in step_environment(env, "down").observation
@@ -445,11 +446,13 @@ def test_a_template_of_ones_own_is_filled_and_a_wrong_field_is_named():
         reset_environment(env, 0)
 
 
-def test_blackjacks_tuple_is_named_and_taxis_colours_are_written():
+def test_blackjacks_tuple_is_named_and_colours_are_written():
     assert "your sum: 7, the dealer's card: 10, usable ace: 0" in reset_environment(
         make_environment("gymnasium:Blackjack-v1"), 3
     )
-    assert plain_picture("\x1b[34;1mR\x1b[0m \x1b[43mG\x1b[0m \x1b[1mB\x1b[0m\x1b[0m") == "R(blue) [G] B"
+    assert plain_picture("\x1b[34;1mR\x1b[0m \x1b[43mG\x1b[0m \x1b[1mB\x1b[0m\x1b[0m") == (
+        "R G B\nBlue: R (row 0, column 0)\nOn yellow: G (row 0, column 2)"
+    )
 
 
 def test_spaces_become_text_and_images_are_refused():
@@ -457,7 +460,7 @@ def test_spaces_become_text_and_images_are_refused():
 
     nested = spaces.Dict({"at": spaces.Tuple([spaces.Discrete(3), spaces.Text(5)]), "v": spaces.Box(-1, 1, (2,))})
     value = {"at": (1, "ab"), "v": np.array([0.5, -0.12345])}
-    assert space_to_text(nested, value) == "at: 1, ab\nv: [ 0.5  , -0.123]"
+    assert space_to_text(nested, value) == "at: 1, ab\nv: [0.5, -0.1235]"
     with pytest.raises(ValueError, match="cannot be written down; allowed: Discrete, Text"):
         space_to_text(spaces.Box(0, 255, (64, 64, 3)), None)
 

@@ -17,6 +17,8 @@ PACKAGES = ("data", "training", "workers", "custom")
 ROOMS = (
     "data",
     "custom.env",
+    "custom.confine",
+    "custom.verifier",
     "custom.reward_score",
     "custom.adapters",
     "custom.tools",
@@ -40,7 +42,8 @@ ROOMS = (
 UPWARD = {
     ("training.config", "training.core_algos"),  # its checks look names up in the registries, where they run
 }
-HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym", "gymnasium", "textarena")
+HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym")
+HEAVY += ("gymnasium", "textarena", "textworld", "verifiers")
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:

@@ -30,8 +30,8 @@ class EnvWorker(Protocol):
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs a call of `EnvServer` there and waits for it. Raises WorkerLost."""
 
-    def clock(self) -> float:
-        """Returns the seconds on the environment's own clock (`own_clock`), from any thread."""
+    def ran(self) -> float:
+        """Returns the seconds, on its `own_clock`, since the running call began; from any thread."""
 
     def has_answered(self) -> bool:
         """Says whether the reply to the running call waits to be read."""
@@ -79,16 +79,18 @@ class ThreadWorker:
         self._server = EnvServer()
         self._thread = 0
         self._task = ""
+        self._began = 0.0
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs the call here, in the calling thread."""
         if not self._thread:
             self._thread, self._task = threading.get_ident(), f"self/task/{threading.get_native_id()}"
+        self._began = own_clock(self._task)
         return self._server.call(kind, args)
 
-    def clock(self) -> float:
+    def ran(self) -> float:
         """Returns the seconds on the thread's clock."""
-        return own_clock(self._task)
+        return own_clock(self._task) - self._began
 
     def has_answered(self) -> bool:
         """Says no: a reply is there when the call returns."""
@@ -112,6 +114,7 @@ class ProcessWorker:
         self._connection: Connection | None = None
         self._pid: int | None = None
         self._killed = False
+        self._began: float | None = None
         # Nobody signals a process id that has been given back.
         self._lock = threading.Lock()
 
@@ -123,13 +126,17 @@ class ProcessWorker:
             raise WorkerLost("killed before it was ready")
         try:
             self._connection.send_bytes(pickle.dumps((kind, args), pickle.HIGHEST_PROTOCOL))
+            self._began = own_clock(str(self._pid))
             return unpack(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise WorkerLost(f"the environment's process ended during {kind} ({self._release()})") from None
+        finally:
+            self._began = None
 
-    def clock(self) -> float:
-        """Returns the seconds on the clock of the process's first thread, which makes the calls."""
-        return own_clock(str(self._pid))
+    def ran(self) -> float:
+        """Returns the seconds on the clock of the process's first thread; 0 before a call is sent."""
+        began = self._began
+        return 0.0 if began is None else own_clock(str(self._pid)) - began
 
     def has_answered(self) -> bool:
         """Says whether something waits to be read."""
@@ -164,6 +171,7 @@ class RayWorker:
 
     def __init__(self) -> None:
         self._actor: Any = None
+        self._began = 0.0
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Calls the actor, which is made at the first call, and waits for the reply."""
@@ -172,15 +180,16 @@ class RayWorker:
         try:
             if self._actor is None:
                 self._actor = ray.remote(num_cpus=0)(EnvServer).remote()
+            self._began = time.monotonic()
             return unpack(ray.get(self._actor.answer.remote(kind, args)))
         # Ray's own errors have many classes.
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise WorkerLost(f"the environment's Ray actor ended during {kind}: {why[:500]}") from None
 
-    def clock(self) -> float:
+    def ran(self) -> float:
         """Returns the wall clock's seconds: the actor may be on another machine."""
-        return time.monotonic()
+        return time.monotonic() - self._began
 
     def has_answered(self) -> bool:
         """Says no: Ray hands a reply over as it comes."""

@@ -12,12 +12,10 @@ code.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -28,20 +26,17 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
 from custom.adapters import library_of
+from custom.confine import Limits, adopt_orphans, confine, die_with_parent
 from workers.environments.env_server import EnvServer
 
-# Of Linux's prctl, and of its unshare.
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 # To the fork server: verb and process id.
 REQUEST = struct.Struct("!ci")
 # From it: a process id, or an exit code.
@@ -57,14 +52,6 @@ START += "run_fork_server(int(sys.argv[2]), Limits(**json.loads(sys.argv[3])), s
 
 class WorkerLost(RuntimeError):
     """Says that the env worker is gone, with the agent in it."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Says what an env worker's process may have: the network, and so many GiB of memory (None: any)."""
-
-    network: bool = True
-    memory_gb: float | None = None
 
 
 def kill_tree(pid: int) -> None:
@@ -135,8 +122,10 @@ class ForkServer:
         with theirs:
             arguments = [json.dumps(sys.path), str(theirs.fileno()), json.dumps(asdict(self._limits))]
             command = [sys.executable, "-c", START, *arguments, *self._preload]
+            # Games go by the order of sets: equal seeds are to give equal games in every run.
+            own = {"PYTHONHASHSEED": "0"} | os.environ
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=own
             )
 
     def _ask(self, verb: bytes, pid: int, files: list[int]) -> int | None:
@@ -218,43 +207,18 @@ def fork_worker(control: socket.socket, connection_fd: int, limits: Limits) -> i
 def run_worker(control: socket.socket, connection_fd: int, fork_server: int, limits: Limits) -> None:
     """Serves one agent, in the env worker's process."""
     os.setpgid(0, 0)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != fork_server:
         return
     control.close()
     adopt_orphans()
-    if limits.memory_gb is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (int(limits.memory_gb * 2**30),) * 2)
-    if not limits.network:
-        leave_network()
+    confine(limits)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # Or all workers would draw alike.
     np.random.seed()
     EnvServer().serve(Connection(connection_fd))
     sys.stdout.flush()
-
-
-def leave_network() -> bool:
-    """Moves this process, of one thread, to a network namespace with nothing in it; False where that is forbidden."""
-    if sys.platform != "linux":
-        return False
-    libc, uid, gid = ctypes.CDLL(None), os.getuid(), os.getgid()
-    if libc.unshare(CLONE_NEWNET) == 0:
-        return True
-    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
-        return False
-    # The user stays who it is, and its files its own.
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        Path(f"/proc/self/{name}").write_text(text)
-    return True
-
-
-def adopt_orphans() -> None:
-    """Has Linux give this process the descendants whose parents end, so that they stay in its tree."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_orphans(workers: Set[int]) -> None:

@@ -25,10 +25,11 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from custom.confine import Limits
 from custom.env import Abandoned
 from workers.environments.env_server import Call, StepReply, crashed
 from workers.environments.env_worker import EnvWorker, Isolation, make_worker, pickled
-from workers.environments.fork_server import ForkServer, Limits, WorkerLost, libraries_of
+from workers.environments.fork_server import ForkServer, WorkerLost, libraries_of
 from workers.environments.sentry import Sentry
 
 if TYPE_CHECKING:
@@ -38,8 +39,11 @@ if TYPE_CHECKING:
 Answer = tuple[Any, StepReply]
 MAX_CLOSE_S = 5.0
 BUILD_TIMEOUT_S = 120.0
-# How often the sentry hears of the watch; how long a reply that has come may take to be read.
-BEAT_S, READING_S = 1.0, 0.01
+# How often the sentry hears of the watch.
+BEAT_S = 1.0
+# How long after its deadline a call is ended: what comes till then is judged by the time that it took itself, which a
+# busy pool, late to ask and late to read, does not lengthen.
+GRACE_S = 0.25
 # How long shutdown waits for the threads of env workers that were killed.
 LAST_JOIN_S = {"thread": 0.5, "process": 5.0, "ray": 10.0}
 
@@ -75,7 +79,6 @@ class Slot:
         used_s: the environment's own time in this episode.
         started: of the running call.
         limit: of the running call, in seconds on the environment's own clock.
-        clock: the environment's own, when the call started.
         deadline: the watch looks at the running call then, or has closing end.
     """
 
@@ -92,7 +95,6 @@ class Slot:
     used_s: float = 0.0
     started: float = 0.0
     limit: float | None = None
-    clock: float = 0.0
     deadline: float | None = None
 
 
@@ -313,8 +315,8 @@ class EnvironmentPool:
         self._set_deadline(slot, self.close_timeout_s)
 
     def _set_deadline(self, slot: Slot, limit: float | None) -> None:
-        slot.started, slot.clock, slot.limit = time.monotonic(), slot.worker.clock(), limit
-        slot.deadline = None if limit is None else slot.started + limit
+        slot.started, slot.limit = time.monotonic(), limit
+        slot.deadline = None if limit is None else slot.started + limit + GRACE_S
         if slot.deadline is not None and slot.deadline < self._next_look:
             self._look.notify()
 
@@ -418,10 +420,10 @@ class EnvironmentPool:
             slot.worker.kill()
             return
         assert slot.limit is not None
-        own_s = slot.worker.clock() - slot.clock
-        if own_s < slot.limit or slot.worker.has_answered():
+        left = slot.limit + GRACE_S - slot.worker.ran()
+        if left > 0 or slot.worker.has_answered():
             # The machine kept it from running, or us from reading.
-            slot.deadline = now + max(slot.limit - own_s, READING_S)
+            slot.deadline = now + max(left, GRACE_S)
             return
         slot.hung = True
         self._settle(slot, overdue(slot.call.kind if slot.built else "build", now - slot.started))

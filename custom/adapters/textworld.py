@@ -1,0 +1,176 @@
+"""TextWorld's text adventures as environments: a game file, or games that its own generators make from the seed.
+
+Invariant: rewards add up to score / max_score, so that a game that is won pays 1; what the game does not understand it
+answers itself.
+"""
+
+import importlib
+import random
+import re
+import tempfile
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from custom.adapters.base import Adapter, Step, import_library
+
+# Generators and the settings they take; cooking's recipe_seed is the episode's seed unless it is given.
+CHALLENGES: dict[str, dict[str, Any]] = {
+    "tw-simple": {"rewards": "dense", "goal": "detailed", "test": False},
+    "tw-coin_collector": {"level": 1},
+    "tw-treasure_hunter": {"level": 1},
+    "tw-cooking": {"recipe": 1, "take": 1, "go": 1, "split": None, "recipe_seed": None}
+    | dict.fromkeys(("open", "cook", "cut", "drop"), False),
+    "custom": {"nb_rooms": 3, "nb_objects": 5, "quest_length": 3, "quest_breadth": 1},
+}
+LONGEST_COMMAND = 190
+# They stop, rewind or write the game, and are no part of it.
+META = re.compile(
+    r"\btw-\w|\b(?:quit|q|restart|restore|save|undo|script|transcript|unscript|noscript|recording|replay)\s*(?:$|[.;,]|then\b)",
+    re.IGNORECASE,
+)
+NOT_UNDERSTOOD = re.compile(
+    r"not a verb I recogni|can't see any such thing|didn't understand|beg your pardon|I only understood|not available"
+)
+# The generators share tables and a parser.
+_GENERATING = threading.Lock()
+
+
+class TextWorldEnvironment(Adapter):
+    """Plays `textworld:NAME`: a text adventure.
+
+    Args:
+        identifier: a game file (.z8 and other Z-machine games, or TextWorld's .json), or a generator: tw-simple,
+            tw-cooking, tw-coin_collector, tw-treasure_hunter or custom, whose game the seed chooses.
+        prompt_template: fields {name}, {objective}, {observation} (which begins with the objective).
+        max_episode_steps: commands until the episode ends; None: until the game does.
+        show_commands: list the commands that do something after each observation.
+        invalid_reward: reward of a command that the game does not understand.
+        kwargs: a generator's settings, see CHALLENGES.
+    """
+
+    TEMPLATE = "{observation}"
+    game: Any = None
+
+    def __init__(
+        self,
+        identifier: str,
+        *,
+        prompt_template: str = TEMPLATE,
+        max_episode_steps: int | None = 50,
+        show_commands: bool = False,
+        invalid_reward: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(identifier, prompt_template)
+        self.library = import_library("textworld", identifier)
+        # The interpreter says so of each game that is not a famous one.
+        warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
+        self.max_turns, self.show_commands, self.invalid_reward = max_episode_steps, show_commands, invalid_reward
+        if identifier not in CHALLENGES and not Path(identifier).is_file():
+            raise ValueError(
+                f"textworld:{identifier} is neither a file nor a generator; allowed: a .z8 or .json file, "
+                f"{', '.join(CHALLENGES)}"
+            )
+        allowed = CHALLENGES.get(identifier, {})
+        if unknown := sorted(kwargs.keys() - allowed.keys()):
+            raise ValueError(f"textworld:{identifier} takes no {unknown}; allowed: {', '.join(allowed) or 'nothing'}")
+        self.settings = {**allowed, **kwargs}
+        self._start(0)
+
+    def reset(self, seed: int | None = None) -> str:
+        """Starts the seed's game and returns its objective and first room."""
+        self._start(int(np.random.default_rng().integers(2**31)) if seed is None else seed)
+        self.steps, self.score, self._done = 0, 0, False
+        objective, text = str(self.state.objective or ""), str(self.state.feedback or "")
+        # Before its objective a game shows the library's name in large letters.
+        start = text.find(objective[:40]) if objective else 0
+        return self.fill_prompt(objective=objective, observation=self._with_commands(text[max(start, 0) :]))
+
+    def step(self, action: str) -> Step:
+        """Types a command, the answer's last line, and returns what the game says."""
+        if self._done:
+            return "The game is over.", 0.0, True, {"valid": False}
+        self.steps += 1
+        command, before = _as_command(action), self.score
+        text, reward = "That command is not available.", 0.0
+        if not META.search(command):
+            self.state, score, over = self.game.step(command)
+            self.score, most = int(score or 0), int(self.state.max_score or 0)
+            self._done = bool(over or self.state.won or self.state.lost)
+            reward = (self.score - before) / most if most > 0 else float(bool(self.state.won))
+            text = str(self.state.feedback or "").strip()
+        self._done = self._done or self.steps == self.max_turns
+        valid = command.lower() in self._commands() or not NOT_UNDERSTOOD.search(text) or reward != 0
+        info = {"valid": valid, "score": self.score, "won": bool(self.state.won)}
+        return self._with_commands(text), reward if valid else self.invalid_reward, self._done, info
+
+    def sample_action(self, generator: random.Random) -> str | None:
+        """Returns one of the commands that do something now; None where the game does not list them."""
+        commands = self._commands()
+        return generator.choice(commands) if commands else None
+
+    def close(self) -> None:
+        """Ends the interpreter."""
+        super().close()
+        if self.game is not None:
+            self.game.close()
+            self.game = None
+
+    def _commands(self) -> list[str]:
+        return list(self.state.admissible_commands or [])
+
+    def _with_commands(self, text: str) -> str:
+        listed = f"\n\nCommands: {', '.join(self._commands())}" if self.show_commands and not self._done else ""
+        return re.sub(r"\n{3,}", "\n\n", re.sub(r"\n>[^\n]*$", "", text.rstrip())).strip() + listed
+
+    def _start(self, seed: int) -> None:
+        self.close()
+        wanted = ("feedback", "objective", "admissible_commands", "score", "max_score", "won", "lost")
+        infos = self.library.EnvInfos(**dict.fromkeys(wanted, True))
+        path = self.name
+        try:
+            if self.name in CHALLENGES or self.name.endswith(".json"):
+                # Kept, because the folder goes with it.
+                self.folder = make_game(self.name, self.settings, seed % 2**32)
+                path = str(Path(self.folder.name) / "game.z8")
+            self.game = self.library.start(path, infos)
+            self.game.seed(seed)
+            self.state = self.game.reset()
+        except (ValueError, TypeError, KeyError, AssertionError, NotImplementedError, OSError) as error:
+            raise ValueError(f"textworld:{self.name} cannot be played with {self.settings}: {error}") from error
+
+
+def make_game(name: str, settings: Mapping[str, Any], seed: int) -> tempfile.TemporaryDirectory[str]:
+    """Generates or loads a game and compiles it to game.z8 in a folder, which is deleted with the returned object."""
+    textworld = importlib.import_module("textworld")
+    folder: tempfile.TemporaryDirectory[str] = tempfile.TemporaryDirectory(prefix="textworld")
+    options = textworld.GameOptions()
+    options.seeds, options.path = seed, str(Path(folder.name) / "game.z8")
+    with _GENERATING:
+        textworld.g_rng.set_seed(seed)
+        if name.endswith(".json"):
+            game = textworld.Game.load(name)
+        elif name == "custom":
+            for setting, value in settings.items():
+                setattr(options, setting, value)
+            game = textworld.generator.make_game(options)
+        else:
+            if "recipe_seed" in settings and settings["recipe_seed"] is None:
+                settings = {**settings, "recipe_seed": seed}
+            game = importlib.import_module("textworld.challenges").CHALLENGES[name][1](settings, options)
+        textworld.generator.compile_game(game, options)
+    return folder
+
+
+def _as_command(text: str) -> str:
+    """Returns the last line that is not empty, without a leading ">", cut, in the characters of words.
+
+    A backslash would speak to the interpreter, which answers an unknown one without end; stars write the game's end.
+    """
+    lines = [line.strip().lstrip(">").strip() for line in text.splitlines() if line.strip()]
+    return re.sub(r"[^\w ,.;!?'\"-]", "?", lines[-1] if lines else "", flags=re.ASCII)[:LONGEST_COMMAND]

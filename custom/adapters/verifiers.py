@@ -1,0 +1,212 @@
+"""verifiers' environments (0.4: a taskset, one agent, rewards of its tasks) as environments.
+
+Invariant: the library's own `Env.run` decides who speaks when; its agent is played by the policy, turn by turn, and
+the reward is what the task's own rewards give at the end.
+"""
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from custom.adapters.base import Adapter, import_library
+from custom.env import BadEnvironment, Message, Observation
+
+# Rows that are read of a taskset without an end.
+INFINITE_ROWS = 1000
+
+
+class VerifiersEnvironment(Adapter):
+    """Plays `verifiers:NAME`: an installed environment of one agent, without tools, containers or judges.
+
+    Args:
+        identifier: the taskset's package, as in `eval NAME`.
+        prompt_template: fields {name}, {prompt}, the row's last message.
+        env: an Env to pair the taskset with; empty: its own.
+        max_turns: the agent's turns; None: the environment's own limit.
+        kwargs: the taskset's settings (its `--env.taskset.*`).
+    A row is chosen by seed % number of rows. Where the environment's code raises, the episode ends with reward 0 and
+    `info["error"]`.
+    """
+
+    TEMPLATE = "{prompt}"
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(
+        self,
+        identifier: str,
+        *,
+        prompt_template: str = TEMPLATE,
+        env: str = "",
+        max_turns: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(identifier, prompt_template)
+        import_library("verifiers", identifier)
+        self.env, self.tasks = load_environment(identifier, env, kwargs)
+        self.seat_name, config = check_environment(self.env, self.tasks[0], identifier)
+        limit = config.max_turns if max_turns is None else max_turns
+        self.max_turns = 1 if type(self.env).__name__ == "SingleAgentEnv" else limit
+        self.config_of_seat = config.model_copy(update={"max_turns": limit})
+
+    def reset(self, seed: int | None = None) -> Observation:
+        """Starts the episode of the seed's row and returns its first messages."""
+        self.close()
+        seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        self.loop, self._done = asyncio.new_event_loop(), False
+        # What the agent is told, None at the episode's end; and what it answers.
+        self.asked: asyncio.Queue[list[Message] | None] = asyncio.Queue()
+        self.answers: asyncio.Queue[str] = asyncio.Queue()
+        self.episode = self.loop.create_task(self._play(self.tasks[seed % len(self.tasks)]))
+        messages = self.loop.run_until_complete(self.asked.get())
+        if messages is None:
+            error = self.episode.exception()
+            raise BadEnvironment(f"verifiers:{self.name} ended before its agent's first turn: {error!r}")
+        messages[-1]["content"] = self.fill_prompt(prompt=messages[-1]["content"])
+        return messages
+
+    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+        """Gives the environment its agent's reply and returns what it says next; the reward comes at the end."""
+        if self._done or self.loop is None:
+            return "The episode is over.", 0.0, True, {}
+        # pydantic takes no lone surrogates.
+        self.answers.put_nowait(action.encode("utf-8", "replace").decode("utf-8"))
+        messages = self.loop.run_until_complete(self.asked.get())
+        if messages is not None:
+            return messages, 0.0, False, {}
+        self._done = True
+        if error := self.episode.exception():
+            return "", 0.0, True, {"error": repr(error)[:200]}
+        traces = self.episode.result()
+        reward = float(np.mean([trace.reward for trace in traces])) if traces else 0.0
+        info = {"metrics": {name: value for trace in traces for name, value in trace.metrics.items()}}
+        return "", reward if np.isfinite(reward) else 0.0, True, info
+
+    def close(self) -> None:
+        """Drops an episode that is under way."""
+        super().close()
+        if self.loop is not None:
+            self.episode.cancel()
+            self.loop.run_until_complete(asyncio.gather(self.episode, return_exceptions=True))
+            self.loop.close()
+            self.loop = None
+
+    async def _play(self, task: Any) -> list[Any]:
+        """Plays the library's episode with the policy in its seat and returns the finished traces."""
+        vf = importlib.import_module("verifiers.v1")
+        episode = vf.Episode(task=_row(task))
+        agents: Any = vf.Agents(self.env.config, lambda name, config: Seat(self, episode.traces))
+        try:
+            await self.env.setup(agents)
+            await self.env.run(task, agents)
+            await self.env.finalize(task, episode)
+        finally:
+            self.asked.put_nowait(None)
+        return episode.traces
+
+
+class Seat:
+    """Stands for verifiers' Agent: its replies are the policy's."""
+
+    trainable = True
+
+    def __init__(self, environment: VerifiersEnvironment, finished: list[Any]) -> None:
+        self.environment, self.finished = environment, finished
+        self.vf = importlib.import_module("verifiers.v1")
+
+    async def run(self, task: Any, **_: Any) -> Any:
+        """Takes the one reply to the task's prompt and returns the scored trace."""
+        async with self.interaction(task) as exchange:
+            await exchange.turn()
+        return exchange.trace
+
+    @asynccontextmanager
+    async def interaction(self, task: Any, **_: Any) -> AsyncIterator[Any]:
+        """Stands for verifiers' Interaction, with `turn(message)` and `trace`; at its end the task scores it."""
+        state = importlib.import_module("verifiers.v1.state").state_cls(type(task))()
+        agent = self.vf.AgentInfo(config=self.environment.config_of_seat, name=self.environment.seat_name)
+        trace = self.vf.Trace(task=_row(task), agent=agent, state=state)
+        await task.setup(trace, None)
+        yield SimpleNamespace(trace=trace, turn=partial(self._turn, task, trace))
+        await task.finalize(trace, None)
+        await task.score(trace)
+        trace.is_completed = trace.ok = True
+        self.finished.append(trace)
+
+    async def _turn(self, task: Any, trace: Any, message: Any = None) -> Any:
+        """Says the message, after the task's prompt the first time, and returns the reply as a Segment."""
+        limit = self.environment.config_of_seat.max_turns
+        invoke = importlib.import_module("verifiers.v1.utils.decorators").invoke
+        stops = [invoke(stop, {"trace": trace, self.vf.Trace: trace}) for stop in task.hooks("stop")]
+        over = any([await stop if inspect.isawaitable(stop) else stop for stop in stops])
+        if over or (limit is not None and trace.num_turns >= limit):
+            trace.stop("stop" if over else "max_turns")
+            return self.vf.Segment(messages=[], terminated=True)
+        said = self._messages(message)
+        if not trace.nodes:
+            said = self._messages(task.data.prompt) + said
+            if task.data.system_prompt:
+                said = [self.vf.SystemMessage(content=task.data.system_prompt), *said]
+        self.environment.asked.put_nowait([_as_message(one) for one in said])
+        reply = self.vf.AssistantMessage(content=await self.environment.answers.get())
+        for one in [*said, reply]:
+            parent = len(trace.nodes) - 1 if trace.nodes else None
+            trace.nodes.append(self.vf.MessageNode(parent=parent, message=one, sampled=one is reply))
+        return self.vf.Segment(messages=[reply])
+
+    def _messages(self, said: Any) -> list[Any]:
+        return [self.vf.UserMessage(content=said)] if isinstance(said, str) else list(said or [])
+
+
+def load_environment(name: str, env: str, settings: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """Loads verifiers' environment and its rows."""
+    try:
+        vf = importlib.import_module("verifiers.v1")
+        loaded = vf.load_environment(vf.resolve_env_config({"id": env, "taskset": {"id": name, **settings}}))
+        tasks = list(islice(loaded.taskset, None if loaded.taskset.bounded else INFINITE_ROWS))
+    # pydantic's errors are ValueErrors; a taskset may fail in its own way over what it lacks.
+    except Exception as error:
+        raise ValueError(
+            f"verifiers:{name} cannot be made with {dict(settings)}: {type(error).__name__}: {error}. It must be "
+            "installed for verifiers 0.4 or newer (a package that exports its Taskset)"
+        ) from error
+    if not tasks:
+        raise ValueError(f"verifiers:{name} has no rows with {dict(settings)}")
+    return loaded, tasks
+
+
+def check_environment(env: Any, task: Any, name: str) -> tuple[str, Any]:
+    """Returns the agent's name and config; ValueError for what needs more than a policy that speaks."""
+    agents = importlib.import_module("verifiers.v1.configs.agent").agent_config_fields(env.config)
+    runtimes = {hook.__name__: inspect.signature(hook).parameters.get("runtime") for hook in task.hooks("reward")}
+    tools = [*type(task).toolsets(task.config), *type(env.taskset).toolsets(env.taskset.config)]
+    needs = {
+        "agents besides the policy, which need a model": list(agents) if len(agents) > 1 else [],
+        "judges, which need a model": [judge.reward_name for judge in task.plugged_judges()],
+        "rewards that need a runtime": [hook for hook, p in runtimes.items() if p and p.default is p.empty],
+        "tool servers": [type(tool).__name__ for tool in tools],
+        "a container": [type(task).__name__] if task.NEEDS_CONTAINER else [],
+    }
+    for need, names in needs.items():
+        if names:
+            raise ValueError(f"verifiers:{name} has {need}: {', '.join(names)}; allowed: one agent that only speaks")
+    return next(iter(agents.items()))
+
+
+def _row(task: Any) -> Any:
+    """Describes a task as the library's records do."""
+    trace_task = importlib.import_module("verifiers.v1").TraceTask
+    return trace_task(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+
+
+def _as_message(message: Any) -> Message:
+    content = message.content
+    parts = [content] if isinstance(content, str) else [part.text for part in content or []]
+    return {"role": message.role, "content": "\n".join(parts)}

@@ -1,0 +1,59 @@
+"""What a process may have that executes texts of the policy's: no network, bounded memory, no life of its own.
+
+Invariant: nothing here imports more than the standard library, as a process is confined before it loads anything.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+# Of Linux's prctl, and of its unshare.
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Says what a process may have: the network, and so many GiB of memory (None: any)."""
+
+    network: bool = True
+    memory_gb: float | None = None
+
+
+def confine(limits: Limits) -> None:
+    """Limits this process, which must have one thread yet; the network only where the system lets it be left."""
+    if limits.memory_gb is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(limits.memory_gb * 2**30),) * 2)
+    if not limits.network:
+        leave_network()
+
+
+def leave_network() -> bool:
+    """Moves this process to a network namespace with nothing in it; False where that is forbidden."""
+    if sys.platform != "linux":
+        return False
+    libc, uid, gid = ctypes.CDLL(None), os.getuid(), os.getgid()
+    if libc.unshare(CLONE_NEWNET) == 0:
+        return True
+    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
+        return False
+    # The user stays who it is, and its files its own.
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        Path(f"/proc/self/{name}").write_text(text)
+    return True
+
+
+def die_with_parent() -> None:
+    """Has Linux kill this process when its parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Has Linux give this process the descendants whose parents end, so that they stay in its tree."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -1,0 +1,52 @@
+"""reasoning-gym's verifiers run the policy's text outside of the trainer: it reaches nothing, and hangs nobody."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import custom.verifier
+from custom.reward_score import default_compute_score
+from custom.verifier import VerifierProcess
+
+reasoning_gym = pytest.importorskip("reasoning_gym")
+
+
+def entry_of(name: str) -> str:
+    return json.dumps(reasoning_gym.create_dataset(name, size=1, seed=3)[0], default=str)
+
+
+def test_a_right_answer_scores_1_and_an_odd_one_0() -> None:
+    entry = entry_of("prime_factorization")
+    answer = json.loads(entry)["answer"]
+    assert default_compute_score("reasoning_gym/prime_factorization", answer, answer, {"entry": entry}) == 1.0
+    for odd in ("", "2 x y", "×", "9" * 5000, "1e999 × 2"):
+        assert 0 <= default_compute_score("reasoning_gym/prime_factorization", odd, answer, {"entry": entry}) < 1
+
+
+def test_what_the_policy_writes_runs_in_another_process_without_a_network(tmp_path: Path) -> None:
+    """countdown evaluates the answer: as an expression it may still not touch the trainer."""
+    judged = VerifierProcess()
+    entry = entry_of("countdown")
+    assert judged.score("countdown", "1 + 1", entry) < 1
+    assert judged._process is not None
+    pid = judged._process.pid
+    assert pid != os.getpid() and os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
+    judged._process.kill()
+
+
+def test_an_answer_that_never_ends_scores_0_and_the_next_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(custom.verifier, "DEADLINE_S", 1.0)
+    judged = VerifierProcess()
+    entry = entry_of("countdown")
+    judged.score("countdown", "1", entry)
+    first = judged._process
+    assert judged.score("countdown", "9**9**9", entry) == 0.0
+    assert judged.score("countdown", json.loads(entry)["metadata"]["expression"], entry) == 1.0
+    assert judged._process is not first
+
+
+def test_an_unknown_task_is_an_error_of_the_user() -> None:
+    with pytest.raises(ValueError, match="nonsense"):
+        VerifierProcess().score("nonsense", "1", "{}")
