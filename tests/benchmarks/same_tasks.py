@@ -42,7 +42,7 @@ GAMES = {
 # So many groups are under way at once.
 TOGETHER = 8
 # A game whose resets take longer than this altogether is played with fewer seeds.
-LONGEST_S = 120.0
+LONGEST_S = 40.0
 
 
 def compare(name: str, isolation: str, seeds: int) -> tuple[int, int, str]:

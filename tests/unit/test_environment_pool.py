@@ -174,8 +174,8 @@ def test_an_episodes_deadline_cuts_the_call_that_would_exceed_it(isolation: str)
         start(pool, "a")
         assert not ask(pool, "a", "sleep 0.4").failure
         time.sleep(0.4)  # the policy's time does not count
-        reply = ask(pool, "a", "sleep 0.8")
-        assert reply.failure == "env_timeout" and reply.seconds < 0.8
+        reply = ask(pool, "a", "sleep 5")
+        assert reply.failure == "env_timeout" and reply.seconds < 2
         start(pool, "a")  # the next episode has its own time
         assert not ask(pool, "a", "sleep 0.4").failure
 

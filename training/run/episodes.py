@@ -153,7 +153,7 @@ def warn_of_crashing_groups(facts: Sequence[Mapping[str, Any]], names: Sequence[
     attempts = [sum(fact["attempts"] for fact in group) for group in groups]
     for group, own, tries in zip(groups, crashes, attempts, strict=True):
         others, of = sum(crashes) - own, sum(attempts) - tries
-        if own >= 2 and of and own / tries > 4 * max(others / of, 1 / of):
+        if len(group) > 1 and own >= 2 and of and own / tries > 4 * max(others / of, 1 / of):
             name, number = names[group[0]["environment"]], group[0]["group"]
             logger.warning(
                 "environment %s: group %d crashed in %d of %d attempts, the others in %d of %d. If its actions are "
