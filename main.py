@@ -104,12 +104,12 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     trainer, unsaved = build_trainer(config), None
     run_dir = Path(config.trainer.run_dir).absolute()
     run_dir.mkdir(parents=True, exist_ok=True)
-    # A validation alone must not change what a training run says of itself.
-    only = config.trainer.val_only and (run_dir / "config.yaml").exists()
-    (run_dir / ("config.validation.yaml" if only else "config.yaml")).write_text(to_yaml(config))
     with ray_cluster(config, signals):
         try:
             trainer.init_workers()
+            # A validation alone, and a start that is refused, change nothing of what a training run says of itself.
+            only = config.trainer.val_only and (run_dir / "config.yaml").exists()
+            (run_dir / ("config.validation.yaml" if only else "config.yaml")).write_text(to_yaml(config))
             trainer.fit()
         except CheckpointError as error:
             unsaved = error

@@ -3,6 +3,7 @@
 Invariant: nothing here imports more than the standard library, as a process is confined before it loads anything.
 """
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -57,3 +58,16 @@ def adopt_orphans() -> None:
     """Has Linux give this process the descendants whose parents end, so that they stay in its tree."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_tree(pid: int) -> None:
+    """Kills a process and its group with whatever it started, in whichever session that is."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for descendant in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                descendant.kill()
+    # macOS raises PermissionError for a group of zombies.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

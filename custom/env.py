@@ -20,6 +20,7 @@ import numpy as np
 
 MAX_OBSERVATION_CHARS = 20_000
 MAX_ERROR_CHARS = 2_000
+MAX_MESSAGES, MAX_NAME = 1_000, 200
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 ROLES = ("system", "user", "assistant", "tool")
 # The keys of a message that chat templates read.
@@ -215,9 +216,11 @@ def check_observation(observation: Any, where: str, max_chars: int = MAX_OBSERVA
             f"{where} returned the observation {shown(observation)}; allowed: a string, or a list of messages "
             f"{{'role': one of {', '.join(ROLES)}, 'content': string}}"
         )
+    if len(observation) > MAX_MESSAGES:
+        raise BadEnvironment(f"{where} returned {len(observation)} messages; allowed: {MAX_MESSAGES}")
     share = max_chars // max(len(observation), 1)
     return [
-        {name: text for name in MESSAGE_KEYS if isinstance(text := message.get(name), str)}
+        {name: _encodable(text[:MAX_NAME]) for name in MESSAGE_KEYS if isinstance(text := message.get(name), str)}
         | {"content": cut_middle(_encodable(message["content"]), share)}
         for message in observation
     ]

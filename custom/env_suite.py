@@ -8,6 +8,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from math import inf
 from typing import Any
 
 
@@ -27,7 +28,12 @@ class EnvironmentSuite:
 
     def choose(self, groups: range, seed: int) -> list[int]:
         """Returns the environment's index for each group; counts are within one of what the weights say."""
-        if len(set(self.weights)) <= 1:
+        if len(self.weights) != len(self.names) or not all(0 <= weight < inf for weight in self.weights):
+            raise ValueError(
+                f"{type(self).__name__}.weights={self.weights}; allowed: a finite number, 0 or more, for each of "
+                f"{', '.join(self.names)}"
+            )
+        if len(set(self.weights)) == 1:
             return self.in_turn(groups)
         bounds = list(accumulate(self.weights))
         shift = random.Random(seed).random()

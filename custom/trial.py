@@ -11,19 +11,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from custom.env import describe
+from custom.env import Abandoned, Message, describe
 
-# Seconds after which no further episode begins, and a running one ends.
+# Seconds after which no further episode begins, and a running one is dropped.
 LONGEST_S = 10.0
 GARBAGE = ("zzz", "I would rather not say.", "?!", "", "The the the the the.")
 # Each plays: with random answers, with useless ones, with a random one and then useless ones, and with a random one
-# after which the row is full.
+# behind which there is no room for more. All but garbage begin with the same answer.
 PLAYERS = ("random", "garbage", "quitting", "cut")
 
 
 @dataclass(frozen=True)
+class Played:
+    """Holds one episode: its reward and turns, the error that ended it, what it began with and was first told."""
+
+    reward: float
+    turns: int
+    error: str
+    first: list[Message]
+    told: list[Message]
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """Holds what one player got: means over its episodes, the attempts that crashed, and the first error."""
+    """Holds what one player got: means over its episodes that did not crash, and of the others the first error."""
 
     reward: float
     turns: float
@@ -40,41 +51,70 @@ class Trial:
         outcomes: by player; those for whom there was no time are left out.
         readable: the random answers were the environment's own (`sample_action`), else words of what it said.
         max_turns: the most turns that the game lasts by its own rules; None: unknown.
+        differs: under one seed it began differently, or was told another thing after the same answer.
+        told: what followed the first answer of an episode.
     """
 
     outcomes: dict[str, Outcome]
     readable: bool
     max_turns: int | None
+    differs: bool
+    told: list[Message]
+
+
+def as_trial(fields: Mapping[str, Any] | None) -> Trial | None:
+    """Makes a trial of its fields, as another process sent them; None of None."""
+    if fields is None:
+        return None
+    return Trial(**{**fields, "outcomes": {player: Outcome(**own) for player, own in fields["outcomes"].items()}})
 
 
 def play_trial(agent: Any, seed: int, episodes: int, max_turn: int) -> Trial:
     """Has every player play `episodes` episodes of at most `max_turn` turns, the same tasks for each."""
     environment, end = agent.environment, time.monotonic() + LONGEST_S
-    readable = _own_action(environment, random.Random(seed)) is not None
+    results: dict[str, list[Played]] = {player: [] for player in PLAYERS}
+    differs = False
     # In turn, so that each has played where time runs out.
-    results: dict[str, list[tuple[float, int, str]]] = {player: [] for player in PLAYERS}
     for number in range(episodes):
+        played: dict[str, Played] = {}
         for player in PLAYERS:
-            if time.monotonic() < end:
-                results[player].append(_play(agent, player, seed + number, max_turn, end))
+            if result := _play(agent, player, seed + number, max_turn, end):
+                played[player] = result
+                results[player].append(result)
+        clean = {player: result for player, result in played.items() if not result.error}
+        begins = [result.first for result in clean.values()]
+        answers = [result.told for player, result in clean.items() if player != "garbage"]
+        differs |= any(one != begins[0] for one in begins) or any(one != answers[0] for one in answers)
     outcomes = {player: _outcome(played) for player, played in results.items() if played}
-    return Trial(outcomes, readable, getattr(environment, "max_turns", None))
+    readable = _own_action(environment, random.Random(seed)) is not None
+    told = next((result.told for result in results["random"] if result.told), [])
+    most = getattr(environment, "max_turns", None)
+    return Trial(outcomes, readable, most if isinstance(most, int) else None, differs, told)
 
 
-def _play(agent: Any, player: str, seed: int, max_turn: int, end: float) -> tuple[float, int, str]:
-    """Plays an episode; returns its reward, its turns, and the error that ended it."""
-    generator, total, turns = random.Random(seed), 0.0, 0
+def _play(agent: Any, player: str, seed: int, max_turn: int, end: float) -> Played | None:
+    """Plays an episode; None where time runs out."""
+    # Of no generator that the environment may have made of the seed.
+    generator = random.Random(f"trial {seed}")
+    total, turns, error = 0.0, 0, ""
+    first: list[Message] = []
+    told: list[Message] = []
     try:
         messages, done = agent.reset(seed), False
-        while not done and turns < (1 if player == "cut" else max_turn) and time.monotonic() < end:
-            answer = _answer(player, turns, agent.environment, generator, messages)
-            messages, reward, done, _ = agent.step(answer)
-            total, turns = total + reward, turns + 1
+        first = list(messages)
+        while not done and turns < (1 if player == "cut" else max_turn):
+            if time.monotonic() > end:
+                return None
+            messages, reward, done, _ = agent.step(_answer(player, turns, agent.environment, generator, messages))
+            total, turns, told = total + reward, turns + 1, told or list(messages)
         own = agent.episode_reward("done" if done else "overflow" if player == "cut" else "max_turns")
-        return total if own is None else own, turns, ""
+        total = total if own is None else own
     # Whatever a user's code raises is what the trial is to find out.
-    except (Exception, SystemExit) as error:
-        return total, turns, describe(error)
+    except BaseException as problem:
+        if isinstance(problem, Abandoned | KeyboardInterrupt):
+            raise
+        error = describe(problem)
+    return Played(total, turns, error, first, told)
 
 
 def _answer(
@@ -83,7 +123,7 @@ def _answer(
     if player == "garbage" or (player == "quitting" and turn > 0):
         return generator.choice(GARBAGE)
     own = _own_action(environment, generator)
-    return _word(said, generator) if own is None else own
+    return _word(said, generator) if own is None else str(own)
 
 
 def _own_action(environment: Any, generator: random.Random) -> str | None:
@@ -97,11 +137,12 @@ def _word(messages: Sequence[Mapping[str, str]], generator: random.Random) -> st
     return generator.choice(words or ["hello"])
 
 
-def _outcome(played: list[tuple[float, int, str]]) -> Outcome:
-    errors = [error for _, _, error in played if error]
+def _outcome(played: Sequence[Played]) -> Outcome:
+    errors = [result.error for result in played if result.error]
+    clean = [result for result in played if not result.error]
     return Outcome(
-        reward=sum(reward for reward, _, _ in played) / len(played),
-        turns=sum(turns for _, turns, _ in played) / len(played),
+        reward=sum(result.reward for result in clean) / max(len(clean), 1),
+        turns=sum(result.turns for result in clean) / max(len(clean), 1),
         episodes=len(played),
         crashes=len(errors),
         error=errors[0] if errors else "",

@@ -1,27 +1,30 @@
 """Judges answers by reasoning-gym's verifiers in a process of their own: many of them execute what the policy wrote.
 
-Invariant: an answer that a verifier trips over, or takes too long for, scores 0; whatever it does, the trainer goes on.
+Invariant: an answer that a verifier trips over, or takes too long for, scores 0; whatever it does, the trainer goes on:
+it reads what the process sends as data, up to a deadline, and ends the process where that is not one answer.
 """
 
 import functools
 import json
 import logging
 import os
+import secrets
 import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from custom.confine import Limits, confine, die_with_parent
+from custom.confine import Limits, adopt_orphans, confine, die_with_parent, kill_tree
 from custom.env import check_reward
 
 logger = logging.getLogger(__name__)
-DEADLINE_S = 10.0
-# Its first answer waits for the library's import.
-START_S = 120.0
+# For an answer, and for the process to be ready for the first.
+DEADLINE_S, START_S = 10.0, 120.0
+LONGEST_REPLY = 10_000
 LIMITS = Limits(network=False, memory_gb=4.0)
 START = "import sys; sys.path.insert(0, sys.argv[1]); from custom.verifier import serve; serve()"
 
@@ -35,55 +38,80 @@ class VerifierProcess:
 
     def score(self, name: str, answer: str, entry: str) -> float:
         """Returns the score of an answer to a task's entry (JSON), 0 to 1. Raises ValueError for an unknown task."""
+        # It tells the reply from what an answer may have written before.
+        number = secrets.token_hex(8)
         with self._lock:
-            first = self._process is None or self._process.poll() is not None
-            process = self._start() if first else self._process
-            assert process is not None and process.stdin is not None and process.stdout is not None
             try:
-                process.stdin.write(json.dumps([name, answer, entry]).encode() + b"\n")
-                process.stdin.flush()
-                ready = select.select([process.stdout], [], [], START_S if first else DEADLINE_S)[0]
-                line = process.stdout.readline() if ready else b""
-            except BrokenPipeError:
-                line = b""
-            if not line:
-                process.kill()
-                process.wait()
-                logger.warning(
-                    "%s: the verifier did not survive the answer %r, which scores 0", name, (answer or "")[:80]
-                )
+                process = self._running()
+                assert process.stdin is not None
+                process.stdin.write(json.dumps([number, name, answer, entry]).encode() + b"\n")
+                reply = self._read(process, DEADLINE_S)
+                if reply.get("number") != number:
+                    raise ValueError("it sent another answer's reply")
+                if "refused" not in reply:
+                    return check_reward(reply["score"], "the verifier")
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                self._end()
+                logger.warning("%s: an answer scores 0, as the verifier did not survive it: %s", name, error)
                 return 0.0
-        reply = json.loads(line)
-        if "refused" in reply:
-            raise ValueError(reply["refused"])
-        return reply["score"]
+        raise ValueError(str(reply["refused"]))
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", START, str(Path(__file__).resolve().parents[1])]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0
-        )
+    def _running(self) -> subprocess.Popen[bytes]:
+        """Returns the process, ready for an answer."""
+        if self._process is None or self._process.poll() is not None:
+            self._end()
+            command = [sys.executable, "-c", START, str(Path(__file__).resolve().parents[1])]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0
+            )
+            self._read(self._process, START_S)
         return self._process
+
+    def _read(self, process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any]:
+        """Reads the one line that is to come. Raises ValueError where it is late, too long, no object, or not alone."""
+        assert process.stdout is not None
+        line, end = b"", time.monotonic() + seconds
+        while not line.endswith(b"\n"):
+            left = max(end - time.monotonic(), 0.0)
+            if len(line) > LONGEST_REPLY or not select.select([process.stdout], [], [], left)[0]:
+                raise ValueError(f"no answer within {seconds:g} s")
+            piece = os.read(process.stdout.fileno(), LONGEST_REPLY)
+            if not piece:
+                raise ValueError("it ended")
+            line += piece
+        reply = json.loads(line)
+        if not isinstance(reply, dict):
+            raise ValueError("it sent what is no answer")
+        return reply
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            kill_tree(process.pid)
+            process.communicate()
 
 
 def serve() -> None:
     """Answers questions on the standard input, in the process."""
     die_with_parent()
+    adopt_orphans()
     confine(LIMITS)
     # What a verifier prints is no answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    import reasoning_gym  # noqa: F401
+
+    print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        answers.write(json.dumps(_judged(*json.loads(line))) + "\n")
-        answers.flush()
+        print(json.dumps(_reply(*json.loads(line))), file=answers, flush=True)
 
 
-def _judged(name: str, answer: str | None, entry: str) -> dict[str, Any]:
+def _reply(number: str, name: str, answer: str, entry: str) -> dict[str, Any]:
     try:
         verifier = _verifier(name)
     except ValueError as error:
-        return {"refused": str(error)}
-    return {"score": judge(verifier, answer, json.loads(entry))[0]}
+        return {"number": number, "refused": str(error)}
+    return {"number": number, "score": judge(verifier, answer, json.loads(entry))[0]}
 
 
 def judge(

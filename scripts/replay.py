@@ -2,7 +2,8 @@
 
     python scripts/replay.py RUN_DIR_OR_CONFIG EPISODES.jsonl [--first N] [--loss] [key=value ...]
 
-EPISODES.jsonl is a file of `agent.episodes_dir`; RUN_DIR holds the run's config.yaml. The turn loop itself runs twice,
+EPISODES.jsonl is a file of `agent.episodes_dir`; RUN_DIR holds the run's config.yaml (a validation alone leaves
+RUN_DIR/config.validation.yaml beside it). The turn loop itself runs twice,
 with an engine that answers with the recorded ids:
 
     tokens        beside environments that answer with the record:

@@ -175,6 +175,9 @@ class AgentTrainer(RayPPOTrainer):
         played, self.played = self.played, []
         self.failures.check(played)
         metrics = super()._step_metrics(batch, timer) | episode_metrics(played, self.suite.names)
+        if len(self.suite.names) > 1:
+            pairs = zip(self.suite.names, self.suite.weights, strict=True)
+            metrics |= {f"env/{name}/weight": weight for name, weight in pairs}
         self.suite.update(rewards_by_environment(played, self.suite.names))
         return metrics
 

@@ -55,3 +55,11 @@ def test_the_config_gives_names_weights_and_limits() -> None:
     suite = make_suite(config, agent_specs(config))
     assert suite.names == ["gymnasium:FrozenLake-v1", "gymnasium:FrozenLake-v1#2"] and suite.weights == [2.0, 1.0]
     assert [turn_limit(config, index) for index in (0, 1)] == [3, 7]
+
+
+@pytest.mark.parametrize("weights", [[float("nan"), 1], [-1, 2], [float("inf"), 1], [1, 2, 3]])
+def test_weights_that_mean_nothing_are_refused(weights: list[float]) -> None:
+    suite = EnvironmentSuite(["a", "b"], [1, 1])
+    suite.weights = weights
+    with pytest.raises(ValueError, match=r"EnvironmentSuite.weights=.*for each of a, b"):
+        suite.choose(range(8), seed=0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +27,7 @@ from tests.unit.pool_environments import Guarded
 from training.config import EnvironmentChoice, PPOConfig
 from training.config.section import anchored
 from training.config.settings import AgentConfig
-from workers.environments.env_server import StepReply, own_clock
+from workers.environments.env_server import EnvServer, StepReply, own_clock, unpack
 from workers.environments.pool import EnvironmentPool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,3 +206,42 @@ def test_a_run_keeps_its_folders_when_something_changes_the_current_one(tmp_path
     config = anchored(PPOConfig(env_template=(made,), trainer=trainer))
     assert config.trainer.run_dir == str(Path("outputs/here").absolute())
     assert config.env_template[0]["path"] == str(Path("tests/conftest.py").absolute())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pickle.dumps(1),
+        b"{}",
+        b"7",
+        b'{"messages": 5, "reward": 0, "done": true, "trial": null}',
+        b'{"messages": [], "reward": NaN, "done": true, "trial": null}',
+        b'{"messages": [], "failure": "odd", "trial": null}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_reply_is_a_crash_and_never_unpickled(sent: bytes) -> None:
+    reply = unpack(sent)
+    assert reply.failure == "env_crash" and "no reply" in reply.error
+
+
+def test_a_reply_comes_back_as_it_was_sent() -> None:
+    class Silent:
+        tool_schemas = None
+
+        def reset(self, seed: int) -> list[dict[str, str]]:
+            return [{"role": "user", "content": f"seed {seed} \u2603"}]
+
+    server = EnvServer()
+    server.agent = Silent()
+    assert unpack(server.answer("reset", (3,))).messages == [{"role": "user", "content": "seed 3 \u2603"}]
+
+
+def test_a_home_that_stopped_between_calls_is_ended_though_it_does_not_read() -> None:
+    with guarded_pool(step_timeout_s=0.5) as pool:
+        pool.reset("a", 0, 0)
+        wait(pool)
+        [slot] = pool._slots
+        os.kill(slot.worker._pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+        pool.step("a", "x" * 3_000_000)
+        assert wait(pool).failure == "env_timeout"

@@ -89,7 +89,7 @@ def test_an_environment_that_raises_is_counted_with_its_first_error() -> None:
 
 
 def said(caplog: pytest.LogCaptureFixture, environment: BaseEnvironment, **agent: Any) -> str:
-    config = PPOConfig(agent=AgentConfig(max_turn=4, **agent))
+    config = PPOConfig(agent=AgentConfig(max_turn=4, trial_episodes=2, **agent))
     trial = play_trial(Agent(environment), seed=0, episodes=2, max_turn=4)
     with caplog.at_level(logging.INFO):
         caplog.clear()
@@ -100,14 +100,80 @@ def said(caplog: pytest.LogCaptureFixture, environment: BaseEnvironment, **agent
 def test_where_not_playing_pays_more_a_warning_gives_both_numbers(caplog: pytest.LogCaptureFixture) -> None:
     text = said(caplog, Marathon())
     assert "WARNING Marathon pays 0 for unreadable ones and -4 for random answers" in text
-    assert "WARNING Marathon pays -1 for one and then a full row and -4 for random answers" in text
-    assert "INFO trial of Marathon: mean reward of random answers -4 in 4 turns" in text
+    assert "WARNING Marathon pays -1 for one and then no room for more and -4 for random answers" in text
+    assert "change agent.overflow_reward to -3 or less" in text
+    assert "INFO trial of Marathon (8 episodes): mean reward of random answers -4 in 4 turns" in text
 
 
 def test_where_playing_pays_at_least_as_much_there_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     text = said(caplog, Marathon(invalid_reward=-1.0), overflow_reward=-3.0)
-    assert "learn not to play" not in text and "INFO trial of Marathon" in text
+    assert "learn not to play" not in text and "INFO trial of Marathon (8 episodes)" in text
 
 
 def test_a_game_that_outlasts_the_turns_is_named_with_both_numbers(caplog: pytest.LogCaptureFixture) -> None:
     assert "WARNING Marathon may last 6 turns, agent.max_turn=4 ends it before" in said(caplog, Marathon())
+
+
+class Sly(BaseEnvironment):
+    """Draws its task from a generator of the seed, as most do; the player must not draw from an equal one."""
+
+    def reset(self, seed: int | None = None) -> str:
+        self.target = random.Random(seed).randint(1, 10)
+        return "guess"
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        return "no", float(action == str(self.target)), False, {}
+
+    def sample_action(self, generator: random.Random) -> str:
+        return str(generator.randint(1, 10))
+
+
+def test_the_random_player_does_not_share_the_environments_draws() -> None:
+    trial = play_trial(Agent(Sly()), seed=0, episodes=20, max_turn=1)
+    assert trial.outcomes["random"].reward < 0.5
+
+
+class Forgetful(Sly):
+    """Begins alike, and hides another number at each reset."""
+
+    def reset(self, seed: int | None = None) -> str:
+        self.hidden = random.SystemRandom().randint(1, 10**9)
+        return super().reset(seed)
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        return f"it was {self.hidden}", 0.0, False, {}
+
+
+def test_a_game_that_differs_under_one_seed_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    assert "differs under one seed" in said(caplog, Forgetful())
+    assert "differs" not in said(caplog, Sly())
+
+
+class Moody(Marathon):
+    """Crashes in its second task."""
+
+    def reset(self, seed: int | None = None) -> str:
+        self.bad = seed == 1
+        return super().reset(seed)
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        if self.bad:
+            raise RuntimeError("not today")
+        return super().step(action)
+
+
+def test_crashed_episodes_are_no_part_of_the_means() -> None:
+    trial = play_trial(Agent(Moody()), seed=0, episodes=2, max_turn=4)
+    assert rewards(trial) == {"random": -4.0, "garbage": 0.0, "quitting": -1.0, "cut": -1.0}
+    assert all(outcome.crashes == 1 for outcome in trial.outcomes.values())
+
+
+def test_without_an_action_of_its_own_the_trial_says_that_it_shows_little(caplog: pytest.LogCaptureFixture) -> None:
+    class Silent(BaseEnvironment):
+        def reset(self, seed: int | None = None) -> str:
+            return "say the word"
+
+        def step(self, action: str) -> tuple[Any, ...]:
+            return "that is not it", float(action == "xyzzy"), False, {}
+
+    assert "has no sample_action(generator)" in said(caplog, Silent())

@@ -47,6 +47,32 @@ def test_an_answer_that_never_ends_scores_0_and_the_next_is_judged(monkeypatch: 
     assert judged._process is not first
 
 
+ATTACKS = {
+    "forges a score": """__import__('os').write(PIPE, b'{"score": 1.0, "number": "0"}\\n')""",
+    "writes junk": "__import__('os').write(PIPE, b'junk\\n')",
+    "leaves a line open": "(__import__('os').write(PIPE, b'{'), __import__('time').sleep(60))",
+    "ends the process": "__import__('os')._exit(0)",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_answer_that_runs_code_scores_0_and_shifts_no_other(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """binary_matrix evaluates an answer as Python."""
+    monkeypatch.setattr(custom.verifier, "DEADLINE_S", 1.5)
+    judged, entry = VerifierProcess(), entry_of("binary_matrix")
+    truth = json.loads(entry)["answer"]
+    assert judged.score("binary_matrix", truth, entry) == 1.0
+    assert judged._process is not None
+    pid = judged._process.pid
+    pipes = [int(fd) for fd in os.listdir(f"/proc/{pid}/fd") if int(fd) > 2]
+    for pipe in pipes:
+        if os.readlink(f"/proc/{pid}/fd/{pipe}").startswith("pipe:"):
+            code = ATTACKS[attack].replace("PIPE", str(pipe))
+            assert judged.score("binary_matrix", code, entry) < 1.0
+    assert judged.score("binary_matrix", truth, entry) == 1.0
+    assert judged.score("binary_matrix", "0", entry) < 1.0
+
+
 def test_an_unknown_task_is_an_error_of_the_user() -> None:
     with pytest.raises(ValueError, match="nonsense"):
         VerifierProcess().score("nonsense", "1", "{}")

@@ -19,7 +19,8 @@ from training.config.section import (
 class EnvironmentChoice(Section):
     """What the agent acts in. Give `name`, or `path` and `cls`."""
 
-    name: str | None = None  #: gymnasium:ID, reasoning_gym:DATASET, textarena:ID, or PACKAGE.MODULE:CLASS
+    #: gymnasium:ID, reasoning_gym:NAME, textarena:ID, textworld:NAME, verifiers:NAME or PACKAGE.MODULE:CLASS
+    name: str | None = None
     path: InputPath | None = None  #: Python file with a class of your own
     cls: str | None = None  #: name of the class in that file
     kwargs: dict[str, Any] = field(default_factory=dict)  #: its settings
@@ -67,7 +68,7 @@ class AgentConfig(Section):
     max_turn_tokens: PositiveInt | None = None  #: tokens of a turn; a longer one is closed and played
     include_state: bool = True  #: add get_state_description() to observations that lack it
     max_observation_chars: PositiveInt = 20000  #: a longer observation is cut in its middle
-    tools: tuple[str, ...] = ()  #: FILE.py:NAME of a Tool, or calculator, python
+    tools: tuple[str, ...] = ()  #: calculator, python, environment_step, or FILE.py:NAME of a Tool
     parser: Literal["json", "react", "function"] = "function"  #: how tool calls are written in the model's text
     step_timeout_s: PositiveFloat | None = 120.0  #: seconds for one call of the environment; null = no deadline
     episode_timeout_s: PositiveFloat | None = None  #: seconds for all of an episode's calls; null = no deadline

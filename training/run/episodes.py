@@ -6,6 +6,7 @@ import json
 import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,19 @@ def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = (
     if len(names) > 1:
         metrics |= environment_metrics(facts, names)
     if errors := [fact["error"] for fact in facts if fact["error"]]:
-        logger.warning("environments failed in %d episodes; the first: %s", len(errors), errors[0])
+        warn_of_error(errors[0])
+        line = errors[0].splitlines()[0]
+        logger.warning(
+            "environments failed in %d episodes, their last attempt or one before; first: %s", len(errors), line
+        )
     warn_of_crashing_groups(facts, names)
     return metrics | tool_metrics([call for fact in facts for call in fact["tool_calls"]])
+
+
+@cache
+def warn_of_error(error: str) -> None:
+    """Shows an error with its traceback, once."""
+    logger.warning("an environment failed: %s", error)
 
 
 def environment_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:

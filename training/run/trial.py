@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
-from custom.trial import Trial
+from custom.trial import LONGEST_S, Trial
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError
@@ -24,7 +24,7 @@ WORDS = {
     "random": "random answers",
     "garbage": "unreadable ones",
     "quitting": "one and then unreadable ones",
-    "cut": "one and then a full row",
+    "cut": "one and then no room for more",
 }
 
 
@@ -61,16 +61,19 @@ def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrai
             pool.finish(index, "max_turns")
             wait_for_reply(pool)
             if config.agent.trial_episodes:
-                problems += play_trial(config, pool, index, name)
+                problems += play_trial(config, pool, tokens, index, name)
     if problems:
         raise ConfigError(problems)
 
 
-def play_trial(config: PPOConfig, pool: EnvironmentPool, index: int, name: str) -> Iterator[str]:
+def play_trial(config: PPOConfig, pool: EnvironmentPool, tokens: TurnTokens, index: int, name: str) -> Iterator[str]:
     """Has an environment play its trial, tells what came of it, and yields what keeps a run from beginning."""
     max_turn = turn_limit(config, index)
     pool.trial(index, index, config.data.run_seed, config.agent.trial_episodes, max_turn)
     reply = wait_for_reply(pool)
+    if reply.failure == "env_timeout":
+        logger.warning("environment %s: %s; agent.step_timeout_s ends such a call of the run's", name, reply.error)
+        return
     if reply.trial is None:
         yield f"environment {name} failed in its trial ({reply.failure}): {reply.error}"
         return
@@ -82,40 +85,53 @@ def play_trial(config: PPOConfig, pool: EnvironmentPool, index: int, name: str) 
             f"environment {name} crashed in all {played} trial episodes; an answer that it cannot read is to be "
             f"answered, not raised (agent.max_failure_rate=1 trains all the same): {first}"
         )
-    elif crashes:
+        return
+    if crashes:
         logger.warning("environment %s crashed in %d of %d trial episodes: %s", name, crashes, played, first)
     tell(config, reply.trial, name, max_turn)
+    length, room = len(tokens.prompt(reply.trial.told)), config.data.max_response_length
+    if reply.trial.told and max_turn > 1 and length >= room:
+        logger.warning(
+            "%s: no second turn fits: an observation has about %d tokens, and data.max_response_length=%d is for all "
+            "turns and observations together",
+            *(name, length, room),
+        )
 
 
 def tell(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:
-    """Logs what each player got, and warns where not playing pays more than playing."""
-    paid = {player: outcome.reward for player, outcome in trial.outcomes.items()}
+    """Logs what each player got, and warns where not playing pays more than playing, or the trial shows little."""
+    clean = {player: outcome for player, outcome in trial.outcomes.items() if outcome.crashes < outcome.episodes}
+    paid = {player: outcome.reward for player, outcome in clean.items()}
+    own = config.agent.overflow_reward
     if "cut" in paid:
-        paid["cut"] += config.agent.overflow_reward
+        paid["cut"] += own
     if trial.max_turns is not None and trial.max_turns > max_turn:
+        text = "%s may last %d turns, agent.max_turn=%d ends it before: what it pays at its end is then lost"
+        logger.warning(text, name, trial.max_turns, max_turn)
+    if trial.differs:
         logger.warning(
-            "%s may last %d turns, agent.max_turn=%d ends it before: what it pays at its end is then lost",
+            "%s differs under one seed: it began differently, or answered the same first action differently, so that "
+            "members of a group would not face the same task; have reset(seed) decide all that is drawn",
             name,
-            trial.max_turns,
-            max_turn,
         )
-    if not paid:
-        return
-    told = [f"{WORDS[player]} {paid[player]:.3g} in {trial.outcomes[player].turns:.3g} turns" for player in paid]
-    unsure = "" if trial.readable else " (random words: the environment has no sample_action)"
-    logger.info("trial of %s: mean reward of %s%s", name, ", ".join(told), unsure)
-    for player, value in paid.items():
-        if value > paid["random"] + 1e-9 and player != "random":
-            fix = "agent.overflow_reward" if player == "cut" else "the environment's invalid_reward, or its rewards"
-            logger.warning(
-                "%s pays %.3g for %s and %.3g for %s: a policy may learn not to play; change %s",
-                name,
-                value,
-                WORDS[player],
-                paid["random"],
-                WORDS["random"],
-                fix,
-            )
+    told = [f"{WORDS[player]} {paid[player]:.3g} in {clean[player].turns:.3g} turns" for player in paid]
+    played, wanted = sum(outcome.episodes for outcome in trial.outcomes.values()), 4 * config.agent.trial_episodes
+    cut = "" if played == wanted else f", stopped after {LONGEST_S:.0f} s"
+    logger.info("trial of %s (%d episodes%s): mean reward of %s", name, played, cut, ", ".join(told) or "none")
+    if not trial.readable and paid.get("random") == paid.get("garbage"):
+        logger.warning(
+            "%s has no sample_action(generator), and random words are as good as unreadable ones: the trial shows "
+            "little. It returns a readable action, drawn from the random.Random",
+            name,
+        )
+    for player in [player for player, value in paid.items() if value > paid.get("random", value) + 1e-9]:
+        fix = "the environment's invalid_reward, or its rewards"
+        if player == "cut":
+            fix = f"agent.overflow_reward to {paid['random'] - paid['cut'] + own:.3g} or less"
+        logger.warning(
+            "%s pays %.3g for %s and %.3g for %s: a policy may learn not to play; change %s",
+            *(name, paid[player], WORDS[player], paid["random"], WORDS["random"], fix),
+        )
 
 
 def wait_for_reply(pool: EnvironmentPool) -> StepReply:

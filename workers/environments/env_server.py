@@ -6,15 +6,17 @@ imports torch, and of a step's `info` only the records of tool calls leave the p
 
 from __future__ import annotations
 
+import json
 import pickle
+import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from custom.env import MAX_ERROR_CHARS, Message, describe
-from custom.trial import Trial, play_trial
+from custom.env import MAX_ERROR_CHARS, Message, check_done, check_observation, check_reward, describe
+from custom.trial import Trial, as_trial, play_trial
 
 Call = Literal["build", "trial", "reset", "step", "finish", "close"]
 Failure = Literal["", "env_crash", "env_timeout"]
@@ -99,13 +101,13 @@ class EnvServer:
         return StepReply(done=True)
 
     def answer(self, kind: Call, args: tuple[Any, ...]) -> bytes:
-        """Runs `call` and pickles the reply; one that does not pickle is an error of the environment."""
+        """Runs `call` and writes the reply as JSON; one that cannot be written is an error of the environment."""
         reply = self.call(kind, args)
         try:
-            return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+            return json.dumps(asdict(reply)).encode()
         except BaseException as error:
             text = f"what {kind} returned cannot be sent to another process: {describe(error)}"
-            return pickle.dumps(crashed(text[:MAX_ERROR_CHARS], reply.seconds))
+            return json.dumps(asdict(crashed(text[:MAX_ERROR_CHARS], reply.seconds))).encode()
 
     def serve(self, connection: Connection) -> None:
         """Answers calls until the agent is closed or nobody is there to ask."""
@@ -144,9 +146,18 @@ def tool_calls(info: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def unpack(answer: bytes) -> StepReply:
-    """Reads the reply that `EnvServer.answer` packed."""
+    """Reads the reply that `EnvServer.answer` wrote, as data: code of the policy's may have run where it was made."""
     try:
-        return pickle.loads(answer)
-    # A user's object may refuse to be built here.
-    except BaseException as error:
-        return crashed(f"what was returned cannot be read in this process: {describe(error)}")
+        fields = json.loads(answer)
+        reply = StepReply(**fields | {"trial": as_trial(fields["trial"])})
+        check_observation(reply.messages, "the reply", max_chars=sys.maxsize)
+        check_reward(0.0 if reply.reward is None else reply.reward, "the reply")
+        check_done(reply.done, "the reply")
+        if reply.failure not in get_args(Failure) or not isinstance(reply.error, str):
+            raise ValueError(f"it says failure={reply.failure!r}, error={reply.error!r}")
+        return replace(reply, seconds=float(reply.seconds), tool_calls=tool_calls({"tool_calls": reply.tool_calls}))
+    # Whatever came is no reply.
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return crashed(
+            f"the environment's home sent what is no reply: {type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+        )

@@ -17,9 +17,10 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any, Literal, Protocol
 
+from custom.confine import kill_tree
 from custom.env import Abandoned
 from workers.environments.env_server import Call, EnvServer, StepReply, own_clock, unpack
-from workers.environments.fork_server import ForkServer, WorkerLost, kill_tree
+from workers.environments.fork_server import ForkServer, WorkerLost
 
 Isolation = Literal["thread", "process", "ray"]
 
@@ -125,8 +126,9 @@ class ProcessWorker:
         if self._killed:
             raise WorkerLost("killed before it was ready")
         try:
-            self._connection.send_bytes(pickle.dumps((kind, args), pickle.HIGHEST_PROTOCOL))
+            # A home that does not read holds up who sends much.
             self._began = own_clock(str(self._pid))
+            self._connection.send_bytes(pickle.dumps((kind, args), pickle.HIGHEST_PROTOCOL))
             return unpack(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise WorkerLost(f"the environment's process ended during {kind} ({self._release()})") from None

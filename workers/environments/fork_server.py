@@ -34,7 +34,7 @@ import numpy as np
 import psutil
 
 from custom.adapters import library_of
-from custom.confine import Limits, adopt_orphans, confine, die_with_parent
+from custom.confine import Limits, adopt_orphans, confine, die_with_parent, kill_tree
 from workers.environments.env_server import EnvServer
 
 # To the fork server: verb and process id.
@@ -52,17 +52,6 @@ START += "run_fork_server(int(sys.argv[2]), Limits(**json.loads(sys.argv[3])), s
 
 class WorkerLost(RuntimeError):
     """Says that the env worker is gone, with the agent in it."""
-
-
-def kill_tree(pid: int) -> None:
-    """Kills an env worker's process with whatever it started, in whichever session that is."""
-    with contextlib.suppress(psutil.Error):
-        for descendant in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                descendant.kill()
-    # macOS raises PermissionError for a group of zombies.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 class ForkServer:

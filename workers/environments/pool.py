@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from custom.confine import Limits
 from custom.env import Abandoned
+from custom.trial import LONGEST_S
 from workers.environments.env_server import Call, StepReply, crashed
 from workers.environments.env_worker import EnvWorker, Isolation, make_worker, pickled
 from workers.environments.fork_server import ForkServer, WorkerLost, libraries_of
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 Answer = tuple[Any, StepReply]
 MAX_CLOSE_S = 5.0
 BUILD_TIMEOUT_S = 120.0
+# For one call within a trial, where calls have no deadline.
+MAX_TRIAL_STEP_S = 120.0
 # How often the sentry hears of the watch.
 BEAT_S = 1.0
 # How long after its deadline a call is ended: what comes till then is judged by the time that it took itself, which a
@@ -389,7 +392,7 @@ class EnvironmentPool:
         """Returns the longest that the next call may take."""
         step_s, episode_s = self.step_timeout_s, self.episode_timeout_s
         if kind == "trial":
-            return self.build_timeout_s
+            return LONGEST_S + (step_s or MAX_TRIAL_STEP_S)
         if episode_s is None or kind == "finish":
             return episode_s if step_s is None else step_s
         rest = max(0.0, episode_s - slot.used_s)
