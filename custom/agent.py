@@ -225,7 +225,7 @@ class AgentSpec:
     `environment` is a name or class that `make_environment` knows, with its `kwargs`; a function that returns an
     environment; or an environment itself, which every agent gets a copy of. With an agent class of your own
     (`agent_path`, `agent_name`) it may be None: the class is then built without one. `reward_fn` and `agent_cls` are
-    for objects that do not come from a file.
+    for objects that do not come from a file; `max_turn` and `max_turn_tokens` are limits of its own.
     """
 
     environment: Any
@@ -242,6 +242,8 @@ class AgentSpec:
     reward_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reward_fn: RewardFn | None = None
     agent_cls: Callable[..., Any] | None = None
+    max_turn: int | None = None
+    max_turn_tokens: int | None = None
 
     @classmethod
     def of_object(cls, environment: Any, **settings: Any) -> "AgentSpec":

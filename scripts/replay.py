@@ -224,7 +224,7 @@ class Player:
             loop = TurnLoop(
                 rollout.engine,
                 rollout.engine.sampler(describe(self.config, episodes).meta_info),
-                [rollout.limits(index) for index in range(len(rollout.tools))],
+                [rollout.limits(spec) for spec in rollout.specs],
                 tokens=rollout.tokens,
                 environments=RecordedEnvironments(episodes),
                 tools=rollout.tools,

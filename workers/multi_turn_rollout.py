@@ -25,7 +25,7 @@ from data.protocol import DataProto
 from data.sample_ids import sample_ids, step_info
 from data.seeding import seed_for
 from data.turn_tokens import TurnTokens
-from training.config import PPOConfig
+from training.config import AgentConfig, PPOConfig
 from workers.environments.env_server import StepReply
 from workers.environments.pool import EnvironmentPool
 from workers.ranks.distributed import from_leader, is_leader
@@ -54,6 +54,7 @@ class AgentRollout:
         group: dist.ProcessGroup | None,
     ) -> None:
         self.config, self.engine, self.group = config, engine, group
+        self.specs = list(specs)
         self.tokens = TurnTokens(
             tokenizer,
             template_kwargs=dict(config.data.apply_chat_template_kwargs),
@@ -76,7 +77,7 @@ class AgentRollout:
         loop = TurnLoop(
             self.engine,
             self.engine.sampler(described.meta_info),
-            [self.limits(index) for index in range(len(self.tools))],
+            [self.limits(spec) for spec in self.specs],
             tokens=self.tokens,
             environments=self.pool,
             tools=self.tools,
@@ -87,15 +88,15 @@ class AgentRollout:
         loop.run(episodes)
         return self.rows_of(described, episodes)
 
-    def limits(self, index: int) -> TurnLimits:
-        """Returns what ends turns and episodes in environment `index`."""
-        agent, data, own = self.config.agent, self.config.data, self.config.environments
+    def limits(self, spec: AgentSpec) -> TurnLimits:
+        """Returns what ends turns and episodes of this spec's agents."""
+        agent, data = self.config.agent, self.config.data
         return TurnLimits(
             prompt_length=data.max_prompt_length,
             response_length=self.engine.response_length,
             max_model_len=self.engine.max_model_len,
-            max_turn=turn_limit(self.config, index),
-            max_turn_tokens=(own[index].max_turn_tokens if index < len(own) else None) or agent.max_turn_tokens,
+            max_turn=spec.max_turn or agent.max_turn,
+            max_turn_tokens=spec.max_turn_tokens or agent.max_turn_tokens,
             max_refills=agent.max_refills if agent.on_failure == "refill" else 0,
         )
 
@@ -111,9 +112,7 @@ class AgentRollout:
             for fact, episode in zip(facts, episodes, strict=True):
                 fact["record"] = episode_record(episode)
         for episode, fact in zip(episodes, facts, strict=True):
-            settle_failure(episode, self.config.agent.on_failure)
-            if episode.ending == "overflow" and self.config.agent.overflow_reward:
-                episode.add_reward(self.config.agent.overflow_reward)
+            settle(episode, self.config.agent)
             fact["reward"] = sum(sum(row.rewards) for row in episode.rows)
             fact["masked"] = not any(1 in row.response_mask for row in episode.rows)
         owners = [(number, k) for number, episode in enumerate(episodes) for k in range(len(episode.rows))]
@@ -149,10 +148,11 @@ def open_pool(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentPool:
     )
 
 
-def turn_limit(config: PPOConfig, index: int) -> int:
-    """Returns the turns of an episode of environment `index`."""
-    own = config.environments[index].max_turn if index < len(config.environments) else None
-    return own or config.agent.max_turn
+def settle(episode: Episode, agent: AgentConfig) -> None:
+    """Gives an ended episode the rewards and masks that it is trained on with."""
+    settle_failure(episode, agent.on_failure)
+    if episode.ending == "overflow" and agent.overflow_reward:
+        episode.add_reward(agent.overflow_reward)
 
 
 def settle_failure(episode: Episode, on_failure: str) -> None:
@@ -233,6 +233,8 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
             reward_path=reward.path,
             reward_name=reward.name,
             reward_kwargs=dict(reward.reward_kwargs),
+            max_turn=environment.max_turn,
+            max_turn_tokens=environment.max_turn_tokens,
         )
         for environment in config.environments
     ]

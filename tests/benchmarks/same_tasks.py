@@ -1,9 +1,10 @@
 """Do the members of a group meet the same first observation? For every adapter, in every home, over thousands of seeds.
 
 Two members of each group are reset at once, among those of other groups, while another thread draws from the global
-generators. A difference is an error of the adapter's or of the home's.
+generators as an environment does (`OwnGenerators`), or with --foreign as code does that knows nothing of it; that
+changes games of textarena's in threads. A difference is an error of the adapter's or of the home's.
 
-python -m tests.benchmarks.same_tasks [--seeds 10000] [--isolation thread process ray]
+python -m tests.benchmarks.same_tasks [--seeds 10000] [--isolation thread process ray] [--foreign]
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import importlib.util
 import random
 import threading
 import time
+from contextlib import nullcontext
 
 import numpy as np
 
 from custom.agent import AgentSpec
+from custom.env import OwnGenerators
 from workers.environments.pool import Answer, EnvironmentPool
 
 TEXTARENA = (
@@ -78,10 +81,12 @@ def collect(pool: EnvironmentPool, count: int) -> list[Answer]:
     return replies
 
 
-def disturb(stop: threading.Event) -> None:
+def disturb(stop: threading.Event, foreign: bool) -> None:
     """Draws from the global generators until it is told to stop."""
+    own = OwnGenerators(0)
     while not stop.is_set():
-        random.random(), np.random.random()
+        with nullcontext() if foreign else own.installed():
+            random.random(), np.random.random()
         time.sleep(0.001)
 
 
@@ -90,13 +95,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10_000, help="of an adapter, shared out among its games")
     parser.add_argument("--isolation", nargs="+", default=["thread", "process"], choices=["thread", "process", "ray"])
     parser.add_argument("--library", nargs="+", default=list(GAMES), choices=list(GAMES))
+    parser.add_argument("--foreign", action="store_true", help="draw without regard to environments")
     options = parser.parse_args()
     if "ray" in options.isolation:
         import ray
 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     stop = threading.Event()
-    threading.Thread(target=disturb, args=(stop,), daemon=True).start()
+    threading.Thread(target=disturb, args=(stop, options.foreign), daemon=True).start()
     wrong = 0
     for library in options.library:
         if importlib.util.find_spec(library) is None:

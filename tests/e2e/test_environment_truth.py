@@ -75,13 +75,15 @@ def test_a_run_writes_where_it_was_told_to_though_an_environment_changes_the_fol
 
 
 def test_a_suite_of_ones_own_changes_the_weights_and_a_checkpoint_keeps_them(tiny_game, tmp_path) -> None:
-    entries = f"env_template=[{{path: {GAMES}, cls: Shell}}, {{path: {GAMES}, cls: Fragile, weight: 3}}]"
+    entries = f"env_template=[{{path: {GAMES}, cls: Shell, max_turn: 2}}, {{path: {GAMES}, cls: Fragile, weight: 3}}]"
     own = f"agent.suite={{path: {PROJECT / 'examples/curriculum.py'}, name: SuccessCurriculum}}"
     taken_back = (f"~{AGENT}.path", f"~{AGENT}.cls")
     trainer, _ = fit(game_config(tiny_game, tmp_path, *taken_back, entries, own, "trainer.save_freq=1"))
     steps = read_steps(tmp_path)
     assert [steps[0][f"env/{name}/episodes"] for name in ("Shell", "Fragile")] == [2, 6]
-    assert trainer.suite.weights != [1.0, 3.0]
+    # It would last three.
+    assert steps[0]["env/Shell/turns"] == 2
+    assert steps[0]["env/Shell/weight"] == 1 and trainer.suite.weights != [1.0, 3.0]
     assert load_driver_state(tmp_path / "global_step_2")["suite"]["success"] == trainer.suite.success
     resumed = main.build_trainer(game_config(tiny_game, tmp_path, *taken_back, entries, own))
     resumed.init_workers()

@@ -10,7 +10,7 @@ from custom.env_suite import EnvironmentSuite
 from examples.curriculum import SuccessCurriculum
 from training.agent_trainer import make_suite
 from training.config import AgentConfig, PPOConfig
-from workers.multi_turn_rollout import agent_specs, describe_episodes, turn_limit
+from workers.multi_turn_rollout import agent_specs, describe_episodes
 
 FROZEN = {"name": "gymnasium:FrozenLake-v1"}
 
@@ -54,7 +54,7 @@ def test_the_config_gives_names_weights_and_limits() -> None:
     config = PPOConfig(env_template=entries, agent=AgentConfig(max_turn=7))
     suite = make_suite(config, agent_specs(config))
     assert suite.names == ["gymnasium:FrozenLake-v1", "gymnasium:FrozenLake-v1#2"] and suite.weights == [2.0, 1.0]
-    assert [turn_limit(config, index) for index in (0, 1)] == [3, 7]
+    assert [spec.max_turn for spec in agent_specs(config)] == [3, None]
 
 
 @pytest.mark.parametrize("weights", [[float("nan"), 1], [-1, 2], [float("inf"), 1], [1, 2, 3]])

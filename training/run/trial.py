@@ -17,7 +17,7 @@ from training.config import PPOConfig
 from training.config.loader import ConfigError
 from workers.environments.env_server import StepReply
 from workers.environments.pool import CannotBuild, EnvironmentPool, environment_name
-from workers.multi_turn_rollout import open_pool, turn_limit
+from workers.multi_turn_rollout import open_pool
 
 logger = logging.getLogger(__name__)
 WORDS = {
@@ -61,14 +61,16 @@ def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrai
             pool.finish(index, "max_turns")
             wait_for_reply(pool)
             if config.agent.trial_episodes:
-                problems += play_trial(config, pool, tokens, index, name)
+                max_turn = specs[index].max_turn or config.agent.max_turn
+                problems += play_trial(config, pool, tokens, index, name, max_turn)
     if problems:
         raise ConfigError(problems)
 
 
-def play_trial(config: PPOConfig, pool: EnvironmentPool, tokens: TurnTokens, index: int, name: str) -> Iterator[str]:
+def play_trial(
+    config: PPOConfig, pool: EnvironmentPool, tokens: TurnTokens, index: int, name: str, max_turn: int
+) -> Iterator[str]:
     """Has an environment play its trial, tells what came of it, and yields what keeps a run from beginning."""
-    max_turn = turn_limit(config, index)
     pool.trial(index, index, config.data.run_seed, config.agent.trial_episodes, max_turn)
     reply = wait_for_reply(pool)
     if reply.failure == "env_timeout":
@@ -89,8 +91,9 @@ def play_trial(config: PPOConfig, pool: EnvironmentPool, tokens: TurnTokens, ind
     if crashes:
         logger.warning("environment %s crashed in %d of %d trial episodes: %s", name, crashes, played, first)
     tell(config, reply.trial, name, max_turn)
-    length, room = len(tokens.prompt(reply.trial.told)), config.data.max_response_length
-    if reply.trial.told and max_turn > 1 and length >= room:
+    told = "\n".join(message["content"] for message in reply.trial.told)
+    length, room = len(tokens.tokenizer.encode(told, add_special_tokens=False)), config.data.max_response_length
+    if max_turn > 1 and length >= room:
         logger.warning(
             "%s: no second turn fits: an observation has about %d tokens, and data.max_response_length=%d is for all "
             "turns and observations together",
