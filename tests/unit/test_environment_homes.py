@@ -245,3 +245,11 @@ def test_a_home_that_stopped_between_calls_is_ended_though_it_does_not_read() ->
         os.kill(slot.worker._pid, signal.SIGSTOP)  # type: ignore[attr-defined]
         pool.step("a", "x" * 3_000_000)
         assert wait(pool).failure == "env_timeout"
+
+
+def test_a_trial_comes_back_from_a_process_as_it_was() -> None:
+    with EnvironmentPool([AgentSpec("gymnasium:FrozenLake-v1")], isolation="process") as pool:
+        pool.trial("a", 0, 0, 2, 3)
+        trial = wait(pool).trial
+        assert trial is not None and trial.readable and trial.max_turns == 100
+        assert trial.outcomes["random"].episodes == 2 and not trial.differs and trial.told
