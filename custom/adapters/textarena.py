@@ -201,12 +201,13 @@ def make_game(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, list[Any], int
     """
     library = import_library("textarena", name)
     try:
-        game = library.make(name, **kwargs)
-        wrappers = []
-        while isinstance(game, library.Wrapper):
-            wrappers += [game] if isinstance(game, library.ActionWrapper) else []
-            game = game.env
+        # Some games draw as they are made: not from what another thread's game is drawing from.
         with OwnGenerators(0).installed():
+            game = library.make(name, **kwargs)
+            wrappers = []
+            while isinstance(game, library.Wrapper):
+                wrappers += [game] if isinstance(game, library.ActionWrapper) else []
+                game = game.env
             return game, wrappers, _count_players(game, library.SinglePlayerState)
     # Each game fails in its own way over what it lacks.
     except Exception as error:
