@@ -56,7 +56,11 @@ def nothing_left() -> Iterator[None]:
 
 
 def alive(process: psutil.Process | None) -> bool:
-    return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    # It ended in between.
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until(reached: Callable[[], bool], seconds: float = 5.0) -> None:
