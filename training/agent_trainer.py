@@ -158,8 +158,6 @@ class AgentTrainer(RayPPOTrainer):
         self.multi_turn_rollout.reset(gen_batch)
         facts = self.multi_turn_rollout.rollout()
         (self.validated if gen_batch.meta_info["validate"] else self.played).extend(facts)
-        if not self.config.agent.allow_different_tasks:
-            require_same_tasks(facts, self.suite.names)
         batch = self.multi_turn_rollout.build_update_batch()
         if folder := self.config.agent.episodes_dir:
             try:
@@ -169,6 +167,9 @@ class AgentTrainer(RayPPOTrainer):
                 logger.warning(
                     "episodes of step %d were not written to agent.episodes_dir: %s", self.global_steps, error
                 )
+        # With the records there, which show the difference.
+        if not self.config.agent.allow_different_tasks:
+            require_same_tasks(facts, self.suite.names)
         return batch
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:

@@ -27,7 +27,7 @@ from data.seeding import seed_for
 from data.turn_tokens import TurnTokens
 from training.config import AgentConfig, PPOConfig
 from workers.environments.env_server import StepReply
-from workers.environments.pool import EnvironmentPool
+from workers.environments.pool import EnvironmentPool, environment_name
 from workers.ranks.distributed import from_leader, is_leader
 from workers.rollout.base import BaseRollout, pad_right
 from workers.rollout.episode import FAILURES, Episode, Turn, TurnLimits
@@ -264,12 +264,14 @@ class SyncMultiTurnRollout:
         self.resets = 0
         self.episodes: DataProto | None = None
         self.batch: DataProto | None = None
-        actor_rollout_wg.start_agents(list(specs) if specs is not None else agent_specs(config, agent_cls))
+        specs = list(specs) if specs is not None else agent_specs(config, agent_cls)
+        self.suite = EnvironmentSuite([environment_name(spec.environment) for spec in specs], [1.0] * len(specs))
+        actor_rollout_wg.start_agents(specs)
 
     def reset(self, gen_batch: DataProto | None = None) -> None:
         """Says what is played next: `gen_batch` (as `describe_episodes` makes it), or fresh episodes.
 
-        Those are `agent.agent_length` x `rollout.n`.
+        Those are `agent.agent_length` x `rollout.n`, of each environment in turn.
         """
         self.resets += 1
         self.batch = None
@@ -278,7 +280,9 @@ class SyncMultiTurnRollout:
             count, seed = self.config.prompts_per_step, self.config.data.run_seed
             seeded = self.config.trainer.deterministic
             samples = self.config.actor_rollout_ref.rollout.n
-            self.episodes = describe_episodes(count, samples, step=self.resets, seed=seed, seeded=seeded)
+            self.episodes = describe_episodes(
+                count, samples, step=self.resets, seed=seed, seeded=seeded, suite=self.suite
+            )
 
     def rollout(self) -> list[dict[str, Any]]:
         """Plays what `reset` said; returns each episode's facts (see `episode_facts`), in order."""
