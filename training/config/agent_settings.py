@@ -24,7 +24,7 @@ class EnvironmentChoice(Section):
     path: InputPath | None = None  #: Python file with a class of your own
     cls: str | None = None  #: name of the class in that file
     kwargs: dict[str, Any] = field(default_factory=dict)  #: its settings
-    #: where it runs; null = process where a library runs texts or draws from global generators, else thread
+    #: where it runs; null = process for libraries that run texts, else thread
     isolation: Literal["thread", "process", "ray"] | None = None
     num_workers: PositiveInt | None = None  #: calls (threads) or environments at once; null = no limit
     network: bool | None = None  #: of its process; null = none where a library runs texts
