@@ -63,6 +63,11 @@ def playing(name: str) -> tuple[str, ...]:
     return f"{AGENT}.path={GAMES}", f"{AGENT}.cls={name}"
 
 
+def playing_in_turn(*names: str) -> tuple[str, ...]:
+    template = ", ".join(f"{{path: {GAMES}, cls: {name}}}" for name in names)
+    return f"{AGENT}.path=null", f"{AGENT}.cls=null", f"env_template=[{template}]"
+
+
 def fit(config: PPOConfig, prepare: Callable[[Any], None] = lambda trainer: None) -> tuple[Any, list[DataProto]]:
     """Trains, and returns the trainer, shut down, and each step's batch as it was trained on."""
     trainer, batches = build_trainer(config), []
@@ -313,10 +318,8 @@ def test_an_agent_class_of_ones_own_is_trained_around_a_bare_environment(tiny_ga
 
 
 def test_agents_play_the_environments_of_env_template_in_turn(tiny_game, tmp_path) -> None:
-    template = ", ".join(f"{{path: {GAMES}, cls: {name}}}" for name in ("Even", "Higher"))
     sizes = ("agent.agent_length=5", f"{ACTOR}.ppo_mini_batch_size=5", "agent.val_length=3", f"{ROLLOUT}.n=2")
-    only = (f"{AGENT}.path=null", f"{AGENT}.cls=null", f"env_template=[{template}]")
-    trainer, batches = fit(game_config(tiny_game, tmp_path, *only, *sizes))
+    trainer, batches = fit(game_config(tiny_game, tmp_path, *playing_in_turn("Even", "Higher"), *sizes))
     names = ["Even", "Even", "Higher", "Higher", "Even", "Even", "Higher", "Higher", "Even", "Even"]
     for step, batch in zip(read_steps(tmp_path)[1:], batches, strict=True):
         assert sum(endings(step).values()) == 10, "agent_length, not data.train_batch_size"
@@ -355,7 +358,7 @@ def test_failures_in_groups_that_are_dropped_are_counted(tiny_game, tmp_path) ->
 
 def test_the_rollout_is_driven_from_python_without_a_trainers_step(tiny_game, tmp_path) -> None:
     sizes = ("agent.agent_length=6", f"{ACTOR}.ppo_mini_batch_size=6", "trainer.deterministic=true")
-    trainer = build_trainer(game_config(tiny_game, tmp_path, *sizes))
+    trainer = build_trainer(game_config(tiny_game, tmp_path, *sizes, *playing_in_turn("Even", "Higher")))
     try:
         trainer.init_workers()
         runs = []
@@ -381,6 +384,7 @@ def play_once(rollout: SyncMultiTurnRollout) -> DataProto:
     facts = rollout.rollout()
     batch = rollout.build_update_batch()
     assert len(facts) == len(batch) == 6
+    assert [fact["environment"] for fact in facts] == [0, 1] * 3, "each environment has its turn"
     assert [fact["turns"] for fact in facts] == (batch.batch["turn_ids"].max(dim=1).values + 1).tolist()
     return batch
 

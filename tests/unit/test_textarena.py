@@ -224,6 +224,7 @@ def test_moves_are_drawn_in_the_form_of_the_games_words():
 
 def test_a_game_that_draws_as_it_is_made_leaves_the_global_generators_alone() -> None:
     """RushHour draws a puzzle then; another thread's game would be drawing from them."""
+    pytest.importorskip("textarena")  # whose import draws from them
     before = random.getstate()
     make_environment("textarena:RushHour-v0")
     assert random.getstate() == before
