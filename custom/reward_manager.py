@@ -57,7 +57,8 @@ def decode_sampled(tokenizer: PreTrainedTokenizerBase, tensors: TensorDict) -> l
     """Decodes the sampled tokens of each row, without special tokens."""
     sampled = tensors["response_mask"].bool().cpu()  # (batch, response_len)
     rows = zip(tensors["responses"].cpu(), sampled, strict=True)
-    return tokenizer.batch_decode([ids[keep].tolist() for ids, keep in rows], skip_special_tokens=True)
+    # Row by row: the ids of a whole batch as Python's numbers would be many times the batch.
+    return [tokenizer.decode(ids[keep].tolist(), skip_special_tokens=True) for ids, keep in rows]
 
 
 @dataclass(frozen=True)

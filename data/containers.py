@@ -5,7 +5,7 @@ Invariant: every function is pure; its arguments stay as they are.
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 
 # Positions of rows, which may repeat, or a mask over all of them.
 RowIndex: TypeAlias = Sequence[int] | Sequence[bool] | np.ndarray | Tensor
+# By their bytes.
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
@@ -79,13 +81,74 @@ def same(a: Any, b: Any) -> bool:
     return isinstance(a, float) and a != a and b != b
 
 
-def to_bytes(tensor: Tensor) -> tuple[np.ndarray, torch.dtype, tuple[int, ...]]:
-    """Packs a tensor as (bytes, dtype, shape); as bytes, because numpy has no bfloat16."""
+def row_blocks(matrix: Tensor, entries: int = 1 << 19) -> list[slice]:
+    """Cuts rows so that what is computed of a block of them has about `entries` entries, and not the matrix's.
+
+    By default 2 MiB of float32, which go back to the system when freed (workers/ranks/memory.py).
+    """
+    size = max(1, entries // max(1, matrix[:1].numel()))
+    return [slice(start, start + size) for start in range(0, max(1, len(matrix)), size)]
+
+
+def row_sums(matrix: Tensor) -> Tensor:
+    """Sums each row, of integers as int64, of which there is no copy of the matrix: (B,)."""
+    return torch.cat([matrix[rows].sum(-1) for rows in row_blocks(matrix)])
+
+
+class Runs(NamedTuple):
+    """Says what is left out of a packed matrix: row i holds `before` up to `starts[i]`, and `behind` from `ends[i]`."""
+
+    before: int
+    behind: int
+    starts: np.ndarray
+    ends: np.ndarray
+
+
+Packed: TypeAlias = tuple[np.ndarray, torch.dtype, tuple[int, ...], Runs | None]
+
+
+def to_bytes(tensor: Tensor) -> Packed:
+    """Packs a tensor, a matrix without the padding at both ends of its rows where that saves a fifth or more.
+
+    Padding is the most frequent value of the first column, and of the last. As integers, because numpy has no bfloat16,
+    and equal floats may have other bits: `from_bytes` gives back every bit.
+    """
     flat = tensor.detach().cpu().contiguous().flatten()
-    return flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape)
+    kind = torch.uint8 if flat.element_size() > 8 else INTEGERS[flat.element_size()]
+    bits, shape, runs = flat.view(kind).numpy(), tuple(tensor.shape), None
+    if tensor.dim() == 2 and bits.size == tensor.numel() > 0:
+        matrix = bits.reshape(shape)
+        before, behind = (_commonest(matrix[:, column]) for column in (0, -1))
+        starts = _repeats(matrix, before)
+        ends = np.maximum(shape[1] - _repeats(matrix[:, ::-1], behind), starts)
+        if (ends - starts).sum() <= 0.8 * bits.size:
+            bits = np.concatenate([row[start:end] for row, start, end in zip(matrix, starts, ends, strict=True)])
+            runs = Runs(before, behind, starts, ends)
+    return bits, tensor.dtype, shape, runs
 
 
-def from_bytes(array: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def from_bytes(bits: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], runs: Runs | None) -> Tensor:
     """Unpacks what `to_bytes` packed, on the CPU."""
-    # Ray hands out read-only memory, and torch has no read-only tensors.
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).view(dtype).view(shape)
+    if runs is None:
+        # Ray hands out read-only memory, and torch has no read-only tensors.
+        return torch.from_numpy(bits if bits.flags.writeable else bits.copy()).view(dtype).view(shape)
+    matrix, place = np.empty(shape, bits.dtype), 0
+    for row, start, end in zip(matrix, runs.starts, runs.ends, strict=True):
+        row[:start], row[start:end], row[end:] = runs.before, bits[place : place + end - start], runs.behind
+        place += end - start
+    return torch.from_numpy(matrix).view(dtype)
+
+
+def _commonest(values: np.ndarray) -> int:
+    known, counts = np.unique(values, return_counts=True)
+    return int(known[counts.argmax()])
+
+
+def _repeats(matrix: np.ndarray, value: int) -> np.ndarray:
+    """Counts how often each row begins with the value."""
+    counts = np.zeros(len(matrix), np.int64)
+    for i in np.flatnonzero(matrix[:, 0] == value):
+        other = matrix[i] != value
+        first = other.argmax()
+        counts[i] = first if other[first] else len(other)
+    return counts

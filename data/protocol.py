@@ -11,8 +11,13 @@ A batch of two rows, P = 3 prompt and R = 5 response positions; row 0 has two tu
     response_mask  [1  1  0  1  0]   [1  1  1  0 0]   1 on what the policy sampled
     turn_ids       [0  0 -1  1 -1]   [0  0  0 -1 -1]
 
-`FIELDS` lists every field of a batch, with its writer. Of verl's names, those that no run calls stand in
-`data.verl_names` and are offered here.
+`FIELDS` lists every field of a batch, with its writer. Masks are int8: a byte, and all works that verl's users do with
+int64 masks (`mask.sum(dim=1)`, `mask * x`, `1 - mask`, `-mask`; bool refuses the last two, uint8 wraps around).
+Token ids are int32; `.long()` makes an index of them. What generation returns has no `input_ids` and `position_ids`,
+which say nothing new: `torch.cat([prompts, responses], 1)` and `(attention_mask.cumsum(1) - 1).clamp(min=0)`.
+
+A DataProto is pickled without the padding of its rows, and comes back bit for bit. Of verl's names, those that no run
+calls stand in `data.verl_names` and are offered here.
 """
 
 import copy
@@ -43,14 +48,16 @@ class Field(NamedTuple):
 
 
 FIELDS: dict[str, Field] = {
-    "input_ids": Field("(B,P+R)", "int64", "generate_sequences", "prompt and response; (B,P) out of the dataset"),
-    "attention_mask": Field("(B,P+R)", "int64", "generate_sequences", "1 on real tokens, sampled or not"),
-    "position_ids": Field("(B,P+R)", "int64", "generate_sequences", "0 for the first real token, then counting"),
-    "prompts": Field("(B,P)", "int64", "generate_sequences", "padded on the left"),
-    "responses": Field("(B,R)", "int64", "generate_sequences", "all that follows the prompt, padded on the right"),
-    "response_mask": Field("(B,R)", "int64", "generate_sequences", "1 on tokens that the policy sampled"),
+    "input_ids": Field("(B,P)", "int64", "the dataset", "the prompt, padded on the left"),
+    "position_ids": Field("(B,P)", "int64", "the dataset", "0 for the first real token, then counting"),
+    "attention_mask": Field(
+        "(B,P+R)", "int8", "generate_sequences", "1 on real tokens, sampled or not; (B,P) int64 out of the dataset"
+    ),
+    "prompts": Field("(B,P)", "int32", "generate_sequences", "padded on the left"),
+    "responses": Field("(B,R)", "int32", "generate_sequences", "all that follows the prompt, padded on the right"),
+    "response_mask": Field("(B,R)", "int8", "generate_sequences", "1 on tokens that the policy sampled"),
     "rollout_log_probs": Field("(B,R)", "float32", "generate_sequences", "the engine's log-probs of sampled tokens"),
-    "turn_ids": Field("(B,R)", "int64", "generate_sequences", "turn of each sampled token, -1 elsewhere"),
+    "turn_ids": Field("(B,R)", "int16", "generate_sequences", "turn of each sampled token, -1 elsewhere"),
     "token_level_scores": Field("(B,R)", "float32", "compute_reward", "rewards as given, before any KL term"),
     "token_level_rewards": Field("(B,R)", "float32", "apply_kl_penalty", "scores less the KL term, if there is one"),
     "old_log_probs": Field("(B,R)", "float32", "compute_log_prob", "the actor's log-probs before this step's update"),
@@ -133,7 +140,7 @@ class DataProto(VerlMethods):
         return cls.from_dict(tensors, arrays, meta_info)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Gives tensors as numpy bytes: a view pickles its own rows only, and Ray copies them once."""
+        """Gives tensors as numpy bytes, without padding: a view pickles its own rows only, and Ray copies them once."""
         tensors = {key: to_bytes(tensor) for key, tensor in self._tensors().items()}
         size = None if self.batch is None else tuple(self.batch.batch_size)
         return {"size": size, "tensors": tensors, "non_tensors": self.non_tensor_batch, "meta_info": self.meta_info}
@@ -289,13 +296,15 @@ class DataProto(VerlMethods):
     # --- Padding ---
 
     def pad_with_dummies(self, divisor: int) -> "DataProto":
-        """Copies the batch and adds dummies until `divisor` divides the rows: row 0 with response_mask 0, uid "dummy".
+        """Adds dummies until `divisor` divides the rows: row 0 with response_mask 0, uid "dummy"; shares what divides.
 
         Such rows cost a forward pass but enter no loss, group or average; `drop_dummies` takes them out again.
         """
         self.require("response_mask", "uid", by="pad_with_dummies")
         if not len(self):
             raise ValueError("pad_with_dummies copies row 0, and this DataProto has no rows")
+        if len(self) % divisor == 0:
+            return self.select()
         padded = self.select_idxs(list(range(len(self))) + [0] * (-len(self) % divisor))
         tensors = padded._tensors()
         for name, filler in {"response_mask": 0, "turn_ids": -1}.items():

@@ -29,18 +29,16 @@ def sample_ids(groups: range, samples: int, *, step: int, validate: bool = False
     }
 
 
-def step_info(*, step: int, seed: int, seeded: bool, validate: bool, first_group: int) -> dict[str, Any]:
+def step_info(*, step: int, seed: int, seeded: bool, validate: bool) -> dict[str, Any]:
     """Makes the meta_info of a batch that is to be generated.
 
     Args:
         seed: of the run.
-        seeded: every turn's sampling has a seed of its own, and turns go in lockstep.
-        first_group: number of the batch's first group in its step, which may have several batches.
+        seeded: turns go in lockstep, so that the same seeds give the same batches.
     """
     return {
         "global_steps": step,
         "seed": seed,
         "seeded": seeded,
         "validate": validate,
-        "first_group": first_group,
     }

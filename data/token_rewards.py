@@ -11,6 +11,8 @@ the policy's tokens and E the environment's:
 import torch
 from torch import Tensor
 
+from data.containers import row_blocks
+
 
 def place_outcome_rewards(scores: Tensor, response_mask: Tensor) -> Tensor:
     """Places scores (batch,) on each row's last sampled token, none in a row without one: (batch, response_len)."""
@@ -23,9 +25,18 @@ def move_to_sampled_tokens(rewards: Tensor, response_mask: Tensor) -> Tensor:
     """Moves every reward to the last sampled token at or before it, to the first one where none is; sums stay the same.
 
     Masked advantages would silently drop a reward on an environment's token; it belongs to the action it answers.
-    A row without sampled tokens gets zeros.
+    A row without sampled tokens gets zeros. Where nothing is to be moved the rewards themselves are returned.
     """
-    sampled = response_mask.bool()
+    sampled, blocks = response_mask.bool(), row_blocks(rewards)
+    if not any(rewards[rows].masked_fill(sampled[rows], 0).any() for rows in blocks):
+        return rewards
+    moved = torch.empty_like(rewards)
+    for rows in blocks:
+        moved[rows] = _moved(rewards[rows], sampled[rows])
+    return moved
+
+
+def _moved(rewards: Tensor, sampled: Tensor) -> Tensor:
     positions = torch.arange(sampled.shape[1], device=sampled.device)
     last = torch.where(sampled, positions, -1).cummax(dim=1).values  # (batch, response_len)
     first = sampled.int().argmax(dim=1, keepdim=True)  # (batch, 1), 0 in a row without sampled tokens

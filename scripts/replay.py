@@ -245,7 +245,7 @@ class Player:
             Episode(
                 group=key,
                 sample=0,
-                rows=[Row(**(row | {"log_probs": as_numbers(row["log_probs"])})) for row in episode["rows"]],
+                rows=[Row.of_record(row | {"log_probs": as_numbers(row["log_probs"])}) for row in episode["rows"]],
                 turns=[turn_of(turn) for turn in episode["turns"]],
                 ending=episode["ending"],
             )

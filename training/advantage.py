@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data.containers import row_blocks
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.core_algos import (
@@ -75,9 +76,11 @@ def compute_advantage(
         norm_adv_by_std_in_grpo=norm_adv_by_std_in_grpo,
         config=config,
     )
-    for name, joined in (("advantages", advantages), ("returns", returns)):
-        tensor = episodes.split(joined)
-        if tensor.shape != data.batch["response_mask"].shape or not torch.isfinite(tensor).all():
+    tensors = {"advantages": episodes.split(advantages)}
+    tensors["returns"] = tensors["advantages"] if returns is advantages else episodes.split(returns)
+    for name, tensor in tensors.items():
+        finite = all(tensor[rows].isfinite().all() for rows in row_blocks(tensor))
+        if tensor.shape != data.batch["response_mask"].shape or not finite:
             raise ValueError(
                 f"estimator '{adv_estimator}': {name} must be finite and of shape (batch, response_len) = "
                 f"{tuple(data.batch['response_mask'].shape)}; got {tuple(tensor.shape)}, "

@@ -184,6 +184,8 @@ class RayPPOTrainer:
         self.ref_policy_wg = groups.get(Role.RefPolicy, self.actor_rollout_wg)
         if self.critic_wg is not None:
             self.critic_wg.init_model(self.total_training_steps, self.plan)
+        if self.ref_policy_wg is not self.actor_rollout_wg:
+            self.ref_policy_wg.init_model(self.total_training_steps, self.plan)
         # The rollout engine comes last: it sizes its cache by what the others left free.
         actor_steps = max(self.total_training_steps - self.config.trainer.critic_warmup, 1)
         self.actor_rollout_wg.init_model(actor_steps, self.plan)
@@ -313,11 +315,7 @@ class RayPPOTrainer:
         batch = batch.repeat(repeat, interleave=True)
         batch.non_tensor_batch |= sample_ids(groups, repeat, step=self.global_steps, validate=validate)
         batch.meta_info = step_info(
-            step=self.global_steps,
-            seed=self.seed,
-            seeded=self.config.trainer.deterministic,
-            validate=validate,
-            first_group=first_group,
+            step=self.global_steps, seed=self.seed, seeded=self.config.trainer.deterministic, validate=validate
         )
         return batch
 
@@ -464,16 +462,15 @@ class RayPPOTrainer:
 
     def _readable_rows(self, batch: DataProto) -> Iterator[dict[str, Any]]:
         batch = batch.drop_dummies()
-        width = batch.batch["prompts"].shape[1]
-        mask = batch.batch["attention_mask"].bool()
+        prompts, responses = batch.batch["prompts"], batch.batch["responses"]
+        width, mask = prompts.shape[1], batch.batch["attention_mask"].bool()
         scores = batch.batch["token_level_scores"].sum(dim=1).tolist()
         for i, score in enumerate(scores):
-            ids = batch.batch["input_ids"][i]
             yield {
                 "step": self.global_steps,
                 "uid": batch.non_tensor_batch["uid"][i],
-                "input": self.tokenizer.decode(ids[:width][mask[i, :width]]),
-                "output": self.tokenizer.decode(ids[width:][mask[i, width:]]),
+                "input": self.tokenizer.decode(prompts[i][mask[i, :width]]),
+                "output": self.tokenizer.decode(responses[i][mask[i, width:]]),
                 "score": score,
             }
 

@@ -22,10 +22,10 @@ def compute_offpolicy_metrics(
         both are right.
     """
     mask = response_mask.bool()
-    difference = ((log_probs.exp() - rollout_log_probs.exp()).abs()).masked_fill(~mask, 0)
-    tokens = max(int(mask.sum()) if batch_num_tokens is None else batch_num_tokens, 1)
+    difference = log_probs.exp().sub_(rollout_log_probs.exp()).abs_().masked_fill_(~mask, 0)
+    tokens = max(int(mask.count_nonzero()) if batch_num_tokens is None else batch_num_tokens, 1)
     shares = {
         "training/rollout_probs_diff_mean": difference.sum() / tokens,
-        "training/rollout_kl": (rollout_log_probs - log_probs).masked_fill(~mask, 0).sum() / tokens,
+        "training/rollout_kl": (rollout_log_probs - log_probs).masked_fill_(~mask, 0).sum() / tokens,
     }
     return shares, {"training/rollout_probs_diff_max": difference.max()}

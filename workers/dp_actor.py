@@ -17,7 +17,15 @@ from training.config import ActorConfig, MicroBatching, UpdatePlan
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig, agg_loss, get_policy_loss_fn, kl_penalty
 from training.rollout_correction import compute_offpolicy_metrics
 from workers.model.forward import PolicyModel
-from workers.model.packing import FORWARD_FIELDS, ForwardBatch, ForwardSettings, iter_micro_batches, scatter_tokens
+from workers.model.packing import (
+    FORWARD_FIELDS,
+    ForwardBatch,
+    ForwardSettings,
+    iter_micro_batches,
+    loss_fields,
+    read_rows,
+    scatter_tokens,
+)
 from workers.model.update import MicroLoss, update_model
 from workers.ranks.distributed import world_size
 
@@ -68,17 +76,13 @@ class DataParallelPPOActor:
         """
         self.actor_module.eval()
         data.require(*FORWARD_FIELDS, by="compute_log_prob")
-        log_probs = torch.zeros(data.batch["responses"].shape)
-        entropies = torch.zeros_like(log_probs) if calculate_entropy else None
+        mode = "value" if calculate_entropy else "none"
+        read: list[tuple[Tensor, Tensor, Tensor | None]] = []
         for rows, micro, inputs in iter_micro_batches(data, self.settings, limits or self.config.micro_batching):
             shape = micro.batch["responses"].shape
-            lp, ent = self.forward(
-                inputs, shape, data.meta_info["temperature"], "value" if calculate_entropy else "none"
-            )
-            log_probs[rows] = lp.cpu()
-            if entropies is not None and ent is not None:
-                entropies[rows] = ent.cpu()
-        return log_probs, entropies
+            read.append((rows, *self.forward(inputs, shape, data.meta_info["temperature"], mode)))
+        log_probs = read_rows([(rows, log_probs) for rows, log_probs, _ in read])
+        return log_probs, read_rows([(rows, x) for rows, _, x in read if x is not None]) if calculate_entropy else None
 
     def update_policy(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:
         """Passes over `data` as planned; returns the mean over mini-batches of `actor/*` metrics.
@@ -110,14 +114,14 @@ class DataParallelPPOActor:
 
     def _micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
         cfg = self.config
-        fields = micro.batch.to(self.settings.device)
+        fields = loss_fields(micro, self.settings.device)
         mask = fields["response_mask"]
         log_prob, entropy = self.forward(
             inputs, mask.shape, micro.meta_info["temperature"], "grad" if cfg.entropy_coeff else "value"
         )
         # Left out only where this is the only update (`update_policy` checks): then the policy is still the one that
         # sampled.
-        old_log_prob = fields.get("old_log_probs", None)
+        old_log_prob = fields.get("old_log_probs")
         old_log_prob = log_prob.detach() if old_log_prob is None else old_log_prob
         loss, metrics = call_policy_loss(
             cfg.policy_loss.loss_mode,

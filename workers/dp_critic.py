@@ -12,7 +12,15 @@ from data.protocol import DataProto
 from training.config import CriticConfig, UpdatePlan
 from training.core_algos import GlobalBatchInfo, compute_value_loss
 from workers.model.forward import ValueModel
-from workers.model.packing import FORWARD_FIELDS, ForwardBatch, ForwardSettings, iter_micro_batches, scatter_tokens
+from workers.model.packing import (
+    FORWARD_FIELDS,
+    ForwardBatch,
+    ForwardSettings,
+    iter_micro_batches,
+    loss_fields,
+    read_rows,
+    scatter_tokens,
+)
 from workers.model.update import MicroLoss, update_model
 from workers.ranks.distributed import world_size
 
@@ -38,11 +46,11 @@ class DataParallelPPOCritic:
         """Computes the value of the state before each sampled token: (B, response_len) float32, CPU, zero elsewhere."""
         self.critic_module.eval()
         data.require(*FORWARD_FIELDS, by="compute_values")
-        values = torch.zeros(data.batch["responses"].shape)
+        read: list[tuple[Tensor, Tensor]] = []
         for rows, micro, inputs in iter_micro_batches(data, self.settings, self.config.micro_batching):
             with self.settings.autocast():
-                values[rows] = scatter_tokens(self.critic_module(inputs), inputs, micro.batch["responses"].shape).cpu()
-        return values
+                read.append((rows, scatter_tokens(self.critic_module(inputs), inputs, micro.batch["responses"].shape)))
+        return read_rows(read)
 
     def update_critic(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:
         """Regresses on `returns`, clipped around `values`, as planned; returns the mean `critic/*` of mini-batches.
@@ -68,7 +76,7 @@ class DataParallelPPOCritic:
         )
 
     def _micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
-        fields = micro.batch.to(self.settings.device)
+        fields = loss_fields(micro, self.settings.device)
         mask = fields["response_mask"]
         with self.settings.autocast():
             vpreds = scatter_tokens(self.critic_module(inputs), inputs, mask.shape)

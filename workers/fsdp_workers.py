@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -25,10 +25,10 @@ from workers.model.forward import PolicyModel, ValueModel, check_forward, forwar
 from workers.model.packing import FORWARD_FIELDS, ForwardSettings
 from workers.model.update import build_optimizer, build_scheduler
 from workers.multi_turn_rollout import AgentRollout
-from workers.ranks.distributed import offload, on_device, rank, rank_group, shard_model
-from workers.ranks.process import start_worker, strictly_deterministic
+from workers.ranks.distributed import offload, on_device, rank_group, shard_model
+from workers.ranks.process import expandable_segments, start_worker, strictly_deterministic
 from workers.ranks.worker_group import Dispatch, register
-from workers.rollout.base import BaseRollout, noise_seed
+from workers.rollout.base import BaseRollout
 from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
@@ -71,11 +71,15 @@ class ActorRolloutRefWorker:
 
     @register(Dispatch.ONE_TO_ALL)
     def sync_weights(self) -> None:
-        """Sends the policy's weights to the rollout engine, which wakes up for it."""
-        self.rollout.wake_up()
+        """Sends the policy's weights to the rollout engine, which wakes up for it.
+
+        Its cache comes last: the policy that is offloaded need not share the device with it.
+        """
+        self.rollout.wake_up("weights")
         dtype = torch_dtype(self.policy.rollout.dtype)
         with self._actor_on_device():
             self.rollout.update_weights(iter_weights(self.module, dtype), weight_manifest(self.module))
+        self.rollout.wake_up("kv_cache")
 
     @register(Dispatch.ONE_TO_ALL)
     def sleep_rollout(self) -> None:
@@ -95,7 +99,6 @@ class ActorRolloutRefWorker:
     @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine")
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Answers every prompt; see `BaseRollout.generate_sequences`."""
-        self._seed_noise(prompts.meta_info)
         return self.rollout.generate_sequences(prompts)
 
     @register(Dispatch.ONE_TO_ALL)
@@ -110,7 +113,6 @@ class ActorRolloutRefWorker:
         """Plays episodes; see `AgentRollout.rows_of`."""
         if self.agents is None:
             raise ValueError("run_episodes has no agents: call start_agents first")
-        self._seed_noise(described.meta_info)
         return self.agents.run(described)
 
     @register(Dispatch.ONE_TO_ALL)
@@ -145,8 +147,8 @@ class ActorRolloutRefWorker:
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """Calls `update_policy` once and makes one step of the schedule; returns metrics."""
         self.writer.wait_until_copied()
-        deterministic = self.config.trainer.deterministic
-        with strictly_deterministic(deterministic), self._actor_on_device(self.optimizer):
+        strict = strictly_deterministic(self.config.trainer.deterministic)
+        with expandable_segments(self.device), strict, self._actor_on_device(self.optimizer):
             metrics = self.actor.update_policy(self._with_temperature(data), self.plan)
         metrics["actor/lr"] = self.scheduler.get_last_lr()[0]
         self.scheduler.step()
@@ -185,10 +187,6 @@ class ActorRolloutRefWorker:
 
     def _actor_on_device(self, optimizer: torch.optim.Optimizer | None = None) -> AbstractContextManager[None]:
         return on_device(self.actor.actor_module, optimizer, self.device, self.policy.actor.fsdp_config)
-
-    def _seed_noise(self, meta_info: dict[str, Any]) -> None:
-        """Seeds what is not seeded turn by turn, as `noise_seed` says."""
-        torch.manual_seed(noise_seed(meta_info, engine=rank() // self.ranks_per_engine()))
 
     def _with_temperature(self, data: DataProto) -> DataProto:
         """Adds the temperature of sampling: log-probs are always those of the distribution that was sampled."""
@@ -239,7 +237,7 @@ class CriticWorker:
     def update_critic(self, data: DataProto) -> dict[str, float]:
         """Calls `DataParallelPPOCritic.update_critic` once and makes one step of the schedule; returns metrics."""
         self.writer.wait_until_copied()
-        with strictly_deterministic(self.deterministic), self._on_device():
+        with expandable_segments(self.device), strictly_deterministic(self.deterministic), self._on_device():
             metrics = self.critic.update_critic(data, self.plan)
         metrics["critic/lr"] = self.scheduler.get_last_lr()[0]
         self.scheduler.step()

@@ -1,8 +1,7 @@
 """The rollout engine of plain transformers: needs no other package, runs its pending requests as one batch.
 
 It keeps a copy of the policy in `rollout.dtype` for itself, as every engine does. Rows are sampled with the Gumbel-max
-trick, from a generator of their own where the request has a seed. Invariant: the same seed and logits give the same
-token, in whatever batch.
+trick, from a generator of their own. Invariant: the same seed and logits give the same token, in whatever batch.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from training.config import RolloutConfig
 from workers.model.builder import ModelSpec, torch_dtype
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Completion, FinishReason, NamedTensors, Sampling
-from workers.rollout.weight_sync import check_manifest, weight_manifest
+from workers.rollout.weight_sync import as_announced, check_manifest, weight_manifest
 
 
 @dataclass
@@ -28,7 +27,7 @@ class _Row:
     request_id: str
     prompt_ids: list[int]
     sampling: Sampling
-    generator: torch.Generator | None
+    generator: torch.Generator
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
 
@@ -61,9 +60,7 @@ class HFRollout(BaseRollout):
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
         """Queues one request."""
-        generator = None
-        if sampling.seed is not None and sampling.temperature > 0:
-            generator = torch.Generator(device=self.device).manual_seed(sampling.seed)
+        generator = torch.Generator(device=self.device).manual_seed(sampling.seed)
         self.pending[request_id] = _Row(request_id, prompt_ids, sampling, generator)
 
     def step(self) -> list[Completion]:
@@ -85,7 +82,7 @@ class HFRollout(BaseRollout):
         check_manifest(manifest, weight_manifest(self.module))
         targets = self.module.state_dict()
         with torch.no_grad():
-            for name, tensor in weights:
+            for name, tensor in as_announced(weights, manifest):
                 targets[name].copy_(tensor)
 
     @torch.no_grad()
@@ -128,12 +125,10 @@ class HFRollout(BaseRollout):
 
 def _sampling_kind(sampling: Sampling) -> Sampling:
     """Keeps what must be equal for requests to be sampled as one batch."""
-    return replace(sampling, seed=None, max_tokens=0, stop_token_ids=())
+    return replace(sampling, seed=0, max_tokens=0, stop_token_ids=())
 
 
-def sample_tokens(
-    logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator | None]
-) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
     """Samples one token a row and returns (tokens, log_probs), both (batch,), of the distribution that was sampled.
 
     Greedy (temperature 0) reports log-probs at temperature 1. `logits` is (batch, vocab) float32.
@@ -154,10 +149,8 @@ def sample_tokens(
     return tokens, log_probs.gather(1, tokens[:, None]).squeeze(1)
 
 
-def _exponential_noise(logits: Tensor, generators: Sequence[torch.Generator | None]) -> Tensor:
+def _exponential_noise(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
     noise = torch.empty_like(logits)
-    if all(generator is None for generator in generators):
-        return noise.exponential_()
     for row, generator in zip(noise, generators, strict=True):
         row.exponential_(generator=generator)
     return noise

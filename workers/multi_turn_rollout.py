@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from training.config import AgentConfig, PPOConfig
 from workers.environments.env_server import StepReply
 from workers.environments.pool import EnvironmentPool, environment_name
 from workers.ranks.distributed import from_leader, is_leader
-from workers.rollout.base import BaseRollout, pad_right
+from workers.rollout.base import BaseRollout
 from workers.rollout.episode import FAILURES, Episode, Turn, TurnLimits
 from workers.rollout.turn_loop import TurnLoop
 
@@ -113,13 +112,16 @@ class AgentRollout:
                 fact["record"] = episode_record(episode)
         for episode, fact in zip(episodes, facts, strict=True):
             settle(episode, self.config.agent)
-            fact["reward"] = sum(sum(row.rewards) for row in episode.rows)
-            fact["masked"] = not any(1 in row.response_mask for row in episode.rows)
+            fact["reward"] = float(sum(sum(row.reward_at.values()) for row in episode.rows))
+            fact["masked"] = not any(row.spans for row in episode.rows)
         owners = [(number, k) for number, episode in enumerate(episodes) for k in range(len(episode.rows))]
         rows = [episodes[number].rows[k] for number, k in owners]
         batch = self.engine.build_batch(rows, self.config.data.max_prompt_length)
-        width = self.engine.response_length
-        batch.batch["environment_rewards"] = pad_right([row.rewards for row in rows], width, 0.0)
+        rewards = np.zeros((len(rows), self.engine.response_length), np.float32)
+        for number, row in enumerate(rows):
+            for place, reward in row.reward_at.items():
+                rewards[number, place] = reward
+        batch.batch["environment_rewards"] = torch.from_numpy(rewards)  # (B, R)
         index = np.array([number for number, _ in owners], dtype=np.int64)
         columns = {name: values[index] for name, values in described.non_tensor_batch.items()}
         columns["ending"] = object_array([episodes[number].ending for number, _ in owners])
@@ -167,10 +169,9 @@ def settle_failure(episode: Episode, on_failure: str) -> None:
     crashed = on_failure == "refill" and episode.ending == "env_crash"
     masked = on_failure == "mask" or episode.ending == "engine_error" or crashed
     for row in episode.rows:
-        row.rewards = [0.0] * len(row.rewards)
+        row.reward_at = {}
         if masked:
-            row.response_mask = [0] * len(row.response_mask)
-            row.turn_ids = [-1] * len(row.turn_ids)
+            row.spans = []
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:
@@ -197,7 +198,7 @@ def episode_record(episode: Episode) -> dict[str, Any]:
         "attempt": episode.attempt,
         "initial_messages": episode.initial_messages,
         "turns": [turn_record(turn) for turn in episode.turns],
-        "rows": [asdict(row) for row in episode.rows],
+        "rows": [row.record() for row in episode.rows],
     }
 
 
@@ -330,5 +331,5 @@ def describe_episodes(
         "env_seed": np.array(seeds, dtype=np.int64),
         "data_source": object_array([suite.names[index] for index in agents]),
     }
-    meta = step_info(step=step, seed=seed, seeded=seeded, validate=validate, first_group=first_group)
+    meta = step_info(step=step, seed=seed, seeded=seeded, validate=validate)
     return DataProto.from_dict(tensors={"agent": torch.tensor(agents)}, non_tensors=columns, meta_info=meta)

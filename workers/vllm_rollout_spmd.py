@@ -14,18 +14,20 @@ import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from training.config import RolloutConfig
 from workers.model.builder import ModelSpec
 from workers.ranks.distributed import rank
 from workers.rollout.base import BaseRollout
-from workers.rollout.engine import Completion, NamedTensors, Sampling
-from workers.rollout.weight_sync import check_manifest, expected_manifest
+from workers.rollout.engine import Completion, NamedTensors, Part, Sampling
+from workers.rollout.weight_sync import LoadTrial, Manifest, SavedForm, as_announced, refuse
 
 logger = logging.getLogger(__name__)
 
@@ -39,16 +41,20 @@ class vLLMRollout(BaseRollout):
     def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:
         super().__init__(config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id)
         self.on_cpu = model_config.device.type == "cpu"
-        self.manifest = expected_manifest(model_config.hf_config)
+        self.saved = SavedForm(model_config.hf_config)
+        self.accepted: Manifest = {}
+        # Running requests, and how many tokens each asked for.
+        self.asked: dict[str, int] = {}
         set_engine_environment()
         if self.on_cpu and config.tensor_model_parallel_size > 1:
             remove_stale_segments()
-        with preserved_rng():
+        args = self.engine_args(model_config)
+        if args["max_model_len"] < self.max_model_len:
+            raise ValueError(f"engine_kwargs.vllm.max_model_len is under rollout.max_model_len={self.max_model_len}")
+        with preserved_rng(), nameless_segments():
             from vllm import EngineArgs, LLMEngine
 
-            self.engine = LLMEngine.from_engine_args(EngineArgs(**self.engine_args(model_config)))
-        if config.tensor_model_parallel_size > 1:
-            unname_segments()
+            self.engine = LLMEngine.from_engine_args(EngineArgs(**args))
 
     def engine_args(self, spec: ModelSpec) -> dict[str, Any]:
         """Derives vLLM's settings from the config's."""
@@ -72,8 +78,8 @@ class vLLMRollout(BaseRollout):
             "distributed_executor_backend": "external_launcher",
             "logprobs_mode": "processed_logprobs",
             "disable_log_stats": True,
-            # Engines of other ranks must not draw the same samples; the ranks of one engine must.
-            "seed": rank() // cfg.tensor_model_parallel_size,
+            # It asks for access to the other ranks' devices, and under Ray a rank sees its own alone.
+            "disable_custom_all_reduce": torch.cuda.device_count() < cfg.tensor_model_parallel_size,
         }
         if self.on_cpu:
             # A seeded request whose prefill is cut in chunks crashes on CPU, so prompts must fit one batch there.
@@ -105,49 +111,101 @@ class vLLMRollout(BaseRollout):
             skip_clone=True,
         )
         self.engine.add_request(request_id, TokensPrompt(prompt_token_ids=prompt_ids), params)
+        self.asked[request_id] = sampling.max_tokens
 
     def step(self) -> list[Completion]:
         """Makes one step of the engine; returns what finished."""
-        return [_completion(output) for output in self.engine.step() if output.finished]
+        done = [output for output in self.engine.step() if output.finished]
+        return [_completion(output, self.asked.pop(output.request_id)) for output in done]
 
     def begin(self) -> None:
-        """Drops cached prefixes."""
-        self.engine.reset_prefix_cache()
+        """Drops cached prefixes.
 
-    def update_weights(self, weights: NamedTensors, manifest: dict[str, torch.Size]) -> None:
-        """Replaces all weights, and drops the prefixes that were computed with the old ones."""
-        check_manifest(manifest, self.manifest)
-        # vLLM ties lm_head to the embedding itself, except on CPU, where it holds a packed copy that must be sent too.
-        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
-        self.engine.reset_prefix_cache()
+        Raises:
+            RuntimeError: requests still run, whose prefixes would outlive a change of the weights.
+        """
+        if not self.engine.reset_prefix_cache():
+            raise RuntimeError(
+                f"vLLM keeps cached prefixes while requests run; step until all are done: {[*self.asked]}"
+            )
+
+    def update_weights(self, weights: NamedTensors, manifest: Manifest) -> None:
+        """Replaces all weights, and drops the prefixes that were computed with the old ones.
+
+        What a manifest fills is tried out once; the same manifest again does the same.
+        """
+        if manifest != self.accepted:
+            self.engine.apply_model(lambda model: self._try(model, manifest))
+            self.accepted = manifest
+        if self.on_cpu:
+            self.engine.apply_model(forget_packed_experts)
+        stream = self.saved.of(as_announced(weights, manifest))
+        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
+        self.begin()
+
+    def _try(self, model: nn.Module, manifest: Manifest) -> None:
+        """Raises ValueError unless the manifest fills every parameter of the engine's model whole and once."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+        from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
+        meta = ((name, torch.empty(shape, device="meta")) for name, shape in manifest.items())
+        trial = LoadTrial({name: tensor.shape for name, tensor in self.saved.of(meta)})
+        with set_current_vllm_config(self.engine.vllm_config):
+            # Gives the model the parameters that a checkpoint is loaded into; the end takes them back again.
+            initialize_layerwise_reload(model)
+            parameters: dict[str, Any] = dict(model.named_parameters())
+            # Without what defers a layer's loading until all of it is there; the next reload sets that up anew.
+            for parameter in parameters.values():
+                parameter.weight_loader = unwrap(getattr(parameter, "weight_loader", default_weight_loader))
+            try:
+                with trial:
+                    model.load_weights(trial.weights())
+            except Exception as error:
+                sent = f"{trial.sending} {tuple(trial.manifest[trial.sending])}"
+                raise ValueError(f"the rollout engine does not take {sent}; nothing was sent") from error
+            finally:
+                finalize_layerwise_reload(model, self.engine.vllm_config.model_config)
+        refuse(trial.problems(parameters))
 
     def sleep(self) -> None:
-        """Gives memory back: on CUDA the cache's, with the weights sent to CPU memory; on a CPU free heap."""
+        """Gives memory back: on CUDA the cache's and the weights', which are not kept; on a CPU free heap."""
         if self.on_cpu:
             super().sleep()
         elif self.config.free_cache_engine:
-            self.engine.reset_prefix_cache()
-            self.engine.sleep(level=1)
+            self.begin()
+            self.engine.sleep(level=2)
 
-    def wake_up(self) -> None:
+    def wake_up(self, part: Part | None = None) -> None:
         """Takes the memory back."""
         if self.config.free_cache_engine and not self.on_cpu:
             # The engine allocates past PyTorch's pool, and cannot use what that keeps for itself.
             torch.cuda.empty_cache()
-            self.engine.wake_up()
+            self.engine.wake_up(part and [part])
 
 
 VLLMRolloutSPMD = vLLMRollout
 
 
-def _completion(output: Any) -> Completion:
+def _completion(output: Any, asked: int) -> Completion:
     sample = output.outputs[0]
+    # vLLM says "length" too where it gives a request up for its own limits.
+    whole = sample.finish_reason == "stop" or (sample.finish_reason == "length" and len(sample.token_ids) == asked)
     return Completion(
         request_id=output.request_id,
         token_ids=list(sample.token_ids),
         log_probs=list(sample.logprobs.logprobs) if sample.logprobs is not None else [0.0] * len(sample.token_ids),
-        finish_reason=sample.finish_reason if sample.finish_reason in ("stop", "length") else "abort",
+        finish_reason=sample.finish_reason if whole else "abort",
     )
+
+
+def forget_packed_experts(model: nn.Module) -> None:
+    """Has vLLM pack experts again when they are loaded next: on a CPU it does so only where they have no kernel yet."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    for module in model.modules():
+        if isinstance(method := getattr(module, "quant_method", None), UnquantizedFusedMoEMethod):
+            method.moe_kernel = None
 
 
 def kv_cache_bytes(spec: ModelSpec, config: RolloutConfig, max_model_len: int, block: int = 128) -> int:
@@ -200,17 +258,26 @@ def remove_stale_segments() -> None:
     torch.distributed.barrier()
 
 
-def unname_segments() -> None:
-    """Takes the names of a shared engine's memory away, once all its ranks have mapped it.
+def mapped_segments() -> set[Path]:
+    """Lists the named shared memory that this process maps, of the kinds that an engine makes.
 
-    So it goes with them, however they end. It is vLLM's own on a CPU (cpushm), and on any device the message queue
-    between the ranks (psm_), which Python would remove after the end, if the process that does it were not killed as
-    well.
+    It is vLLM's own on a CPU (cpushm), and on any device the message queue between the ranks (psm_, as Python says).
     """
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = Path(line.split(maxsplit=5)[-1])
-        if path.match("/dev/shm/*cpushm*") or path.match("/dev/shm/psm_*"):
-            path.unlink(missing_ok=True)
+    paths = {Path(line.split(maxsplit=5)[-1]) for line in Path("/proc/self/maps").read_text().splitlines()}
+    return {path for path in paths if path.match("/dev/shm/*cpushm*") or path.match("/dev/shm/psm_*")}
+
+
+@contextmanager
+def nameless_segments() -> Iterator[None]:
+    """Takes the names of shared memory that the block made away after it, when all ranks of an engine have mapped it.
+
+    So it goes with them, however they end: Python would remove its own after the end, if the process that does it were
+    not killed as well.
+    """
+    others = mapped_segments()
+    yield
+    for segment in mapped_segments() - others:
+        segment.unlink(missing_ok=True)
 
 
 @contextmanager

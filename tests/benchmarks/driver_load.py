@@ -47,13 +47,11 @@ REAL = registered_methods(CriticWorker) | registered_methods(ActorRolloutRefWork
 # What each call answers: dtype and width of every field.
 ANSWERS: dict[str, dict[str, tuple[str, int]]] = {
     "generate_sequences": {
-        "prompts": ("int64", PROMPT),
-        "responses": ("int64", RESPONSE),
-        "response_mask": ("int64", RESPONSE),
-        "turn_ids": ("int64", RESPONSE),
-        "input_ids": ("int64", TOKENS),
-        "attention_mask": ("int64", TOKENS),
-        "position_ids": ("int64", TOKENS),
+        "prompts": ("int32", PROMPT),
+        "responses": ("int32", RESPONSE),
+        "response_mask": ("int8", RESPONSE),
+        "turn_ids": ("int16", RESPONSE),
+        "attention_mask": ("int8", TOKENS),
         "rollout_log_probs": ("float32", RESPONSE),
     },
     "compute_log_prob": {"old_log_probs": ("float32", RESPONSE), "entropys": ("float32", RESPONSE)},
@@ -65,11 +63,12 @@ ANSWERS: dict[str, dict[str, tuple[str, int]]] = {
 
 
 class LightWorker:
-    """Answers like the actor, reference and critic workers, with zeros."""
+    """Answers like the actor, reference and critic workers, with numbers that no packing makes smaller."""
 
     def _answer(self, data: DataProto, fields: dict[str, tuple[str, int]]) -> DataProto:
         tensors = {
-            name: torch.zeros(len(data), width, dtype=getattr(torch, dtype)) for name, (dtype, width) in fields.items()
+            name: torch.arange(1, len(data) * width + 1).view(-1, width).to(getattr(torch, dtype))
+            for name, (dtype, width) in fields.items()
         }
         return DataProto.from_dict(tensors=tensors)
 
@@ -241,7 +240,7 @@ def main(rows: int, rounds: int) -> None:
     import ray
 
     ray.init(num_cpus=max(TORCH_WORKERS + LIGHT_WORKERS), include_dashboard=False, log_to_driver=False)
-    given, ready = prompts(rows), torch.zeros(rows, RESPONSE)
+    given, ready = prompts(rows), torch.rand(rows, RESPONSE)
     print(f"{rows} rows x {TOKENS} tokens, medians of {rounds} steps; ratios to the first line of their kind")
     print(
         "\n| workers | wall s/step | driver's CPU s/step | MiB sent | MiB received | wall | bytes | target |"

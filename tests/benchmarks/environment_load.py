@@ -68,15 +68,10 @@ class Slow(Still):
 
 
 class TimedEngine(vLLMRollout):
-    """Knows when its last token came. Lockstep comes with seeds for each turn, which slow sampling; left out here, so
-    that only rounds differ.
-    """
+    """Knows when its last token came."""
 
     last_token: float
     working: float = 0.0  # seconds in `step`
-
-    def sampler(self, meta_info: dict[str, Any]) -> Any:
-        return super().sampler(meta_info | {"seeded": False})
 
     def step(self) -> list[Completion]:
         start = time.perf_counter()

@@ -40,7 +40,8 @@ from training.config import (
     TrainerConfig,
 )
 from workers.fsdp_workers import ActorRolloutRefWorker
-from workers.model.packing import plan_batch
+from workers.model.packing import plan_batch, row_tokens
+from workers.model.prefix_tree import MicroBatch, cut_segments
 
 TERA, GIB = 1e12, 1 << 30
 # Dense bf16 TFLOP/s with float32 accumulation, by the data sheets; the first name that the device's name contains.
@@ -176,16 +177,16 @@ def make_batch(settings: Settings) -> DataProto:
     )
 
 
-def work_of(trees: Sequence[Sequence[int]], prompt: int, response: int) -> Work:
-    """Of trees of rows, each with its prompt once. Two rows of 3 + 2 tokens in one tree: 3 + 2 + 2 tokens, 6 + 9 + 9
-    pairs.
+def work_of(plan: Sequence[MicroBatch], length: int, sampled: int) -> Work:
+    """Of micro-batches of rows of one length, `sampled` tokens in all. Two rows of 5 tokens that share 3, in a plan:
+    3 + 2 + 2 tokens, 6 + 9 + 9 pairs.
     """
-    branches = sum(len(tree) for tree in trees)
-    return Work(
-        tokens=len(trees) * prompt + branches * response,
-        sampled=branches * response,
-        pairs=len(trees) * prompt * (prompt + 1) // 2 + branches * (response * prompt + response * (response + 1) // 2),
-    )
+    tokens = pairs = 0
+    for micro_batch in plan:
+        segments = cut_segments([(i, shared) for i, (_, shared) in enumerate(micro_batch)], [length] * len(micro_batch))
+        for n, keys in zip(segments.lengths, segments.keys, strict=True):
+            tokens, pairs = tokens + n, pairs + n * len(keys) - n * (n - 1) // 2
+    return Work(tokens=tokens, sampled=sampled, pairs=pairs)
 
 
 def linear_parameters(module: nn.Module) -> int:
@@ -196,9 +197,12 @@ def measure(settings: Settings) -> Result:
     """Runs `warmup` and then `updates` updates of one batch."""
     worker, data = build_worker(settings), make_batch(settings)
     device = worker.device
-    micro_batches = plan_batch(data, worker.actor.settings, worker.actor.config.micro_batching)
-    computed = work_of([tree for batch in micro_batches for tree in batch], settings.prompt, settings.response)
-    rows = work_of([[row] for row in range(settings.rows)], settings.prompt, settings.response)
+    if settings.share_prompts:
+        # However little it saves.
+        worker.actor.settings = replace(worker.actor.settings, key_cost=0.0)
+    plan = plan_batch(row_tokens(data, True), worker.actor.settings, worker.actor.config.micro_batching)
+    size = (settings.prompt + settings.response, settings.rows * settings.response)
+    computed, rows = work_of(plan, *size), work_of([[(row, 0)] for row in range(settings.rows)], *size)
     lm = worker.module
     shape = {
         "layer_parameters": linear_parameters(lm.base_model),

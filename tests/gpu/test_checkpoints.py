@@ -18,7 +18,7 @@ from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.packing import ForwardSettings
 from workers.model.update import build_optimizer, build_scheduler
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 PARTS = ("model", "optimizer", "extra")
 OPTIM = OptimConfig(lr=1e-3, scheduler="cosine")

@@ -7,16 +7,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_rollout import CONFIG, build_engine, encode, model_spec, perturb, worst_difference
+from tests.unit.test_weight_sync import make_model
 from training.config import ActorConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.builder import ModelSpec
 from workers.model.packing import ForwardSettings
+from workers.ranks.process import expandable_segments
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Sampling
 from workers.rollout.weight_sync import iter_weights, weight_manifest
@@ -82,14 +85,65 @@ def rounded(policy: nn.Module) -> nn.Module:
 def test_vllm_samples_with_the_trainers_log_probs_after_sleeping_and_an_update(vllm_engine) -> None:
     rollout, policy, spec = vllm_engine
     for seed in (1, 2):
-        rollout.sleep()
         perturb(policy, seed)
-        rollout.wake_up()
         stale = worst_difference(rollout, rounded(policy), spec, 1.0)
+        rollout.sleep()
+        # As a worker does: the cache wakes last. Nothing of the old weights is left to fall back on.
+        rollout.wake_up("weights")
         send(policy, rollout, torch.bfloat16)
+        rollout.wake_up("kv_cache")
         agreement = worst_difference(rollout, rounded(policy), spec, 1.0)
         assert agreement < 0.1, "bfloat16 on both sides"
         assert stale > 3 * agreement
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("kind", ["biases", "tied", "qwen3_moe", "mixtral"])
+def test_vllm_has_every_kind_of_model_whole_after_an_update(device, tmp_path, kind) -> None:
+    pytest.importorskip("vllm")
+    spec = model_spec(make_model(kind, tmp_path), device)
+    policy = spec.causal_lm(trainable=True).eval()
+    # One engine with sleep mode is all that a process can have.
+    config = replace(CONFIG, dtype="bfloat16", gpu_memory_utilization=0.2, free_cache_engine=False)
+    rollout = build_engine("vllm", spec, config)
+    for seed in (1, 2):
+        perturb(policy, seed)
+        stale = worst_difference(rollout, rounded(policy), spec, 1.0)
+        send(policy, rollout, torch.bfloat16)
+        # In bfloat16 a router's close choice may fall the other way.
+        agreement = worst_difference(rollout, rounded(policy), spec, 1.0)
+        assert agreement < (0.1 if kind in ("biases", "tied") else 0.4)
+        assert stale > 3 * agreement
+
+
+@pytest.mark.vllm
+def test_vllm_gives_a_seed_the_same_sample_whatever_the_global_generators_hold(vllm_engine) -> None:
+    rollout, policy, spec = vllm_engine
+    send(policy, rollout, torch.bfloat16)
+    drawn = []
+    for seed in (0, 1):
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        rollout.begin()
+        drawn.append([completion.token_ids for completion in rollout.inference([encode(spec)[0]] * 8)])
+    assert drawn[0] == drawn[1]
+    assert len({tuple(ids) for ids in drawn[0]}) > 1, "a prompt's samples differ all the same"
+
+
+def test_updates_alone_have_memory_that_grows_in_place(device) -> None:
+    """A tensor of the update lies in an expandable segment, what comes after it does not."""
+    if device.type != "cuda":
+        pytest.skip("of CUDA memory")
+
+    def growing() -> bool:
+        torch.cuda.empty_cache()
+        tensor = torch.empty(64 << 20, dtype=torch.uint8, device=device)
+        segments = [s for s in torch.cuda.memory_snapshot() if s["address"] <= tensor.data_ptr()]
+        return max(segments, key=lambda segment: segment["address"])["is_expandable"]
+
+    with expandable_segments(device):
+        assert growing()
+    assert not growing()
 
 
 @pytest.mark.vllm

@@ -60,7 +60,6 @@ def test_offloading_frees_the_bytes_of_weights_and_moments(cuda_memory, wide_mod
     size = 4 * sum(p.numel() for p in module.parameters())
     assert torch.cuda.memory_allocated(device) - before >= size
     optimizer = updated(module, device, FSDPConfig(), steps=1)
-    optimizer.zero_grad(set_to_none=True)
     assert torch.cuda.memory_allocated(device) - before >= 3 * size
     with on_device(module, optimizer, device, OFFLOAD):
         assert torch.cuda.memory_allocated(device) - before >= 3 * size
@@ -115,3 +114,20 @@ def test_workers_that_offload_go_on_from_their_checkpoint(tiny_task, tmp_path, d
         for a, b in zip(weights(old.module), weights(new.module), strict=True):
             torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-7)
         assert {p.device for p in new.module.parameters()} == {CPU if "param" in kinds else device}
+
+
+@pytest.mark.parametrize(("offload", "copies"), [("false", 3), ("true", 0)])
+def test_between_updates_workers_hold_weights_and_moments_and_no_gradient(
+    cuda_memory, tiny_task, wide_model, tmp_path, offload, copies
+) -> None:
+    sections = ("actor_rollout_ref.actor", "critic")
+    keys = [
+        f"{section}.fsdp_config.{kind}_offload={offload}" for section in sections for kind in ("param", "optimizer")
+    ]
+    before = torch.cuda.memory_allocated(cuda_memory)
+    model = f"actor_rollout_ref.model.path={wide_model}"
+    workers = build_workers(tiny_task, tmp_path, cuda_memory, model, *keys)
+    size = 4 * sum(p.numel() for worker in workers for p in worker.module.parameters())
+    for worker in workers:
+        update(worker)
+    assert abs(torch.cuda.memory_allocated(cuda_memory) - before - copies * size) < size / 4

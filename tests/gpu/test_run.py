@@ -71,6 +71,32 @@ def test_a_deterministic_run_is_repeated_and_goes_on_bitwise(tiny_task, tmp_path
             assert [name for name in expected if not torch.equal(expected[name], got[name])] == [], (folder, part)
 
 
+def test_a_run_that_offloads_has_the_numbers_of_one_that_does_not_and_goes_on_bitwise(
+    tiny_task, tmp_path, device
+) -> None:
+    """The first checkpoint is from before the actor's first step, when its optimiser has no state."""
+    overrides = (
+        "trainer.deterministic=true",
+        "trainer.save_freq=1",
+        "trainer.critic_warmup=1",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.model.dtype=bfloat16",
+    )
+    sections = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+    away = [f"{section}.fsdp_config.{kind}_offload=true" for section in sections for kind in ("param", "optimizer")]
+    first = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/offloaded/global_step_1")
+    for folder, keys in {"kept": ["trainer.save_freq=3"], "offloaded": away, "resumed": [*away, *first]}.items():
+        trainer = run(tiny_task, tmp_path / folder, device, 3, *overrides, *keys)
+        worker = trainer.actor_rollout_wg.worker
+        at_rest = {p.device for module in (worker.module, worker.ref.actor_module) for p in module.parameters()}
+        assert at_rest == {device if folder == "kept" else torch.device("cpu")}
+    for folder in ("offloaded", "resumed"):
+        for part in ("actor/model", "actor/optimizer", "critic/model", "critic/optimizer"):
+            expected = tensors(tmp_path / "kept/global_step_3" / part)
+            got = tensors(tmp_path / folder / "global_step_3" / part)
+            assert [name for name in expected if not torch.equal(expected[name], got[name])] == [], (folder, part)
+
+
 def test_a_deterministic_worker_sets_what_cublas_reads(device, monkeypatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import workers.model.forward as forward
 from tests.unit.test_actor_critic import critic_change, make_update, weights_after
-from training.batch.torch_functional import log_probs_and_entropy
+from tests.unit.test_forward import LAYOUTS
+from training.batch.torch_functional import LogitForm, head_log_probs
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 CONFIG = ActorConfig(entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.2, grad_clip=1e9, ppo_max_token_len_per_gpu=40)
 CPU = torch.device("cpu")
-SHARING = pytest.mark.parametrize("share_prompts", [True, False])
+EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 def assert_near(got: Tensor, expected: Tensor, relative: float) -> None:
@@ -34,26 +35,26 @@ def assert_near(got: Tensor, expected: Tensor, relative: float) -> None:
     assert (got - expected).norm() <= relative * expected.norm()
 
 
-@SHARING
-def test_the_policy_update_is_the_cpus_in_float32(lm, cpu_lm, device, share_prompts) -> None:
-    expected, expected_metrics = weights_after(cpu_lm, make_update(), CONFIG, share_prompts=share_prompts)
-    got, metrics = weights_after(lm, make_update(), CONFIG, device=device, share_prompts=share_prompts)
+@EVERY_LAYOUT
+def test_the_policy_update_is_the_cpus_in_float32(lm, cpu_lm, device, layout) -> None:
+    expected, expected_metrics = weights_after(cpu_lm, make_update(), CONFIG, **LAYOUTS[layout])
+    got, metrics = weights_after(lm, make_update(), CONFIG, device=device, **LAYOUTS[layout])
     assert_near(got, expected, 1e-4)
     assert metrics == pytest.approx(expected_metrics, rel=1e-4, abs=1e-6)
 
 
-@SHARING
-def test_the_policy_update_is_near_the_cpus_in_bfloat16(lm, cpu_lm, device, share_prompts) -> None:
+@EVERY_LAYOUT
+def test_the_policy_update_is_near_the_cpus_in_bfloat16(lm, cpu_lm, device, layout) -> None:
     expected, _ = weights_after(cpu_lm, make_update(), CONFIG)
-    got, _ = weights_after(lm, make_update(), CONFIG, device=device, share_prompts=share_prompts, dtype=torch.bfloat16)
+    got, _ = weights_after(lm, make_update(), CONFIG, device=device, **LAYOUTS[layout], dtype=torch.bfloat16)
     assert_near(got, expected, 0.05)
 
 
-@SHARING
+@EVERY_LAYOUT
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
-def test_log_probs_and_entropies_are_the_cpus(lm, cpu_lm, device, share_prompts, dtype, tolerance) -> None:
+def test_log_probs_and_entropies_are_the_cpus(lm, cpu_lm, device, layout, dtype, tolerance) -> None:
     expected = DataParallelPPOActor(CONFIG, cpu_lm).compute_log_prob(make_update(), calculate_entropy=True)
-    settings = ForwardSettings(device=device, dtype=dtype, share_prompts=share_prompts)
+    settings = ForwardSettings(device=device, dtype=dtype, **LAYOUTS[layout])
     got = DataParallelPPOActor(CONFIG, lm, forward=settings).compute_log_prob(make_update(), calculate_entropy=True)
     for a, b in zip(got, expected, strict=True):
         assert a.device == CPU
@@ -83,13 +84,15 @@ def test_values_and_their_update_are_the_cpus(value_models, device) -> None:
     assert metrics == pytest.approx(expected_metrics, rel=1e-4, abs=1e-6)
 
 
-def test_inputs_lie_on_the_device_with_a_mask_where_prompts_are_shared(device) -> None:
-    for share in (True, False):
-        settings = ForwardSettings(device=device, share_prompts=share)
-        for _, _, inputs in iter_micro_batches(make_update(), settings, CONFIG.micro_batching):
-            assert inputs.input_ids.device == inputs.logit_positions.device == inputs.labels.device == device
-            assert inputs.attention_mask is None or inputs.attention_mask.device == device
-            assert share or inputs.attention_mask is None
+@EVERY_LAYOUT
+def test_inputs_lie_on_the_device_without_a_mask(device, layout) -> None:
+    settings = ForwardSettings(device=device, **LAYOUTS[layout])
+    for _, _, inputs in iter_micro_batches(make_update(), settings, CONFIG.micro_batching):
+        assert inputs.input_ids.device == inputs.logit_positions.device == inputs.labels.device == device
+        assert inputs.attention_mask is None
+        if inputs.sequences is not None:
+            assert inputs.sequences.boundaries.device == device
+            assert inputs.sequences.keys is None or inputs.sequences.keys.device == device
 
 
 @pytest.mark.parametrize("strip_padding", [True, False])
@@ -121,22 +124,25 @@ def test_a_head_in_chunks_gives_the_same_update(lm, device, monkeypatch) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_log_probs_of_a_real_vocabulary_and_their_gradient_are_the_formulas(device, dtype) -> None:
-    """Several blocks of rows, of the size that a GPU takes: 300 rows of 131,072 logits are 157 MB in float32."""
+@pytest.mark.parametrize("chunk", [1 << 27, 131_072 * 14])
+def test_log_probs_of_a_real_vocabulary_and_their_gradient_are_the_formulas(device, dtype, chunk) -> None:
+    """In one chunk and in several, the last a small one."""
     generator = torch.Generator().manual_seed(0)
     rows, vocab = (300, 131_072) if device.type == "cuda" else (30, 131_072)
-    logits = torch.randn(rows, vocab, generator=generator).to(device, dtype).requires_grad_()
+    given = [torch.randn(n, 16, generator=generator).to(device, dtype) for n in (rows, vocab)]
     labels = torch.randint(vocab, (rows,), generator=generator).to(device)
-    log_probs, entropies = log_probs_and_entropy(logits, labels, 0.7)
+    states, weight = (x.clone().requires_grad_() for x in given)
+    log_probs, entropies = head_log_probs(states, weight, None, labels, LogitForm(0.7), "grad", chunk)
     (log_probs.sum() + entropies.sum()).backward()
-    plain = logits.detach().float().requires_grad_()
-    distribution = (plain / 0.7).log_softmax(-1)
+    plain_states, plain_weight = (x.clone().requires_grad_() for x in given)
+    distribution = ((plain_states @ plain_weight.T).float() / 0.7).log_softmax(-1)
     expected = distribution.gather(1, labels[:, None])[:, 0]
     expected_entropies = -(distribution.exp() * distribution).sum(-1)
     (expected.sum() + expected_entropies.sum()).backward()
     torch.testing.assert_close(log_probs, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(entropies, expected_entropies, rtol=1e-4, atol=1e-4)
-    assert_near(logits.grad, plain.grad, 1e-4 if dtype == torch.float32 else 1e-2)
+    for got, plain in ((states, plain_states), (weight, plain_weight)):
+        assert_near(got.grad, plain.grad, 1e-4 if dtype == torch.float32 else 1e-2)
 
 
 def test_three_steps_of_the_fused_optimizer_end_like_the_cpus(lm, cpu_lm, device) -> None:

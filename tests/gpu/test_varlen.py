@@ -6,11 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.model.attention import Sequences, flash_kernel, loop_attention, packed_attention, torch_kernel
+from workers.model import attention
+from workers.model.attention import Sequences, has_flash_attn, packed_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 LENGTHS = (70, 1, 129, 300, 12)
-KERNELS = {"flash_attn": flash_kernel, "torch": torch_kernel}
+# The second and the last segment read the first one's keys before their own; the third those of both.
+PATHS = [torch.arange(sum(LENGTHS[:i]), sum(LENGTHS[: i + 1])) for i in range(len(LENGTHS))]
+PATHS[2] = torch.cat(PATHS[:3])
+PATHS[1], PATHS[4] = torch.cat(PATHS[:2]), torch.cat([PATHS[0], PATHS[4]])
+SEQUENCES = {"packed": Sequences.of(LENGTHS), "shared": Sequences.of(LENGTHS, PATHS)}
+KERNELS = ("flash_attn", "torch")
 
 
 def made(query_heads: int, key_heads: int) -> list[Tensor]:
@@ -25,20 +31,19 @@ def with_gradients(output: Tensor, inputs: list[Tensor], upstream: Tensor) -> li
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (6, 1)])
+@pytest.mark.parametrize("layout", SEQUENCES)
 @pytest.mark.parametrize("name", [*KERNELS, "chosen"])
-def test_kernels_agree_with_the_loop(name: str, heads: tuple[int, int]) -> None:
-    if name == "flash_attn":
-        pytest.importorskip("flash_attn")
-    sequences = Sequences.of(LENGTHS).to(torch.device("cuda"))
+def test_kernels_agree_with_the_loop(name: str, layout: str, heads: tuple[int, int], monkeypatch) -> None:
+    if name == "flash_attn" and not has_flash_attn(torch.bfloat16):
+        pytest.skip("flash_attn is not there or does not work")
+    if name != "chosen":
+        monkeypatch.setattr(attention, "has_flash_attn", lambda _: name == "flash_attn")
+    sequences = SEQUENCES[layout]
     *inputs, upstream = made(*heads)
     exact = [x.float().requires_grad_() for x in inputs]
-    expected = with_gradients(loop_attention(*exact, LENGTHS, 0.125), exact, upstream.float())
+    expected = with_gradients(packed_attention(*exact, sequences, 0.125), exact, upstream.float())
     on_gpu = [x.cuda().requires_grad_() for x in inputs]
-    if name == "chosen":
-        output = packed_attention(*on_gpu, sequences, 0.125)
-    else:
-        q, k, v = (x[0].transpose(0, 1) for x in on_gpu)
-        output = KERNELS[name](q, k, v, sequences.boundaries, max(LENGTHS), 0.125).transpose(0, 1)[None]
+    output = packed_attention(*on_gpu, sequences.to(torch.device("cuda")), 0.125)
     got = with_gradients(output, on_gpu, upstream.cuda())
     for a, b in zip(got, expected, strict=True):
         assert (a - b).norm() < 1e-2 * b.norm()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from data.protocol import DataProto
-from tests.unit.test_forward import make_batch, plain_log_probs
+from tests.unit.test_forward import LAYOUTS, make_batch, plain_log_probs
 from training.config import (
     ActorConfig,
     CriticConfig,
@@ -28,6 +28,7 @@ from training.config.checks import load_custom_algorithm
 from training.core_algos import LOSS_AGG_MODES
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
+from workers.model.attention import use_own_attention
 from workers.model.builder import ModelSpec
 from workers.model.packing import ForwardSettings
 from workers.model.update import build_scheduler
@@ -42,7 +43,9 @@ SPLITS = [
 
 @pytest.fixture(scope="module")
 def lm(tiny_task: Path) -> nn.Module:
-    return AutoModelForCausalLM.from_pretrained(tiny_task / "model")
+    lm = AutoModelForCausalLM.from_pretrained(tiny_task / "model")
+    assert use_own_attention(lm)
+    return lm
 
 
 def make_update(seed: int = 0, **padding: int) -> DataProto:
@@ -93,15 +96,15 @@ def test_gradient_and_metrics_do_not_depend_on_micro_batch_size(lm, split, loss_
     assert metrics == pytest.approx(expected_metrics, rel=2e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("share_prompts", [True, False])
-def test_gradient_does_not_depend_on_padding_or_row_order(lm, share_prompts) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradient_does_not_depend_on_padding_or_row_order(lm, layout) -> None:
     config = ActorConfig(grad_clip=1e9, ppo_max_token_len_per_gpu=40)
     data = make_update()
     expected, _ = weights_after(lm, data, config)
-    padded, _ = weights_after(lm, make_update(pad_prompt=3, pad_response=2), config, share_prompts=share_prompts)
+    padded, _ = weights_after(lm, make_update(pad_prompt=3, pad_response=2), config, **LAYOUTS[layout])
     assert close(padded, expected)
     shuffled = data.select_idxs(torch.tensor([6, 2, 4, 0, 5, 1, 3]))
-    reordered, _ = weights_after(lm, shuffled, config, share_prompts=share_prompts)
+    reordered, _ = weights_after(lm, shuffled, config, **LAYOUTS[layout])
     assert close(reordered, expected)
 
 
@@ -269,6 +272,17 @@ def test_critic_loss_is_the_clipped_squared_error(transformer) -> None:
     expected = 0.5 * (torch.maximum((values - returns) ** 2, (clipped - returns) ** 2) * mask).sum() / mask.sum()
     _, metrics = critic_change(transformer, data, CriticConfig())
     assert metrics["critic/vf_loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_update_leaves_no_gradient_in_memory(lm, transformer, dtype) -> None:
+    policy, values = copy.deepcopy(lm), copy.deepcopy(transformer)
+    settings = ForwardSettings(dtype=dtype)
+    for build, module in ((DataParallelPPOActor, policy), (DataParallelPPOCritic, values)):
+        config = ActorConfig(ppo_mini_batch_size=7) if module is policy else CriticConfig()
+        worker = build(config, module, torch.optim.SGD(module.parameters(), lr=0.1), forward=settings)
+        _ = worker.update_policy(make_update()) if module is policy else worker.update_critic(make_update())
+        assert [name for name, p in module.named_parameters() if p.grad is not None] == []
 
 
 # The schedules

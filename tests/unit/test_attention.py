@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from tests.unit.test_actor_critic import close, make_update
-from tests.unit.test_forward import gradient, make_batch, packed, plain_log_probs
+from tests.unit.test_forward import PACKED, SHARED, gradient, make_batch, packed, plain_log_probs
 from tests.unit.test_models import MODELS, SIZES, build
 from training.config import ActorConfig, CriticModelConfig, MicroBatching, ModelConfig
 from workers.dp_actor import DataParallelPPOActor
-from workers.model.attention import NAME, Sequences, loop_attention, own_attention, use_own_attention
+from workers.model import attention
+from workers.model.attention import NAME, Sequences, own_attention, packed_attention, use_own_attention
 from workers.model.builder import ModelSpec
 from workers.model.forward import ValueModel, forward_settings
 from workers.model.packing import ForwardSettings, iter_micro_batches, scatter_tokens
 
 CPU = torch.device("cpu")
-PACKED = ForwardSettings(share_prompts=False, pack_rows=True)
-PADDED = ForwardSettings(share_prompts=False)
+PADDED = ForwardSettings()
 KINDS: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
 
 
@@ -45,7 +47,7 @@ def test_packed_rows_padded_rows_and_rows_alone_are_the_same(kind: str, checkpoi
     lm, data = grouped_heads(kind, checkpointing), make_batch()
     alone = [x.detach() for x in plain_log_probs(lm, data, 0.7)]
     expected = gradient(lm, data, PADDED, MicroBatching(micro_batch_size=1))
-    for settings in (PACKED, PADDED):
+    for settings in (SHARED, PACKED, PADDED):
         for limits in (MicroBatching(max_token_len=1000), MicroBatching(max_token_len=24)):
             got = packed(lm, data, settings, limits, 0.7)
             assert all(relative(a.detach(), b) < 1e-5 for a, b in zip(got, alone, strict=True))
@@ -57,15 +59,16 @@ def test_values_of_packed_rows_are_those_of_padded_rows(tiny_task: Path) -> None
     nn.init.normal_(transformer.score.weight)
     assert use_own_attention(transformer)
     data, values = make_batch(), {}
-    for name, settings in {"packed": PACKED, "padded": PADDED}.items():
+    for name, settings in {"shared": SHARED, "packed": PACKED, "padded": PADDED}.items():
         transformer.zero_grad()
         values[name] = torch.zeros(data.batch["responses"].shape)
         for rows, micro, inputs in iter_micro_batches(data, settings, MicroBatching(max_token_len=40)):
             values[name][rows] = scatter_tokens(ValueModel(transformer)(inputs), inputs, micro.batch["responses"].shape)
         values[name].square().sum().backward()
         values[name + " gradient"] = torch.cat([p.grad.flatten() for p in transformer.parameters()])
-    assert relative(values["packed"].detach(), values["padded"].detach()) < 1e-5
-    assert relative(values["packed gradient"], values["padded gradient"]) < 1e-5
+    for name in ("shared", "packed"):
+        assert relative(values[name].detach(), values["padded"].detach()) < 1e-5
+        assert relative(values[name + " gradient"], values["padded gradient"]) < 1e-5
 
 
 def test_packed_rows_have_no_padding_and_no_mask() -> None:
@@ -78,7 +81,7 @@ def test_packed_rows_have_no_padding_and_no_mask() -> None:
     assert (inputs.position_ids == 0).sum() == len(data)
 
 
-def test_the_budget_counts_the_tokens_of_packed_rows_and_the_padding_of_groups() -> None:
+def test_the_budget_counts_the_tokens_of_packed_rows_once_and_the_padding_of_others() -> None:
     # Rows of 11, 9, 8, 7, 6, 5 and 4 tokens.
     data = make_batch()
     budget = MicroBatching(max_token_len=28)
@@ -88,15 +91,13 @@ def test_the_budget_counts_the_tokens_of_packed_rows_and_the_padding_of_groups()
 
     assert sizes(PACKED) == [11 + 9 + 8, 7 + 6 + 5 + 4]
     assert len(sizes(PADDED)) == 3 and max(sizes(PADDED)) <= 28
-    # The shared-prefix group of four.
-    assert sizes(ForwardSettings(pack_rows=True))[0] > 11
+    assert sum(sizes(SHARED)) < sum(sizes(PACKED)) and max(sizes(SHARED)) <= 28
 
 
-@pytest.mark.parametrize("share_prompts", [False, True])
-def test_an_update_of_packed_rows_does_not_depend_on_the_micro_batches(tiny_task: Path, share_prompts: bool) -> None:
+def test_an_update_of_packed_rows_does_not_depend_on_the_micro_batches(tiny_task: Path) -> None:
     changes, metrics = [], []
     for limits in ({"ppo_max_token_len_per_gpu": n} for n in (1000, 24)):
-        for settings in (PACKED, ForwardSettings(share_prompts=share_prompts, pack_rows=True), PADDED):
+        for settings in (PACKED, SHARED, PADDED):
             lm = AutoModelForCausalLM.from_pretrained(tiny_task / "model")
             assert use_own_attention(lm)
             before = [p.detach().clone() for p in lm.parameters()]
@@ -114,7 +115,7 @@ def test_autocast_computes_packed_rows_in_its_type() -> None:
     seen = set()
     lm.base_model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].dtype))
     expected, _ = packed(lm, data, PACKED, MicroBatching(max_token_len=60))
-    settings = ForwardSettings(share_prompts=False, pack_rows=True, dtype=torch.bfloat16)
+    settings = replace(SHARED, dtype=torch.bfloat16)
     with settings.autocast():
         got, _ = packed(lm, data, settings, MicroBatching(max_token_len=60))
     assert seen == {torch.float32, torch.bfloat16}
@@ -147,19 +148,53 @@ def test_workers_pack_rows_where_the_model_attends_fully_and_the_engines_model_i
     assert module.config._attn_implementation == "sdpa"
 
 
-def test_attention_of_packed_rows_is_written_out_softmax_within_each_sequence() -> None:
+def test_attention_of_segments_is_written_out_softmax_along_each_path() -> None:
     torch.manual_seed(0)
-    lengths, scale = (3, 1, 5), 0.3
-    query, key, value = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
-    got = loop_attention(query, key, value, lengths, scale)
-    start = 0
-    for n in lengths:
-        for head in range(4):
-            for t in range(start, start + n):
-                weights = (scale * key[0, head // 2, start : t + 1] @ query[0, head, t]).softmax(0)
-                torch.testing.assert_close(got[0, head, t], weights @ value[0, head // 2, start : t + 1])
-        start += n
-    sequences = Sequences.of(lengths)
-    assert sequences.boundaries.tolist() == [0, 3, 4, 9] and sequences.boundaries.dtype == torch.int32
+    scale, total = 0.3, 9
+    query, key, value = torch.randn(1, 4, total, 8), torch.randn(1, 2, total, 8), torch.randn(1, 2, total, 8)
+    # A prompt of three tokens, two answers to it, a row alone, and one that goes on behind the first answer.
+    paths = [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4, 5], [6], [0, 1, 2, 3, 7, 8]]
+    lengths = (3, 1, 2, 1, 2)
+    sequences = Sequences.of(lengths, [torch.tensor(path) for path in paths])
+    assert sequences.boundaries.tolist() == [0, 3, 4, 6, 7, 9] and sequences.boundaries.dtype == torch.int32
+    assert sequences.key_boundaries.tolist() == [0, 3, 7, 12, 13, 19]
     output, _ = own_attention(nn.Module(), query, key, value, None, sequences=sequences, scaling=scale)
-    torch.testing.assert_close(output, got.transpose(1, 2))
+    for path, n in zip(paths, lengths, strict=True):
+        for place in path[-n:]:
+            seen = path[: path.index(place) + 1]
+            for head in range(4):
+                weights = (scale * key[0, head // 2, seen] @ query[0, head, place]).softmax(0)
+                torch.testing.assert_close(output[0, place, head], weights @ value[0, head // 2, seen])
+    alone = Sequences.of([4, 5])
+    assert alone.keys is None and alone.boundaries.tolist() == alone.key_boundaries.tolist() == [0, 4, 9]
+
+
+@pytest.mark.parametrize("short", [0, 1 << 18])
+def test_keys_that_several_segments_read_gather_all_their_gradients(short: int, monkeypatch) -> None:
+    """As the rows would have alone; in bfloat16 they add up in float32."""
+    monkeypatch.setattr(attention, "SHORT", short)
+    torch.manual_seed(0)
+    prompt, answers, n = 16, 4, 24
+    tokens = [torch.randn(prompt + answers * n, heads, 8, dtype=torch.bfloat16) for heads in (4, 2, 2)]
+    upstream = torch.randn_like(tokens[0])
+    rows = [torch.arange(prompt), *(torch.arange(prompt + i * n, prompt + (i + 1) * n) for i in range(answers))]
+    paths = [rows[0], *(torch.cat([rows[0], row]) for row in rows[1:])]
+
+    def gradients(dtype: torch.dtype, alone: bool) -> list[Tensor]:
+        inputs = [x.to(dtype).requires_grad_() for x in tokens]
+        if alone:
+            outputs = torch.zeros_like(inputs[0])
+            for row, path in zip(rows, paths, strict=True):
+                q, k, v = (x[path].transpose(0, 1)[None] for x in inputs)
+                whole = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+                outputs = outputs.index_copy(0, row, whole[0].transpose(0, 1)[-len(row) :])
+        else:
+            q, k, v = (x.transpose(0, 1)[None] for x in inputs)
+            sequences = Sequences.of([len(row) for row in rows], paths)
+            outputs = packed_attention(q, k, v, sequences, None)[0].transpose(0, 1)
+        return list(torch.autograd.grad(outputs, inputs, upstream.to(dtype)))
+
+    for got, expected in zip(gradients(torch.float32, False), gradients(torch.float32, True), strict=True):
+        assert relative(got, expected) < 1e-6
+    for got, expected in zip(gradients(torch.bfloat16, False), gradients(torch.float32, True), strict=True):
+        assert got.dtype == torch.bfloat16 and relative(got.float(), expected) < 1e-2

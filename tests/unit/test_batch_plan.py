@@ -7,6 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data.containers import object_array
 from data.protocol import DUMMY_UID, DataProto
@@ -65,6 +67,24 @@ def test_balancing_gives_ranks_about_as_many_tokens() -> None:
         tokens[balance] = [int(chunk.batch["attention_mask"].sum()) for chunk in chunks]
     assert abs(tokens[True][0] - tokens[True][1]) <= 2
     assert sum(tokens[True]) == sum(tokens[False])
+
+
+@given(st.lists(st.integers(1, 6), min_size=8, max_size=8), st.sampled_from([1, 2, 3, 4]), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_balancing_keeps_groups_on_one_rank_as_far_as_they_fit(rows: list[int], ranks: int, alike: bool) -> None:
+    rows = [rows[0]] * 8 if alike else rows
+    chunks = arrange(batch_of(rows), plan_of(8, ranks, 4, 8)).chunk(ranks)
+    homes: dict[str, set[int]] = {}
+    for rank, chunk in enumerate(chunks):
+        for uid in chunk.drop_dummies().non_tensor_batch["uid"]:
+            homes.setdefault(uid, set()).add(rank)
+    if alike and 4 % ranks == 0:
+        assert all(len(home) == 1 for home in homes.values())
+    # One group at most is taken apart for each rank that is filled up.
+    assert sum(len(home) - 1 for home in homes.values()) <= 2 * ranks * max(rows).bit_length()
+    assert sorted(row for chunk in chunks for row in chunk.drop_dummies().batch["row"].tolist()) == list(
+        range(sum(rows))
+    )
 
 
 def test_a_batch_that_needs_nothing_is_left_as_it_is() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from data.protocol import DataProto
 from training.batch import (
-    batching,
     ceildiv,
     get_reverse_idx,
     get_seqlen_balanced_partitions,
@@ -20,7 +19,8 @@ from training.batch import (
     restore_dynamic_batch,
     roundup_divisible,
 )
-from training.config import UpdatePlan
+from training.batch.batching import plan_padded, shuffled_groups
+from training.config import MicroBatching, UpdatePlan
 
 lengths_lists = st.lists(st.integers(0, 60), min_size=1, max_size=24)
 
@@ -112,73 +112,37 @@ def test_reverse_index_undoes_a_permutation_and_rounding_rounds_up():
     assert [roundup_divisible(a, 4) for a in (0, 1, 4, 5)] == [0, 4, 4, 8]
 
 
-# The plan
+# The plan of padded rows
 
 
-def plan(keys, prompts, responses, **limits):
-    defaults = {"max_token_len": None, "micro_batch_size": None, "share_prompts": True, "max_group_tokens": 10**6}
-    return batching.plan_micro_batches(keys, prompts, responses, **defaults | limits)
+def padded_tokens(micro_batch, lengths):
+    return len(micro_batch) * max(lengths[row] for row in micro_batch)
 
 
-def group_tokens(group, prompts, responses):
-    return prompts[group[0]] + sum(responses[row] for row in group)
-
-
-def padded_tokens(micro_batch, prompts, responses):
-    return len(micro_batch) * max(group_tokens(group, prompts, responses) for group in micro_batch)
-
-
-def tokens_that_count(micro_batch, prompts, responses, pack):
-    if pack and all(len(group) == 1 for group in micro_batch):
-        return sum(group_tokens(group, prompts, responses) for group in micro_batch)
-    return padded_tokens(micro_batch, prompts, responses)
-
-
-@st.composite
-def batches(draw):
-    groups = draw(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 5)), min_size=1, max_size=6))
-    rows = [(f"p{g}", prompt) for g, (prompt, n) in enumerate(groups) for _ in range(n)]
-    rows = draw(st.permutations(rows))
-    responses = draw(st.lists(st.integers(0, 20), min_size=len(rows), max_size=len(rows)))
-    return [key for key, _ in rows], [prompt for _, prompt in rows], responses
-
-
-@given(batches(), st.integers(5, 80), st.integers(5, 60), st.booleans(), st.booleans())
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(5, 80))
 @settings(max_examples=200, deadline=None)
-def test_token_plan_holds_every_row_once_within_the_budget(batch, budget, max_group, share, pack):
-    keys, prompts, responses = batch
-    limits = {"max_token_len": budget, "share_prompts": share, "max_group_tokens": max_group, "pack_rows": pack}
-    micro_batches = plan(*batch, **limits)
-    groups = list(chain.from_iterable(micro_batches))
-    assert sorted(chain.from_iterable(groups)) == list(range(len(keys)))
-    for group in groups:
-        assert len({keys[row] for row in group}) == 1 and (share or len(group) == 1)
-        assert len(group) == 1 or group_tokens(group, prompts, responses) <= min(max_group, budget)
-    for micro_batch in micro_batches:
-        alone = len(micro_batch) == 1 and len(micro_batch[0]) == 1
-        assert alone or tokens_that_count(micro_batch, prompts, responses, pack) <= budget
-    sizes = [tokens_that_count(micro_batch, prompts, responses, pack) for micro_batch in micro_batches]
+def test_token_plan_holds_every_row_once_within_the_budget(lengths, budget):
+    micro_batches = plan_padded(lengths, MicroBatching(max_token_len=budget))
+    assert sorted(chain.from_iterable(micro_batches)) == list(range(len(lengths)))
+    sizes = [padded_tokens(micro_batch, lengths) for micro_batch in micro_batches]
+    assert all(size <= budget or len(micro) == 1 for size, micro in zip(sizes, micro_batches, strict=True))
     assert sizes == sorted(sizes, reverse=True)
-    assert plan(*batch, **limits) == micro_batches
 
 
-@given(batches(), st.integers(1, 7), st.booleans())
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 7))
 @settings(max_examples=100, deadline=None)
-def test_row_plan_holds_every_row_once_within_the_size(batch, size, share):
-    micro_batches = plan(*batch, micro_batch_size=size, share_prompts=share)
-    rows = [list(chain.from_iterable(micro_batch)) for micro_batch in micro_batches]
-    assert sorted(chain.from_iterable(rows)) == list(range(len(batch[0])))
-    assert all(1 <= len(part) <= size for part in rows)
-    if not share:
-        assert len(micro_batches) == ceildiv(len(batch[0]), size)
+def test_row_plan_holds_every_row_once_within_the_size(lengths, size):
+    micro_batches = plan_padded(lengths, MicroBatching(micro_batch_size=size))
+    assert sorted(chain.from_iterable(micro_batches)) == list(range(len(lengths)))
+    assert all(1 <= len(part) <= size for part in micro_batches)
+    assert len(micro_batches) == ceildiv(len(lengths), size)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.integers(20, 50))
 @settings(max_examples=60, deadline=None)
-def test_plan_has_the_fewest_micro_batches_and_then_the_least_padding(responses, budget):
+def test_plan_has_the_fewest_micro_batches_and_then_the_least_padding(lengths, budget):
     """Compares with every way of cutting the sorted rows."""
-    rows, prompts = len(responses), [0] * len(responses)
-    ordered = sorted(responses, reverse=True)
+    rows, ordered = len(lengths), sorted(lengths, reverse=True)
 
     def cost(cuts):
         parts = [ordered[a:b] for a, b in zip((0, *cuts), (*cuts, rows), strict=True)]
@@ -186,44 +150,13 @@ def test_plan_has_the_fewest_micro_batches_and_then_the_least_padding(responses,
         return (len(parts), sum(padded)) if max(padded) <= budget else (rows + 1, 0)
 
     best = min(cost(cuts) for n in range(rows) for cuts in combinations(range(1, rows), n))
-    micro_batches = plan(range(rows), prompts, responses, max_token_len=budget, share_prompts=False)
-    assert (len(micro_batches), sum(padded_tokens(m, prompts, responses) for m in micro_batches)) == best
+    micro_batches = plan_padded(lengths, MicroBatching(max_token_len=budget))
+    assert (len(micro_batches), sum(padded_tokens(m, lengths) for m in micro_batches)) == best
 
 
 def test_the_documented_example():
-    assert plan("aab", [10, 10, 10], [5, 3, 6], max_token_len=40) == [[[0, 1], [2]]]
-    assert plan("aab", [10, 10, 10], [5, 3, 6], max_token_len=35) == [[[0, 1]], [[2]]]
-
-
-def test_rows_that_are_packed_count_without_padding():
-    # Rows of 10, 8, 6 and 4 tokens.
-    rows = ("abcd", [2, 2, 2, 2], [8, 6, 4, 2])
-    assert plan(*rows, max_token_len=28, pack_rows=True) == [[[0], [1], [2], [3]]]
-    assert len(plan(*rows, max_token_len=28)) == 2
-    # A group of 16 tokens beside two rows.
-    assert plan("aabc", *rows[1:], max_token_len=28, pack_rows=True) == [[[0, 1]], [[2], [3]]]
-
-
-def test_a_shared_prefix_group_above_the_limit_is_split_evenly():
-    # 4 + 6 x 5 = 34 tokens; of at most 20, so two groups of 4 + 15 = 19.
-    (micro_batch,) = plan(["a"] * 6, [4] * 6, [5] * 6, max_token_len=40, max_group_tokens=20)
-    assert sorted(map(len, micro_batch)) == [3, 3]
-
-
-def test_a_row_larger_than_both_limits_is_its_own_group_and_micro_batch():
-    micro_batches = plan(["a", "a", "a"], [4] * 3, [50, 3, 2], max_token_len=20, max_group_tokens=12)
-    assert micro_batches == [[[0]], [[1, 2]]]
-
-
-def test_contradictory_or_mismatched_arguments_are_refused():
-    with pytest.raises(ValueError, match=r"exactly one of .* given: max_token_len=8, micro_batch_size=2"):
-        plan("a", [1], [1], max_token_len=8, micro_batch_size=2)
-    with pytest.raises(ValueError, match="given: max_token_len=None, micro_batch_size=None"):
-        plan("a", [1], [1])
-    with pytest.raises(ValueError, match=r"rows \[0, 1\] share the prompt key 'a' but not the prompt's length"):
-        plan("aa", [1, 2], [1, 1], max_token_len=8)
-    with pytest.raises(ValueError, match="one entry per row"):
-        plan("aa", [1], [1, 1], max_token_len=8)
+    assert plan_padded([16, 18], MicroBatching(max_token_len=40)) == [[1, 0]]
+    assert plan_padded([16, 18], MicroBatching(max_token_len=35)) == [[1], [0]]
 
 
 def test_mini_batches_divide_the_rows_or_are_refused():
@@ -234,7 +167,7 @@ def test_mini_batches_divide_the_rows_or_are_refused():
 
 def test_shuffling_permutes_groups_and_keeps_their_rows_together():
     uids = np.array([*list("aabbccddee"), "a"], dtype=object)
-    order = batching.shuffled_groups(uids, torch.Generator().manual_seed(1)).tolist()
+    order = shuffled_groups(uids, torch.Generator().manual_seed(1)).tolist()
     assert sorted(order) == list(range(11)) and order != list(range(11))
     groups = [uids[row] for row in order]
     assert sum(a != b for a, b in pairwise(groups)) == 4
@@ -243,7 +176,7 @@ def test_shuffling_permutes_groups_and_keeps_their_rows_together():
 
 def test_shuffling_depends_on_the_seed_and_not_on_what_the_uids_are():
     def shuffled(uids, seed):
-        return batching.shuffled_groups(uids, torch.Generator().manual_seed(seed)).tolist()
+        return shuffled_groups(uids, torch.Generator().manual_seed(seed)).tolist()
 
     assert shuffled("xxyyzz", 3) == shuffled("zzaamm", 3)
     assert len({tuple(shuffled("aabbccdd", seed)) for seed in range(8)}) > 1

@@ -20,6 +20,9 @@ from workers.model import state as model_state
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.update import build_optimizer, build_scheduler
 
+# A run's workers silence it: a single rank saves by itself.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 
 def write(run_dir: Path, step: int, parts: tuple[str, ...] = ("actor", "critic")) -> None:
     folder = checkpoint.start_checkpoint(run_dir, step)
@@ -241,6 +244,44 @@ def test_training_goes_on_from_a_saved_state_bitwise(tmp_path: Path) -> None:
     assert original[1].param_groups[0]["lr"] == restored[1].param_groups[0]["lr"]
     for a, b in zip(original[0].parameters(), restored[0].parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_saving_before_the_first_step_changes_no_step_after_it_nor_after_loading(tmp_path: Path) -> None:
+    """An optimiser has no state then, and a state of zeros would be another: AdamW counts the steps in it."""
+    parts = ("model", "optimizer", "extra")
+    plain, saved, fresh, used = trained(0), trained(0), trained(1), trained(2)
+    step(*used)
+    save(tmp_path, saved, parts)
+    for state in (fresh, used):
+        model_state.load(tmp_path, *state, parts)
+    assert [dict(state[1].state) for state in (saved, fresh, used)] == [{}] * 3
+    for state in (plain, saved, fresh, used):
+        step(*state)
+    for state in (saved, fresh, used):
+        assert all(torch.equal(a, b) for a, b in zip(plain[0].parameters(), state[0].parameters(), strict=True))
+
+
+def test_a_single_rank_saves_and_loads_alone_beside_an_engines_process_group(tmp_path: Path) -> None:
+    """vLLM makes one in the process, even for one rank; it is not ours, and goes when the engine goes."""
+    parts = ("model", "optimizer", "extra")
+    for engine in ("gone", "there"):
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        try:
+            state, writer = trained(0), CheckpointWriter()
+            step(*state)
+            if engine == "gone":
+                torch.distributed.destroy_process_group()
+            model_state.save(writer, tmp_path / engine, *state, parts)
+            assert writer.is_written(wait=True)
+            restored = trained(1)
+            model_state.load(tmp_path / engine, *restored, parts)
+            assert torch.equal(restored[0][0].weight, state[0][0].weight)
+            if engine == "there":
+                # How many collectives there were.
+                assert torch.distributed.group.WORLD._get_sequence_number_for_group() == 0
+        finally:
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
 
 
 def test_a_damaged_checkpoint_is_left_out_and_the_one_before_taken(tmp_path: Path, caplog) -> None:

@@ -692,6 +692,16 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ([f"{ROLLOUT}.name=sglang"], f"{ROLLOUT}.name=sglang is not there yet: use vllm or hf"),
         ([f"{ROLLOUT}.mode=async"], f"{ROLLOUT}.mode=async is not there: use sync"),
         (
+            ["actor_rollout_ref.model.dtype=float16"],
+            "actor_rollout_ref.model.dtype=float16 would train without loss scaling, which small gradients need in "
+            f"float16: use bfloat16 or float32; {ROLLOUT}.dtype may be float16",
+        ),
+        (
+            ["critic.model.dtype=float16"],
+            "critic.model.dtype=float16 would train without loss scaling, which small gradients need in float16: use "
+            f"bfloat16 or float32; {ROLLOUT}.dtype may be float16",
+        ),
+        (
             ["actor_rollout_ref.model.lora_rank=8"],
             "actor_rollout_ref.model.lora_rank=8: LoRA is not there yet; use 0",
         ),
@@ -830,6 +840,11 @@ def test_an_impossible_combination_is_named(overrides: list[str], problem: str, 
     (Path(model) / "config.toml").touch()
     found = checked(runnable, *(text.replace("{model}", model) for text in overrides))
     assert problem.replace("{model}", model) in found
+
+
+def test_an_engine_may_be_float16_and_so_may_a_critic_that_is_not_there(runnable: list[str]) -> None:
+    overrides = [f"{ROLLOUT}.dtype=float16", "critic.model.dtype=float16", "algorithm.adv_estimator=rloo"]
+    assert checked([*runnable, *overrides]) == []
 
 
 def test_a_config_with_a_larger_context_by_override_fits(runnable: list[str]) -> None:

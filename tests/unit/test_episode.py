@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,3 +169,28 @@ def test_a_prompt_alone_is_answered_once() -> None:
     full = Episode(group=0, sample=0, rows=[Row(prompt_ids=[1] * 6)])
     end(answer_prompt(full, sampler, TurnLimits(prompt_length=6, response_length=8, max_model_len=6)), None)
     assert full.ending == "overflow"
+
+
+def test_a_row_holds_few_bytes_a_token_and_its_record_has_an_entry_for_each() -> None:
+    row = Row(prompt_ids=[1, 2])
+    row.append_sampled(Completion(request_id="0", token_ids=[5, 6], log_probs=[-0.5, -0.1], finish_reason="stop"), 0)
+    row.add_reward(0.25)
+    row.append_given([7, 8])
+    row.append_sampled(Completion(request_id="0", token_ids=[9], log_probs=[-2.0], finish_reason="stop"), 1)
+    row.add_reward(1.0)
+    row.add_reward(0.5)
+    record = row.record()
+    assert record == {
+        "prompt_ids": [1, 2],
+        "response_ids": [5, 6, 7, 8, 9],
+        "response_mask": [1, 1, 0, 0, 1],
+        "log_probs": [pytest.approx(x) for x in (-0.5, -0.1, 0.0, 0.0, -2.0)],
+        "turn_ids": [0, 0, -1, -1, 1],
+        "rewards": [0.0, 0.25, 0.0, 0.0, 1.5],
+    }
+    assert Row.of_record(json.loads(json.dumps(record))) == row and row.sampled_in(1) == [9]
+    assert row.token_ids == [1, 2, 5, 6, 7, 8, 9]
+    long = Row(prompt_ids=[1])
+    ids = list(range(1000, 21_000))
+    long.append_sampled(Completion(request_id="0", token_ids=ids, log_probs=[-0.5] * 20_000, finish_reason="stop"), 0)
+    assert len(pickle.dumps(long)) < 9 * 20_000

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaConfig,
+    PhiConfig,
+    PretrainedConfig,
+)
 
 import workers.model.forward as forward
 from data.protocol import DataProto
 from training.config import MicroBatching
+from workers.model.attention import use_own_attention
 from workers.model.builder import ModelSpec
 from workers.model.forward import PolicyModel, ValueModel
-from workers.model.packing import ForwardSettings, iter_micro_batches, scatter_tokens
+from workers.model.packing import ForwardSettings, iter_micro_batches, row_tokens, scatter_tokens
 
 PROMPT, RESPONSE = 6, 5
 
 
 @pytest.fixture(scope="module")
 def lm(tiny_task: Path) -> nn.Module:
-    return AutoModelForCausalLM.from_pretrained(tiny_task / "model").eval()
+    lm = AutoModelForCausalLM.from_pretrained(tiny_task / "model").eval()
+    assert use_own_attention(lm)
+    return lm
 
 
 def make_batch(seed: int = 0, pad_prompt: int = 0, pad_response: int = 0) -> DataProto:
@@ -75,12 +87,19 @@ def packed(lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: Mi
     return log_probs, entropies
 
 
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "shared": {"pack_rows": True, "key_cost": 0.0},
+    "packed": {"pack_rows": True},
+    "padded": {},
+}
+SHARED, PACKED, _ = (ForwardSettings(**layout) for layout in LAYOUTS.values())
 WAYS = [
-    (ForwardSettings(), MicroBatching(max_token_len=1000)),
-    (ForwardSettings(), MicroBatching(max_token_len=24)),
-    (ForwardSettings(), MicroBatching(micro_batch_size=3)),
-    (ForwardSettings(share_prompts=False), MicroBatching(max_token_len=40)),
-    (ForwardSettings(share_prompts=False), MicroBatching(micro_batch_size=1)),
+    (SHARED, MicroBatching(max_token_len=1000)),
+    (SHARED, MicroBatching(max_token_len=24)),
+    (SHARED, MicroBatching(micro_batch_size=3)),
+    (PACKED, MicroBatching(max_token_len=40)),
+    (ForwardSettings(), MicroBatching(max_token_len=40)),
+    (ForwardSettings(), MicroBatching(micro_batch_size=1)),
     (ForwardSettings(strip_padding=False), MicroBatching(micro_batch_size=4)),
 ]
 
@@ -95,11 +114,13 @@ def test_every_packing_gives_the_log_probs_of_single_unpadded_rows(lm, settings,
         torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-5, atol=2e-6)
 
 
-def gradient(lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: MicroBatching) -> Tensor:
+def gradient(
+    lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: MicroBatching, temperature: float = 1.0
+) -> Tensor:
     lm.zero_grad()
     weights = torch.arange(data.batch["responses"].numel()).view(data.batch["responses"].shape) / 10
     for rows, micro, inputs in iter_micro_batches(data, settings, limits):
-        stats = PolicyModel(lm)(inputs, 1.0, "grad")
+        stats = PolicyModel(lm)(inputs, temperature, "grad")
         shape = micro.batch["responses"].shape
         loss = (scatter_tokens(stats.log_probs, inputs, shape) * weights[rows]).sum()
         (loss + scatter_tokens(stats.entropy, inputs, shape).sum()).backward()
@@ -121,6 +142,37 @@ def test_padding_on_either_side_changes_nothing(lm) -> None:
     assert not other[:, RESPONSE:].any()
 
 
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+HEADS = {
+    "tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "with a bias": PhiConfig(**SIZES),
+    "divided": GraniteConfig(**SIZES, logits_scaling=8.0),
+    "multiplied, tied": CohereConfig(**SIZES, logit_scale=0.5),
+    "capped, tied": Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=2.0),
+}
+
+
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS.keys())
+@pytest.mark.parametrize("rows_a_chunk", [100, 2])
+def test_gradient_of_every_kind_of_head_is_that_of_the_models_own_logits(
+    config: PretrainedConfig, rows_a_chunk: int, monkeypatch
+) -> None:
+    torch.manual_seed(0)
+    lm, data = AutoModelForCausalLM.from_config(config).eval(), make_batch()
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            # Differences must show.
+            parameter.copy_(torch.randn_like(parameter)) if name == "lm_head.bias" else parameter.mul_(5)
+    log_probs, entropies = plain_log_probs(lm, data, 0.7)
+    weights = torch.arange(log_probs.numel()).view(log_probs.shape) / 10
+    ((log_probs * weights).sum() + entropies.sum()).backward()
+    expected = torch.cat([p.grad.flatten() for p in lm.parameters()])
+    monkeypatch.setattr(forward, "LOGITS_CHUNK_BYTES", 2 * 64 * rows_a_chunk)
+    got = gradient(lm, data, ForwardSettings(), MicroBatching(micro_batch_size=1), temperature=0.7)
+    assert (got - expected).norm() <= 1e-5 * expected.norm()
+
+
 def test_chunked_head_gives_the_same_log_probs_and_gradient(lm, monkeypatch) -> None:
     data = make_batch()
     expected_lp, _ = packed(lm, data, *WAYS[0])
@@ -132,16 +184,18 @@ def test_chunked_head_gives_the_same_log_probs_and_gradient(lm, monkeypatch) -> 
     assert (gradient(lm, data, *WAYS[0]) - expected).norm() <= 1e-5 * expected.norm()
 
 
-def test_a_shared_prompt_is_computed_once() -> None:
+def test_what_rows_begin_with_is_computed_once() -> None:
     data = make_batch()
+    # Row 6 is what a template leaves of row 5's episode: its prompt, its first token, and then other ones.
+    data.batch["prompts"][6], data.batch["attention_mask"][6, :PROMPT] = data.batch["prompts"][5], 1
+    data.batch["responses"][6, 0] = data.batch["responses"][5, 0]
     tokens = {}
-    for share in (True, False):
-        settings = ForwardSettings(share_prompts=share)
+    for settings in (SHARED, PACKED, ForwardSettings()):
         batches = iter_micro_batches(data, settings, MicroBatching(max_token_len=1000))
-        tokens[share] = sum(int((inputs.input_ids != 0).sum()) for _, _, inputs in batches)
-    responses = int(data.batch["attention_mask"][:, PROMPT:].sum())
-    assert tokens[True] == 4 + 6 + 2 + responses
-    assert tokens[False] == 4 * 4 + 2 * 6 + 2 + responses
+        tokens[settings] = sum(int((inputs.input_ids != 0).sum()) for _, _, inputs in batches)
+    rows = [row.ids.tolist() for row in row_tokens(data, strip_padding=True)]
+    assert tokens[SHARED] == len({tuple(row[:n]) for row in rows for n in range(1, len(row) + 1)})
+    assert tokens[PACKED] == tokens[ForwardSettings()] == sum(map(len, rows)) > tokens[SHARED]
 
 
 def test_values_are_those_of_the_state_before_each_sampled_token(tiny_task: Path) -> None:
@@ -151,7 +205,7 @@ def test_values_are_those_of_the_state_before_each_sampled_token(tiny_task: Path
         CriticModelConfig(enable_gradient_checkpointing=False), str(tiny_task / "model"), torch.device("cpu")
     )
     transformer = spec.value_model().eval()
-    assert not transformer.score.weight.any()
+    assert not transformer.score.weight.any() and use_own_attention(transformer)
     nn.init.normal_(transformer.score.weight)
     data = make_batch()
     for settings, limits in WAYS:

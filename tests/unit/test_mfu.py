@@ -50,7 +50,7 @@ def test_flops_of_two_rows_by_hand(share_prompts: int, capsys: pytest.CaptureFix
 
 def test_the_whole_row_is_about_half_of_palms_pairs() -> None:
     """PaLM: 12 x layers x hidden x length a token; causal halves it, up to the diagonal."""
-    work = mfu.work_of([[0]], prompt=512, response=1024)
+    work = mfu.work_of([[(0, 0)]], 1536, 1024)
     assert work.pairs / (1536 * 1536) == pytest.approx(0.5, rel=1e-3)
 
 

@@ -24,10 +24,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from tests.unit.test_forward import make_batch, packed, plain_log_probs
-from training.config import MicroBatching
+from tests.unit.test_forward import PACKED, SHARED, make_batch, packed, plain_log_probs
+from training.config import MicroBatching, ModelConfig
 from workers.model.attention import use_own_attention
-from workers.model.forward import can_share_prompts, check_forward
+from workers.model.builder import ModelSpec
+from workers.model.forward import attends_fully, check_forward
 from workers.model.packing import ForwardSettings
 
 SIZES: dict[str, Any] = {
@@ -82,8 +83,8 @@ def test_log_probs_are_the_models_own_with_padding_and_without(name: str, strip_
     config, attention, may_share = MODELS[name]
     lm = build(config, attention)
     check_forward(lm)
-    assert can_share_prompts(lm) == may_share
-    settings = ForwardSettings(share_prompts=may_share, strip_padding=strip_padding)
+    assert attends_fully(lm) == may_share
+    settings = ForwardSettings(strip_padding=strip_padding)
     data = make_batch()
     got, _ = packed(lm, data, settings, MicroBatching(max_token_len=60))
     expected, _ = plain_log_probs(lm, data, 1.0)
@@ -96,10 +97,29 @@ def test_packed_rows_have_the_models_own_log_probs(name: str) -> None:
     expected, _ = plain_log_probs(lm, make_batch(), 1.0)
     assert use_own_attention(lm)
     check_forward(lm)
-    for share in (False, True):
-        settings = ForwardSettings(share_prompts=share, pack_rows=True)
+    for settings in (PACKED, SHARED):
         got, _ = packed(lm, make_batch(), settings, MicroBatching(max_token_len=60))
         torch.testing.assert_close(got.detach(), expected.detach(), rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3 with a window", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_layers_hand_on_is_of_the_compute_type_and_so_are_gradients_to_them(name, dtype, tmp_path) -> None:
+    build(*MODELS[name][:2]).save_pretrained(tmp_path)
+    config = ModelConfig(path=str(tmp_path), enable_gradient_checkpointing=False)
+    lm = ModelSpec(config, str(tmp_path), torch.device("cpu")).causal_lm(trainable=True)
+    forward, backward = set(), set()
+    for module in lm.modules():
+        if list(module.parameters(recurse=False)):
+            module.register_forward_hook(lambda module, args, output: forward.add(output.dtype))
+            if not isinstance(module, nn.Embedding):
+                module.register_full_backward_hook(lambda module, inward, outward: backward.add(outward[0].dtype))
+    settings = ForwardSettings(dtype=dtype)
+    with settings.autocast():
+        got, _ = packed(lm, make_batch(), settings, MicroBatching(max_token_len=60))
+    got.sum().backward()
+    assert forward == backward == {dtype}
+    assert {p.grad.dtype for p in lm.parameters()} == {torch.float32}
 
 
 def test_a_model_that_loses_the_sequences_on_the_way_is_refused() -> None:

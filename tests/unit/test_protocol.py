@@ -142,8 +142,50 @@ def test_pickling_keeps_dtype_and_shape(dtype, rows):
     assert back.batch.batch_size == data.batch.batch_size and back.meta_info == {"m": 1}
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_pickling_gives_every_bit_back_whatever_lies_in_the_padding(seed):
+    draw = torch.Generator().manual_seed(seed)
+    rows, width = (int(n) for n in torch.randint(0, 9, (2,), generator=draw))
+    width += 1
+    starts, ends = (torch.randint(0, width + 1, (rows, 1), generator=draw) for _ in range(2))
+    held = (torch.arange(width) >= starts) & (torch.arange(width) < ends)
+    x = torch.where(held, torch.randn(rows, width, generator=draw), [0.0, -0.0, float("nan"), 7.0][seed % 4])
+    x[torch.rand(rows, width, generator=draw) < 0.1 * (seed % 3)] = -0.0
+    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.int16, torch.int8, torch.bool, torch.complex128)
+    tensors = {str(dtype): x.to(dtype) for dtype in dtypes} | {
+        "response_mask": held.to(torch.int8),
+        "cube": x[:, :, None],
+    }
+    if seed % 2:
+        tensors["attention_mask"] = torch.cat([held, held.flip(1)], dim=1).long()
+    tensors["view"] = torch.randn(rows, 3 * width, generator=draw)[:, width : 2 * width]
+    data = DataProto.from_dict(tensors=tensors).slice(int(rows > 3), None)
+    back = pickle.loads(pickle.dumps(data))
+    assert len(back) == len(data) and back.batch.keys() == data.batch.keys()
+    for name, tensor in data.batch.items():
+        other = back.batch[name]
+        assert other.dtype == tensor.dtype and other.shape == tensor.shape
+        assert (
+            other.numpy(force=True).tobytes() == tensor.numpy(force=True).tobytes()
+            if tensor.dtype != torch.bfloat16
+            else torch.equal(other.view(torch.int16), tensor.contiguous().view(torch.int16))
+        )
+
+
+def test_padding_is_not_pickled_and_full_rows_are_not_copied():
+    tokens = torch.randint(1, 1000, (64, 1024), dtype=torch.int32)
+    held = torch.arange(1024) < torch.randint(1, 200, (64, 1))
+    left, right = (torch.where(mask, tokens, 0) for mask in (held.flip(1), held))
+    mask = torch.cat([held.flip(1), held], dim=1).to(torch.int8)
+    padded = DataProto.from_dict(tensors={"prompts": left, "responses": right, "attention_mask": mask})
+    assert len(pickle.dumps(padded)) < 2 * 5 * int(held.sum()) + 20_000
+    buffers: list[pickle.PickleBuffer] = []
+    pickle.dumps(DataProto.from_dict(tensors={"x": tokens}), protocol=5, buffer_callback=buffers.append)
+    assert np.frombuffer(buffers[0]).ctypes.data == tokens.data_ptr()
+
+
 def test_a_chunk_pickles_and_saves_only_its_own_rows(tmp_path):
-    whole = DataProto.from_dict(tensors={"x": torch.zeros(1000, 100)})
+    whole = DataProto.from_dict(tensors={"x": torch.rand(1000, 100)})
     chunk = whole.chunk(10)[3]
     assert len(pickle.dumps(chunk)) < len(pickle.dumps(whole)) / 9
     chunk.save_to_disk(tmp_path / "c.pt")
@@ -451,7 +493,9 @@ def test_dummies_are_copies_of_the_first_row_that_train_nothing():
     assert torch.equal(padded.batch["values"][3], data.batch["values"][0])
     assert padded.non_tensor_batch["uid"].tolist() == ["u0", "u1", "u2", "dummy"]
     assert padded.non_tensor_batch["episode_id"][3] == "dummy"
-    assert data.batch["response_mask"].all() and len(data.pad_with_dummies(3)) == 3
+    assert data.batch["response_mask"].all()
+    whole = data.pad_with_dummies(3)
+    assert len(whole) == 3 and whole.batch["values"].data_ptr() == data.batch["values"].data_ptr()
 
 
 def test_dropping_dummies_keeps_a_real_row_of_empty_response():

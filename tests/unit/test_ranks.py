@@ -14,13 +14,21 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from data.protocol import DataProto
+from main import build_trainer
+from tests.e2e.test_training import read_steps, tiny_config
 from tests.unit.test_actor_critic import make_update
-from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, ModelConfig
+from tests.unit.test_checkpoint import save
+from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, ModelConfig, OptimConfig
+from training.run.roles import ResourcePoolManager, Role
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
+from workers.fsdp_workers import ActorRolloutRefWorker
+from workers.model import state as model_state
 from workers.model.builder import ModelSpec
 from workers.model.forward import PolicyModel, ValueModel
 from workers.model.packing import ForwardSettings
+from workers.model.update import build_optimizer, build_scheduler
 from workers.ranks.distributed import full_tensor, on_device, rank, shard_model, start_process_group
 
 LIMITS = {"tokens": {"ppo_max_token_len_per_gpu": 30}, "rows": {"ppo_micro_batch_size_per_gpu": 1}}
@@ -44,6 +52,7 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
             before = whole_weights(actor.actor_module)
             metrics = actor.update_policy(data)
             results[f"actor {limits} {mode}"] = (change(before, actor.actor_module), metrics)
+            results[f"gradients actor {limits} {mode}"] = gradients(actor.actor_module)
         critic = DataParallelPPOCritic(
             CriticConfig(**LIMITS[limits]), *build(folder, "critic", device), forward=settings
         )
@@ -51,9 +60,11 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
         before = whole_weights(critic.critic_module)
         metrics = critic.update_critic(data)
         results[f"critic {limits}"] = (change(before, critic.critic_module), metrics)
+        results[f"gradients critic {limits}"] = gradients(critic.critic_module)
     results["tied"] = tied_weights(folder, device)
     log_probs, _ = actor.compute_log_prob(data)
-    torch.save({"log_probs": log_probs, "values": values}, Path(folder) / f"rows-{world}-{number}.pt")
+    rounded, results["types"] = bfloat16_log_probs(folder, device, data)
+    torch.save({"log_probs": log_probs, "values": values, **rounded}, Path(folder) / f"rows-{world}-{number}.pt")
     if number == 0:
         torch.save(results, Path(folder) / f"results-{world}.pt")
     if world > 1:
@@ -72,6 +83,21 @@ def tied_weights(folder: str, device: torch.device) -> dict[str, Tensor]:
     return whole_weights(model) | {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
 
 
+def bfloat16_log_probs(folder: str, device: torch.device, data: DataProto) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Returns the log-probs of a policy and of its frozen reference in bfloat16, and the types of their weights."""
+    config = ModelConfig(dtype="bfloat16", enable_gradient_checkpointing=False)
+    spec = ModelSpec(config, str(Path(folder) / "rounded"), device)
+    settings = ForwardSettings(device=device, dtype=torch.bfloat16)
+    log_probs, types = {}, {}
+    for name, trainable in (("policy", True), ("reference", False)):
+        model = PolicyModel(spec.causal_lm(trainable=trainable))
+        shard_model(model, FSDPConfig(), torch.bfloat16, device)
+        types[name] = str({p.dtype for p in model.parameters()})
+        actor = DataParallelPPOActor(ActorConfig(ppo_micro_batch_size_per_gpu=1), model, forward=settings)
+        log_probs[name], _ = actor.compute_log_prob(data)
+    return log_probs, types
+
+
 def join_ranks(number: int, world: int, port: int, kind: str) -> torch.device:
     """Does what a launcher does for a process; returns its device."""
     os.environ |= {"RANK": str(number), "WORLD_SIZE": str(world), "LOCAL_RANK": str(number)}
@@ -82,6 +108,10 @@ def join_ranks(number: int, world: int, port: int, kind: str) -> torch.device:
         torch.cuda.set_device(device)
     start_process_group(device)
     return device
+
+
+def gradients(module: torch.nn.Module) -> list[str]:
+    return [name for name, p in module.named_parameters() if p.grad is not None]
 
 
 def change(before: dict[str, Tensor], module: torch.nn.Module) -> dict[str, Tensor]:
@@ -119,6 +149,8 @@ def compare_ranks(tiny_task: Path, folder: Path, kind: str) -> None:
     (folder / "model").symlink_to(tiny_task / "model")
     config = AutoConfig.from_pretrained(tiny_task / "model", tie_word_embeddings=True)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "tied")
+    rounded = AutoModelForCausalLM.from_pretrained(tiny_task / "model", dtype=torch.bfloat16)
+    rounded.save_pretrained(folder / "rounded")
     for world in (1, 2):
         spawn_ranks(run_rank, str(folder), world, kind)
 
@@ -163,6 +195,68 @@ def test_two_ranks_make_the_value_update_of_one(folder: Path, limits: str) -> No
     assert two_metrics == pytest.approx(one_metrics, rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_updates_leave_no_gradient_in_memory(folder: Path, world: int) -> None:
+    results = torch.load(folder / f"results-{world}.pt")
+    left = {name: value for name, value in results.items() if name.startswith("gradients")}
+    assert len(left) == 6 and not any(left.values())
+
+
+def saved_before_the_first_step(folder: str, number: int, world: int, port: int, kind: str) -> None:
+    """Makes the same update plainly, after saving, and after loading that into a fresh optimiser and a used one."""
+    device = join_ranks(number, world, port, kind)
+    data = make_update().pad_with_dummies(2).chunk(world)[number]
+    parts, optim = ("model", "optimizer", "extra"), OptimConfig(lr=1e-3)
+    ends = []
+    for way in ("plain", "saved", "fresh", "used"):
+        module, _ = build(folder, "actor", device)
+        optimizer = build_optimizer(module, optim)
+        actor = DataParallelPPOActor(ActorConfig(), module, optimizer, forward=ForwardSettings(device=device))
+        state = (module, optimizer, build_scheduler(optimizer, optim, 10))
+        if way == "used":
+            actor.update_policy(data)
+        if way == "saved":
+            save(Path(folder) / "checkpoint", state, parts)
+        elif way != "plain":
+            model_state.load(Path(folder) / "checkpoint", *state, parts)
+        assert not optimizer.state
+        actor.update_policy(data)
+        ends.append(whole_weights(module))
+    for end in ends[1:]:
+        assert [name for name in end if not torch.equal(end[name], ends[0][name])] == []
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_saving_before_the_first_step_changes_no_step_of_two_ranks(tiny_task: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(tiny_task / "model")
+    spawn_ranks(saved_before_the_first_step, str(tmp_path), 2, "cpu")
+
+
+def test_a_reference_in_a_pool_of_its_own_gives_the_run_of_one_beside_the_policy(
+    tiny_task: Path, tmp_path: Path
+) -> None:
+    steps, placed = [], ({Role.ActorRolloutRef: "policy"}, {Role.ActorRollout: "policy", Role.RefPolicy: "reference"})
+    for mapping in placed:
+        folder = tmp_path / str(len(mapping))
+        config = tiny_config(
+            tiny_task,
+            folder,
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.actor.use_kl_loss=true",
+            "data.val_files=null",
+            "trainer.deterministic=true",
+        )
+        trainer = build_trainer(config)
+        trainer.role_worker_mapping = dict.fromkeys(mapping, ActorRolloutRefWorker)
+        trainer.resource_pool_manager = ResourcePoolManager({"policy": [1], "reference": [1]}, mapping)
+        trainer.init_workers()
+        trainer.fit()
+        steps.append([{k: v for k, v in step.items() if "/kl_loss" in k or "norm" in k} for step in read_steps(folder)])
+    assert steps[0] == steps[1] and steps[0][-1]["actor/kl_loss"] > 0
+
+
 def test_the_first_ranks_weights_reach_all_and_stay_tied(folder: Path) -> None:
     one, two = (torch.load(folder / f"results-{world}.pt")["tied"] for world in (1, 2))
     assert one.keys() == two.keys() and any(name.startswith("buffer") for name in one)
@@ -183,6 +277,22 @@ def test_two_ranks_compute_the_log_probs_and_values_of_one(folder: Path) -> None
     for name in ("log_probs", "values"):
         both = torch.cat([half[name] for half in halves])
         torch.testing.assert_close(both, one[name], rtol=1e-5, atol=1e-5)
+
+
+def test_two_ranks_compute_in_bfloat16_what_one_does_bitwise_and_so_does_the_reference(folder: Path) -> None:
+    """The weights are bfloat16 numbers: FSDP2 rounds those of the norms too, which one rank keeps in float32."""
+    one = torch.load(folder / "rows-1-0.pt")
+    halves = [torch.load(folder / f"rows-2-{rank}.pt") for rank in range(2)]
+    assert (one["policy"] != one["log_probs"]).any()
+    for name in ("policy", "reference"):
+        assert torch.equal(torch.cat([half[name] for half in halves]), one["policy"]), name
+        assert torch.equal(one[name], one["policy"]), name
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_policy_has_float32_weights_and_its_reference_those_of_the_compute_type(folder: Path, world: int) -> None:
+    types = torch.load(folder / f"results-{world}.pt")["types"]
+    assert types == {"policy": "{torch.float32}", "reference": "{torch.bfloat16}"}
 
 
 def test_only_the_sharded_root_is_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from data.protocol import DataProto
+from data.protocol import FIELDS, DataProto
 from training.config import ModelConfig, RolloutConfig
 from workers.hf_rollout import HFRollout, sample_tokens
 from workers.model.builder import ModelSpec
+from workers.ranks.process import expandable_segments
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Completion, Sampling
-from workers.rollout.weight_sync import check_manifest, iter_weights, weight_manifest
+from workers.rollout.episode import Episode, Row, TurnLimits
+from workers.rollout.turn_loop import TurnLoop
+from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 RESPONSE = 8
 CONFIG = RolloutConfig(dtype="float32", response_length=RESPONSE, max_model_len=40, max_num_seqs=32)
@@ -121,16 +128,10 @@ def test_a_stream_that_leaves_a_tensor_out_is_refused_before_anything_is_sent(en
         raise AssertionError("the stream was read")
         yield
 
-    with pytest.raises(ValueError, match=f"missing: {dropped}"):
+    # vLLM's name is that of the fused matrix.
+    with pytest.raises(ValueError, match=r"missing: model\.layers\.0\.mlp\.(gate_)?up_proj\.weight"):
         rollout.update_weights(untouched(), partial)
     assert worst_difference(rollout, lm, spec, 1.0) < 1e-4
-
-
-def test_manifest_names_missing_unknown_and_misshapen_tensors() -> None:
-    expected = {"a": torch.Size([2]), "b": torch.Size([3])}
-    with pytest.raises(ValueError, match=r"missing: a \(2,\)\n  shape: b is \(4,\).*\(3,\)\n  unknown: c \(1,\)"):
-        check_manifest({"b": torch.Size([4]), "c": torch.Size([1])}, expected)
-    check_manifest(dict(expected), expected)
 
 
 def test_the_same_seed_gives_the_same_sample_in_any_order(engine) -> None:
@@ -162,7 +163,7 @@ def make_prompts(spec: ModelSpec, width: int = 14) -> DataProto:
     return DataProto.from_dict(
         tensors={"input_ids": ids, "attention_mask": mask},
         non_tensors={"uid": np.array(["a", "b", "c"], dtype=object)},
-        meta_info={"global_steps": 1, "seed": 5, "seeded": True},
+        meta_info={"global_steps": 1, "seed": 5},
     )
 
 
@@ -172,7 +173,10 @@ def test_generate_sequences_lays_out_the_documented_fields(engine) -> None:
     batch = rollout.generate_sequences(prompts)
     mask, valid = batch.batch["response_mask"].bool(), batch.batch["attention_mask"][:, 14:].bool()
     assert torch.equal(mask, valid), "in a single turn every response token was sampled"
-    assert torch.equal(batch.batch["input_ids"][:, :14], prompts.batch["input_ids"])
+    assert torch.equal(batch.batch["prompts"].long(), prompts.batch["input_ids"])
+    assert "input_ids" not in batch.batch and "position_ids" not in batch.batch
+    described = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in batch.batch.items()}
+    assert described == {name: FIELDS[name].dtype for name in described}
     assert torch.equal(batch.batch["turn_ids"], torch.where(mask, 0, -1))
     assert list(batch.non_tensor_batch["uid"]) == ["a", "b", "c"]
     for row, stop_reason in enumerate(batch.non_tensor_batch["ending"]):
@@ -180,14 +184,120 @@ def test_generate_sequences_lays_out_the_documented_fields(engine) -> None:
         last = batch.batch["responses"][row, count - 1].item()
         assert stop_reason == ("stop" if last in spec.eos_token_ids else "length")
         assert stop_reason == "stop" or count == RESPONSE
-        assert batch.batch["position_ids"][row][batch.batch["attention_mask"][row].bool()].tolist() == list(
-            range(int(batch.batch["attention_mask"][row].sum()))
-        )
+    # What others do with the global generators, in a thread of theirs or before, changes nothing.
+    torch.manual_seed(8)
+    np.random.seed(8)
     again = rollout.batch_generation(make_prompts(spec))
     assert torch.equal(again.batch["responses"], batch.batch["responses"]), "seeded by (run, step, group, sample)"
     other = make_prompts(spec)
     other.meta_info["global_steps"] = 2
     assert not torch.equal(rollout.generate_sequences(other).batch["responses"], batch.batch["responses"])
+
+
+def test_every_request_carries_a_seed_of_its_own(engine) -> None:
+    rollout, _, spec = engine
+    recorder = copy.copy(rollout)
+    seeds: list[int] = []
+
+    def submit(request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
+        seeds.append(sampling.seed)
+        rollout.submit(request_id, prompt_ids, sampling)
+
+    recorder.submit = submit  # type: ignore[method-assign]
+    recorder.generate_sequences(make_prompts(spec))
+    first = recorder.inference(encode(spec) * 2)
+    assert len(set(seeds)) == len(seeds) == 9
+    assert [c.token_ids for c in rollout.inference(encode(spec) * 2)] == [c.token_ids for c in first]
+    assert any(a.token_ids != b.token_ids for a, b in zip(first[:3], first[3:], strict=True)), (
+        "one prompt, other places"
+    )
+
+
+def vllm_of(engine: tuple[BaseRollout, nn.Module, ModelSpec]) -> Any:
+    """Returns the engine, where it is vLLM with an untied model: once is enough for these."""
+    rollout, lm, _ = engine
+    if isinstance(rollout, HFRollout) or lm.config.tie_word_embeddings:
+        pytest.skip("of vLLM, on one model")
+    return rollout
+
+
+def test_what_vllm_cuts_at_its_own_limit_is_aborted_and_not_an_answer(engine) -> None:
+    rollout, (prompt, *_) = vllm_of(engine), encode(engine[2])
+    rollout.submit("cut", prompt, Sampling(max_tokens=200))
+    rollout.submit("whole", prompt, Sampling(max_tokens=3))
+    done = {}
+    while len(done) < 2:
+        done |= {c.request_id: c for c in rollout.step()}
+    assert len(done["cut"].token_ids) == CONFIG.max_model_len - len(prompt)
+    assert done["cut"].finish_reason == "abort"
+    assert done["whole"].finish_reason == "length"
+    limits = TurnLimits(prompt_length=40, response_length=200, max_model_len=240)
+    episode = Episode(group=0, sample=0, rows=[Row(prompt_ids=prompt)])
+    TurnLoop(rollout, lambda _: Sampling(max_tokens=200), [limits]).run([episode])
+    assert (episode.ending, episode.error) == ("engine_error", "the engine aborted the request")
+
+
+def test_an_engine_with_a_shorter_limit_than_the_configs_is_refused(engine) -> None:
+    vllm_of(engine)
+    config = replace(CONFIG, engine_kwargs={"vllm": {"max_model_len": 20}})
+    with pytest.raises(ValueError, match=r"engine_kwargs.vllm.max_model_len is under rollout.max_model_len=40"):
+        build_engine("vllm", engine[2], config)
+
+
+def test_prefixes_are_not_kept_where_requests_still_run(engine) -> None:
+    rollout, prompt = vllm_of(engine), encode(engine[2])[0]
+    for name in ("7", "8"):
+        rollout.submit(name, prompt, Sampling(max_tokens=6))
+    rollout.step()
+    with pytest.raises(RuntimeError, match=r"requests run; .* \['7', '8'\]"):
+        rollout.begin()
+    while rollout.asked:
+        rollout.step()
+    rollout.begin()
+
+
+def test_vllm_keeps_to_the_devices_that_the_rank_sees(engine, monkeypatch) -> None:
+    shared = copy.copy(vllm_of(engine))
+    shared.config = replace(CONFIG, tensor_model_parallel_size=2)
+    for devices, disabled in ((1, True), (2, False)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
+        assert shared.engine_args(engine[2])["disable_custom_all_reduce"] is disabled
+
+
+@pytest.mark.vllm
+def test_only_the_shared_memory_that_the_engine_made_loses_its_name() -> None:
+    pytest.importorskip("vllm")
+    from workers.vllm_rollout_spmd import nameless_segments
+
+    users = SharedMemory(create=True, size=8)
+    with nameless_segments():
+        engines = SharedMemory(create=True, size=8)
+    try:
+        SharedMemory(name=users.name).close()
+        with pytest.raises(FileNotFoundError):
+            SharedMemory(name=engines.name)
+    finally:
+        users.close()
+        users.unlink()
+        engines.close()
+        resource_tracker.unregister(f"/{engines.name}", "shared_memory")
+
+
+def test_memory_grows_in_place_in_updates_only_and_other_settings_stay() -> None:
+    """The settings exist in a build without CUDA, too; nothing is allocated by them there."""
+    before = torch._C._accelerator_getAllocatorSettings()
+    torch._C._accelerator_setAllocatorSettings("max_split_size_mb:512")
+    try:
+        with expandable_segments(torch.device("cpu")):
+            assert torch._C._accelerator_getAllocatorSettings() == "max_split_size_mb:512"
+        for _ in range(2):
+            with expandable_segments(torch.device("cuda")):
+                settings = torch._C._accelerator_getAllocatorSettings()
+                assert settings == "max_split_size_mb:512,expandable_segments:True"
+            settings = torch._C._accelerator_getAllocatorSettings()
+            assert settings == "max_split_size_mb:512,expandable_segments:False"
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)
 
 
 def test_validation_is_greedy_by_default(engine) -> None:
@@ -207,8 +317,8 @@ def test_sampled_frequencies_follow_the_filtered_distribution(top_k, top_p) -> N
     kept = {(-1, 1.0): 4, (2, 1.0): 2, (-1, 0.6): 2}[top_k, top_p]
     expected = probs[:kept] / probs[:kept].sum()
     logits = probs.log().repeat(20_000, 1)
-    torch.manual_seed(0)
-    tokens, log_probs = sample_tokens(logits, Sampling(max_tokens=1, top_k=top_k, top_p=top_p), [None] * 20_000)
+    generators = [torch.Generator().manual_seed(0)] * 20_000
+    tokens, log_probs = sample_tokens(logits, Sampling(max_tokens=1, top_k=top_k, top_p=top_p), generators)
     frequencies = torch.bincount(tokens, minlength=4)[:kept] / 20_000
     torch.testing.assert_close(frequencies, expected, atol=0.015, rtol=0)
     torch.testing.assert_close(log_probs, expected.log()[tokens], atol=1e-5, rtol=0)

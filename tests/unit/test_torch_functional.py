@@ -4,12 +4,18 @@ import math
 import pkgutil
 import runpy
 import sys
+from collections import Counter
+from functools import partial
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from training import batch
-from training.batch.torch_functional import log_probs_and_entropy
+from training.batch import torch_functional
+from training.batch.torch_functional import LogitForm, compiled_on, head_log_probs
 
 
 def test_log_probs_match_numbers_worked_by_hand():
@@ -181,40 +187,188 @@ def test_no_file_of_the_package_imports_transformers_when_it_is_imported(name, m
     runpy.run_module(f"training.batch.{name}")
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_fused_log_probs_and_entropy_match_autograd_through_the_plain_formulas(temperature):
-    torch.manual_seed(0)
-    # A row's float32 copy has 256 bytes, so a block of 8 MiB has 32,768 rows, and these make three blocks.
-    rows, vocabulary = 80_000, 64
-    logits, labels = 3 * torch.randn(rows, vocabulary), torch.randint(vocabulary, (rows,))
-    a, b = torch.randn(rows), torch.randn(rows)
-    results = []
-    for fused in (True, False):
-        z = logits.clone().requires_grad_()
-        if fused:
-            log_probs, entropies = log_probs_and_entropy(z, labels, temperature)
-        else:
-            log_probs = batch.logprobs_from_logits(z / temperature, labels)
-            entropies = batch.entropy_from_logits(z / temperature)
-        (log_probs @ a + entropies @ b).backward()
-        assert torch.equal(z, logits), "neither pass writes into the logits"
-        results.append((log_probs, entropies, z.grad))
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of three rows of a vocabulary of 50, so that a few rows make several."""
+    monkeypatch.setattr(torch_functional, "BLOCK_ENTRIES", 150)
+
+
+def make_head(rows=20, hidden=6, vocabulary=50, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    states, weight, bias = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for shape in ((rows, hidden), (vocabulary, hidden), (vocabulary,))
+    )
+    return states, weight, bias, torch.randint(vocabulary, (rows,), generator=generator)
+
+
+def plain_head(states, weight, bias, labels, form):
+    """The formulas, on whole logits."""
+    z = torch.nn.functional.linear(states, weight, bias) / form.divisor
+    log_p = (z if form.cap is None else form.cap * torch.tanh(z / form.cap)).log_softmax(-1)
+    return log_p.gather(1, labels[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+
+
+def test_a_heads_log_prob_entropy_and_gradient_match_numbers_worked_by_hand():
+    # Logits 0 and log 3, so probabilities 1/4 and 3/4.
+    states, weight = torch.tensor([[1.0]], requires_grad=True), torch.tensor([[0.0], [math.log(3)]], requires_grad=True)
+    log_probs, entropies = head_log_probs(states, weight, None, torch.tensor([1]), LogitForm(), "grad")
+    assert log_probs.item() == pytest.approx(math.log(0.75))
+    assert entropies.item() == pytest.approx(0.25 * math.log(4) + 0.75 * math.log(4 / 3))
+    of_state, of_weight = torch.autograd.grad(log_probs, (states, weight), retain_graph=True)
+    assert of_state.item() == pytest.approx(0.25 * math.log(3))
+    torch.testing.assert_close(of_weight, torch.tensor([[-0.25], [0.25]]))
+    # -p (log p + H) with log p + H = -(3/4) log 3 and (1/4) log 3.
+    (of_weight,) = torch.autograd.grad(entropies, weight)
+    torch.testing.assert_close(of_weight, torch.tensor([[1.0], [-1.0]]) * 3 / 16 * math.log(3))
+
+
+@pytest.mark.parametrize("chunk", [1000, 200, 1])
+@pytest.mark.parametrize("form", [LogitForm(), LogitForm(0.7), LogitForm(1.3, 2.0)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_heads_gradients_are_the_differences_of_its_values(small_blocks, chunk, form, biased):
+    states, weight, bias, labels = make_head(rows=7, hidden=3, dtype=torch.float64)
+
+    def head(*inputs):
+        return head_log_probs(*inputs, *([] if biased else [None]), labels, form, "grad", chunk)
+
+    inputs = (states, weight, bias) if biased else (states, weight)
+    assert torch.autograd.gradcheck(head, inputs, eps=1e-6, atol=1e-6)
+    assert torch.autograd.gradcheck(lambda *x: head(*x)[0], inputs, eps=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [1000, 999, 170, 50, 1])
+def test_a_head_gives_the_same_whatever_the_size_of_its_chunks(small_blocks, chunk):
+    form, results = LogitForm(0.8), []
+    for head in (partial(head_log_probs, entropy="grad", chunk=chunk), plain_head):
+        states, weight, bias, labels = make_head()
+        log_probs, entropies = head(states, weight, bias, labels, form)
+        (log_probs @ torch.linspace(-1, 2, 20) + entropies @ torch.linspace(1, -2, 20)).backward()
+        results.append((log_probs, entropies, states.grad, weight.grad, bias.grad))
     for got, expected in zip(*results, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=5e-6)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_fused_log_probs_keep_the_dtype_of_bfloat16_logits_in_the_gradient():
-    logits = torch.randn(5, 9, dtype=torch.bfloat16, requires_grad=True)
-    log_probs, _ = log_probs_and_entropy(logits, torch.arange(5))
-    assert log_probs.dtype == torch.float32
-    log_probs.sum().backward()
-    expected = torch.eye(5, 9) - logits.detach().float().softmax(-1)
-    torch.testing.assert_close(logits.grad.float(), expected, rtol=0.01, atol=0.004)
+class Operations(TorchDispatchMode):
+    """Counts the operations, and keeps the most entries that the result of any has."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts, self.entries = Counter(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.counts[func.overloadpacket.__name__] += 1
+        self.entries = max([self.entries, *(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))])
+        return result
 
 
-def test_fused_log_probs_of_no_tokens_are_empty():
-    logits = torch.zeros(0, 9, requires_grad=True)
-    log_probs, entropies = log_probs_and_entropy(logits, torch.zeros(0, dtype=torch.long))
+@pytest.mark.parametrize(("chunk", "products"), [(5000, 1 + 2), (600, 9 + 9 * 3)])
+def test_no_more_logits_exist_than_a_chunk_and_only_those_of_several_are_made_twice(chunk, products):
+    """100 rows of 50 words: chunks of 600 are 12 rows, and then 6 words."""
+    states, weight, _, labels = make_head(rows=100)
+    with Operations() as operations:
+        head_log_probs(states, weight, None, labels, LogitForm(), "value", chunk)[0].sum().backward()
+    assert operations.counts["mm"] == products
+    # The states have 600 entries.
+    assert operations.entries == chunk
+
+
+def test_a_heads_entropy_is_computed_and_has_a_gradient_where_it_is_asked_for():
+    states, weight, bias, labels = make_head()
+    given = states, weight, bias, labels, LogitForm()
+    results = {mode: head_log_probs(*given, mode) for mode in ("none", "value", "grad")}
+    assert results["none"][1] is None
+    assert not results["value"][1].requires_grad and results["grad"][1].requires_grad
+    assert torch.equal(results["value"][1], results["grad"][1])
+    assert all(torch.equal(log_probs, results["none"][0]) for log_probs, _ in results.values())
+    for mode, exponentials in (("none", 0), ("value", 1)):
+        with Operations() as operations:
+            head_log_probs(*given, mode)
+        assert operations.counts["exp"] == exponentials
+
+
+def test_a_bfloat16_heads_log_probs_are_those_of_its_products_in_float32():
+    states, weight, _, labels = make_head(dtype=torch.bfloat16)
+    log_probs, entropies = head_log_probs(states, weight, None, labels, LogitForm(0.7), "value")
+    assert log_probs.dtype == entropies.dtype == torch.float32
+    distribution = ((states @ weight.T).float() / 0.7).log_softmax(-1)
+    torch.testing.assert_close(log_probs, distribution.gather(1, labels[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropies, -(distribution.exp() * distribution).sum(-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1000, 60])
+def test_autocast_computes_a_heads_products_in_its_type_near_float32(chunk):
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        states, weight, bias, labels = make_head()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            log_probs, entropies = head_log_probs(states, weight, bias, labels, LogitForm(), "grad", chunk)
+        (log_probs.sum() + entropies.sum()).backward()
+        assert log_probs.dtype == states.grad.dtype == weight.grad.dtype == torch.float32
+        results.append((log_probs, entropies, states.grad, weight.grad, bias.grad))
+    for expected, got in zip(*results, strict=True):
+        assert 1e-6 < (got - expected).norm() / expected.norm() < 0.02
+
+
+@pytest.mark.parametrize("chunk", [1000, 60])
+def test_a_bfloat16_gradient_of_a_likely_label_keeps_its_digits(chunk):
+    """Its probability is 0.999 or so, which bfloat16 rounds to 1: p - 1 would be zero, or off by a factor."""
+    states, weight, _, _ = make_head(vocabulary=6, dtype=torch.bfloat16)
+    states = (8 * torch.eye(6)).bfloat16().requires_grad_()
+    weight = torch.eye(6).bfloat16().requires_grad_()
+    head_log_probs(states, weight, None, torch.arange(6), LogitForm(), chunk=chunk)[0].sum().backward()
+    expected = 8 * (1 - torch.softmax(8 * torch.eye(6), -1).diagonal())
+    torch.testing.assert_close(weight.grad.diagonal().float(), expected, rtol=0.01, atol=0)
+
+
+def test_a_head_without_rows_gives_nothing_and_zero_gradients():
+    states, weight, bias, labels = make_head(rows=0)
+    log_probs, entropies = head_log_probs(states, weight, bias, labels, LogitForm(), "grad")
     (log_probs.sum() + entropies.sum()).backward()
     assert log_probs.shape == entropies.shape == (0,)
-    assert logits.grad.shape == (0, 9)
+    assert states.grad.shape == (0, 6) and not weight.grad.any() and not bias.grad.any()
+
+
+@pytest.mark.parametrize("entropy", ["none", "value", "grad"])
+@pytest.mark.parametrize("chunk", [1000, 60])
+def test_a_head_reads_no_number_off_the_device(entropy, chunk):
+    """On the meta device there are none to read."""
+    states, weight, bias, labels = (x.detach().to("meta").requires_grad_(x.is_floating_point()) for x in make_head())
+    log_probs, entropies = head_log_probs(states, weight, bias, labels, LogitForm(0.7, 3.0), entropy, chunk)
+    (log_probs.sum() + (entropies.sum() if entropy == "grad" else 0)).backward()
+    assert weight.grad.shape == (50, 6) and log_probs.shape == (20,)
+
+
+def test_the_heads_functions_compile_to_the_same_numbers():
+    form, (states, weight, _, labels) = LogitForm(0.8, 3.0), make_head()
+    products = (states @ weight.T).detach()
+    stats = torch_functional._row_stats(products, labels, form, True)
+    compiled = torch.compile(torch_functional._row_stats.__wrapped__, fullgraph=True)
+    torch.testing.assert_close(compiled(products, labels, form, True), stats, rtol=1e-5, atol=1e-5)
+    rows = torch.stack([stats[1], torch.linspace(-1, 2, 20), stats[2], torch.linspace(1, -2, 20)])
+    expected, got = products.clone(), products.clone()
+    torch_functional._make_gradient(expected, labels - 30, rows, form)
+    torch.compile(torch_functional._make_gradient.__wrapped__, fullgraph=True)(got, labels - 30, rows, form)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_function_that_cannot_be_compiled_runs_as_it_is_written_and_says_so_once(caplog):
+    @compiled_on("cpu")
+    def doubled(x):
+        return x * 2.125 + 0.0625
+
+    with inductor_config.patch({"cpp.cxx": (None, "no-such-compiler")}):
+        for _ in range(2):
+            assert torch.equal(doubled(torch.ones(3)), torch.full((3,), 2.1875))
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1 and said[0].startswith("doubled runs slower, because it cannot be compiled")
+
+
+def test_compiled_functions_are_compiled_on_their_device_alone():
+    @compiled_on("cpu")
+    def compiling(x):
+        return x + torch.compiler.is_compiling()
+
+    assert compiling(torch.zeros(1)).item() == 1
+    assert compiling(torch.zeros(1, device="meta")).is_meta

@@ -22,7 +22,7 @@ from data.protocol import DataProto
 from tests.unit.test_rollout import CONFIG, build_engine, model_spec, perturb
 from training.config import ActorRolloutRefConfig, AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
-from workers.rollout.base import BaseRollout, noise_seed, turn_seed
+from workers.rollout.base import BaseRollout, turn_seed
 from workers.rollout.engine import Sampling
 from workers.rollout.episode import Episode
 from workers.rollout.weight_sync import iter_weights, weight_manifest
@@ -142,8 +142,8 @@ def play(engine: Any, spec: Any, config: PPOConfig, episodes: int = 12, n: int =
 
 
 def valid_ids(batch: DataProto, row: int) -> list[int]:
-    mask = batch.batch["attention_mask"][row].bool()
-    return batch.batch["input_ids"][row][mask].tolist()
+    ids = torch.cat([batch.batch["prompts"][row], batch.batch["responses"][row]])
+    return ids[batch.batch["attention_mask"][row].bool()].tolist()
 
 
 @pytest.mark.parametrize("seeded", [True, False])
@@ -335,9 +335,8 @@ def test_an_environments_info_stays_with_it(engine) -> None:
     assert all(fact["tool_calls"] == [] for fact in batch.non_tensor_batch["episode_facts"])
 
 
-def test_a_steps_further_batches_and_validation_draw_other_noise() -> None:
+def test_steps_groups_samples_and_validation_draw_for_themselves() -> None:
     meta = {"seed": 1, "global_steps": 5}
-    variants = [{}, {"first_group": 8}, {"first_group": 16}, {"validate": True}, {"global_steps": 6}]
-    assert len({noise_seed(meta | more, engine) for more in variants for engine in (0, 1)}) == 10
-    episode = Episode(group=0, sample=0)
-    assert turn_seed(meta, episode) != turn_seed(meta | {"validate": True}, episode)
+    episodes = [Episode(group=group, sample=sample) for group in (0, 8) for sample in (0, 1)]
+    variants = [meta, meta | {"validate": True}, meta | {"global_steps": 6}, meta | {"seed": 2}]
+    assert len({turn_seed(variant, episode) for variant in variants for episode in episodes}) == 16

@@ -37,10 +37,7 @@ def collect_varied_groups(
         take = set(varied[: wanted - found])
         found, dropped = found + len(take), dropped + uniform
         if take:
-            part = batch.select_idxs(np.array([uid in take for uid in batch.non_tensor_batch["uid"]]))
-            # The batches of a step differ in it.
-            part.meta_info.pop("first_group", None)
-            kept.append(part)
+            kept.append(batch.select_idxs(np.array([uid in take for uid in batch.non_tensor_batch["uid"]])))
     if not kept:
         raise ValueError(
             f"algorithm.filter_groups: in {drawn} batches no group had two different values of {settings.metric!r}, "

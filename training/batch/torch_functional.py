@@ -4,72 +4,197 @@ Invariant: a masked reduction over nothing is zero, never NaN, and what is maske
 Log-probs and entropies, in nats, are computed in float32 whatever the logits' dtype: bfloat16 has 8 bits of mantissa.
 """
 
-from typing import Any
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
+
+from data.containers import row_blocks
+
+logger = logging.getLogger(__name__)
+
+EntropyMode = Literal["none", "value", "grad"]
+# Of a block of logits on a CPU. Its float32 copies stay in the cache, and are too small to be mapped anew each time
+# (workers/ranks/memory.py).
+BLOCK_ENTRIES = 1 << 18
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class _LogProbsAndEntropy(torch.autograd.Function):
-    """Computes each row's log-prob of its label and entropy, with float32 copies of few rows of logits at a time.
+def compiled_on(device_type: str) -> Callable[[Function], Function]:
+    """Makes a decorator: a function whose first argument is a tensor on such a device is compiled at its first call.
 
-    Saves the logits as they came; backward writes their gradient row block by row block:
-    d log p(y) / d z = onehot(y) - p        d H / d z = -p * (log p + H)
+    Elsewhere it runs as it is written; so it does, with a word, where it cannot be compiled.
+    """
+
+    def decorate(function: Function) -> Function:
+        chosen: Callable[..., Any] | None = None
+
+        @wraps(function)
+        def run(tensor: Tensor, *others: Any) -> Any:
+            nonlocal chosen
+            if tensor.device.type != device_type:
+                return function(tensor, *others)
+            chosen = chosen or torch.compile(function)
+            try:
+                return chosen(tensor, *others)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                chosen = function
+                logger.warning("%s runs slower, because it cannot be compiled: %s", function.__name__, error)
+                return function(tensor, *others)
+
+        return run  # type: ignore[return-value]
+
+    return decorate
+
+
+class LogitForm(NamedTuple):
+    """Says how logits z come from a head's products x: z = x / divisor, or z = cap * tanh(x / divisor / cap)."""
+
+    divisor: float = 1.0
+    cap: float | None = None
+
+    def logits(self, products: Tensor) -> Tensor:
+        """Computes z, a copy of at least float32."""
+        z = products.to(torch.promote_types(products.dtype, torch.float32), copy=True)
+        if self.divisor != 1:
+            z.div_(self.divisor)
+        return z if self.cap is None else z.div_(self.cap).tanh_().mul_(self.cap)
+
+
+@compiled_on("cuda")
+def _row_stats(products: Tensor, labels: Tensor, form: LogitForm, with_entropy: bool) -> Tensor:
+    """Computes log-probs, the softmax's log-denominators and, where asked for, entropies of rows: (2 or 3, n)."""
+    z = form.logits(products)  # (n, vocabulary)
+    log_sums = z.logsumexp(-1, keepdim=True)
+    stats = [z.gather(1, labels[:, None]) - log_sums, log_sums]
+    if with_entropy:
+        log_p = z.sub_(log_sums)
+        stats.append(-log_p.exp().mul_(log_p).sum(-1, keepdim=True))
+    return torch.cat(stats, 1).T
+
+
+@compiled_on("cuda")
+def _make_gradient(products: Tensor, labels: Tensor, rows: Tensor, form: LogitForm) -> None:
+    """Replaces products (n, words) by the loss's gradient; labels count from the first word, and may lie outside.
+
+    `rows` (2 or 4, n) are log-denominators, the gradient of log-probs and, if they have one, entropies and theirs.
+    """
+    inside = (labels >= 0) & (labels < products.shape[1])
+    places = labels.clamp(0, products.shape[1] - 1)[:, None]
+    rows = rows[..., None]
+    # What belongs to a label is rounded when it is whole: 1 - p is a small difference.
+    own = _slopes(products.gather(1, places), rows, form, torch.where(inside[:, None], rows[1], 0))
+    products.copy_(_slopes(products, rows, form)).scatter_(1, places, own.to(products.dtype))
+
+
+def _slopes(products: Tensor, rows: Tensor, form: LogitForm, onehot: Tensor | None = None) -> Tensor:
+    """Computes d loss / d products, from d log p(y) / d z = onehot(y) - p and d H / d z = -p * (log p + H)."""
+    log_sums, weight, *of_entropy = rows
+    z = form.logits(products)
+    log_p = z.sub_(log_sums) if form.cap is None else z - log_sums
+    if of_entropy:
+        entropy, entropy_weight = of_entropy
+        slopes = log_p.exp().mul_(weight.neg() - entropy_weight * (log_p + entropy))
+    else:
+        slopes = log_p.exp_().mul_(weight.neg())
+    if onehot is not None:
+        slopes += onehot
+    if form.cap is not None:
+        slopes *= 1 - (z / form.cap) ** 2
+    return slopes if form.divisor == 1 else slopes.div_(form.divisor)
+
+
+class _HeadLogProbs(torch.autograd.Function):
+    """Computes log-probs and entropies from the head's input, with at most `chunk` logits at a time.
+
+    Forward takes some rows at a time, with the whole vocabulary. Backward takes some words at a time, with all rows: so
+    a word's weights get their gradient from one matrix product. It makes logits again, unless forward made them in one
+    chunk, and turns them into their gradient in place.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        log_probs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-        entropies, log_sums = torch.empty_like(log_probs), torch.empty_like(log_probs)
-        for rows in _row_blocks(logits):
-            z = logits[rows].float() / temperature  # (block, vocabulary)
-            log_sums[rows] = z.logsumexp(-1)
-            log_p = z.sub_(log_sums[rows, None])
-            log_probs[rows] = log_p.gather(1, labels[rows, None]).squeeze(1)
-            entropies[rows] = -log_p.exp().mul_(log_p).sum(-1)
-        ctx.save_for_backward(logits, labels, log_sums, entropies)
-        ctx.temperature = temperature
-        return log_probs, entropies
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        form: LogitForm,
+        entropy: EntropyMode,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        dtype = torch.promote_types(states.dtype, torch.float32)
+        stats = states.new_empty(2 if entropy == "none" else 3, len(states), dtype=dtype)
+        chunks = _slices(len(states), chunk // len(weight))
+        for some in chunks:
+            products = linear(states[some], weight, bias)  # (n, vocabulary)
+            for block in _row_blocks(products):
+                stats[:, some][:, block] = _row_stats(products[block], labels[some][block], form, entropy != "none")
+        ctx.save_for_backward(states, weight, bias, labels, stats)
+        ctx.products = products if len(chunks) == 1 else None
+        ctx.form, ctx.with_entropy, ctx.chunk = form, entropy == "grad", chunk
+        log_probs, _, *entropies = stats.clone()
+        if entropy == "value":
+            ctx.mark_non_differentiable(entropies[0])
+        return log_probs, entropies[0] if entropies else None
 
     @staticmethod
-    def backward(ctx: Any, grad_log_probs: Tensor, grad_entropies: Tensor) -> tuple[Tensor, None, None]:
-        logits, labels, log_sums, entropies = ctx.saved_tensors
-        gradient = torch.empty_like(logits)
-        with_entropy = bool(grad_entropies.any())
-        for rows in _row_blocks(logits):
-            # A copy also of float32, since the logits stay as they are.
-            z = logits[rows].to(torch.float32, copy=True)  # (block, vocabulary)
-            log_p = z.div_(ctx.temperature).sub_(log_sums[rows, None])
-            p = log_p.exp()
-            weight = grad_log_probs[rows, None].neg()
-            if with_entropy:
-                weight = weight - grad_entropies[rows, None] * (log_p + entropies[rows, None])
-            block = p.mul_(weight)
-            block.scatter_add_(1, labels[rows, None], grad_log_probs[rows, None])
-            gradient[rows] = block.div_(ctx.temperature).to(gradient.dtype)
-        return gradient, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight, bias, labels, stats = ctx.saved_tensors
+        rows = torch.stack([stats[1], gradients[0], *((stats[2], gradients[1]) if ctx.with_entropy else ())])
+        of_states = torch.zeros_like(states, dtype=stats.dtype)
+        of_weight, of_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
+        for words in _slices(len(weight), ctx.chunk // max(1, len(states))):
+            some = bias if bias is None else bias[words]
+            products = linear(states, weight[words], some) if ctx.products is None else ctx.products
+            ctx.products = None
+            for block in _row_blocks(products):
+                _make_gradient(products[block], labels[block] - words.start, rows[:, block], ctx.form)
+            of_states += products @ weight[words]
+            torch.mm(products.T, states, out=of_weight[words])
+            if of_bias is not None:
+                of_bias[words] = products.sum(0)
+        return of_states.to(states.dtype), of_weight, of_bias, None, None, None, None
 
 
-def _row_blocks(logits: Tensor, block_bytes: int = 1 << 23) -> list[slice]:
-    """Cuts the rows of (tokens, vocabulary) into blocks whose float32 copy has at most `block_bytes`.
-
-    On a GPU they have 16 times that.
-    """
-    block_bytes *= 16 if logits.is_cuda else 1
-    size = max(1, block_bytes // (4 * logits.shape[1]))
-    return [slice(start, start + size) for start in range(0, len(logits), size)]
+def _slices(total: int, size: int) -> list[slice]:
+    return [slice(start, start + max(1, size)) for start in range(0, total, max(1, size))]
 
 
-def log_probs_and_entropy(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Computes labels' log-probs and entropies under softmax(logits / temperature), (tokens,) float32 each.
+def _row_blocks(matrix: Tensor) -> list[slice]:
+    """Cuts rows on a CPU into blocks of BLOCK_ENTRIES; elsewhere a kernel takes them all."""
+    return _slices(len(matrix), BLOCK_ENTRIES // matrix.shape[1] if matrix.device.type == "cpu" else len(matrix))
 
-    Both are differentiable.
+
+def head_log_probs(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    form: LogitForm,
+    entropy: EntropyMode = "none",
+    chunk: int = 1 << 27,
+) -> tuple[Tensor, Tensor | None]:
+    """Computes labels' log-probs and, unless `entropy` is "none", entropies, (tokens,) float32 each.
+
+    Both are differentiable, entropies with "grad" only. Nothing here waits for the device.
 
     Args:
-        logits: (tokens, vocabulary), finite, any float dtype; kept for the backward pass in that dtype.
+        states: (tokens, hidden), what a language model's head gets; matrix products are in autocast's type, where it
+            is on.
+        weight, bias: (vocabulary, hidden) and (vocabulary,) of the head; its products are finite.
         labels: (tokens,) int64.
+        chunk: how many logits exist at a time; if all of them are no more, backward does not make them again.
     """
-    return _LogProbsAndEntropy.apply(logits, labels, temperature)
+    kind = states.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        states, weight, bias = states.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return _HeadLogProbs.apply(states, weight, bias, labels, form, entropy, chunk)
 
 
 # Masked reductions
@@ -82,13 +207,17 @@ def clip_by_value(x: Tensor, tensor_min: Tensor, tensor_max: Tensor) -> Tensor:
 
 def masked_mean(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
     """Averages the values where the mask is not zero; 0 over an empty mask."""
-    total = torch.where(mask.bool(), values, 0).sum(axis, dtype=torch.float64)
-    return (total / mask.bool().sum(axis).clamp(min=1)).to(values.dtype)
+    # A whole batch's is summed over blocks of rows, without float64 copies of it all.
+    whole = axis is None and values.dim() > 0 and values.shape == mask.shape
+    blocks = row_blocks(values) if whole else [...]
+    total = sum(torch.where(mask[rows].bool(), values[rows], 0).sum(axis, dtype=torch.float64) for rows in blocks)
+    count = mask.count_nonzero() if axis is None else mask.bool().sum(axis)
+    return (total / count.clamp(min=1)).to(values.dtype)
 
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     """Computes the variance of the values where the mask is not zero, 0-dim; 0 where there are fewer than two."""
-    count = mask.bool().sum()
+    count = mask.count_nonzero()
     square = masked_mean((values - masked_mean(values, mask)) ** 2, mask)
     return square * count / (count - 1).clamp(min=1) if unbiased else square
 
@@ -103,4 +232,4 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
     whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
     if not shift_mean:
         whitened = whitened + mean
-    return torch.where(mask & (mask.sum() > 1), whitened, 0)
+    return torch.where(mask & (mask.count_nonzero() > 1), whitened, 0)

@@ -312,5 +312,10 @@ def _not_there_yet(config: PPOConfig) -> Iterator[str]:
         yield f"{ROLLOUT}.name=sglang is not there yet: use vllm or hf"
     if policy.rollout.mode == "async":
         yield f"{ROLLOUT}.mode=async is not there: use sync"
+    trained = {"actor_rollout_ref": policy.model} | ({"critic": config.critic.model} if config.need_critic else {})
+    for name, model in trained.items():
+        if model.dtype == "float16":
+            reason = "would train without loss scaling, which small gradients need in float16"
+            yield f"{name}.model.dtype=float16 {reason}: use bfloat16 or float32; {ROLLOUT}.dtype may be float16"
     if policy.model.lora_rank > 0:
         yield f"actor_rollout_ref.model.lora_rank={policy.model.lora_rank}: LoRA is not there yet; use 0"

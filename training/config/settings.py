@@ -164,7 +164,7 @@ class ActorConfig(Section):
     grad_clip: PositiveFloat = 1.0  #: bound of the gradient's global norm
     #: consecutive ranks that share each sequence; divides the attention heads
     ulysses_sequence_parallel_size: PositiveInt = 1
-    use_prefix_grouper: bool = True  #: compute the prompt that a group shares once
+    use_prefix_grouper: bool = True  #: compute what rows begin with alike once, where it pays
     policy_loss: PolicyLossChoice = PolicyLossChoice()
     optim: OptimConfig = OptimConfig()
     fsdp_config: FSDPConfig = FSDPConfig()
@@ -289,7 +289,7 @@ class CriticConfig(Section):
     loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
     #: consecutive ranks that share each sequence; null = the actor's
     ulysses_sequence_parallel_size: PositiveInt | None = None
-    use_prefix_grouper: bool = True  #: compute the prompt that a group shares once
+    use_prefix_grouper: bool = True  #: compute what rows begin with alike once, where it pays
     fsdp_config: FSDPConfig = FSDPConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 

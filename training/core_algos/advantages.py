@@ -10,6 +10,7 @@ Layout of a row with two turns and the environment's reply between them:
 
 import functools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.containers import row_blocks
 from training.batch.torch_functional import masked_whiten
 from training.core_algos.registry import register_adv_est
 
@@ -54,17 +56,28 @@ def gae_scan(
     Returns:
         advantages, returns = advantages + values: (..., steps), zero where the mask is.
     """
-    next_value = running = torch.zeros_like(values[..., 0])
-    columns = []
-    for t in reversed(range(values.shape[-1])):
-        decay = gamma * continues[..., t]
-        delta = rewards[..., t] + decay * next_value - values[..., t]
-        # A masked step leaves both untouched: the step before masked ones has the step after them as its successor.
-        running = torch.where(mask[..., t], delta + decay * lam * running, running)
-        next_value = torch.where(mask[..., t], values[..., t], next_value)
-        columns.append(running)
-    advantages = torch.stack(columns[::-1], dim=-1).masked_fill(~mask, 0)
+    advantages, width = torch.empty_like(mask, dtype=values.dtype), values.shape[-1]
+    flat, out = [x.reshape(-1, width) for x in (rewards, values, mask, continues)], advantages.view(-1, width)
+    for rows in row_blocks(out, 1 << 25):
+        # Time first: a step of all rows is then one piece of memory.
+        out[rows] = _scan_steps([x[rows].T.contiguous() for x in flat], gamma, lam).T
+    advantages.masked_fill_(~mask, 0)
     return advantages, torch.where(mask, advantages + values, 0)
+
+
+def _scan_steps(steps: Sequence[Tensor], gamma: float, lam: float) -> Tensor:
+    """Scans rewards, values, mask and continues over their first dimension; a masked step gets the next one's."""
+    rewards, values, mask, continues = steps
+    next_value = running = torch.zeros_like(values[0])
+    advantages = torch.empty_like(values)
+    for t in reversed(range(len(values))):
+        decay = gamma * continues[t]
+        delta = rewards[t] + decay * next_value - values[t]
+        # A masked step leaves both untouched: the step before masked ones has the step after them as its successor.
+        running = torch.where(mask[t], delta + decay * lam * running, running)
+        next_value = torch.where(mask[t], values[t], next_value)
+        advantages[t] = running
+    return advantages
 
 
 @torch.no_grad()
@@ -79,7 +92,7 @@ def gae_advantage_return_unwhitened(
     """
     values = values.float()
     mask = response_mask.bool()
-    return gae_scan(token_level_rewards.float(), values, mask, torch.ones_like(values), gamma, lam)
+    return gae_scan(token_level_rewards.float(), values, mask, values.new_ones(()).expand_as(values), gamma, lam)
 
 
 @register_adv_est(AdvantageEstimator.GAE, needs=("values",))
@@ -105,8 +118,8 @@ def compute_gae_advantage_return(
 def discounted_returns(token_level_rewards: Tensor, response_mask: Tensor, gamma: float = 1.0) -> Tensor:
     """Sums the discounted rewards from each token on, masked tokens taking no time: (batch, response_len) float32."""
     rewards = token_level_rewards.float()
-    zeros = torch.zeros_like(rewards)
-    return gae_scan(rewards, zeros, response_mask.bool(), torch.ones_like(rewards), gamma, 1.0)[0]
+    zeros, ones = (rewards.new_full((), x).expand_as(rewards) for x in (0, 1))
+    return gae_scan(rewards, zeros, response_mask.bool(), ones, gamma, 1.0)[0]
 
 
 @register_adv_est(AdvantageEstimator.REINFORCE_PLUS_PLUS)
@@ -173,8 +186,11 @@ def _grouped_scores(token_level_rewards: Tensor, response_mask: Tensor, index: n
         raise ValueError(f"index has shape {keys.shape}; it names the group of each of {len(token_level_rewards)} rows")
     # As strings: object arrays may mix uids with numbers, which cannot be sorted together.
     ids = torch.from_numpy(np.unique(keys.astype(str), return_inverse=True)[1]).to(token_level_rewards.device)
-    live = response_mask.bool().any(-1)
-    scores = torch.where(response_mask.bool(), token_level_rewards, 0).sum(-1, dtype=torch.float64)
+    sampled, blocks = response_mask.bool(), row_blocks(response_mask)
+    live = sampled.any(-1)
+    scores = torch.cat(
+        [torch.where(sampled[rows], token_level_rewards[rows], 0).sum(-1, dtype=torch.float64) for rows in blocks]
+    )
     size = _group_total(live.double(), ids)
     deviation = torch.where(live, scores - _group_total(scores, ids) / size.clamp(min=1), 0)
     return _GroupedScores(ids, live, scores, _group_total(torch.ones_like(scores), ids), size, deviation)

@@ -1,17 +1,20 @@
 """The attention of models that attend fully: over packed rows, and over the ranks of a sequence-parallel group.
 
-    rows       P0 A0 A1 | P1 P2 B0 B1        packed   P0 A0 A1 P1 P2 B0 B1 0        lengths 3 4 1, boundaries 0 3 7 8
-    rank 0     P0 A0 A1 P1, all heads   ->   all positions, half of the heads       (and back behind the attention)
-    rank 1     P2 B0 B1 0,  all heads   ->   all positions, the other half
+    rows       P0 P1 A0 | P0 P1 B0 B1        packed   P0 P1 A0 B0 B1 0     segments P0 P1 | A0 | B0 B1 | 0
+    queries    P0 P1 | A0 | B0 B1 | 0        keys     P0 P1 | P0 P1 A0 | P0 P1 B0 B1 | 0
+    rank 0     P0 P1 A0, all heads   ->   all positions, half of the heads       (and back behind the attention)
+    rank 1     B0 B1 0,  all heads   ->   all positions, the other half
 
-The ranks of a sequence-parallel group (Ulysses, arXiv:2309.14509) hold a part of the positions each, and exchange
-positions for heads around the attention. A model takes it by name (`use_own_attention`), and a micro-batch's
-`Sequences` reach it as a keyword of the model's forward. Invariant: without them it is transformers' sdpa, so shared
-prompts (which have a mask) and the model's own uses go on as before. Nothing is dropped out.
+A segment's queries are its last keys, and each sees the keys up to its own. The ranks of a sequence-parallel group
+(Ulysses, arXiv:2309.14509) hold a part of the positions each, and exchange positions for heads around the attention. A
+model takes it by name (`use_own_attention`), and a micro-batch's `Sequences` reach it as a keyword of its forward.
+Invariant: without them it is transformers' sdpa, so that the model's own uses go on as before. Nothing is dropped out,
+and no mask is made but, without a kernel, that of one segment at a time.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,35 +31,71 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+logger = logging.getLogger(__name__)
+
 NAME = "ppo_core"
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 KERNEL_HEADS = range(8, 257, 8)
 KERNEL_CAPABILITY = (8, 0)
+# Queries times keys.
+SHORT = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """Holds what attention must know of a micro-batch beyond its mask.
+    """Holds what attention must know of packed rows.
 
     Attributes:
-        lengths: tokens of each packed sequence; empty: nothing is packed.
-        boundaries: of packed sequences, (n + 1,) int32: 0 and the sums of the lengths so far.
+        lengths, key_lengths: queries and keys of each segment.
+        boundaries, key_boundaries: (segments + 1,) int32: 0 and the sums of the lengths so far.
+        keys: (sum of key_lengths,) int64, the places of each segment's keys; None: the segments' own, in order.
         group: the sequence-parallel group, whose ranks hold a part of the positions each.
     """
 
-    lengths: tuple[int, ...] = ()
-    boundaries: Tensor | None = None
+    lengths: tuple[int, ...]
+    key_lengths: tuple[int, ...]
+    boundaries: Tensor
+    key_boundaries: Tensor
+    keys: Tensor | None = None
     group: dist.ProcessGroup | None = None
 
     @classmethod
-    def of(cls, lengths: Sequence[int]) -> Sequences:
-        """Describes packed sequences of these lengths."""
-        return cls(lengths=tuple(lengths), boundaries=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32))
+    def of(cls, lengths: Sequence[int], keys: Sequence[Tensor] | None = None) -> Sequences:
+        """Describes segments of these lengths, and for each the places of its keys, the last of which are its own."""
+        key_lengths = tuple(lengths if keys is None else map(len, keys))
+        return cls(
+            lengths=tuple(lengths),
+            key_lengths=key_lengths,
+            boundaries=_boundaries(lengths),
+            key_boundaries=_boundaries(key_lengths),
+            keys=None if keys is None else torch.cat(list(keys)),
+        )
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Sequences:
-        """Returns a copy whose tensor is on the device."""
-        moved = None if self.boundaries is None else self.boundaries.to(device, non_blocking=non_blocking)
-        return replace(self, boundaries=moved)
+    def model_inputs(self) -> dict[str, Any]:
+        """Returns the keyword arguments by which a transformers model hands this on to its attention.
+
+        It makes no mask where one of four dimensions is given, which is not read here; else it would look into the
+        positions for packed rows, and the host would wait for the answer.
+        """
+        return {"sequences": self, "attention_mask": self.boundaries.new_ones(1, 1, 1, 1, dtype=torch.bool)}
+
+    def to(self, device: torch.device) -> Sequences:
+        """Returns a copy whose tensors are on the device."""
+        return replace(
+            self,
+            boundaries=to_device(self.boundaries, device),
+            key_boundaries=to_device(self.key_boundaries, device),
+            keys=None if self.keys is None else to_device(self.keys, device),
+        )
+
+
+def _boundaries(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies a tensor to the device; to a GPU from pinned memory, so that the host does not wait for it."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def use_own_attention(module: nn.Module) -> bool:
@@ -84,12 +123,7 @@ def own_attention(
     query, key, value = _in_compute_type(query, key, value)
     if sequences.group is not None:
         query, key, value = to_heads(query, key, value, sequences.group)
-    if sequences.lengths:
-        output = packed_attention(query, key, value, sequences, scaling)
-    else:
-        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
-        causal = attention_mask is None
-        output = scaled_dot_product_attention(query, key, value, attention_mask, is_causal=causal, scale=scaling)
+    output = packed_attention(query, key, value, sequences, scaling)
     if sequences.group is not None:
         output = Exchange.apply(output, sequences.group, 2, 1)
     return output.transpose(1, 2).contiguous(), None
@@ -110,58 +144,100 @@ AttentionMaskInterface.register(NAME, own_mask)
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
-    """Attends causally within each sequence: query (1, H, total, D), key and value (1, H or fewer, total, D).
+    """Attends causally along each segment's path: query (1, H, total, D), key and value (1, H or fewer, total, D).
 
     Returns the output in query's shape. Takes a kernel for sequences of various lengths where there is one; else a
     loop.
     """
-    if _has_kernel(query, value):
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (total, heads, D)
-        assert sequences.boundaries is not None
-        kernel = flash_kernel if has_flash_attn() else torch_kernel
-        return kernel(q, k, v, sequences.boundaries, max(sequences.lengths), scale).transpose(0, 1)[None]
-    return loop_attention(query, key, value, sequences.lengths, scale)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (total, heads, D)
+    if sequences.keys is not None:
+        k, v = (TakeKeys.apply(x, sequences.keys) for x in (k, v))
+    if not _has_kernel(q, v):
+        return loop_attention(q, k, v, sequences, scale).transpose(0, 1)[None]
+    kernel = flash_kernel if has_flash_attn(q.dtype) else torch_kernel
+    return kernel(q, k, v, sequences, scale).transpose(0, 1)[None]
 
 
-def loop_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scale: float | None) -> Tensor:
-    """Does `packed_attention` for any device and type, a sequence at a time."""
-    parts = zip(*(x.split(list(lengths), dim=2) for x in (query, key, value)), strict=True)
-    gqa = query.shape[1] != key.shape[1]
-    outputs = [scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa) for q, k, v in parts]
-    return torch.cat(outputs, dim=2)
+class TakeKeys(torch.autograd.Function):
+    """Copies rows of keys or values (total, heads, D) to where segments read them; gradients add up in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        """Returns the rows at `places`."""
+        ctx.save_for_backward(places)
+        ctx.shape = x.shape
+        return x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Adds up what every copy of a row brings."""
+        (places,) = ctx.saved_tensors
+        total = gradient.new_zeros(ctx.shape, dtype=torch.float32)
+        return total.index_add_(0, places, gradient.float()).to(gradient.dtype), None
 
 
-def flash_kernel(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: int, scale: float | None) -> Tensor:
-    """Runs the package flash_attn: q (total, H, D), k and v (total, H or fewer, D) -> as q."""
+def loop_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
+    """Attends on any device and in any type, a segment at a time: q (total, H, D), k and v (keys, H or fewer, D).
+
+    It computes in float32 where segments are short: a CPU's backward pass in bfloat16 is then three times slower.
+    """
+    short = max(sequences.lengths) * max(sequences.key_lengths) <= SHORT
+    dtype, gqa = torch.float32 if short else q.dtype, q.shape[1] != k.shape[1]
+    queries = q.to(dtype).transpose(0, 1)[None].split(list(sequences.lengths), dim=2)
+    keys, values = (x.to(dtype).transpose(0, 1)[None].split(list(sequences.key_lengths), dim=2) for x in (k, v))
+    outputs = []
+    for query, key, value in zip(queries, keys, values, strict=True):
+        n, m = query.shape[2], key.shape[2]
+        mask = None if n == m else query.new_ones(n, m, dtype=torch.bool).tril(m - n)
+        outputs.append(
+            scaled_dot_product_attention(query, key, value, mask, is_causal=n == m, scale=scale, enable_gqa=gqa)
+        )
+    return torch.cat(outputs, dim=2)[0].transpose(0, 1).to(q.dtype)
+
+
+def flash_kernel(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
+    """Runs the package flash_attn, with shapes as for `loop_attention`; it counts causality from the last key."""
     from flash_attn import flash_attn_varlen_func
 
     exact = torch.are_deterministic_algorithms_enabled()
     return flash_attn_varlen_func(
-        q, k, v, boundaries, boundaries, longest, longest, softmax_scale=scale, causal=True, deterministic=exact
+        q, k, v, *_kernel_lengths(sequences), softmax_scale=scale, causal=True, deterministic=exact
     )
 
 
-def torch_kernel(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, longest: int, scale: float | None) -> Tensor:
-    """Runs PyTorch's own kernel, shapes as for `flash_kernel`; a window of (-1, 0) is causal attention."""
+def torch_kernel(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
+    """Runs PyTorch's own kernel, as `flash_kernel` does; a window of (-1, 0) is causal attention."""
     from torch.nn.attention.varlen import varlen_attn
 
     gqa = q.shape[1] != k.shape[1]
-    return varlen_attn(
-        q, k, v, boundaries, boundaries, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=gqa
-    )
+    return varlen_attn(q, k, v, *_kernel_lengths(sequences), scale=scale, window_size=(-1, 0), enable_gqa=gqa)
+
+
+def _kernel_lengths(sequences: Sequences) -> tuple[Tensor, Tensor, int, int]:
+    lengths = (max(sequences.lengths), max(sequences.key_lengths))
+    return sequences.boundaries, sequences.key_boundaries, *lengths
 
 
 @cache
-def has_flash_attn() -> bool:
-    """Says whether the package flash_attn is installed."""
-    return find_spec("flash_attn") is not None
-
-
-def _has_kernel(query: Tensor, value: Tensor) -> bool:
-    """Says whether a kernel takes these: both want CUDA from Ampere on, two-byte types, heads of one size up to 256."""
-    if not query.is_cuda or query.dtype not in KERNEL_DTYPES or query.shape[-1] != value.shape[-1]:
+def has_flash_attn(dtype: torch.dtype) -> bool:
+    """Says whether flash_attn imports and computes on this GPU; built for another torch, it does not."""
+    if find_spec("flash_attn") is None:
         return False
-    return query.shape[-1] in KERNEL_HEADS and torch.cuda.get_device_capability(query.device) >= KERNEL_CAPABILITY
+    x = torch.zeros(2, 1, 64, dtype=dtype, device="cuda")
+    try:
+        flash_kernel(x, x, x, Sequences.of([2]).to(x.device), None)
+    # An import error, a missing symbol, or a kernel that this GPU does not run.
+    except Exception as error:
+        logger.warning("flash_attn is installed but does not work here, PyTorch's own kernel does it: %s", error)
+        return False
+    return True
+
+
+def _has_kernel(q: Tensor, v: Tensor) -> bool:
+    """Says whether a kernel takes these: both want CUDA from Ampere on, two-byte types, heads of one size up to 256."""
+    if not q.is_cuda or q.dtype not in KERNEL_DTYPES or q.shape[-1] != v.shape[-1]:
+        return False
+    return q.shape[-1] in KERNEL_HEADS and torch.cuda.get_device_capability(q.device) >= KERNEL_CAPABILITY
 
 
 def check_shared_sequences(module: nn.Module, ranks: int) -> None:
@@ -226,7 +302,7 @@ def _in_compute_type(*tensors: Tensor) -> tuple[Tensor, ...]:
     Rotary positions make queries and keys float32, which the kernels do not take.
     """
     device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) for x in tensors)

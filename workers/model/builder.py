@@ -1,8 +1,8 @@
 """Builds the transformers models that train: the policy, the reference and the value model.
 
-Invariant: parameters are float32 master weights; the compute type (`model.dtype`) enters through autocast
-(workers/model/packing.py). Of several ranks the first alone reads a model's weights; the others build it without memory
-(on the meta device) until `shard_model` gives each its shards.
+Invariant: what trains has float32 master weights; the compute type (`model.dtype`) enters through autocast
+(workers/model/packing.py), and what is frozen has weights of that type. Of several ranks the first alone reads a
+model's weights; the others build it without memory (on the meta device) until `shard_model` gives each its shards.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -77,17 +77,18 @@ class ModelSpec:
         return pad_token_id(self.tokenizer)
 
     def causal_lm(self, *, trainable: bool) -> nn.Module:
-        """Builds the policy (trainable) or a frozen reference, in float32.
+        """Builds the policy (trainable) in float32, or a frozen reference in the compute type.
 
         Raises:
             ValueError: the weights hold a head of their own, where the configuration says that the embedding is it.
         """
+        dtype = torch.float32 if trainable else torch_dtype(self.config.dtype)
         if rank() > 0:
-            return self._prepare(self._without_memory(AutoModelForCausalLM), trainable)
+            return self._prepare(self._without_memory(AutoModelForCausalLM, dtype), trainable)
         model = AutoModelForCausalLM.from_pretrained(
             self.path,
             config=self.hf_config,
-            dtype=torch.float32,
+            dtype=dtype,
             trust_remote_code=self.config.trust_remote_code,
         )
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -110,7 +111,8 @@ class ModelSpec:
         config = self.hf_config
         config.num_labels = 1
         if rank() > 0:
-            return self._prepare(self._without_memory(AutoModelForTokenClassification), trainable=True)
+            model = self._without_memory(AutoModelForTokenClassification, torch.float32)
+            return self._prepare(model, trainable=True)
         try:
             model, info = AutoModelForTokenClassification.from_pretrained(
                 self.path,
@@ -133,19 +135,30 @@ class ModelSpec:
         """Builds a policy without its weights, for a rollout engine that is about to receive them."""
         return AutoModelForCausalLM.from_config(self.hf_config, dtype=dtype)
 
-    def _without_memory(self, auto_class: Any) -> nn.Module:
+    def _without_memory(self, auto_class: Any, dtype: torch.dtype) -> nn.Module:
         with torch.device("meta"):
-            return auto_class.from_config(
-                self.hf_config, dtype=torch.float32, trust_remote_code=self.config.trust_remote_code
-            )
+            return auto_class.from_config(self.hf_config, dtype=dtype, trust_remote_code=self.config.trust_remote_code)
 
     def _prepare(self, model: nn.Module, trainable: bool) -> nn.Module:
         model.requires_grad_(trainable)
-        # Dropout makes old and new log-probs, or values, differ where nothing changed.
         for module in model.modules():
+            # Dropout makes old and new log-probs, or values, differ where nothing changed.
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+            if list(module.parameters(recurse=False)):
+                module.register_forward_hook(_cast_output)
         if trainable and self.config.enable_gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         # Sharding moves each layer's own part to the device; the whole might not fit there.
         return (model.to(self.device) if world_size() == 1 else model).train(trainable)
+
+
+def _cast_output(module: nn.Module, args: Any, output: Any) -> Any:
+    """Casts what a module computes with weights of its own to autocast's type, where autocast is on.
+
+    By itself autocast casts matrix products alone: embeddings and norms, and with them the residual stream, would be
+    float32 on one rank, while they are of the compute type on several, where FSDP2 casts the weights.
+    """
+    if not isinstance(output, Tensor) or not torch.is_autocast_enabled(output.device.type):
+        return output
+    return output.to(torch.get_autocast_dtype(output.device.type))

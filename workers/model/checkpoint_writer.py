@@ -20,15 +20,18 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from workers.ranks.distributed import world_size
+
 
 class CheckpointWriter:
     """Writes one worker's checkpoints, on every rank.
 
-    It is made after the process group, since the threads of all ranks have a group of their own.
+    It is made after the process group, since the threads of all ranks have a group of their own. A single rank has
+    none, whatever group an engine may have made in its process.
     """
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._group = dist.new_group(backend="gloo") if world_size() > 1 else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._copied: Future[None] | None = None
         self._written: Future[None] | None = None

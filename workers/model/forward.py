@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import linear
+from transformers import PretrainedConfig
 
-from training.batch.torch_functional import log_probs_and_entropy
+from training.batch.torch_functional import EntropyMode, LogitForm, head_log_probs
 from training.config import CriticModelConfig, ModelConfig
 from workers.model.attention import NAME, Sequences, check_shared_sequences, use_own_attention
 from workers.model.builder import torch_dtype
@@ -27,9 +26,11 @@ from workers.ranks.distributed import rank_group
 
 logger = logging.getLogger(__name__)
 
-EntropyMode = Literal["none", "value", "grad"]
-
-# Logits of one chunk, at two bytes each; under this nothing is recomputed.
+# What an H100 computes while it moves a byte, in bfloat16 at 40 % of its peak; fewer on other devices.
+FLOPS_PER_BYTE = 120
+# Queries that a kernel takes at a time.
+BLOCK = 128
+# Logits that exist at a time, at two bytes each; under this nothing is recomputed.
 LOGITS_CHUNK_BYTES = 1 << 28
 
 
@@ -54,32 +55,26 @@ class PolicyModel(nn.Module):
         """Computes log-probs and, unless `entropy` is "none", entropies; with "grad" they carry a gradient."""
         hidden = self.lm.base_model(**batch.model_inputs()).last_hidden_state  # (T, L, hidden)
         states = hidden.flatten(0, 1)[batch.logit_positions]  # (N, hidden)
-        chunk = max(1, LOGITS_CHUNK_BYTES // (2 * self.lm.config.get_text_config().vocab_size))
-        head = partial(head_logits, self.lm)
-        if len(states) <= chunk:
-            return SampledTokens(*_token_stats(head, states, batch.labels, temperature, entropy))
-        parts = [
-            checkpoint(_token_stats, head, s, y, temperature, entropy, use_reentrant=False)
-            for s, y in zip(states.split(chunk), batch.labels.split(chunk), strict=True)
-        ]
-        entropies = None if entropy == "none" else torch.cat([part[1] for part in parts])
-        return SampledTokens(torch.cat([part[0] for part in parts]), entropies)
+        head, form = self.lm.get_output_embeddings(), logit_form(self.lm, temperature)
+        return SampledTokens(
+            *head_log_probs(states, head.weight, head.bias, batch.labels, form, entropy, LOGITS_CHUNK_BYTES // 2)
+        )
+
+
+def logit_form(lm: nn.Module, temperature: float = 1.0) -> LogitForm:
+    """Says what this model does to its head's products, with its logits divided by a temperature."""
+    settings = lm.config.get_text_config().to_dict()
+    # Granite divides, Cohere multiplies.
+    divisor = temperature * (settings.get("logits_scaling") or 1) / (settings.get("logit_scale") or 1)
+    # Gemma 2.
+    cap = settings.get("final_logit_softcapping")
+    return LogitForm(divisor, cap / temperature if cap else None)
 
 
 def head_logits(lm: nn.Module, states: Tensor) -> Tensor:
-    """Computes logits (n, vocab) of hidden states (n, hidden), with what some models do to them behind the head."""
-    logits = lm.get_output_embeddings()(states)
-    settings = lm.config.get_text_config().to_dict()
-    # Granite.
-    if scaling := settings.get("logits_scaling"):
-        logits = logits / scaling
-    # Cohere.
-    if scale := settings.get("logit_scale"):
-        logits = logits * scale
-    # Gemma 2.
-    if cap := settings.get("final_logit_softcapping"):
-        logits = torch.tanh(logits / cap) * cap
-    return logits
+    """Computes the logits (n, vocab) of hidden states (n, hidden) as `PolicyModel` does, in float32."""
+    head = lm.get_output_embeddings()
+    return logit_form(lm).logits(linear(states, head.weight, head.bias))
 
 
 @torch.no_grad()
@@ -105,22 +100,19 @@ def check_forward(lm: nn.Module) -> None:
     # The tokens a second time, packed behind the first.
     if lm.config.get_text_config()._attn_implementation == NAME:
         inputs |= {"input_ids": ids.repeat(1, 2), "position_ids": positions.repeat(1, 2)}
-        inputs |= {"sequences": Sequences.of([8, 8]).to(lm.device)}
+        inputs |= Sequences.of([8, 8]).to(lm.device).model_inputs()
     states = lm.base_model(**inputs).last_hidden_state[0, -8:]
-    difference = (own - head_logits(lm, states).float()).abs().max().item()
+    difference = (own - head_logits(lm, states)).abs().max().item()
     lm.train(training)
     if difference > 1e-2 * max(1.0, own.abs().max().item()):
         raise ValueError(
             f"model type '{kind}' changes its logits behind the head in a way that is not known here (difference "
-            f"{difference:.3g}); add it to head_logits in workers/model/forward.py"
+            f"{difference:.3g}); add it to logit_form in workers/model/forward.py"
         )
 
 
-def can_share_prompts(lm: nn.Module) -> bool:
-    """Says whether the mask of a shared-prefix group is all that this model's attention needs.
-
-    It is where every layer has sdpa over the full context.
-    """
+def attends_fully(lm: nn.Module) -> bool:
+    """Says whether every layer of this model has plain sdpa over the full context, which attention.py can do."""
     config = lm.config.get_text_config()
     settings = config.to_dict()
     layers = set(settings.get("layer_types") or ["full_attention"])
@@ -139,37 +131,38 @@ def forward_settings(
 ) -> ForwardSettings:
     """Says how this model is run, and has it attend through attention.py where its rows are to be packed.
 
-    Prompts are shared where `share_prompts` asks for it, and rows packed, if the model's attention allows it.
+    They are packed where its attention allows it, and then share what they begin with, if `share_prompts` asks for it.
 
     Raises:
         ValueError: it does not allow a sequence-parallel group of `sequence_ranks` ranks.
     """
-    plain = can_share_prompts(module)
-    if share_prompts and not plain:
-        logger.info(
-            "%s has windowed or other than sdpa attention: a group's prompt is computed for each row", model.path
-        )
-    packs = model.use_remove_padding and plain and use_own_attention(module)
+    packs = model.use_remove_padding and attends_fully(module) and use_own_attention(module)
+    if share_prompts and not packs:
+        logger.info("%s: its rows are padded, and a group's prompt is computed for each of them", model.path)
     if sequence_ranks > 1:
         check_shared_sequences(module, sequence_ranks)
     return ForwardSettings(
         device=device,
         dtype=torch_dtype(model.dtype),
         strip_padding=model.use_remove_padding,
-        share_prompts=share_prompts and plain,
         pack_rows=packs,
+        key_cost=key_cost(module.config.get_text_config()) if share_prompts and packs else None,
         sequence_group=rank_group(sequence_ranks),
     )
 
 
-def _token_stats(
-    head: Callable[[Tensor], Tensor], states: Tensor, labels: Tensor, temperature: float, entropy: EntropyMode
-) -> tuple[Tensor, Tensor | None]:
-    """Computes log-prob and entropy (n,) of the tokens after `states` (n, hidden), in float32."""
-    log_probs, entropies = log_probs_and_entropy(head(states), labels, temperature)
-    if entropy == "none":
-        return log_probs, None
-    return log_probs, entropies if entropy == "grad" else entropies.detach()
+def key_cost(config: PretrainedConfig) -> float:
+    """Returns what a key costs that a segment reads in a copy, in tokens computed, in each layer, forward and backward.
+
+    A token costs about 72 h^2 floating-point operations: 12 h^2 weights, six each. A copy of key and value, each w
+    numbers, moves about 24 w bytes (read, written, and the same for a gradient that is added up in float32), each worth
+    FLOPS_PER_BYTE operations. And one more segment leaves half a block of BLOCK queries empty, 12 h operations for each
+    of its keys.
+    """
+    settings = config.to_dict()
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    width = (settings.get("num_key_value_heads") or heads) * (settings.get("head_dim") or hidden // heads)
+    return (24 * width * FLOPS_PER_BYTE + BLOCK / 2 * 12 * hidden) / (72 * hidden**2)
 
 
 class ValueModel(nn.Module):

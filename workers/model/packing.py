@@ -1,38 +1,33 @@
-"""How rows are laid out for the forward pass: packed without padding, or as groups that share their prompt.
+"""How rows are laid out for the forward pass: packed, where what several begin with alike is computed once, or padded.
 
-Rows of one prompt form a shared-prefix group: the prompt once, then every response as a branch that sees the prompt and
-itself (plan: training/batch/batching.py). A row alone is a group with one branch, so there is one path for all.
+Packed rows lie in segments one behind the other, without padding and without a mask (which: prefix_tree.py; how they
+attend: attention.py). Rows that a model does not take packed are padded on the right.
 
-    rows       P0 P1 A0 A1 | P0 P1 B0        group  P0 P1 A0 A1 B0
-    segments                                         0  0  1  1  2        position_ids  0 1 2 3 2
+    rows    P0 P1 A0 A1 | P0 P1 B0        packed    P0 P1 | A0 A1 | B0        position_ids  0 1 2 3 2
 
-A micro-batch of groups is padded and has a mask; one of single rows is packed, where the model allows it, one row
-behind the other without padding (workers/model/attention.py). A token's log-prob comes from the hidden state before it,
-at its logit position: the last prompt token's state predicts both A0 and B0.
+A token's log-prob comes from the hidden state before it, at its logit position: P1's state predicts both A0 and B0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from data.protocol import DataProto
-from training.batch.batching import MicroBatch, PrefixGroup, plan_micro_batches, roundup_divisible
+from training.batch.batching import plan_padded
 from training.config import MicroBatching
-from workers.model.attention import Sequences
+from workers.model.attention import Sequences, to_device
+from workers.model.prefix_tree import MicroBatch, cut_segments, order_rows, plan_packed
 from workers.ranks.distributed import SumOfParts, max_over_ranks
 
 # What a forward pass reads of a batch.
 FORWARD_FIELDS = ("prompts", "responses", "response_mask", "attention_mask")
-# The mask of a shared-prefix group is dense: its cost grows with the square.
-MAX_GROUP_TOKENS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +37,10 @@ class ForwardSettings:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     strip_padding: bool = True
-    share_prompts: bool = True
-    # Single rows lie one behind the other: for models that `use_own_attention`.
+    # Rows lie one behind the other: for models that `use_own_attention`.
     pack_rows: bool = False
+    # What packed rows share costs so much (`order_rows`); None: they share nothing.
+    key_cost: float | None = None
     # The sequence-parallel group of this rank: ranks that share each sequence, with the same rows.
     sequence_group: dist.ProcessGroup | None = None
 
@@ -62,13 +58,11 @@ class ForwardSettings:
 
 @dataclass(kw_only=True)
 class ForwardBatch:
-    """Holds one micro-batch on the device: T groups of at most L tokens, with N sampled tokens.
-
-    Packed rows are one group of L tokens.
+    """Holds one micro-batch on the device: T rows of at most L tokens, or one of packed rows; N tokens were sampled.
 
     Attributes:
         input_ids, position_ids: (T, L).
-        attention_mask: of groups (T, 1, L, L) bool, of padded rows (T, L); None: causal, with padding on the right.
+        attention_mask: (T, L), of rows with padding on both sides; None: causal, with padding on the right.
         logit_positions: (N,) in T * L, the state that predicts each sampled token.
         labels: (N,) the sampled token.
         rows, columns: (N,) the row of the batch it belongs to, and its column among the responses.
@@ -86,167 +80,131 @@ class ForwardBatch:
 
     def model_inputs(self) -> dict[str, Any]:
         """Returns the keyword arguments of a transformers model."""
-        inputs = {"input_ids": self.input_ids, "attention_mask": self.attention_mask, "position_ids": self.position_ids}
-        return {**inputs, "use_cache": False, **({} if self.sequences is None else {"sequences": self.sequences})}
+        inputs = {"input_ids": self.input_ids, "position_ids": self.position_ids, "use_cache": False}
+        if self.sequences is None:
+            return inputs | {"attention_mask": self.attention_mask}
+        return inputs | self.sequences.model_inputs()
 
     def to(self, device: torch.device) -> ForwardBatch:
         """Returns a copy on the device."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return ForwardBatch(**{k: v if v is None else v.to(device, non_blocking=True) for k, v in values.items()})
+        moved = {k: to_device(v, device) if isinstance(v, Tensor) else v for k, v in values.items()}
+        return ForwardBatch(**moved | {"sequences": self.sequences and self.sequences.to(device)})
 
 
-def plan_batch(data: DataProto, settings: ForwardSettings, limits: MicroBatching) -> list[MicroBatch]:
-    """Plans micro-batches over the rows of `data` (prompts, responses, attention_mask)."""
+class RowTokens(NamedTuple):
+    """Holds one row's tokens, (n,) int64, the places of those that were sampled, and their columns in `responses`."""
+
+    ids: Tensor
+    sampled: Tensor
+    columns: Tensor
+
+
+def row_tokens(data: DataProto, strip_padding: bool) -> list[RowTokens]:
+    """Takes the rows of `data` apart; without `strip_padding` a row's padding is a part of it."""
     width = data.batch["prompts"].shape[1]
-    mask = data.batch["attention_mask"]
-    prompt_lengths = mask[:, :width].sum(dim=1).tolist()
-    response_lengths = mask[:, width:].sum(dim=1).tolist()
-    prompts = data.batch["prompts"].numpy()
-    keys = [(n, row.tobytes()) for n, row in zip(prompt_lengths, prompts, strict=True)]
-    return plan_micro_batches(
-        keys,
-        prompt_lengths,
-        response_lengths,
-        max_token_len=limits.max_token_len,
-        micro_batch_size=limits.micro_batch_size,
-        share_prompts=settings.share_prompts and settings.strip_padding,
-        max_group_tokens=MAX_GROUP_TOKENS,
-        pack_rows=settings.pack_rows,
+    ids = torch.cat([data.batch["prompts"], data.batch["responses"]], dim=1).long()  # (B, P + R)
+    real = data.batch["attention_mask"].bool()
+    sampled = torch.zeros_like(real)
+    sampled[:, width:] = data.batch["response_mask"].bool() & real[:, width:]
+    if not strip_padding:
+        real = torch.ones_like(real)
+    return [
+        RowTokens(row[kept], own[kept].nonzero().squeeze(1), own.nonzero().squeeze(1) - width)
+        for row, kept, own in zip(ids, real, sampled, strict=True)
+    ]
+
+
+def plan_batch(rows: Sequence[RowTokens], settings: ForwardSettings, limits: MicroBatching) -> list[MicroBatch]:
+    """Plans micro-batches over the rows."""
+    lengths = [len(row.ids) for row in rows]
+    if settings.pack_rows:
+        return plan_packed(order_rows([row.ids.numpy() for row in rows], settings.key_cost), lengths, limits)
+    return [[(row, 0) for row in micro_batch] for micro_batch in plan_padded(lengths, limits)]
+
+
+def build_forward_batch(
+    rows: Sequence[RowTokens], shared: Sequence[int], settings: ForwardSettings, attention_mask: Tensor
+) -> ForwardBatch:
+    """Lays the rows of one micro-batch out, each of which begins with `shared` tokens of the row before it.
+
+    Where padding is not stripped, `attention_mask` (rows, P + R) masks it. In a sequence-parallel group each rank gets
+    its part of the positions, with the sampled tokens predicted there.
+    """
+    if settings.pack_rows:
+        batch = _packed(rows, shared, settings.sequence_ranks)
+        return batch if settings.sequence_group is None else _sequence_shard(batch, settings.sequence_group)
+    batch = _padded(rows)
+    if settings.strip_padding:
+        return batch
+    return replace(batch, attention_mask=attention_mask, position_ids=(attention_mask.cumsum(dim=1) - 1).clamp(min=0))
+
+
+def _packed(rows: Sequence[RowTokens], shared: Sequence[int], multiple_of: int) -> ForwardBatch:
+    """Puts the rows' segments one behind the other: input_ids (1, total).
+
+    What makes the total a multiple is a segment of its own.
+    """
+    segments = cut_segments(list(enumerate(shared)), [len(row.ids) for row in rows])
+    own = list(zip(segments.rows, segments.starts, segments.lengths, strict=True))
+    ids, positions = (
+        [rows[row].ids[start : start + n] for row, start, n in own],
+        [torch.arange(s, s + n) for _, s, n in own],
     )
-
-
-def build_forward_batch(data: DataProto, micro_batch: MicroBatch, settings: ForwardSettings) -> ForwardBatch:
-    """Lays the groups of one micro-batch out; `strip_padding` false keeps each row's padding and masks it.
-
-    In a sequence-parallel group each rank gets its part of the positions, with the sampled tokens predicted there.
-    """
-    prompts, responses = data.batch["prompts"], data.batch["responses"]
-    width = prompts.shape[1]
-    prompt_mask = data.batch["attention_mask"][:, :width].bool()
-    response_valid = data.batch["attention_mask"][:, width:].bool()
-    sampled = data.batch["response_mask"].bool() & response_valid
-    if not settings.strip_padding:
-        prompt_mask, response_valid = torch.ones_like(prompt_mask), torch.ones_like(response_valid)
-
-    laid = [_lay_out(group, prompts, responses, prompt_mask, response_valid, sampled) for group in micro_batch]
-    packed = settings.pack_rows and all(len(group) == 1 for group in micro_batch)
-    batch = (_packed if packed else _padded)(laid, settings.sequence_ranks)
-    if not settings.strip_padding:
-        mask = torch.stack([data.batch["attention_mask"][group[0]] for group in micro_batch])  # (T, P + R)
-        return replace(batch, attention_mask=mask, position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0))
-    return batch if settings.sequence_group is None else _sequence_shard(batch, settings.sequence_group)
-
-
-def _packed(laid: list[_GroupLayout], multiple_of: int) -> ForwardBatch:
-    """Packs single rows, one behind the other: input_ids (1, total).
-
-    What makes the total a multiple is a sequence of its own.
-    """
-    lengths = [len(t.ids) for t in laid]
-    missing = -sum(lengths) % multiple_of
+    lengths, keys = list(segments.lengths), [torch.from_numpy(places) for places in segments.keys]
+    total = sum(lengths)
+    if missing := -total % multiple_of:
+        ids, positions = [*ids, torch.zeros(missing, dtype=torch.long)], [*positions, torch.arange(missing)]
+        lengths, keys = [*lengths, missing], [*keys, torch.arange(total, total + missing)]
     return ForwardBatch(
-        input_ids=torch.cat([*(t.ids for t in laid), torch.zeros(missing, dtype=torch.long)])[None],
-        position_ids=torch.cat([*(t.positions for t in laid), torch.arange(missing)])[None],
+        input_ids=torch.cat(ids)[None],
+        position_ids=torch.cat(positions)[None],
         attention_mask=None,
-        **_sampled_tokens(laid, accumulate(lengths, initial=0)),
-        sequences=Sequences.of([*lengths, missing] if missing else lengths),
+        **_sampled_tokens(rows, [torch.from_numpy(places) for places in segments.places]),
+        sequences=Sequences.of(lengths, keys if any(shared) else None),
     )
 
 
-def _padded(laid: list[_GroupLayout], multiple_of: int) -> ForwardBatch:
-    """Puts groups one below the other, padded on the right; with the mask of branches, where any has two."""
-    length = roundup_divisible(max(len(t.ids) for t in laid), multiple_of)
-    ids = torch.zeros(len(laid), length, dtype=torch.long)
-    segments = torch.full((len(laid), length), -1, dtype=torch.long)
+def _padded(rows: Sequence[RowTokens]) -> ForwardBatch:
+    """Puts rows one below the other, padded on the right."""
+    length = max(len(row.ids) for row in rows)
+    places = torch.arange(len(rows) * length).view(len(rows), length)
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    for i, row in enumerate(rows):
+        ids[i, : len(row.ids)] = row.ids
     # Padding continues the positions: numbers that start again would be read as packed sequences.
-    positions = torch.arange(length).repeat(len(laid), 1)
-    for i, group in enumerate(laid):
-        own = slice(len(group.ids))
-        ids[i, own], segments[i, own], positions[i, own] = group.ids, group.segments, group.positions
+    positions = torch.arange(length).repeat(len(rows), 1)
     return ForwardBatch(
-        input_ids=ids,
-        position_ids=positions,
-        attention_mask=_prefix_mask(segments) if segments.max() > 1 else None,
-        **_sampled_tokens(laid, range(0, len(laid) * length, length)),
+        input_ids=ids, position_ids=positions, attention_mask=None, **_sampled_tokens(rows, list(places))
     )
 
 
-def _sampled_tokens(laid: list[_GroupLayout], starts: Iterable[int]) -> dict[str, Tensor]:
-    """Makes `ForwardBatch`'s fields of the sampled tokens; `starts` says where each group begins."""
+def _sampled_tokens(rows: Sequence[RowTokens], places: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Makes `ForwardBatch`'s fields of the sampled tokens; `places` says where each row's tokens lie."""
     return {
-        "logit_positions": torch.cat([start + t.logit_positions for start, t in zip(starts, laid, strict=False)]),
-        "labels": torch.cat([t.labels for t in laid]),
-        "rows": torch.cat([t.rows for t in laid]),
-        "columns": torch.cat([t.columns for t in laid]),
+        "logit_positions": torch.cat([place[row.sampled - 1] for row, place in zip(rows, places, strict=True)]),
+        "labels": torch.cat([row.ids[row.sampled] for row in rows]),
+        "rows": torch.cat([torch.full((len(row.sampled),), i) for i, row in enumerate(rows)]),
+        "columns": torch.cat([row.columns for row in rows]),
     }
 
 
 def _sequence_shard(whole: ForwardBatch, group: dist.ProcessGroup) -> ForwardBatch:
-    """Takes this rank's part of every row; mask and sequences stay whole, as the attention sees all positions."""
+    """Takes this rank's part of packed rows; the sequences stay whole, as the attention sees all positions."""
+    assert whole.sequences is not None
     width = whole.input_ids.shape[1] // group.size()
-    own = slice(group.rank() * width, (group.rank() + 1) * width)
-    row, place = whole.logit_positions // whole.input_ids.shape[1], whole.logit_positions % whole.input_ids.shape[1]
-    mine = (place >= own.start) & (place < own.stop)
+    start = group.rank() * width
+    mine = (whole.logit_positions >= start) & (whole.logit_positions < start + width)
     return replace(
         whole,
-        input_ids=whole.input_ids[:, own],
-        position_ids=whole.position_ids[:, own],
-        logit_positions=(row * width + place - own.start)[mine],
+        input_ids=whole.input_ids[:, start : start + width],
+        position_ids=whole.position_ids[:, start : start + width],
+        logit_positions=whole.logit_positions[mine] - start,
         labels=whole.labels[mine],
         rows=whole.rows[mine],
         columns=whole.columns[mine],
-        sequences=replace(whole.sequences or Sequences(), group=group),
+        sequences=replace(whole.sequences, group=group),
     )
-
-
-@dataclass
-class _GroupLayout:
-    """Holds one group without padding: fields as in ForwardBatch, and the segment of each token (0: the prompt)."""
-
-    ids: Tensor
-    segments: Tensor
-    positions: Tensor
-    logit_positions: Tensor
-    labels: Tensor
-    rows: Tensor
-    columns: Tensor
-
-
-def _lay_out(
-    group: PrefixGroup, prompts: Tensor, responses: Tensor, prompt_mask: Tensor, response_valid: Tensor, sampled: Tensor
-) -> _GroupLayout:
-    """Lays a group out: the prompt of its first row, then every row's response as a branch."""
-    prompt = prompts[group[0]][prompt_mask[group[0]]]
-    start = n_prompt = len(prompt)
-    pieces, segments, positions = [prompt], [torch.zeros(n_prompt, dtype=torch.long)], [torch.arange(n_prompt)]
-    logit_positions, labels, rows, columns = [], [], [], []
-    for branch, row in enumerate(group, start=1):
-        valid = response_valid[row].nonzero().squeeze(1)
-        pieces.append(responses[row, valid])
-        segments.append(torch.full((len(valid),), branch))
-        positions.append(torch.arange(n_prompt, n_prompt + len(valid)))
-        # Within this branch.
-        offsets = sampled[row, valid].nonzero().squeeze(1)
-        logit_positions.append(torch.where(offsets == 0, n_prompt - 1, start + offsets - 1))
-        labels.append(responses[row, valid[offsets]])
-        rows.append(torch.full((len(offsets),), row))
-        columns.append(valid[offsets])
-        start += len(valid)
-    cat = torch.cat
-    return _GroupLayout(
-        cat(pieces), cat(segments), cat(positions), cat(logit_positions), cat(labels), cat(rows), cat(columns)
-    )
-
-
-def _prefix_mask(segments: Tensor) -> Tensor:
-    """Makes the mask (T, 1, L, L): causal, and within the prompt (segment 0) or one's own branch.
-
-    Padding (-1) sees itself, so that no row is empty.
-    """
-    length = segments.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    key = segments[:, None, :]
-    return (causal & ((key == 0) | (key == segments[:, :, None])))[:, None]
 
 
 def iter_micro_batches(
@@ -257,19 +215,28 @@ def iter_micro_batches(
     With several ranks all get the same number of micro-batches, since each runs collectives: one that has fewer repeats
     its last one's first row with nothing sampled in it.
     """
-    plan = plan_batch(data, settings, limits)
+    tokens = row_tokens(data, settings.strip_padding)
+    plan = plan_batch(tokens, settings, limits)
     missing = int(max_over_ranks(torch.tensor(len(plan)))) - len(plan)
     for micro_batch in plan:
-        rows = torch.tensor([row for group in micro_batch for row in group])
+        rows = torch.tensor([row for row, _ in micro_batch])
         micro = data.select_idxs(rows)
-        numbers = iter(range(len(rows)))
-        local = [[next(numbers) for _ in group] for group in micro_batch]
-        yield rows, micro, build_forward_batch(micro, local, settings).to(settings.device)
+        shared = [shared for _, shared in micro_batch]
+        own = [tokens[row] for row, _ in micro_batch]
+        yield rows, micro, build_forward_batch(own, shared, settings, micro.batch["attention_mask"]).to(settings.device)
     for _ in range(missing):
-        micro = data.select_idxs(torch.tensor([plan[-1][0][0]]))
+        row = plan[-1][0][0]
+        micro = data.select_idxs(torch.tensor([row]))
         micro.batch["response_mask"] = torch.zeros_like(micro.batch["response_mask"])
-        inputs = build_forward_batch(micro, [[0]], settings).to(settings.device)
+        nothing = tokens[row]._replace(sampled=tokens[row].sampled[:0], columns=tokens[row].columns[:0])
+        inputs = build_forward_batch([nothing], [0], settings, micro.batch["attention_mask"]).to(settings.device)
         yield torch.empty(0, dtype=torch.long), micro, inputs
+
+
+def loss_fields(micro: DataProto, device: torch.device) -> dict[str, Tensor]:
+    """Copies to the device what a loss reads of a micro-batch: all but what its layout was made of."""
+    layout = {*FORWARD_FIELDS} - {"response_mask"}
+    return {name: to_device(tensor, device) for name, tensor in micro.batch.items() if name not in layout}
 
 
 def scatter_tokens(values: Tensor, inputs: ForwardBatch, shape: Sequence[int]) -> Tensor:
@@ -280,3 +247,11 @@ def scatter_tokens(values: Tensor, inputs: ForwardBatch, shape: Sequence[int]) -
     scattered = values.new_zeros(tuple(shape)).index_put((inputs.rows, inputs.columns), values)
     group = None if inputs.sequences is None else inputs.sequences.group
     return scattered if group is None else SumOfParts.apply(scattered, group)
+
+
+def read_rows(read: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Puts micro-batches' (rows, values (rows, R)) in the order of the rows, on the CPU: only here the host waits."""
+    rows, values = torch.cat([rows for rows, _ in read]), torch.cat([values[: len(rows)] for rows, values in read])
+    ordered = values.new_empty(values.shape, device="cpu")
+    ordered[rows] = values.cpu()
+    return ordered

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 from transformers import PreTrainedTokenizerBase
 
 from workers.model.checkpoint_writer import CheckpointWriter
-from workers.ranks.distributed import full_tensor, rank
+from workers.ranks.distributed import full_tensor, rank, world_size
 
 Scheduler: TypeAlias = torch.optim.lr_scheduler.LambdaLR
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -87,12 +87,21 @@ def load(
         _load(tensors, folder / "model")
         set_model_state_dict(module, tensors, options=StateDictOptions(strict=False))
     if "optimizer" in contents:
-        tensors = optimizer_tensors(module, optimizer)
-        _load(tensors, folder / "optimizer")
-        settings = get_optimizer_state_dict(module, optimizer, options=FLAT)
-        set_optimizer_state_dict(module, optimizer, settings | tensors, options=FLAT)
+        _load_optimizer(module, optimizer, folder / "optimizer")
     if "extra" in contents:
         _set_scheduler(scheduler, json.loads((folder / "scheduler.json").read_text())["last_epoch"])
+
+
+def _load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Reads the optimiser's state; none, if it was saved before its first step."""
+    if not SafeReader(folder).read_metadata().state_dict_metadata:
+        optimizer.state.clear()
+        return
+    # Makes the state to read into, where there is none yet.
+    entries = get_optimizer_state_dict(module, optimizer, options=FLAT)
+    tensors = _tensors(entries)
+    _load(tensors, folder)
+    set_optimizer_state_dict(module, optimizer, entries | tensors, options=FLAT)
 
 
 def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
@@ -108,7 +117,7 @@ def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
         names = sorted(name for name in saved.keys() | wanted.keys() if saved.get(name) != wanted.get(name))
         first = ", ".join(f"{name} ({saved.get(name)} saved, {wanted.get(name)} wanted)" for name in names[:3])
         raise ValueError(f"{folder} was saved by another model: {len(names)} tensors differ, such as {first}")
-    dcp.load(tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    dcp.load(tensors, storage_reader=reader, no_dist=world_size() == 1)
 
 
 class SafeReader(dcp.FileSystemReader):
@@ -165,12 +174,16 @@ def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Returns the optimiser's state by parameter name.
+    """Returns the optimiser's state by parameter name; before its first step it has none.
 
     Settings such as the learning rate belong to config and schedule.
     """
-    state = get_optimizer_state_dict(module, optimizer, options=FLAT)
-    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    # To ask for what is not there would make it, by a step with nothing learnt that AdamW counts.
+    return _tensors(get_optimizer_state_dict(module, optimizer, options=FLAT)) if optimizer.state else {}
+
+
+def _tensors(entries: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
 
 
 def _set_scheduler(scheduler: Scheduler, last_epoch: int) -> None:

@@ -104,6 +104,8 @@ def update_model(
         if torch.isfinite(norm) and counts["batch_num_tokens"]:
             optimizer.step()
         sums.add_norm(prefix, norm, weight)
+    # Nothing reads them until the next update; what generates meanwhile may have their memory.
+    optimizer.zero_grad(set_to_none=True)
     return sums.read()
 
 

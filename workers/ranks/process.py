@@ -44,3 +44,22 @@ def strictly_deterministic(deterministic: bool) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@contextmanager
+def expandable_segments(device: torch.device) -> Iterator[None]:
+    """Has PyTorch's CUDA memory grow in place in the block, so that batches of ever-changing sizes leave no gaps.
+
+    Not outside, since vLLM's pools, which sleep, cannot have that.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    # PyTorch forgets the settings that are not named again.
+    settings = torch._C._accelerator_getAllocatorSettings().split(",")
+    others = [setting for setting in settings if setting and not setting.startswith("expandable_segments")]
+    torch._C._accelerator_setAllocatorSettings(",".join([*others, "expandable_segments:True"]))
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings(",".join([*others, "expandable_segments:False"]))

@@ -298,6 +298,8 @@ class RayWorkerGroup:
             method = host.call if rank % ranks_per_chunk == 0 else host.run
             calls.append(method.remote(self.role, name, chunks[rank // ranks_per_chunk]))
         answers = self._wait(name, calls)[::ranks_per_chunk]
+        # Ray keeps what was sent, and the answers as they came, for as long as they can be asked for.
+        del calls, chunks
         if not isinstance(answers[0], DataProto):
             return answers[0]
         joined = DataProto.concat(answers)

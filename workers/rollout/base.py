@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from data.containers import object_array
 from data.protocol import DataProto
@@ -45,10 +44,13 @@ class BaseRollout(Engine):
         self.pad_token_id = pad_token_id
 
     def inference(self, inputs: Sequence[list[int]], sampling: Sampling | None = None) -> list[Completion]:
-        """Completes token-id prompts, in order; without `sampling`, as the config says."""
+        """Completes token-id prompts, in order; without `sampling`, as the config says.
+
+        Each prompt's seed is of (`sampling.seed`, its place), so that the same call gives the same completions.
+        """
         sampling = sampling or self.sampling({})
         for i, prompt_ids in enumerate(inputs):
-            self.submit(str(i), list(prompt_ids), sampling)
+            self.submit(str(i), list(prompt_ids), replace(sampling, seed=seed_for(sampling.seed, 0, i)))
         done: dict[str, Completion] = {}
         while len(done) < len(inputs):
             done.update((c.request_id, c) for c in self.step())
@@ -63,8 +65,8 @@ class BaseRollout(Engine):
 
         Args:
             prompts: `input_ids`, `attention_mask` (B, P) left-padded; non-tensor `group_index`, `sample_index` (B,)
-                where sampling is seeded; meta_info `validate`, `do_sample` choose the sampling; with `seeded`, `seed`
-                (run) and `global_steps` seed it.
+                and meta_info `seed` (run), `global_steps` seed the sampling; meta_info `validate`, `do_sample` choose
+                it.
         Returns:
             What `build_batch` gives, one row a prompt, with `ending`; the prompts' own columns are kept.
         """
@@ -76,8 +78,9 @@ class BaseRollout(Engine):
         episodes = start_episodes(prompts)
         TurnLoop(self, self.sampler(prompts.meta_info), [limits]).run(episodes)
         batch = self.build_batch([episode.row for episode in episodes], width)
-        # Columns of the user's dataset travel on.
-        batch.batch.update({name: tensor for name, tensor in prompts.batch.items() if name not in batch.batch})
+        # Columns of the user's dataset travel on; prompts and responses say all that these two would.
+        held = {"input_ids", "position_ids", *batch.batch.keys()}
+        batch.batch.update({name: tensor for name, tensor in prompts.batch.items() if name not in held})
         endings = object_array([episode.ending for episode in episodes])
         batch.non_tensor_batch = prompts.non_tensor_batch | {"ending": endings}
         batch.meta_info = dict(prompts.meta_info)
@@ -99,42 +102,41 @@ class BaseRollout(Engine):
         )
 
     def sampler(self, meta_info: dict[str, Any]) -> Sampler:
-        """Makes the sampling of each turn, seeded by (run, step, group, sample, turn) where `meta_info["seeded"]`."""
+        """Makes the sampling of each turn, with a seed of its own, of (run, step, group, sample, turn).
+
+        So no generator that others share decides, and the ranks of a tensor-parallel engine draw the same.
+        """
         sampling = self.sampling(meta_info)
-        # The ranks of a tensor-parallel engine sample by themselves, and must agree.
-        seeded = meta_info.get("seeded") or self.config.tensor_model_parallel_size > 1
-        return lambda episode: replace(sampling, seed=turn_seed(meta_info, episode) if seeded else None)
+        return lambda episode: replace(sampling, seed=turn_seed(meta_info, episode))
 
     def build_batch(self, rows: Sequence[Row], prompt_width: int) -> DataProto:
-        """Makes tensors of rows, with P `prompt_width` and R `config.response_length`.
+        """Makes tensors of rows, with P `prompt_width` and R `config.response_length`, in the dtypes of `FIELDS`.
 
         Returns:
-            `prompts` (B, P), `responses`, `response_mask`, `turn_ids`, `rollout_log_probs` (B, R), `input_ids`,
-            `attention_mask`, `position_ids` (B, P + R).
+            `prompts` (B, P), `responses`, `response_mask`, `turn_ids`, `rollout_log_probs` (B, R), `attention_mask`
+            (B, P + R).
         """
-        width = self.response_length
-        # An episode that never had a prompt attends to one token.
-        prompt_ids = [row.prompt_ids or [self.pad_token_id] for row in rows]
-        prompts = pad_left(prompt_ids, prompt_width, self.pad_token_id)  # (B, P)
-        responses = pad_right([row.response_ids for row in rows], width, self.pad_token_id)  # (B, R)
-        attention_mask = torch.cat(
-            [
-                pad_left([[1] * len(ids) for ids in prompt_ids], prompt_width, 0),
-                pad_right([[1] * len(row.response_ids) for row in rows], width, 0),
-            ],
-            dim=1,
-        )  # (B, P + R)
-        tensors = {
-            "prompts": prompts,
-            "responses": responses,
-            "response_mask": pad_right([row.response_mask for row in rows], width, 0),
-            "turn_ids": pad_right([row.turn_ids for row in rows], width, -1),
-            "input_ids": torch.cat([prompts, responses], dim=1),
-            "attention_mask": attention_mask,
-            "position_ids": (attention_mask.cumsum(dim=1) - 1).clamp(min=0),
-        }
+        size, width = len(rows), self.response_length
+        prompts = np.full((size, prompt_width), self.pad_token_id, np.int32)
+        responses = np.full((size, width), self.pad_token_id, np.int32)
+        log_probs = np.zeros((size, width), np.float32)
+        mask, turns = np.zeros((size, width), np.int8), np.full((size, width), -1, np.int16)
+        attended = np.zeros((size, prompt_width + width), np.int8)
+        for i, row in enumerate(rows):
+            # An episode that never had a prompt attends to one token.
+            prompt_ids, end = row.prompt_ids or [self.pad_token_id], len(row.ids)
+            start = prompt_width - len(prompt_ids)
+            prompts[i, start:] = prompt_ids
+            responses[i, :end], log_probs[i, :end] = row.ids, row.own_log_probs
+            attended[i, start : prompt_width + end] = 1
+            for span in row.spans:
+                sampled = slice(span.start, span.end)
+                mask[i, sampled], turns[i, sampled] = 1, span.turn
+        fields = {"prompts": prompts, "responses": responses, "response_mask": mask}
+        fields |= {"turn_ids": turns, "attention_mask": attended}
         if self.config.calculate_log_probs:
-            tensors["rollout_log_probs"] = pad_right([row.log_probs for row in rows], width, 0.0)
+            fields["rollout_log_probs"] = log_probs
+        tensors = {name: torch.from_numpy(field) for name, field in fields.items()}
         return DataProto.from_dict(tensors=tensors)
 
 
@@ -158,29 +160,3 @@ def turn_seed(meta_info: dict[str, Any], episode: Episode) -> int:
     turn = episode.turn + ATTEMPT * episode.attempt
     sample = -1 - episode.sample if meta_info.get("validate") else episode.sample
     return seed_for(meta_info["seed"], meta_info["global_steps"], episode.group, sample, turn)
-
-
-def noise_seed(meta_info: dict[str, Any], engine: int) -> int:
-    """Returns the seed of what is not seeded turn by turn, of (run, step, engine).
-
-    It is of the batch in the step too, since there may be several.
-    """
-    batch, validate = meta_info.get("first_group", 0), bool(meta_info.get("validate"))
-    return seed_for(meta_info["seed"], meta_info["global_steps"], engine, batch, int(validate))
-
-
-def pad_right(rows: Sequence[Sequence[float]], width: int, value: float) -> Tensor:
-    """Pads to (len(rows), width); float32 where the padding value is a float, else int64."""
-    dtype = torch.float32 if isinstance(value, float) else torch.int64
-    out = torch.full((len(rows), width), value, dtype=dtype)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = torch.tensor(row, dtype=dtype)
-    return out
-
-
-def pad_left(rows: Sequence[Sequence[int]], width: int, value: int) -> Tensor:
-    """Pads to (len(rows), width) int64; rows are at least one and at most `width` long."""
-    out = torch.full((len(rows), width), value, dtype=torch.int64)
-    for i, row in enumerate(rows):
-        out[i, -len(row) :] = torch.tensor(row)
-    return out

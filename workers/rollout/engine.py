@@ -19,17 +19,21 @@ from workers.ranks.memory import return_free_heap
 
 FinishReason = Literal["stop", "length", "abort"]
 NamedTensors = Iterable[tuple[str, Tensor]]
+Part = Literal["weights", "kv_cache"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Says how one request is sampled: `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 switch the filters off."""
+    """Says how one request is sampled: `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 switch the filters off.
+
+    Its draws are of `seed` alone: requests that must differ carry different ones.
+    """
 
     max_tokens: int
     temperature: float = 1.0
     top_k: int = -1
     top_p: float = 1.0
-    seed: int | None = None
+    seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
 
 
@@ -37,7 +41,8 @@ class Sampling:
 class Completion:
     """Holds what an engine sampled for one request; `log_probs` are nats under the distribution that was sampled.
 
-    The stop reason `abort` says that the engine gave the request up by itself.
+    The stop reason `length` says that `max_tokens` are there, `abort` that the engine gave the request up by itself,
+    whatever it calls that.
     """
 
     request_id: str
@@ -70,7 +75,7 @@ class Engine(ABC):
         `manifest` (names and shapes of `weights`) is checked before the first tensor is touched.
 
         Raises:
-            ValueError: naming tensors that are missing, unknown or of another shape.
+            ValueError: naming tensors that are missing, unknown, of another shape or sent twice.
         """
 
     def begin(self) -> None:  # noqa: B027  (optional hook)
@@ -80,8 +85,8 @@ class Engine(ABC):
         """Gives the memory that only generation needs back, while the trainer works; on a CPU that is free heap."""
         return_free_heap()
 
-    def wake_up(self) -> None:  # noqa: B027  (optional hook)
-        """Takes back what `sleep` freed; weights may have to be sent again."""
+    def wake_up(self, part: Part | None = None) -> None:  # noqa: B027  (optional hook)
+        """Takes back what `sleep` freed, or a part of it; all weights must then be sent again."""
 
     def release(self) -> None:
         """Does what `sleep` does, under verl's name."""

@@ -20,9 +20,11 @@ template that rewrites history continues the episode in a new row. The limits en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from array import array
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from custom.env import Message
 from data.turn_tokens import TemplateRefusal, TurnTokens
@@ -33,41 +35,102 @@ FAILURES = ("env_crash", "env_timeout", "engine_error")
 ENDINGS = ("done", "max_turns", "overflow", *FAILURES)
 
 
+class Span(NamedTuple):
+    """Says which response tokens, from `start` up to `end`, were sampled in a turn."""
+
+    start: int
+    end: int
+    turn: int
+
+
 @dataclass(kw_only=True)
 class Row:
-    """Is one training row while it grows; `prompt_ids` never changes, the other lists grow together."""
+    """Is one training row while it grows, in eight bytes a token of the response; `prompt_ids` never changes.
+
+    `ids` and `own_log_probs` are of the response, what was sampled follows from `spans`, and `reward_at` has a reward
+    by its position. Lists with an entry a token, as a record holds them, are made where they are asked for.
+    """
 
     prompt_ids: list[int]
-    response_ids: list[int] = field(default_factory=list)
-    response_mask: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    turn_ids: list[int] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    own_log_probs: array[float] = field(default_factory=lambda: array("f"))
+    spans: list[Span] = field(default_factory=list)
+    reward_at: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Row:
+        """Undoes `record`."""
+        row, end = cls(prompt_ids=record["prompt_ids"]), 0
+        row.ids.extend(record["response_ids"])
+        row.own_log_probs.extend(record["log_probs"])
+        for turn, tokens in groupby(record["turn_ids"]):
+            start, end = end, end + len(list(tokens))
+            if turn >= 0:
+                row.spans.append(Span(start, end, turn))
+        row.reward_at = {place: reward for place, reward in enumerate(record["rewards"]) if reward}
+        return row
+
+    def record(self) -> dict[str, Any]:
+        """Returns lists with an entry a token, as JSON holds them."""
+        names = ("prompt_ids", "response_ids", "response_mask", "log_probs", "turn_ids", "rewards")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def token_ids(self) -> list[int]:
         """Returns all that the engine is to continue."""
-        return self.prompt_ids + self.response_ids
+        return [*self.prompt_ids, *self.ids]
+
+    @property
+    def response_ids(self) -> list[int]:
+        """Lists all that follows the prompt."""
+        return self.ids.tolist()
+
+    @property
+    def log_probs(self) -> list[float]:
+        """Lists the engine's log-probs, 0 on what nobody sampled."""
+        return self.own_log_probs.tolist()
+
+    @property
+    def response_mask(self) -> list[int]:
+        """Lists 1 for sampled tokens, 0 for others."""
+        return [int(turn >= 0) for turn in self.turn_ids]
+
+    @property
+    def turn_ids(self) -> list[int]:
+        """Lists the turn of sampled tokens, -1 for others."""
+        turns = [-1] * len(self.ids)
+        for start, end, turn in self.spans:
+            turns[start:end] = [turn] * (end - start)
+        return turns
+
+    @property
+    def rewards(self) -> list[float]:
+        """Lists the reward on each token."""
+        return [self.reward_at.get(place, 0.0) for place in range(len(self.ids))]
+
+    def sampled_in(self, turn: int) -> list[int]:
+        """Lists the ids that were sampled in a turn."""
+        return [id_ for span in self.spans if span.turn == turn for id_ in self.ids[span.start : span.end]]
 
     def append_sampled(self, completion: Completion, turn: int) -> None:
         """Adds what the policy sampled in a turn."""
-        self._append(completion.token_ids, 1, completion.log_probs, turn)
+        self._append(completion.token_ids, completion.log_probs, turn)
 
     def append_given(self, token_ids: list[int]) -> None:
         """Adds tokens that nobody sampled."""
-        self._append(token_ids, 0, [0.0] * len(token_ids), -1)
+        self._append(token_ids, [0.0] * len(token_ids), None)
 
-    def _append(self, ids: list[int], mask: int, log_probs: list[float], turn: int) -> None:
-        self.response_ids += ids
-        self.response_mask += [mask] * len(ids)
-        self.log_probs += log_probs
-        self.turn_ids += [turn] * len(ids)
-        self.rewards += [0.0] * len(ids)
+    def _append(self, ids: list[int], log_probs: list[float], turn: int | None) -> None:
+        start, end = len(self.ids), len(self.ids) + len(ids)
+        self.ids.extend(ids)
+        self.own_log_probs.extend(log_probs)
+        if turn is not None and ids:
+            self.spans.append(Span(start, end, turn))
 
     def add_reward(self, reward: float) -> None:
         """Adds it to the last sampled token; the row must have one."""
-        last = len(self.response_mask) - 1 - self.response_mask[::-1].index(1)
-        self.rewards[last] += reward
+        last = self.spans[-1].end - 1
+        self.reward_at[last] = self.reward_at.get(last, 0.0) + reward
 
 
 @dataclass(kw_only=True)
@@ -111,12 +174,12 @@ class Episode:
     def set_reward(self, reward: float) -> None:
         """Replaces all rewards by one on the last token that the policy sampled; dropped where it sampled none."""
         for row in self.rows:
-            row.rewards = [0.0] * len(row.rewards)
+            row.reward_at = {}
         self.add_reward(reward)
 
     def add_reward(self, reward: float) -> None:
         """Adds a reward on the last token that the policy sampled; dropped where it sampled none."""
-        sampled = [row for row in self.rows if 1 in row.response_mask]
+        sampled = [row for row in self.rows if row.spans]
         if sampled:
             sampled[-1].add_reward(reward)
 
@@ -139,7 +202,7 @@ class TurnLimits:
 
     def room(self, row: Row) -> int:
         """Counts the tokens that the row may still take."""
-        held = len(row.response_ids)
+        held = len(row.ids)
         return min(self.response_length - held, self.max_model_len - len(row.prompt_ids) - held)
 
 
@@ -303,8 +366,7 @@ def join(
     Where the template rewrites history they start a new row.
     """
     row, answer = episode.row, {"role": "assistant", "content": episode.turns[-1].text}
-    sampled = row.response_ids[row.turn_ids.index(episode.turn - 1) :]
-    joined = tokens.join(episode.messages, sampled, new, tools)
+    joined = tokens.join(episode.messages, row.sampled_in(episode.turn - 1), new, tools)
     episode.messages += [answer, *new]
     if joined.rewritten is None:
         if len(joined.token_ids) >= limits.room(row):

@@ -1,22 +1,31 @@
 """From the trainer's parameters to a rollout engine's: what is sent, under which names, and the check before that.
 
 Engines fail silently or fatally on a wrong stream of weights: a missing tensor keeps its old values, part of a fused
-matrix corrupts it, a wrong shape kills the engine. Invariant: names and shapes are compared with a manifest before the
-first tensor moves.
+matrix corrupts it, a wrong shape kills the engine. Invariant: before the first tensor moves, the names and shapes that
+are announced (the manifest) are known to fill the engine's model; what then comes is what was announced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.core_model_loading import revert_weight_conversion
 
 from workers.ranks.distributed import full_tensor
 
+Manifest = dict[str, torch.Size]
+# How loaders write to a parameter.
+WRITES = (torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
 
-def weight_manifest(module: nn.Module) -> dict[str, torch.Size]:
+
+def weight_manifest(module: nn.Module) -> Manifest:
     """Lists names and shapes of everything `iter_weights` yields, tied copies included."""
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
@@ -30,21 +39,94 @@ def iter_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
         yield name, full_tensor(tensor.detach().to(dtype))
 
 
-def expected_manifest(model_config: PretrainedConfig) -> dict[str, torch.Size]:
-    """Makes the manifest of a model of this configuration, which is built without memory."""
-    with torch.device("meta"):
-        return weight_manifest(AutoModelForCausalLM.from_config(model_config))
+def check_manifest(sent: Manifest, expected: Manifest) -> None:
+    """Raises ValueError that names every tensor that is missing or unknown; one of another shape is both."""
+    missing = [f"missing: {name} {tuple(shape)}" for name, shape in expected.items() - sent.items()]
+    refuse(missing + [f"unknown: {name} {tuple(shape)}" for name, shape in sent.items() - expected.items()])
 
 
-def check_manifest(sent: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
-    """Raises ValueError that names every tensor that is missing, unknown or of another shape."""
-    problems = [f"missing: {name} {tuple(expected[name])}" for name in expected.keys() - sent.keys()]
-    problems += [f"unknown: {name} {tuple(sent[name])}" for name in sent.keys() - expected.keys()]
-    problems += [
-        f"shape: {name} is {tuple(sent[name])}, the engine has {tuple(expected[name])}"
-        for name in expected.keys() & sent.keys()
-        if sent[name] != expected[name]
-    ]
-    if problems:
-        listed = "\n  ".join(sorted(problems))
+def refuse(problems: Iterable[str]) -> None:
+    """Raises ValueError that lists the problems, if there are any."""
+    if listed := "\n  ".join(sorted(problems)):
         raise ValueError(f"weights do not fit the rollout engine; nothing was sent:\n  {listed}")
+
+
+def as_announced(weights: Iterable[tuple[str, Tensor]], manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
+    """Passes the weights on as long as they are what the manifest announces.
+
+    Raises:
+        ValueError: naming the tensor that is not in it, of another shape or sent twice; or those that never came.
+    """
+    awaited = dict(manifest)
+    for name, tensor in weights:
+        if awaited.pop(name, None) != tensor.shape:
+            sent = f"{name} {tuple(tensor.shape)}"
+            raise ValueError(f"{sent} was not announced, or comes twice; the rollout engine is of no use now")
+        yield name, tensor
+    if awaited:
+        raise ValueError(f"{', '.join(awaited)} never came; the rollout engine is of no use now")
+
+
+class SavedForm:
+    """Turns a model's tensors into those of its checkpoint on disk, which engines of their own code read.
+
+    transformers holds a layer's experts as one tensor, and has names of its own for some models.
+    """
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        with torch.device("meta"):
+            self.model = AutoModelForCausalLM.from_config(config)
+        saved = revert_weight_conversion(self.model, self.model.state_dict())
+        held = self.model.state_dict().items()
+        self.converted = {name for name, tensor in held if name not in saved or saved[name].shape != tensor.shape}
+
+    def of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yields each tensor as it is saved, or the several that it is saved as."""
+        for name, tensor in weights:
+            if name in self.converted:
+                yield from revert_weight_conversion(self.model, {name: tensor}).items()
+            else:
+                yield name, tensor
+
+
+class LoadTrial(TorchDispatchMode):
+    """Sees which parts of an engine's parameters a manifest would be written to: in its block, nothing is written.
+
+    A part is told by its offset, shape and stride.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__()
+        self.manifest, self.sending = manifest, ""
+        # By storage: which tensor wrote to which part.
+        self.written: dict[int, set[tuple[str, Any]]] = defaultdict(set)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the manifest's tensors, without memory."""
+        for name, shape in self.manifest.items():
+            self.sending = name
+            yield name, torch.empty(shape, device="meta")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Notes a write in its stead."""
+        if func not in WRITES:
+            return func(*args, **(kwargs or {}))
+        if args[0].numel() > 0:
+            part = args[0].storage_offset(), tuple(args[0].shape), args[0].stride()
+            self.written[args[0].untyped_storage()._cdata].add((self.sending, part))
+        return args[0]
+
+    def problems(self, parameters: dict[str, Tensor]) -> list[str]:
+        """Names the parameters that would not be written whole and once, and the tensors without use."""
+        found, used = [], set()
+        for name, parameter in parameters.items():
+            writes = self.written[parameter.untyped_storage()._cdata]
+            senders = sorted({sender for sender, _ in writes})
+            used.update(senders)
+            count = sum(math.prod(shape) for _, (_, shape, _) in writes)
+            if len({part for _, part in writes}) < len(writes):
+                found.append(f"written twice: {name}, by {', '.join(senders)}")
+            elif count != parameter.numel():
+                given = f"{count:,} of its {parameter.numel():,} elements"
+                found.append(f"missing: {name} gets {given}, from {', '.join(senders) or 'no tensor'}")
+        return found + [f"unused: {name} {tuple(self.manifest[name])}" for name in self.manifest.keys() - used]

@@ -1,0 +1,145 @@
+"""Rows that begin with the same tokens: their common part is computed once, and each row's own tokens attend to it.
+
+In the order of their tokens, rows share most with their neighbours. So one number a row says what is computed once in a
+micro-batch: `shared`, the tokens that it has in common with the row before it.
+
+    rows in order    a b c d e    shared 0        segments   ab | c | de | f | g     queries: its own tokens
+                     a b c f      shared 3        keys of f  ab c f                  (the row up to there)
+                     a b g        shared 2        keys of g  ab g
+
+It may be the prompt of a group's samples, a system prompt, or what a template left of an episode's history. A token
+costs the same wherever it is computed, and attention has fewer pairs; what sharing costs is that keys and values of a
+path are copied to lie together, which `key_cost` weighs.
+
+Invariant: every token of every row is computed in exactly one segment of its micro-batch, and attends to its own row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from training.batch.batching import ceildiv
+from training.config import MicroBatching
+
+# Rows in order, each with the number of tokens that it shares with the row before it.
+MicroBatch = list[tuple[int, int]]
+
+
+class Segments(NamedTuple):
+    """Holds a micro-batch's tokens, laid out one segment behind the other.
+
+    Attributes:
+        rows, starts, lengths: which tokens a segment holds: of which row, from where, and how many.
+        keys: for each segment the places of its row's tokens up to its end.
+        places: for each row, in the micro-batch's order, the places of its tokens.
+    """
+
+    rows: list[int]
+    starts: list[int]
+    lengths: list[int]
+    keys: list[np.ndarray]
+    places: list[np.ndarray]
+
+
+def order_rows(tokens: Sequence[np.ndarray], key_cost: float | None) -> MicroBatch:
+    """Orders rows (each (length,) integers) so that those that begin alike are neighbours.
+
+    Args:
+        key_cost: what a token's copied key and value cost, in tokens computed (`workers.model.forward.key_cost`); a row
+            shares what it has in common with its neighbour where that is more than its copies cost. None: nothing.
+    """
+    if key_cost is None:
+        return [(row, 0) for row in range(len(tokens))]
+    # Big-endian bytes are ordered as the numbers are.
+    keys = [row.astype(">u4").tobytes() for row in tokens]
+    order = sorted(range(len(tokens)), key=keys.__getitem__)
+    shared = [0, *(_common(tokens[before], tokens[row]) for before, row in pairwise(order))]
+    return [(row, n if n > key_cost * len(tokens[row]) else 0) for row, n in zip(order, shared, strict=True)]
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    """Counts the tokens that two rows begin with alike."""
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if len(different) else length
+
+
+def plan_packed(order: MicroBatch, lengths: Sequence[int], limits: MicroBatching) -> list[MicroBatch]:
+    """Cuts ordered rows into few micro-batches within the limits, which count a shared token once; the largest first.
+
+    Rows that share something stay together as long as they fit; a row above the limit is a micro-batch of its own.
+    """
+    most_rows = limits.micro_batch_size or len(order)
+    most = limits.max_token_len or sum(lengths)
+    bins: list[tuple[int, MicroBatch]] = []
+    for tokens, run in sorted(_runs(order, lengths, most, most_rows), key=lambda run: -run[0]):
+        fitting = (
+            i for i, (used, rows) in enumerate(bins) if used + tokens <= most and len(rows) + len(run) <= most_rows
+        )
+        i = next(fitting, None)
+        if i is None:
+            bins.append((tokens, run))
+        else:
+            bins[i] = (bins[i][0] + tokens, bins[i][1] + run)
+    return [rows for _, rows in sorted(bins, key=lambda packed: -packed[0])]
+
+
+def _runs(order: MicroBatch, lengths: Sequence[int], most: int, most_rows: int) -> list[tuple[int, MicroBatch]]:
+    """Lists runs of neighbours that share something, with their tokens, cut evenly where they are above the limits."""
+    runs: list[MicroBatch] = []
+    for row, shared in order:
+        if shared:
+            runs[-1].append((row, shared))
+        else:
+            runs.append([(row, 0)])
+    cut: list[tuple[int, MicroBatch]] = []
+    for run in runs:
+        total = sum(lengths[row] - shared for row, shared in run)
+        parts = max(ceildiv(total, most), ceildiv(len(run), most_rows))
+        used, part = 0, MicroBatch()
+        for row, shared in run:
+            own = lengths[row] - shared
+            full = used + own > most or len(part) == most_rows or (own and used >= total / parts)
+            if part and full:
+                cut.append((used, part))
+                used, part, own, shared = 0, MicroBatch(), lengths[row], 0
+            used, part = used + own, [*part, (row, shared)]
+        cut.append((used, part))
+    return cut
+
+
+def cut_segments(micro_batch: MicroBatch, lengths: Sequence[int]) -> Segments:
+    """Cuts the rows of a micro-batch into segments, wherever one of them leaves the others."""
+    segments = Segments([], [], [], [], [])
+    # The segments of the row at hand: where each ends in the row, and the places of its tokens.
+    path: list[tuple[int, np.ndarray]] = []
+    total = 0
+    for number, (row, shared) in enumerate(micro_batch):
+        while path and path[-1][0] > shared:
+            path.pop()
+        # Where later rows leave this one, from the last to the first.
+        cuts = [lengths[row]]
+        for _, later in micro_batch[number + 1 :]:
+            if later <= shared:
+                break
+            if later < cuts[-1]:
+                cuts.append(later)
+        for start, stop in pairwise([shared, *reversed(cuts)]):
+            if start == stop:
+                continue
+            path.append((stop, np.arange(total, total + stop - start)))
+            total += stop - start
+            segments.rows.append(row)
+            segments.starts.append(start)
+            segments.lengths.append(stop - start)
+            segments.keys.append(_joined(path))
+        segments.places.append(_joined(path))
+    return segments
+
+
+def _joined(path: list[tuple[int, np.ndarray]]) -> np.ndarray:
+    return np.concatenate([places for _, places in path])
