@@ -55,6 +55,7 @@ def sorted_micro_batches(batch: DataProto, budget: int = 1024) -> Iterator[tuple
     """(ids, label mask, advantages) of right-padded rows, longest first, at most `budget` padded tokens each."""
     mask = batch.batch["attention_mask"].bool()
     width = batch.batch["prompts"].shape[1]
+    whole = torch.cat([batch.batch["prompts"], batch.batch["responses"]], dim=1).long()
     rows = sorted(range(len(batch)), key=lambda i: -int(mask[i].sum()))
     while rows:
         length = int(mask[rows[0]].sum())
@@ -62,7 +63,7 @@ def sorted_micro_batches(batch: DataProto, budget: int = 1024) -> Iterator[tuple
         ids = torch.zeros(len(taken), length, dtype=torch.long)
         labels = torch.zeros(len(taken), length)
         for k, i in enumerate(taken):
-            own = batch.batch["input_ids"][i][mask[i]]
+            own = whole[i][mask[i]]
             ids[k, : len(own)] = own
             labels[k, int(mask[i, :width].sum()) : len(own)] = 1
         yield ids, labels, batch.batch["advantages"][taken, :1]

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from itertools import accumulate
 from math import lcm
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,8 +38,23 @@ NAME = "ppo_core"
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 KERNEL_HEADS = range(8, 257, 8)
 KERNEL_CAPABILITY = (8, 0)
-# Queries times keys.
-SHORT = 1 << 18
+# Pairs of queries and keys: of a short segment, and of a block of several.
+SHORT, PAIRS = 1 << 18, 1 << 22
+
+
+class Block(NamedTuple):
+    """Holds segments of about one length, to attend together: S segments of at most n queries and m keys.
+
+    Attributes:
+        queries, keys: (S, n) and (S, m), their places, with any others behind the last.
+        offsets: (S, 1), how many more keys than queries each has.
+        real: (queries of the segments,), which of the S x n are theirs.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    offsets: Tensor
+    real: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +74,25 @@ class Sequences:
     key_boundaries: Tensor
     keys: Tensor | None = None
     group: dist.ProcessGroup | None = None
+
+    @cached_property
+    def blocks(self) -> tuple[list[Block], Tensor]:
+        """Cuts the segments into blocks; returns them, and for each query its place in what they give, (total,)."""
+        starts, key_starts = ([0, *accumulate(lengths)] for lengths in (self.lengths, self.key_lengths))
+        device = self.boundaries.device
+        places = torch.arange(key_starts[-1], device=device) if self.keys is None else self.keys
+        blocks, order = [], []
+        for members in cut_blocks(self.lengths, self.key_lengths):
+            lengths = [self.lengths[i] for i in members]
+            n, m = max(lengths), max(self.key_lengths[i] for i in members)
+            rows = [[starts[i], key_starts[i], self.key_lengths[i] - self.lengths[i]] for i in members]
+            first, first_key, offsets = to_device(torch.tensor(rows), device)[..., None].unbind(1)  # (S, 1)
+            queries = (first + torch.arange(n, device=device)).clamp(max=starts[-1] - 1)
+            keys = (first_key + torch.arange(m, device=device)).clamp(max=key_starts[-1] - 1)
+            real = torch.cat([torch.arange(i * n, i * n + length) for i, length in enumerate(lengths)])
+            blocks.append(Block(queries, places[keys], offsets, to_device(real, device)))
+            order += [torch.arange(starts[i], starts[i + 1]) for i in members]
+        return blocks, to_device(torch.cat(order).argsort(), device)
 
     @classmethod
     def of(cls, lengths: Sequence[int], keys: Sequence[Tensor] | None = None) -> Sequences:
@@ -150,10 +185,10 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Seque
     loop.
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (total, heads, D)
+    if not _has_kernel(q, v):
+        return block_attention(q, k, v, sequences, scale).transpose(0, 1)[None]
     if sequences.keys is not None:
         k, v = (TakeKeys.apply(x, sequences.keys) for x in (k, v))
-    if not _has_kernel(q, v):
-        return loop_attention(q, k, v, sequences, scale).transpose(0, 1)[None]
     kernel = flash_kernel if has_flash_attn(q.dtype) else torch_kernel
     return kernel(q, k, v, sequences, scale).transpose(0, 1)[None]
 
@@ -176,23 +211,47 @@ class TakeKeys(torch.autograd.Function):
         return total.index_add_(0, places, gradient.float()).to(gradient.dtype), None
 
 
-def loop_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
-    """Attends on any device and in any type, a segment at a time: q (total, H, D), k and v (keys, H or fewer, D).
+def block_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
+    """Attends on any device and in any type, some segments at a time: q (total, H, D), k and v (total, H or fewer, D).
 
-    It computes in float32 where segments are short: a CPU's backward pass in bfloat16 is then three times slower.
+    It computes in float32 where they are short: a CPU's backward pass in bfloat16 is then several times slower.
     """
-    short = max(sequences.lengths) * max(sequences.key_lengths) <= SHORT
-    dtype, gqa = torch.float32 if short else q.dtype, q.shape[1] != k.shape[1]
-    queries = q.to(dtype).transpose(0, 1)[None].split(list(sequences.lengths), dim=2)
-    keys, values = (x.to(dtype).transpose(0, 1)[None].split(list(sequences.key_lengths), dim=2) for x in (k, v))
-    outputs = []
-    for query, key, value in zip(queries, keys, values, strict=True):
-        n, m = query.shape[2], key.shape[2]
-        mask = None if n == m else query.new_ones(n, m, dtype=torch.bool).tril(m - n)
-        outputs.append(
-            scaled_dot_product_attention(query, key, value, mask, is_causal=n == m, scale=scale, enable_gqa=gqa)
+    outputs, gqa = [], q.shape[1] != k.shape[1]
+    blocks, order = sequences.blocks
+    for queries, keys, offsets, real in blocks:
+        (count, n), m = queries.shape, keys.shape[1]
+        dtype = torch.float32 if n * m <= SHORT else q.dtype
+        query = q.index_select(0, queries.flatten()).to(dtype).view(count, n, *q.shape[1:]).transpose(1, 2)
+        key, value = (
+            TakeKeys.apply(x, keys.flatten()).to(dtype).view(count, m, *x.shape[1:]).transpose(1, 2) for x in (k, v)
         )
-    return torch.cat(outputs, dim=2)[0].transpose(0, 1).to(q.dtype)
+        alone = count == 1 and n == m
+        places = torch.arange(max(n, m), device=q.device)
+        seen = None if alone else (places[:m] <= (places[:n] + offsets)[..., None])[:, None]  # (S, 1, n, m)
+        with _own_types(q.device.type):
+            output = scaled_dot_product_attention(query, key, value, seen, is_causal=alone, scale=scale, enable_gqa=gqa)
+        outputs.append(output.transpose(1, 2).flatten(0, 1).index_select(0, real).to(q.dtype))
+    return torch.cat(outputs).index_select(0, order)
+
+
+def cut_blocks(lengths: Sequence[int], key_lengths: Sequence[int]) -> list[list[int]]:
+    """Lists segments that may attend together: in all at most twice the pairs they need, and PAIRS of them.
+
+    Every shape is prepared anew by a CPU's matrix products, so that one at a time would be slow.
+    """
+    blocks: list[list[int]] = []
+    needed = 0
+    for i in sorted(range(len(lengths)), key=lambda i: (-key_lengths[i], -lengths[i])):
+        pairs = lengths[i] * key_lengths[i]
+        if blocks:
+            block = [*blocks[-1], i]
+            padded = len(block) * max(lengths[j] for j in block) * key_lengths[block[0]]
+            if padded <= min(PAIRS, 2 * (needed + pairs)):
+                blocks[-1], needed = block, needed + pairs
+                continue
+        blocks.append([i])
+        needed = pairs
+    return blocks
 
 
 def flash_kernel(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
@@ -294,6 +353,11 @@ def _exchanged(x: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Te
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts, group=group)
     return received.movedim(0, join).flatten(join, join + 1)
+
+
+def _own_types(device: str) -> AbstractContextManager[None]:
+    """Keeps autocast from casting what is computed in the block."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def _in_compute_type(*tensors: Tensor) -> tuple[Tensor, ...]:
