@@ -1,4 +1,4 @@
-"""The kernels for packed rows against the loop on the CPU."""
+"""The kernels for packed rows against blocks on the CPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def with_gradients(output: Tensor, inputs: list[Tensor], upstream: Tensor) -> li
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (6, 1)])
 @pytest.mark.parametrize("layout", SEQUENCES)
 @pytest.mark.parametrize("name", [*KERNELS, "chosen"])
-def test_kernels_agree_with_the_loop(name: str, layout: str, heads: tuple[int, int], monkeypatch) -> None:
+def test_kernels_agree_with_blocks(name: str, layout: str, heads: tuple[int, int], monkeypatch) -> None:
     if name == "flash_attn" and not has_flash_attn(torch.bfloat16):
         pytest.skip("flash_attn is not there or does not work")
     if name != "chosen":

@@ -379,7 +379,7 @@ class TrainerConfig(Section):
     validation_data_dir: OutputPath | None = None  #: write every validation's here
     log_val_generations: NonNegativeInt = 0  #: validation answers to show in the log
     launcher: Literal["local", "ray"] | None = None  #: local = one process; null = ray for more than one rank
-    deterministic: bool = False  #: seeded sampling in lockstep, exact resume; somewhat slower
+    deterministic: bool = False  #: turns in lockstep, deterministic operations, exact resume; somewhat slower
 
     @property
     def num_ranks(self) -> int:

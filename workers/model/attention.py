@@ -9,7 +9,7 @@ A segment's queries are its last keys, and each sees the keys up to its own. The
 (Ulysses, arXiv:2309.14509) hold a part of the positions each, and exchange positions for heads around the attention. A
 model takes it by name (`use_own_attention`), and a micro-batch's `Sequences` reach it as a keyword of its forward.
 Invariant: without them it is transformers' sdpa, so that the model's own uses go on as before. Nothing is dropped out,
-and no mask is made but, without a kernel, that of one segment at a time.
+and no mask is made but, without a kernel, that of a block of segments at a time.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ AttentionMaskInterface.register(NAME, own_mask)
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
     """Attends causally along each segment's path: query (1, H, total, D), key and value (1, H or fewer, total, D).
 
-    Returns the output in query's shape. Takes a kernel for sequences of various lengths where there is one; else a
-    loop.
+    Returns the output in query's shape. Takes a kernel for sequences of various lengths where there is one; else
+    blocks of them.
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (total, heads, D)
     if not _has_kernel(q, v):
@@ -255,7 +255,7 @@ def cut_blocks(lengths: Sequence[int], key_lengths: Sequence[int]) -> list[list[
 
 
 def flash_kernel(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
-    """Runs the package flash_attn, with shapes as for `loop_attention`; it counts causality from the last key."""
+    """Runs the package flash_attn, with shapes as for `block_attention`; it counts causality from the last key."""
     from flash_attn import flash_attn_varlen_func
 
     exact = torch.are_deterministic_algorithms_enabled()
