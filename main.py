@@ -24,10 +24,10 @@ def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]
     from data.rl_dataset import create_dataset
     from training.ray_trainer import RayPPOTrainer
     from training.reward import load_reward_manager
-    from workers.ranks.memory import limit_caches, return_large_blocks
+    from workers.ranks.memory import limit_caches, settle_heap
 
     limit_caches()
-    return_large_blocks()
+    settle_heap()
     if config.custom_algorithm:
         load_custom_algorithm(config.custom_algorithm)
     model = config.actor_rollout_ref.model

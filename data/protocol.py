@@ -296,24 +296,30 @@ class DataProto(VerlMethods):
     # --- Padding ---
 
     def pad_with_dummies(self, divisor: int) -> "DataProto":
-        """Adds dummies until `divisor` divides the rows: row 0 with response_mask 0, uid "dummy"; shares what divides.
+        """Adds dummies until `divisor` divides the rows (`select_or_dummies`); shares what divides."""
+        if len(self) % divisor == 0:
+            return self.select()
+        return self.select_or_dummies(range(len(self) + -len(self) % divisor))
+
+    def select_or_dummies(self, rows: Sequence[int]) -> "DataProto":
+        """Copies the rows at these positions; one past the last is a dummy: row 0, response_mask 0, uid "dummy".
 
         Such rows cost a forward pass but enter no loss, group or average; `drop_dummies` takes them out again.
         """
-        self.require("response_mask", "uid", by="pad_with_dummies")
+        self.require("response_mask", "uid", by="dummy rows")
         if not len(self):
-            raise ValueError("pad_with_dummies copies row 0, and this DataProto has no rows")
-        if len(self) % divisor == 0:
-            return self.select()
-        padded = self.select_idxs(list(range(len(self))) + [0] * (-len(self) % divisor))
-        tensors = padded._tensors()
+            raise ValueError("a dummy is a copy of row 0, and this DataProto has no rows")
+        index = np.asarray(rows)
+        added = index >= len(self)
+        chosen = self.select_idxs(np.where(added, 0, index))
+        tensors = chosen._tensors()
         for name, filler in {"response_mask": 0, "turn_ids": -1}.items():
             if name in tensors:
-                tensors[name][len(self) :] = filler
-        for name in {"uid", "episode_id"} & padded.non_tensor_batch.keys():
-            padded.non_tensor_batch[name] = padded.non_tensor_batch[name].astype(object)
-            padded.non_tensor_batch[name][len(self) :] = DUMMY_UID
-        return padded
+                tensors[name][torch.as_tensor(added)] = filler
+        for name in {"uid", "episode_id"} & chosen.non_tensor_batch.keys():
+            chosen.non_tensor_batch[name] = chosen.non_tensor_batch[name].astype(object)
+            chosen.non_tensor_batch[name][added] = DUMMY_UID
+        return chosen
 
     def drop_dummies(self) -> "DataProto":
         """Copies the rows that `pad_with_dummies` did not add; a real row of empty response stays."""

@@ -169,10 +169,8 @@ class vLLMRollout(BaseRollout):
         refuse(trial.problems(parameters))
 
     def sleep(self) -> None:
-        """Gives memory back: on CUDA the cache's and the weights', which are not kept; on a CPU free heap."""
-        if self.on_cpu:
-            super().sleep()
-        elif self.config.free_cache_engine:
+        """Gives the GPU memory of cache and weights back, which are not kept."""
+        if self.config.free_cache_engine and not self.on_cpu:
             self.begin()
             self.engine.sleep(level=2)
 

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from tests.benchmarks.peak_memory import MIB, PeakWatcher, resident
 from training.batch.torch_functional import LogitForm, head_log_probs
-from workers.ranks.memory import return_large_blocks
+from workers.ranks.memory import settle_heap
 
 SIZES = {
     "cpu": ["1000x576x49152", "3000x576x49152", "512x896x151936"],
@@ -117,7 +117,7 @@ def main() -> None:
     device = torch.device(given.device)
     watcher = PeakWatcher()
     if device.type == "cpu":
-        return_large_blocks()
+        settle_heap()
         torch.set_num_threads(1)
         watcher.start()
     print(f"{given.dtype}, {device}; seconds forward, and forward and backward")

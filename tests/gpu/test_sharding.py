@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from tests.unit.test_actor_critic import make_update
-from tests.unit.test_ranks import (
+from tests.processes.test_ranks import (
     LIMITS,
     MODES,
     build,
@@ -19,6 +18,7 @@ from tests.unit.test_ranks import (
     spawn_ranks,
     whole_weights,
 )
+from tests.unit.test_actor_critic import make_update
 from training.config import ActorConfig, FSDPConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.forward import PolicyModel

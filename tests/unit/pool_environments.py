@@ -5,6 +5,7 @@ this file.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 COUNT_LOCK = threading.Lock()
+SERIAL = itertools.count()
 NOW: list[int] = []  # one entry for each call that runs in this process
 MOST: list[int] = [0]
 RELEASE = threading.Event()
@@ -43,6 +45,8 @@ class Obedient:
     def __init__(self, closes: str | None = None, hang_in: str = "", build_s: float = 0.0, fail_in: str = "") -> None:
         self.closes, self.hang_in, self.fail_in = closes, hang_in, fail_in
         self.child: subprocess.Popen[bytes] | None = None
+        # Not id(self), which one may have again that is made after this one is gone.
+        self.serial = next(SERIAL)
         time.sleep(build_s)
         self.misbehave("build")
 
@@ -127,7 +131,7 @@ class Obedient:
         return values[kind]
 
     def do_who(self, _: str) -> str:
-        return f"{os.getpid()} {id(self)}"
+        return f"{os.getpid()} {self.serial}"
 
     def do_modules(self, _: str) -> str:
         return " ".join(name for name in ("torch", "ray", "transformers") if name in sys.modules)

@@ -15,7 +15,7 @@ from training import core_algos
 from training.batch.torch_functional import masked_mean
 from training.rollout_correction import compute_offpolicy_metrics
 from training.run.metric_utils import compute_data_metrics, compute_timing_metrics
-from workers.ranks.memory import return_large_blocks
+from workers.ranks.memory import settle_heap
 
 ROWS, PROMPT, RESPONSE = 512, 1024, 8192
 MIB = 1 << 20
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def batch() -> DataProto:
-    return_large_blocks()
+    settle_heap()
     draw = torch.Generator().manual_seed(0)
     held = torch.arange(RESPONSE) < torch.randint(RESPONSE // 2, RESPONSE, (ROWS, 1), generator=draw)
     sampled = held & (torch.arange(RESPONSE) % 10 != 9)

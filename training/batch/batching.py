@@ -82,14 +82,15 @@ def arrange(batch: DataProto, plan: BatchPlan) -> DataProto:
     if plan.ranks == 1 and all(sum(map(len, groups)) == size for groups in parts):
         return batch
     spare = iter(range(len(batch), len(parts) * size))
-    batch = batch.pad_with_dummies(len(parts) * size)
     lengths = batch.batch["attention_mask"].sum(dim=1).tolist()
+    # A dummy is as long as row 0, which it copies.
+    lengths += [lengths[0]] * (len(parts) * size - len(batch))
     rows_of_rank: list[list[int]] = [[] for _ in range(plan.ranks)]
     for groups in parts:
         dummies = [[row] for row in islice(spare, size - sum(map(len, groups)))]
         for rank, share in enumerate(_shares([*groups, *dummies], lengths, plan)):
             rows_of_rank[rank] += share
-    return batch.select_idxs(torch.tensor([row for rows in rows_of_rank for row in rows]))
+    return batch.select_or_dummies([row for rows in rows_of_rank for row in rows])
 
 
 def _shares(groups: list[list[int]], lengths: Sequence[int], plan: BatchPlan) -> list[list[int]]:

@@ -9,7 +9,7 @@ import ctypes
 import os
 
 # From malloc.h.
-M_MMAP_THRESHOLD = -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def limit_caches() -> None:
@@ -22,16 +22,12 @@ def limit_caches() -> None:
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
 
 
-def return_large_blocks() -> None:
-    """Has glibc map blocks from 2 MiB on by themselves, so that they go back when freed.
+def settle_heap() -> None:
+    """Has glibc map blocks from 32 MiB on by themselves, so that they go back when freed, and keep the rest at hand.
 
-    A heap of activations of ever-changing sizes falls to pieces otherwise, and grows by a tenth.
+    Below that size activations are taken from the heap again, step by step: by default their freed top would go back
+    and every page of it be faulted in anew, a tenth of an update's time and, where a host lends its pages, a third.
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(M_MMAP_THRESHOLD, 2 << 20)
-
-
-def return_free_heap() -> None:
-    """Hands freed memory back to the system: what generation leaves is too scattered for the update to use again."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(M_TRIM_THRESHOLD, 2047 << 20)

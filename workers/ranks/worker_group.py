@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from data.protocol import DataProto, pad_dataproto_to_divisor
-from workers.ranks.memory import return_large_blocks
+from workers.ranks.memory import settle_heap
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 REGISTERED = "_registered"
@@ -206,7 +206,7 @@ class WorkerHost:
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
         if address[0] == LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        return_large_blocks()
+        settle_heap()
         self.workers = {role: spec() for role, spec in class_dict.items()}
 
     def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:

@@ -15,8 +15,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workers.ranks.memory import return_free_heap
-
 FinishReason = Literal["stop", "length", "abort"]
 NamedTensors = Iterable[tuple[str, Tensor]]
 Part = Literal["weights", "kv_cache"]
@@ -81,9 +79,8 @@ class Engine(ABC):
     def begin(self) -> None:  # noqa: B027  (optional hook)
         """Drops caches before each batch of episodes, so that a batch's results depend on its inputs alone."""
 
-    def sleep(self) -> None:
-        """Gives the memory that only generation needs back, while the trainer works; on a CPU that is free heap."""
-        return_free_heap()
+    def sleep(self) -> None:  # noqa: B027  (optional hook)
+        """Gives the GPU memory that only generation needs back, while the trainer works."""
 
     def wake_up(self, part: Part | None = None) -> None:  # noqa: B027  (optional hook)
         """Takes back what `sleep` freed, or a part of it; all weights must then be sent again."""

@@ -15,11 +15,11 @@ import transformers
 from torch import nn
 from transformers import LlamaConfig
 
+from tests.processes.test_ranks import LIMITS, MODES, change, largest_difference, whole_weights
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_forward import PACKED, SHARED
 from tests.unit.test_models import MODELS, SIZES
 from tests.unit.test_models import build as build_model
-from tests.unit.test_ranks import LIMITS, MODES, change, largest_difference, whole_weights
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, MicroBatching, ModelConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
