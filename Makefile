@@ -53,7 +53,9 @@ format: $(READY)
 bench: $(READY)  ## ratios against bare loops; nothing else should run
 	$(PY) -m tests.benchmarks.step_vs_limit
 	$(PY) -m tests.benchmarks.peak_memory
+	$(PY) -m tests.benchmarks.head
 	$(PY) -m tests.benchmarks.big_batch
+	$(PY) -m tests.benchmarks.driver_memory
 	$(PY) -m tests.benchmarks.ray_vs_local
 	$(PY) -m tests.benchmarks.weight_sync
 	$(PY) -m tests.benchmarks.driver_load

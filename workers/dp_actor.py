@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from data.protocol import DataProto
 from training.config import ActorConfig, MicroBatching, UpdatePlan
-from training.core_algos import GlobalBatchInfo, PolicyLossConfig, agg_loss, get_policy_loss_fn, kl_penalty
+from training.core_algos import (
+    GlobalBatchInfo,
+    PolicyLossConfig,
+    agg_loss,
+    denominators,
+    get_policy_loss_fn,
+    kl_penalty,
+    token_fraction,
+)
 from training.rollout_correction import compute_offpolicy_metrics
 from workers.model.forward import PolicyModel
 from workers.model.packing import (
@@ -123,15 +131,19 @@ class DataParallelPPOActor:
         # sampled.
         old_log_prob = fields.get("old_log_probs")
         old_log_prob = log_prob.detach() if old_log_prob is None else old_log_prob
-        loss, metrics = call_policy_loss(
-            cfg.policy_loss.loss_mode,
-            old_log_prob=old_log_prob,
-            log_prob=log_prob,
-            advantages=fields["advantages"],
-            response_mask=mask,
-            loss_agg_mode=cfg.loss_agg_mode,
-            config=self._loss_config(counts),
-        )
+        with denominators(counts):
+            loss, metrics = call_policy_loss(
+                cfg.policy_loss.loss_mode,
+                old_log_prob=old_log_prob,
+                log_prob=log_prob,
+                advantages=fields["advantages"],
+                response_mask=mask,
+                loss_agg_mode=cfg.loss_agg_mode,
+                config=self._loss_config(counts),
+            )
+        # A plain number is the micro-batch's mean, as losses written for verl return it.
+        share = token_fraction(torch.ones_like(log_prob), mask, counts)
+        metrics = {name: value if isinstance(value, Tensor) else value * share for name, value in metrics.items()}
         # The losses carry the factor of all ranks, because ranks average their gradients.
         ranks = world_size()
         metrics = {"actor/pg_loss": loss / ranks, **metrics}

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from data.protocol import DataProto
 from tests.unit.test_forward import LAYOUTS, make_batch, plain_log_probs
+from training.batch.torch_functional import masked_mean
 from training.config import (
     ActorConfig,
     CriticConfig,
@@ -25,7 +26,7 @@ from training.config import (
     UpdatePlan,
 )
 from training.config.checks import load_custom_algorithm
-from training.core_algos import LOSS_AGG_MODES
+from training.core_algos import LOSS_AGG_MODES, POLICY_LOSS_REGISTRY, agg_loss
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model.attention import use_own_attention
@@ -94,6 +95,32 @@ def test_gradient_and_metrics_do_not_depend_on_micro_batch_size(lm, split, loss_
     got, metrics = weights_after(lm, data, replace(config, **split))
     assert close(got, expected)
     assert metrics == pytest.approx(expected_metrics, rel=2e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("loss_agg_mode", LOSS_AGG_MODES)
+def test_a_loss_written_for_verl_has_vanillas_gradient_for_any_split(lm, loss_agg_mode, monkeypatch) -> None:
+    """It gives `agg_loss` a loss, a mask and a mode, and returns metrics as plain numbers."""
+
+    def clipped(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config):
+        ratio = (log_prob - old_log_prob).exp()
+        bounded = ratio.clamp(1 - config.clip_ratio, 1 + config.clip_ratio)
+        losses = torch.maximum(-advantages * ratio, -advantages * bounded)
+        losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * config.clip_ratio_c), losses)
+        loss = agg_loss(losses, response_mask, loss_agg_mode)
+        return loss, {"actor/longer": masked_mean((bounded != ratio).float(), response_mask).item()}
+
+    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "clipped", clipped)
+    config = ActorConfig(loss_agg_mode=loss_agg_mode, grad_clip=1e9, clip_ratio=0.05)
+    data = make_update()
+    expected, _ = weights_after(lm, data, replace(config, **SPLITS[0]))
+    seen = []
+    for split in SPLITS:
+        own = replace(config, policy_loss=PolicyLossChoice(loss_mode="clipped"), **split)
+        got, metrics = weights_after(lm, data, own)
+        assert close(got, expected)
+        seen.append(metrics["actor/longer"])
+    assert seen == pytest.approx([seen[0]] * len(SPLITS), rel=1e-5)
+    assert 0 < seen[0] <= 1
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

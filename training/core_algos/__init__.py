@@ -12,7 +12,7 @@ from training.core_algos.advantages import (
     gae_advantage_return_unwhitened,
     gae_scan,
 )
-from training.core_algos.aggregation import LOSS_AGG_MODES, GlobalBatchInfo, agg_loss, token_fraction
+from training.core_algos.aggregation import LOSS_AGG_MODES, GlobalBatchInfo, agg_loss, denominators, token_fraction
 from training.core_algos.kl_and_values import (
     KL_KINDS,
     MAX_LOG_RATIO,

@@ -4,7 +4,9 @@ Invariant: every denominator is an explicit argument, so that with the counts of
 depend on how that was split into micro-batches or over ranks; masked tokens change nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypedDict, get_args
 
 import torch
@@ -32,6 +34,20 @@ class GlobalBatchInfo(TypedDict, total=False):
     loss_scale_factor: float | None
 
 
+# The counts of the mini-batch whose loss is being computed, for losses that hand none on.
+_RUNNING: ContextVar[GlobalBatchInfo | None] = ContextVar("running mini-batch", default=None)
+
+
+@contextmanager
+def denominators(counts: GlobalBatchInfo) -> Iterator[None]:
+    """Has every `agg_loss` inside that is given no counts divide by these."""
+    before = _RUNNING.set(counts)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(before)
+
+
 def agg_loss(
     loss_mat: Tensor,
     loss_mask: Tensor,
@@ -51,12 +67,17 @@ def agg_loss(
             seq-mean-token-sum, seq-mean-token-mean: each sequence's sum or mean, summed / global_batch_size.
             seq-mean-token-sum-norm: seq-mean-token-sum / loss_scale_factor (default: response_len of this very tensor).
         batch_num_tokens, global_batch_size: tokens, and sequences with any token, of the whole mini-batch over all
-            ranks; by default those in `loss_mask`. With them, the losses of micro-batches sum to the mini-batch's.
+            ranks. With them, the losses of micro-batches sum to the mini-batch's. A loss that an update calls, and
+            that gives neither them nor dp_size, gets those of the update; elsewhere they default to `loss_mask`'s.
     Returns: 0-dim; 0 with a gradient path where nothing is masked in.
     Raises: ValueError for an unknown mode, or when dp_size > 1 and the count that the mode divides by is missing.
     """
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise unknown_name("loss_agg_mode", loss_agg_mode, LOSS_AGG_MODES)
+    running = _RUNNING.get()
+    if running and dp_size == 1 and batch_num_tokens is None and global_batch_size is None:
+        dp_size, batch_num_tokens = running["dp_size"], running["batch_num_tokens"]
+        global_batch_size = running["global_batch_size"]
     mask = loss_mask.bool()
     masked = torch.where(mask, loss_mat, 0)
     if loss_agg_mode == "token-sum":

@@ -105,7 +105,8 @@ def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLos
 
     The loss is called on one micro-batch with those of (old_log_prob, log_prob, advantages, response_mask,
     loss_agg_mode, config) that it takes, and returns (loss, metrics): this micro-batch's shares, which are summed.
-    `agg_loss(..., **config.global_batch_info)` divides by the whole mini-batch.
+    `agg_loss` divides by the whole mini-batch's counts there. A metric that is a plain number, no tensor, counts as
+    the micro-batch's mean and is weighted with its tokens.
     """
 
     def decorate(fn: PolicyLossFn) -> PolicyLossFn:

@@ -137,7 +137,8 @@ def build_forward_batch(
     batch = _padded(rows)
     if settings.strip_padding:
         return batch
-    return replace(batch, attention_mask=attention_mask, position_ids=(attention_mask.cumsum(dim=1) - 1).clamp(min=0))
+    mask = attention_mask.long()
+    return replace(batch, attention_mask=mask, position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0))
 
 
 def _packed(rows: Sequence[RowTokens], shared: Sequence[int], multiple_of: int) -> ForwardBatch:
