@@ -11,8 +11,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from training.config import PPOConfig
 from training.config.checks import load_custom_algorithm
-from training.config.loader import ConfigError, explain, load_config, to_yaml
+from training.config.loader import ConfigError, explain, load_config
 from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, ray_cluster
+from training.run.records import held
 
 
 # Not annotated, as the heavy imports come after the config's checks.
@@ -102,14 +103,9 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     from training.run.checkpoint import CheckpointError
 
     trainer, unsaved = build_trainer(config), None
-    run_dir = Path(config.trainer.run_dir).absolute()
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with ray_cluster(config, signals):
+    with held(trainer.run_dir), ray_cluster(config, signals):
         try:
             trainer.init_workers()
-            # A validation alone, and a start that is refused, change nothing of what a training run says of itself.
-            only = config.trainer.val_only and (run_dir / "config.yaml").exists()
-            (run_dir / ("config.validation.yaml" if only else "config.yaml")).write_text(to_yaml(config))
             trainer.fit()
         except CheckpointError as error:
             unsaved = error

@@ -46,6 +46,7 @@ from training.run.metric_utils import (
     flatten_validation_metrics,
     process_validation_metrics,
 )
+from training.run.records import record_config
 from training.run.roles import (
     ResourcePoolManager,
     Role,
@@ -212,6 +213,7 @@ class RayPPOTrainer:
         """Trains to `total_training_steps`, from the latest checkpoint if there is one; returns the last metrics."""
         trainer = self.config.trainer
         self.load_checkpoint()
+        record_config(self.run_dir, self.config, self.global_steps)
         with self._tracking() as tracking:
             metrics: dict[str, float] = {}
             first = trainer.val_only or (trainer.val_before_train and self.global_steps == 0)
@@ -503,14 +505,17 @@ class RayPPOTrainer:
         self.rows_done, self.kl_controller.value = state["rows_done"], state["kl_coef"]
 
     def load_checkpoint(self) -> None:
-        trainer = self.config.trainer
-        folder = checkpoint.find_checkpoint(
-            self.run_dir, trainer.resume_mode, trainer.resume_from_path, tuple(self._checkpoint_parts)
-        )
+        """Goes on from the checkpoint that the config names, if there is one; a part that it may lack starts anew."""
+        trainer, parts = self.config.trainer, self._checkpoint_parts
+        needs = ("actor",) if trainer.resume_with_changes else tuple(parts)
+        folder = checkpoint.find_checkpoint(self.run_dir, trainer.resume_mode, trainer.resume_from_path, needs)
         if folder is None:
             return
-        for name, group in self._checkpoint_parts.items():
-            group.load_checkpoint(str(folder / name))
+        for name, group in parts.items():
+            if (folder / name).exists():
+                group.load_checkpoint(str(folder / name))
+            else:
+                logger.warning("%s holds no %s, which starts anew", folder, name)
         self.load_driver_state(checkpoint.load_driver_state(folder))
         self.actor_rollout_wg.sync_weights()
         logger.info("resumed from %s", folder)

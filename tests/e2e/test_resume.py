@@ -15,7 +15,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from main import build_trainer
 from tests.conftest import PROJECT
+from tests.e2e.test_training import read_steps, tiny_config
+from training.config import PPOConfig
 
 STEPS = 8
 TIMINGS = ("timing", "perf/")
@@ -129,3 +132,27 @@ def test_kills_at_many_moments_change_nothing(tiny_task, tmp_path, engine, seed)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_twenty_kills_change_nothing(tiny_task, tmp_path, ranks) -> None:
     check_kills(tiny_task, tmp_path, "hf", kills=20, seed=5, ranks=ranks, steps=40)
+
+
+def fit(config: PPOConfig) -> None:
+    trainer = build_trainer(config)
+    trainer.init_workers()
+    trainer.fit()
+
+
+def test_another_estimator_and_schedule_are_refused_or_said(tiny_task, tmp_path, caplog) -> None:
+    save = ("data.val_files=null", "trainer.save_freq=1", "actor_rollout_ref.rollout.n=2")
+    fit(tiny_config(tiny_task, tmp_path, *save, "algorithm.adv_estimator=grpo", "trainer.total_training_steps=1"))
+    changed = (
+        *(*save, "algorithm.adv_estimator=gae", "trainer.total_training_steps=2"),
+        "actor_rollout_ref.actor.optim.lr=0.5",
+    )
+    with pytest.raises(FileNotFoundError, match=r"none with actor, critic.*resume_with_changes=true"):
+        fit(tiny_config(tiny_task, tmp_path, *changed))
+    assert not (tmp_path / "config.1.yaml").exists(), "what is refused changes nothing"
+    fit(tiny_config(tiny_task, tmp_path, *changed, "trainer.resume_with_changes=true"))
+    assert "holds no critic, which starts anew" in caplog.text
+    assert "algorithm.adv_estimator: grpo -> gae" in caplog.text
+    assert "the learning rate jumps from 5e-05 to 0.2625" in caplog.text, "a cosine's end, and the middle of another"
+    assert [step["step"] for step in read_steps(tmp_path)] == [1, 2]
+    assert (tmp_path / "config.1.yaml").read_text().startswith("# steps 1 to 1\n")

@@ -372,6 +372,7 @@ class TrainerConfig(Section):
     critic_warmup: NonNegativeInt = 0  #: steps in which only the critic learns
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"  #: auto = from the latest checkpoint, if any
     resume_from_path: InputPath | None = None  #: a global_step_N folder, for resume_mode=resume_path
+    resume_with_changes: bool = False  #: resume though the checkpoint lacks a part, as a critic, which starts anew
     default_local_dir: OutputPath | None = None  #: folder of the run; null = checkpoints/PROJECT/EXPERIMENT
     max_actor_ckpt_to_keep: PositiveInt | None = None  #: older ones are deleted; null = keep all
     max_critic_ckpt_to_keep: PositiveInt | None = None  #: older ones are deleted; null = keep all

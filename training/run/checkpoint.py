@@ -257,7 +257,8 @@ def find_checkpoint(
         missing = [name for name in (DRIVER_STATE, *needs) if not (path / name).exists()]
         if missing:
             raise FileNotFoundError(
-                f"trainer.resume_from_path={path} holds no {', '.join(missing)}; name a complete global_step_N folder"
+                f"trainer.resume_from_path={path} holds no {', '.join(missing)}; name a complete global_step_N folder, "
+                "or have what is missing start anew with trainer.resume_with_changes=true"
             )
         if problem := damage(path, needs):
             raise ValueError(f"trainer.resume_from_path={path} is damaged: {problem}")
@@ -267,7 +268,8 @@ def find_checkpoint(
     if not steps and saved_steps(run_dir):
         raise FileNotFoundError(
             f"{run_dir} has checkpoints, but none with {', '.join(needs)} as this run needs; "
-            "take another trainer.default_local_dir, or trainer.resume_mode=disable to start anew there"
+            "trainer.resume_with_changes=true starts what is missing anew, trainer.resume_mode=disable the whole run; "
+            "or take another trainer.default_local_dir"
         )
     for step in reversed(steps):
         folder = run_dir / f"global_step_{step}"

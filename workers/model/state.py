@@ -9,6 +9,8 @@ Invariant: a checkpoint holds no pickled code, and reading one runs none; a part
 from __future__ import annotations
 
 import json
+import logging
+import math
 import pickle
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -30,6 +32,7 @@ from transformers import PreTrainedTokenizerBase
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.ranks.distributed import full_tensor, rank, world_size
 
+logger = logging.getLogger(__name__)
 Scheduler: TypeAlias = torch.optim.lr_scheduler.LambdaLR
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -53,7 +56,7 @@ def save(
         parts[folder / "model"] = model_tensors(module)
     if "optimizer" in contents:
         parts[folder / "optimizer"] = optimizer_tensors(module, optimizer)
-    place = {"last_epoch": scheduler.last_epoch}
+    place = {"last_epoch": scheduler.last_epoch, "lr": scheduler.get_last_lr()[0]}
 
     def write_rest() -> None:
         if "extra" in contents and rank() == 0:
@@ -89,7 +92,13 @@ def load(
     if "optimizer" in contents:
         _load_optimizer(module, optimizer, folder / "optimizer")
     if "extra" in contents:
-        _set_scheduler(scheduler, json.loads((folder / "scheduler.json").read_text())["last_epoch"])
+        place = json.loads((folder / "scheduler.json").read_text())
+        _set_scheduler(scheduler, place["last_epoch"])
+        lr = scheduler.get_last_lr()[0]
+        if rank() == 0 and not math.isclose(lr, place.get("lr", lr), rel_tol=1e-6):
+            logger.warning(
+                "%s: the learning rate jumps from %.4g to %.4g: its schedule is another one", folder, place["lr"], lr
+            )
 
 
 def _load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:

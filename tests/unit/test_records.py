@@ -1,0 +1,88 @@
+"""A run's folder: one process holds it, and it says with which settings each step was made."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from training.config import PPOConfig
+from training.config.loader import ConfigError, load_config
+from training.run.records import held, record_config
+
+PROJECT = Path(__file__).resolve().parents[2]
+HOLD = """
+import sys, time
+from pathlib import Path
+from training.run.records import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which holds the folder."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    process = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_folder_that_is_held_is_refused_with_its_holder(other, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=f'"pid": {other.pid}, "host": "{socket.gethostname()}"'), held(tmp_path):
+        pytest.fail("held twice")
+    other.communicate("end\n")
+    with held(tmp_path):
+        assert json.loads((tmp_path / "owner.json").read_text())["pid"] == os.getpid()
+
+
+def test_a_holder_that_was_killed_is_followed(other, tmp_path, caplog) -> None:
+    other.kill()
+    other.wait()
+    with held(tmp_path):
+        assert f'"pid": {other.pid}' in caplog.text and "taken over" in caplog.text
+    caplog.clear()
+    with held(tmp_path):
+        assert not caplog.text, "the last holder ended as it should"
+
+
+def config_with(*overrides: str) -> PPOConfig:
+    files = ("data.train_files=null", "actor_rollout_ref.model.path=null")
+    return load_config(["configs/tiny_prompts.yaml", *files, *overrides], check=False).config
+
+
+def test_every_version_of_the_settings_stays_with_its_steps(tmp_path, caplog) -> None:
+    lr = "actor_rollout_ref.actor.optim.lr"
+    record_config(tmp_path, config_with(f"{lr}=0.001"), 0)
+    record_config(tmp_path, config_with(f"{lr}=0.001", "trainer.resume_mode=disable"), 3)
+    assert not caplog.text and not (tmp_path / "config.1.yaml").exists()
+    record_config(tmp_path, config_with(f"{lr}=0.002"), 4)
+    assert f"{lr}: 0.001 -> 0.002" in caplog.text and "step 4" in caplog.text
+    record_config(tmp_path, config_with(f"{lr}=0.003", "trainer.save_freq=2"), 6)
+    assert "trainer.save_freq" in caplog.text
+    for name, first_line, rate in (("config.1", "# steps 1 to 4", 0.001), ("config.2", "# steps 5 to 6", 0.002)):
+        text = (tmp_path / f"{name}.yaml").read_text()
+        assert text.startswith(first_line + "\n")
+        assert (
+            load_config([str(tmp_path / f"{name}.yaml")], check=False).config.actor_rollout_ref.actor.optim.lr == rate
+        )
+    record_config(tmp_path, config_with(f"{lr}=0.004"), 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml"], "another run"
+
+
+def test_a_validation_alone_leaves_the_settings_of_the_training(tmp_path) -> None:
+    record_config(tmp_path, config_with(), 0)
+    kept = (tmp_path / "config.yaml").read_text()
+    record_config(tmp_path, config_with("trainer.val_only=true"), 5)
+    assert (tmp_path / "config.yaml").read_text() == kept
+    assert "val_only: true" in (tmp_path / "config.validation.yaml").read_text()
