@@ -103,6 +103,8 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     from training.run.checkpoint import CheckpointError
 
     trainer, unsaved = build_trainer(config), None
+    signals.postpone = lambda: trainer.in_step
+    trainer.asked_to_end = lambda: bool(signals.received)
     with held(trainer.run_dir), ray_cluster(config, signals):
         try:
             trainer.init_workers()

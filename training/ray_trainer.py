@@ -38,6 +38,7 @@ from training.core_algos import estimator_needs, get_kl_controller
 from training.reward import RewardFunction, compute_reward, compute_reward_async, lend_tokenizer
 from training.rollout_correction import compute_offpolicy_metrics
 from training.run import checkpoint
+from training.run.episodes import readable_rows
 from training.run.metric_utils import (
     StepTimer,
     compute_data_metrics,
@@ -129,6 +130,9 @@ class RayPPOTrainer:
         self.seed = config.data.run_seed
         self.plan = config.batch_plan
         self.global_steps = self.epoch = self.rows_done = 0
+        # Past generation, where a step must come to its end; and whether the run is to end then.
+        self.in_step = False
+        self.asked_to_end: Callable[[], bool] = lambda: False
         self.row_stream = self._endless_rows()
         self.pools: list[Any] = []
         self._make_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
@@ -191,12 +195,7 @@ class RayPPOTrainer:
         actor_steps = max(self.total_training_steps - self.config.trainer.critic_warmup, 1)
         self.actor_rollout_wg.init_model(actor_steps, self.plan)
         trainer = self.config.trainer
-        self.saver = checkpoint.CheckpointSaver(
-            self.run_dir,
-            self._checkpoint_parts,
-            keep_actor=trainer.max_actor_ckpt_to_keep,
-            keep_critic=trainer.max_critic_ckpt_to_keep,
-        )
+        self.saver = checkpoint.CheckpointSaver(self.run_dir, self._checkpoint_parts, trainer)
 
     def shutdown(self) -> None:
         """Ends the workers' processes and frees their places; the trainer cannot be used afterwards."""
@@ -228,14 +227,22 @@ class RayPPOTrainer:
                     self.global_steps,
                     self.total_training_steps,
                 )
-            for rows in self.training_batches():
-                metrics = self.train_step(rows)
-                if self._is_due(trainer.test_freq):
-                    metrics |= self.validate()
-                if self._is_due(trainer.save_freq) and trainer.save_freq > 0:
-                    metrics |= self.save_checkpoint()
-                tracking.log(metrics, step=self.global_steps)
-                self.saver.poll()
+            state = self.driver_state()
+            try:
+                for rows in self.training_batches():
+                    metrics = self.train_step(rows)
+                    if self._is_due(trainer.test_freq):
+                        metrics |= self.validate()
+                    if self.saver.is_due(self.global_steps, self.total_training_steps, metrics["timing_s/step"]):
+                        metrics |= self.save_checkpoint()
+                    tracking.log(metrics, step=self.global_steps)
+                    self.saver.poll()
+                    state, self.in_step = self.driver_state(), False
+                    if self.asked_to_end():
+                        raise KeyboardInterrupt
+            except KeyboardInterrupt:
+                self._save_at_the_end(state)
+                raise
             self.saver.close()
         return metrics
 
@@ -275,6 +282,7 @@ class RayPPOTrainer:
         with timer("step"):
             with timer("gen"):
                 batch, drawn = self._generate(rows)
+            self.in_step = True
             batch = arrange(batch, self.plan)
             with timer("reward"):
                 wait_for_reward = self._start_reward(batch)
@@ -450,31 +458,17 @@ class RayPPOTrainer:
         return batch.select_idxs(episodes.first), {**infos, "reward": episodes.join(scores).sum(dim=1).tolist()}
 
     def _show_generations(self, batch: DataProto, count: int) -> None:
-        for row in self._readable_rows(batch.slice(0, max(0, min(count, len(batch))))):
+        for row in readable_rows(batch.slice(0, max(0, min(count, len(batch)))), self.tokenizer):
             logger.info("validation, reward %.3f\n%s\n--> %s", row["score"], row["input"], row["output"])
 
     def _dump(self, batch: DataProto, folder: str | None, anew: bool = True) -> None:
         """Writes the batch's text and scores to FOLDER/STEP.jsonl, or adds them to what is there."""
-        if folder is None:
-            return
-        path = Path(folder) / f"{self.global_steps}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w" if anew else "a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in self._readable_rows(batch))
-
-    def _readable_rows(self, batch: DataProto) -> Iterator[dict[str, Any]]:
-        batch = batch.drop_dummies()
-        prompts, responses = batch.batch["prompts"], batch.batch["responses"]
-        width, mask = prompts.shape[1], batch.batch["attention_mask"].bool()
-        scores = batch.batch["token_level_scores"].sum(dim=1).tolist()
-        for i, score in enumerate(scores):
-            yield {
-                "step": self.global_steps,
-                "uid": batch.non_tensor_batch["uid"][i],
-                "input": self.tokenizer.decode(prompts[i][mask[i, :width]]),
-                "output": self.tokenizer.decode(responses[i][mask[i, width:]]),
-                "score": score,
-            }
+        if folder is not None:
+            path = Path(folder) / f"{self.global_steps}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("w" if anew else "a") as file:
+                for row in readable_rows(batch, self.tokenizer):
+                    file.write(json.dumps({"step": self.global_steps, **row}) + "\n")
 
     # Checkpoints
 
@@ -483,11 +477,24 @@ class RayPPOTrainer:
         critic = {} if self.critic_wg is None else {"critic": self.critic_wg}
         return {"actor": self.actor_rollout_wg, **critic}
 
-    def save_checkpoint(self) -> dict[str, float]:
-        """Begins to save the run as it is now; returns the time that training waited for it."""
-        timer = StepTimer()
+    def _save_at_the_end(self, state: dict[str, Any]) -> None:
+        """Saves a run that is interrupted, unless the weights are in the midst of a step, and says how it goes on."""
+        if self.in_step:
+            return
+        if self.saver.step < state["global_steps"]:
+            self.save_checkpoint(state)
+        self.saver.close()
+        if self.saver.step:
+            logger.warning(
+                "saved step %d in %s; it goes on with: python main.py %s/config.yaml trainer.resume_mode=auto",
+                *(self.saver.step, self.run_dir, self.run_dir),
+            )
+
+    def save_checkpoint(self, state: dict[str, Any] | None = None) -> dict[str, float]:
+        """Begins to save the run as it is now, the driver as in `state`; returns the time that training waited."""
+        timer, state = StepTimer(), state or self.driver_state()
         with timer("save_checkpoint"):
-            self.saver.begin(self.global_steps, self.driver_state())
+            self.saver.begin(state["global_steps"], state)
         return {"timing_s/save_checkpoint": timer.seconds["save_checkpoint"]}
 
     def driver_state(self) -> dict[str, Any]:

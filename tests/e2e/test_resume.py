@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -156,3 +157,26 @@ def test_another_estimator_and_schedule_are_refused_or_said(tiny_task, tmp_path,
     assert "the learning rate jumps from 5e-05 to 0.2625" in caplog.text, "a cosine's end, and the middle of another"
     assert [step["step"] for step in read_steps(tmp_path)] == [1, 2]
     assert (tmp_path / "config.1.yaml").read_text().startswith("# steps 1 to 1\n")
+
+
+def test_interrupted_runs_save_and_go_on_with_the_command_that_they_print(tiny_task, tmp_path) -> None:
+    """Wherever Ctrl-C comes, in generation or in an update, no step is lost or made twice."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    rare = "trainer.save_freq=100"
+    subprocess.run([*command(tiny_task, whole, "hf"), rare], check=True, capture_output=True)
+    argv, rng = [*command(tiny_task, broken, "hf"), rare], random.Random(5)
+    for _ in range(3):
+        before = steps_logged(broken)
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+        while process.poll() is None and steps_logged(broken) < max(before + 1, 2):
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.3))
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+        assert process.returncode == 128 + signal.SIGINT, said
+        goes_on = re.search(r"saved step (\d+) in .*; it goes on with: python (main\.py .*)", said)
+        assert goes_on is not None and (broken / f"global_step_{goes_on[1]}").is_dir(), said
+        assert steps_logged(broken) in (int(goes_on[1]), int(goes_on[1]) + 1), "of the validation before the first step"
+        argv = [sys.executable, *goes_on[2].split()]
+    subprocess.run(argv, check=True, capture_output=True, cwd=PROJECT)
+    assert_same_end(whole, broken)

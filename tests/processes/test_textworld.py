@@ -46,16 +46,16 @@ def test_the_step_limit_ends_the_episode_and_is_the_most_turns():
 
 
 def test_no_text_raises_and_what_the_game_does_not_understand_it_answers():
-    env = make_environment(COINS, {"max_episode_steps": 1000, "invalid_reward": -0.25})
+    env = make_environment(COINS, {"max_episode_steps": 1000})
     reset_environment(env, 5)
     for text in ODD_TEXTS:
         step = step_environment(env, text)
         assert math.isfinite(step.reward) and not step.done and not step.info["won"]
     step = step_environment(env, "frobnicate")
-    assert "not a verb I recognise" in step.observation and step.reward == -0.25 and step.info["valid"] is False
+    assert "not a verb I recognise" in step.observation and step.reward == 0.0
     for command in ("save", "quit", "look. quit", "restart", "tw-print state"):
         assert step_environment(env, command).observation == "That command is not available."
-    assert step_environment(env, "look").info["valid"] is True
+    assert "-=" in step_environment(env, "look").observation
     env.close()
 
 
@@ -79,22 +79,20 @@ def test_equal_seeds_give_equal_games_in_two_threads_while_others_draw():
     assert one == other and len(set(one)) > 3
 
 
-def test_a_game_file_is_played_also_from_its_json(tmp_path):
+def test_a_game_file_is_played(tmp_path):
     made = make_environment(COINS)
     wanted = reset_environment(made, 5)
     for ending in ("z8", "json"):
         shutil.copy(Path(made.folder.name) / f"game.{ending}", tmp_path / f"mine.{ending}")
-    for ending in ("z8", "json"):
-        env = make_environment(f"textworld:{tmp_path}/mine.{ending}")
-        assert reset_environment(env, 0) == wanted == reset_environment(env, 1)
-        env.close()
-    made.close()
+    env = make_environment(f"textworld:{tmp_path}/mine.z8")
+    assert reset_environment(env, 0) == wanted == reset_environment(env, 1)
+    env.close(), made.close()
 
 
 @pytest.mark.parametrize(
     ("name", "kwargs", "message"),
     [
-        ("tw-nothing", {}, "neither a file nor a generator; allowed: a .z8 or .json file, tw-simple"),
+        ("tw-nothing", {}, "neither a file nor one of the generators tw-simple"),
         ("tw-coin_collector", {"levle": 1}, r"takes no \['levle'\]; allowed: level"),
         ("tw-coin_collector", {"level": 0}, "cannot be played with .*level"),
     ],

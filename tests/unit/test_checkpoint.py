@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from training.config import OptimConfig
+from training.config import OptimConfig, TrainerConfig
 from training.run import checkpoint
 from workers.model import state as model_state
 from workers.model.checkpoint_writer import CheckpointWriter
@@ -143,7 +143,8 @@ class Part:
 
 
 def make_saver(run_dir: Path, keep: int | None = None) -> checkpoint.CheckpointSaver:
-    return checkpoint.CheckpointSaver(run_dir, {"actor": Part(0), "critic": Part(1)}, keep_actor=keep, keep_critic=keep)
+    config = TrainerConfig(save_freq=1, max_actor_ckpt_to_keep=keep, max_critic_ckpt_to_keep=keep)
+    return checkpoint.CheckpointSaver(run_dir, {"actor": Part(0), "critic": Part(1)}, config)
 
 
 def test_what_is_written_is_the_state_at_the_start_though_training_goes_on(tmp_path: Path) -> None:
@@ -384,3 +385,20 @@ def test_a_part_that_was_not_saved_is_named(tmp_path: Path) -> None:
     model_state.load(tmp_path, *state, ("model",))
     with pytest.raises(FileNotFoundError, match=r"holds no .optimizer.*load_contents"):
         model_state.load(tmp_path, *state, ("model", "optimizer"))
+
+
+def test_without_a_frequency_a_crash_costs_at_most_ten_minutes_and_two_checkpoints_stay(tmp_path, monkeypatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
+    saver = checkpoint.CheckpointSaver(tmp_path, {}, TrainerConfig())
+    saved = []
+    for step in range(1, 31):
+        now += 70.0
+        if saver.is_due(step, last=30, step_s=70.0):
+            saver.begin(step, {"global_steps": step})
+            saved.append(step)
+    saver.close()
+    assert saved == [8, 16, 24, 30], "a ninth step of 70 s would end after 630 s"
+    assert checkpoint.saved_steps(tmp_path) == [24, 30]
+    never = checkpoint.CheckpointSaver(tmp_path, {}, TrainerConfig(save_freq=-1))
+    assert not never.is_due(30, last=30, step_s=700.0)

@@ -12,14 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from custom.adapters.gymnasium import plain_picture, space_to_text
+from custom.adapters.gymnasium import space_to_text
 from custom.adapters.make import make_environment
 from custom.env import (
     BadEnvironment,
     BaseEnvironment,
     EnvironmentConfig,
     OwnGenerators,
-    RolloutData,
     StepResult,
     Trajectory,
     check_observation,
@@ -157,22 +156,14 @@ class DrawsFromGlobals(BaseEnvironment):
         return "", 0.0, True, {}
 
 
-class OldGym(DrawsFromGlobals):
-    def seed(self, seed):
-        self.generator = random.Random(seed)
-
-    def reset(self):
-        return str(self.generator.random())
-
-
-class TakesAnything(OldGym):
+class TakesAnything(DrawsFromGlobals):
     def reset(self, **options):
         return str(options)
 
 
 def test_the_seed_reaches_every_kind_of_reset():
-    for cls in (DrawsFromGlobals, OldGym):
-        assert reset_environment(cls(), 3) == reset_environment(cls(), 3) != reset_environment(cls(), 4)
+    one, equal, other = (reset_environment(DrawsFromGlobals(), seed) for seed in (3, 3, 4))
+    assert one == equal != other
     assert reset_environment(TakesAnything(), 3) == "{'seed': 3}"
     assert reset_environment(TakesAnything(), None) == "{}"
 
@@ -356,7 +347,7 @@ def test_a_users_file_and_a_users_config_make_an_environment(tmp_path):
         ("FrozenLake-v1", {}, "'FrozenLake-v1' is unknown; allowed: gymnasium:…"),
         ("no.such.module:Env", {}, "there is no module 'no'"),
         ("custom.envs.guess_number:Nothing", {}, "does not define 'Nothing'"),
-        ("custom.envs.guess_number:GuessNumber", {"hihg": 3}, r"takes no \['hihg'\]; allowed: high, turns, shaped"),
+        ("custom.envs.guess_number:GuessNumber", {"hihg": 3}, r"takes \(high: int = 10, .*, not \['hihg'\]"),
         ("gymnasium:Nothing-v1", {}, "gymnasium:Nothing-v1 cannot be made"),
         ("gymnasium:Taxi-v3", {}, "use `Taxi-v4` instead"),
         ("gymnasium:Pendulum-v1", {}, "action space Box.*allowed: Discrete or Text"),
@@ -382,7 +373,7 @@ def test_a_game_whose_word_list_is_not_there_says_so(monkeypatch):
     monkeypatch.setattr(nltk.data, "path", [])
     for name in [name for name in sys.modules if name.startswith("textarena.envs.Hangman")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ValueError, match="textarena:Hangman-v0 cannot be played here: it needs NLTK data"):
+    with pytest.raises(ValueError, match=r"textarena:Hangman-v0 cannot be played here: .*NLTK"):
         make_environment("textarena:Hangman-v0")
 
 
@@ -446,12 +437,9 @@ def test_a_template_of_ones_own_is_filled_and_a_wrong_field_is_named():
         reset_environment(env, 0)
 
 
-def test_blackjacks_tuple_is_named_and_colours_are_written():
+def test_blackjacks_tuple_is_named():
     assert "your sum: 7, the dealer's card: 10, usable ace: 0" in reset_environment(
         make_environment("gymnasium:Blackjack-v1"), 3
-    )
-    assert plain_picture("\x1b[34;1mR\x1b[0m \x1b[43mG\x1b[0m \x1b[1mB\x1b[0m\x1b[0m") == (
-        "R G B\nBlue: R (row 0, column 0)\nOn yellow: G (row 0, column 2)"
     )
 
 
@@ -528,13 +516,11 @@ def test_an_invalid_textarena_move_is_told_and_the_second_ends_the_game():
 # Trajectories
 
 
-def test_a_trajectory_has_one_more_state_than_actions_and_rollouts_average_over_episodes():
+def test_a_trajectory_has_one_more_state_than_actions():
     trajectory = Trajectory(states=["s0"])
     trajectory.record("a0", StepResult("s1", 0.25, False, {}))
     trajectory.record("a1", StepResult("s2", 1.0, True, {"x": 1}))
     trajectory.ending = "done"
     assert (trajectory.states, trajectory.actions) == (["s0", "s1", "s2"], ["a0", "a1"])
     assert (trajectory.rewards, trajectory.dones, trajectory.infos) == ([0.25, 1.0], [False, True], [{}, {"x": 1}])
-    rollout = RolloutData([trajectory, Trajectory()])
-    assert (len(rollout), rollout.mean_reward, rollout[0] is trajectory) == (2, 0.625, True)
-    assert RolloutData().mean_reward == 0 and rollout[1].total_reward == 0
+    assert (len(trajectory), len(Trajectory())) == (2, 0)

@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 from gymnasium import spaces
 
-from custom.adapters.gymnasium import plain_picture, space_to_text, worst_reward
+from custom.adapters.gymnasium import space_to_text, worst_reward
 from custom.adapters.make import make_environment
 from custom.env import reset_environment, step_environment
 
@@ -100,7 +100,7 @@ def test_every_cell_of_a_map_is_readable(name, columns, kwargs):
         ("Blackjack-v1", {}, "A win pays 1, a loss -1, a draw 0", "1.5"),
         ("Blackjack-v1", {"sab": False, "natural": True}, "pays 1.5", ""),
         ("CartPole-v1", {}, "the goal is to balance the pole", "ndarray"),
-        ("MountainCar-v0", {}, "greater than or equal to 0.5 (the goal position", "Thesis"),
+        ("MountainCar-v0", {}, "the agent is penalised with a reward of -1 for each timestep", "Thesis"),
     ],
 )
 def test_the_prompt_tells_this_games_rules_and_is_short(name, kwargs, told, untold):
@@ -113,8 +113,10 @@ class Valley(gymnasium.Env):
     """Rolls a ball.
 
     ## Description
-    A ball lies in a valley. This is `version` 2 of it. Its goal is the **hill**, see [here](https://nowhere.org).
+    A ball lies in a valley. Its `goal` is the **hill**, see [here](https://nowhere.org).
     Roll it [up](x).
+
+    It was first described elsewhere.
 
     ## Action Space
     - 0: Push it to the left
@@ -127,13 +129,7 @@ class Valley(gymnasium.Env):
     | 1   | Speed       | -1  |
 
     ## Rewards
-    Each push pays:
-    - -0.5 at first
-    - 2 on the hill
-
-    ## Episode End
-    1. Termination: The ball is up.
-    2. Truncation: Too long.
+    Each push pays -0.5.
     """
 
     action_space = spaces.Discrete(2)
@@ -154,8 +150,7 @@ def test_a_docstring_tells_what_no_legend_does():
     env = make_environment("gymnasium:Valley-v0")
     assert reset_environment(env, 0) == (
         "Play Valley-v0. A ball lies in a valley. Its goal is the hill, see here. Roll it up.\n"
-        "Each push pays: -0.5 at first; 2 on the hill.\n"
-        "The ball is up. The game ends after 5 actions at the latest.\n\n"
+        "Each push pays -0.5. The game ends after 5 actions at the latest.\n\n"
         "position: 0.1235, speed: 0\n\n"
         "Actions: 0 (push it to the left), 1 (push it to the right). Answer with one of them."
     )
@@ -171,13 +166,6 @@ def test_names_of_observations_reach_rows_of_numbers_and_tuples():
     pair = spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)])
     assert space_to_text(pair, (1, [0, 1]), ["a"]) == "a: 1, [0, 1]"
     assert space_to_text(spaces.Box(-9, 9, (3,)), [0.5, -0.00001, 7.126], ["a", "b"]) == "a: 0.5, b: 0, 7.13"
-
-
-def test_nested_colours_leave_the_columns_and_are_listed_below():
-    nested = "ab\x1b[2K\n|\x1b[43m\x1b[34;1mR\x1b[0m\x1b[0m:\x1b[42m_\x1b[0m|\x1b[35mq\x1b[31m \x1b[39mr"
-    assert plain_picture(nested) == (
-        "ab\n|R:_|q r\nBlue on yellow: R (row 1, column 1)\nOn green: _ (row 1, column 3)\nMagenta: q (row 1, column 5)"
-    )
 
 
 # What an unreadable answer costs

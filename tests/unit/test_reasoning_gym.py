@@ -67,13 +67,11 @@ def test_what_ends_a_thread_or_a_process_is_no_wrong_answer(ending):
         judge(verifier, "4", {})
 
 
-def test_a_dataset_that_needs_settings_names_them_with_an_example():
-    with pytest.raises(ValueError, match=r"its settings: datasets; an example: datasets: \[\{name: chain_sum"):
+def test_settings_that_a_dataset_does_not_take_are_named():
+    with pytest.raises(ValueError, match="reasoning_gym:composite cannot be made with"):
         make_environment("reasoning_gym:composite")
-    with pytest.raises(ValueError, match=r"unexpected keyword argument 'min_term'; its settings: min_terms, max_terms"):
+    with pytest.raises(ValueError, match=r"unexpected keyword argument 'min_term'"):
         make_environment("reasoning_gym:chain_sum", {"min_term": 2})
-    with pytest.raises(ValueError, match="attempts=0; allowed: 1 or more"):
-        make_environment("reasoning_gym:chain_sum", {"attempts": 0})
 
 
 def test_composite_takes_plain_settings_and_is_scored_by_the_dataset_of_its_task():

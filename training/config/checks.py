@@ -291,7 +291,7 @@ def _contents(config: PPOConfig, name: str, parts: CheckpointConfig) -> Iterator
     if "model" not in parts.load_contents:
         yield f"{given} has no model: a resumed run would count on with fresh weights; add model"
     unsaved = ", ".join(part for part in parts.load_contents if part not in (*parts.save_contents, "hf_model"))
-    if config.trainer.save_freq > 0 and unsaved:
+    if config.trainer.save_freq != -1 and unsaved:
         fix = f"take {unsaved} out, or " if "model" in parts.save_contents else ""
         fix += f"add {unsaved} there, or set trainer.resume_mode=disable"
         yield f"{given} is more than {name}.save_contents={save}: {fix}"

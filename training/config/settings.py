@@ -365,7 +365,8 @@ class TrainerConfig(Section):
     n_gpus_per_node: PositiveInt = 1  #: ranks per machine; on a CPU machine too
     device: Literal["cuda", "cpu"] | None = None  #: null = cuda where there is one
     balance_batch: bool = True  #: give each rank about the same number of tokens
-    save_freq: PositiveOrMinusOne = -1  #: steps between checkpoints; -1 = never
+    #: steps between checkpoints; null = every ten minutes and at the end, the last two are kept; -1 = on Ctrl-C alone
+    save_freq: PositiveOrMinusOne | None = None
     test_freq: PositiveOrMinusOne = -1  #: steps between validations; -1 = only before training and at the end
     val_before_train: bool = True  #: validate before the first step
     val_only: bool = False  #: validate and stop
@@ -374,8 +375,8 @@ class TrainerConfig(Section):
     resume_from_path: InputPath | None = None  #: a global_step_N folder, for resume_mode=resume_path
     resume_with_changes: bool = False  #: resume though the checkpoint lacks a part, as a critic, which starts anew
     default_local_dir: OutputPath | None = None  #: folder of the run; null = checkpoints/PROJECT/EXPERIMENT
-    max_actor_ckpt_to_keep: PositiveInt | None = None  #: older ones are deleted; null = keep all
-    max_critic_ckpt_to_keep: PositiveInt | None = None  #: older ones are deleted; null = keep all
+    max_actor_ckpt_to_keep: PositiveInt | None = None  #: older ones are deleted; null = keep all of save_freq's
+    max_critic_ckpt_to_keep: PositiveInt | None = None  #: older ones are deleted; null = keep all of save_freq's
     rollout_data_dir: OutputPath | None = None  #: write every step's prompts, responses and scores here
     validation_data_dir: OutputPath | None = None  #: write every validation's here
     log_val_generations: NonNegativeInt = 0  #: validation answers to show in the log

@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+import time
 import uuid
 import zlib
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ from typing import Any, Protocol
 
 import torch
 
+from training.config.settings import TrainerConfig
+
 logger = logging.getLogger(__name__)
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -34,6 +37,9 @@ MANIFEST = "manifest.json"
 OLD_MANIFEST = "seal.json"
 DRIVER_STATE = "data.pt"
 TEMPORARY = ".incomplete"
+# With trainer.save_freq=null: seconds of training that a crash may cost, and checkpoints that stay.
+SAVE_EVERY_S = 600.0
+TIMED_SAVES_KEPT = 2
 
 
 class CheckpointError(OSError):
@@ -59,26 +65,34 @@ class CheckpointSaver:
 
     Args:
         parts: the worker group that writes each folder of a checkpoint.
-        keep_actor, keep_critic: as in `prune`.
+        config: when to save, and how many checkpoints stay.
     """
 
-    def __init__(
-        self, run_dir: Path, parts: Mapping[str, WorkerGroup], *, keep_actor: int | None, keep_critic: int | None
-    ) -> None:
-        self.run_dir, self.parts = run_dir, parts
-        self._keep = {"keep_actor": keep_actor, "keep_critic": keep_critic}
+    def __init__(self, run_dir: Path, parts: Mapping[str, WorkerGroup], config: TrainerConfig) -> None:
+        self.run_dir, self.parts, self.frequency = run_dir, parts, config.save_freq
+        kept = TIMED_SAVES_KEPT if config.save_freq is None else None
+        self._keep = {
+            "keep_actor": config.max_actor_ckpt_to_keep or kept,
+            "keep_critic": config.max_critic_ckpt_to_keep or kept,
+        }
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         # Of the last save.
-        self._step = 0
+        self.step, self.began = 0, time.monotonic()
         self._error: OSError | None = None
         # Of the save under way.
         self._folder: Path | None = None
         self._completion: Future[None] | None = None
 
+    def is_due(self, step: int, last: int, step_s: float) -> bool:
+        """Says whether this step is saved: by `save_freq`, or before another like it makes SAVE_EVERY_S full."""
+        if self.frequency is None:
+            return step >= last or time.monotonic() - self.began + step_s > SAVE_EVERY_S
+        return self.frequency > 0 and (step >= last or step % self.frequency == 0)
+
     def begin(self, step: int, state: dict[str, Any]) -> None:
         """Starts to save, once the save before has ended; `state` is the driver's."""
         self.poll(wait=True)
-        self._step, self._error = step, None
+        self.step, self.began, self._error = step, time.monotonic(), None
         try:
             self._folder = start_checkpoint(self.run_dir, step)
             save_driver_state(self._folder, state)
@@ -111,11 +125,11 @@ class CheckpointSaver:
         """
         self.poll(wait=True)
         if self._error is not None:
-            before = [step for step in saved_steps(self.run_dir) if step <= self._step]
+            before = [step for step in saved_steps(self.run_dir) if step <= self.step]
             left = f"keeps the one of step {before[-1]}" if before else "holds no other"
             reason = _last_line(self._error)
             raise CheckpointError(
-                f"the last checkpoint, of step {self._step}, was not saved (is the disk full?); "
+                f"the last checkpoint, of step {self.step}, was not saved (is the disk full?); "
                 f"{self.run_dir} {left}: {reason}"
             ) from self._error
 
@@ -124,7 +138,7 @@ class CheckpointSaver:
         prune(self.run_dir, step, **self._keep)
 
     def _give_up(self, error: OSError) -> None:
-        logger.error("no checkpoint of step %d in %s, the run goes on without: %s", self._step, self.run_dir, error)
+        logger.error("no checkpoint of step %d in %s, the run goes on without: %s", self.step, self.run_dir, error)
         self._error = error
         # The folder is removed when nobody writes to it any more.
         for group in self.parts.values():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from custom.tools import UNKNOWN
 from data.protocol import DataProto
@@ -35,6 +36,21 @@ def write_episodes(folder: Path, batch: DataProto) -> None:
                 own |= {name: int(columns[name][i]) for name in ("agent_index", "env_seed")}
                 entries = {"step": meta["global_steps"], **own, **facts}
                 file.write(strict_json(entries | entries.pop("record")) + "\n")
+
+
+def readable_rows(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Any]]:
+    """Yields each scored row as text: `uid`, `input`, `output` and `score`."""
+    batch = batch.drop_dummies()
+    prompts, responses = batch.batch["prompts"], batch.batch["responses"]
+    width, mask = prompts.shape[1], batch.batch["attention_mask"].bool()
+    scores = batch.batch["token_level_scores"].sum(dim=1).tolist()
+    for i, score in enumerate(scores):
+        yield {
+            "uid": batch.non_tensor_batch["uid"][i],
+            "input": tokenizer.decode(prompts[i][mask[i, :width]]),
+            "output": tokenizer.decode(responses[i][mask[i, width:]]),
+            "score": score,
+        }
 
 
 def strict_json(entries: Mapping[str, Any]) -> str:

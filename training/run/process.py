@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from training.config import PPOConfig
@@ -27,12 +27,14 @@ GRACE_S = 5.0  # for Ray's processes to end by themselves
 class EndingSignals:
     """Turns Ctrl-C, SIGTERM and SIGHUP into KeyboardInterrupt, which ends the run through its `finally` blocks.
 
-    Only the first does: what comes after it, or after `close`, is ignored, since the clean-up takes but seconds and
-    must be whole. A signal that is ignored already (nohup) stays so.
+    While `postpone()` is true the first of them only sets `received`, and the run ends by itself when its step is done.
+    What comes after `close` is ignored, since the clean-up takes but seconds and must be whole. A signal that is
+    ignored already (nohup) stays so.
     """
 
     def __init__(self) -> None:
         self.received, self.open = 0, True
+        self.postpone: Callable[[], bool] = lambda: False
 
     def install(self) -> None:
         """Takes the signals over."""
@@ -45,10 +47,14 @@ class EndingSignals:
         self.open = False
 
     def _end(self, number: int, frame: object) -> None:
-        if self.open:
-            self.open, self.received = False, number
-            # Not print: the signal may have come in the midst of one.
-            os.write(2, f"\n{signal.Signals(number).name}: ending the run, which takes a few seconds\n".encode())
+        if not self.open:
+            return
+        later = not self.received and self.postpone()
+        self.received = number
+        how = "ending the run after this step; once more: at once" if later else "ending the run"
+        # Not print: the signal may have come in the midst of one.
+        os.write(2, f"\n{signal.Signals(number).name}: {how}\n".encode())
+        if not later:
             raise KeyboardInterrupt
 
 
