@@ -12,7 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from training.config import PPOConfig
 from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, explain, load_config
-from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, ray_cluster
+from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, ray_cluster, say_busy_cores
 from training.run.records import held
 
 
@@ -103,6 +103,7 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     from training.run.checkpoint import CheckpointError
 
     trainer, unsaved = build_trainer(config), None
+    say_busy_cores()
     signals.postpone = lambda: trainer.in_step
     trainer.asked_to_end = lambda: bool(signals.received)
     with held(trainer.run_dir), ray_cluster(config, signals):

@@ -14,7 +14,6 @@ from torch import nn
 
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_rollout import CONFIG, build_engine, encode, model_spec, perturb, worst_difference
-from tests.unit.test_weight_sync import make_model
 from training.config import ActorConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.builder import ModelSpec
@@ -94,25 +93,6 @@ def test_vllm_samples_with_the_trainers_log_probs_after_sleeping_and_an_update(v
         rollout.wake_up("kv_cache")
         agreement = worst_difference(rollout, rounded(policy), spec, 1.0)
         assert agreement < 0.1, "bfloat16 on both sides"
-        assert stale > 3 * agreement
-
-
-@pytest.mark.vllm
-@pytest.mark.parametrize("kind", ["biases", "tied", "qwen3_moe", "mixtral"])
-def test_vllm_has_every_kind_of_model_whole_after_an_update(device, tmp_path, kind) -> None:
-    pytest.importorskip("vllm")
-    spec = model_spec(make_model(kind, tmp_path), device)
-    policy = spec.causal_lm(trainable=True).eval()
-    # One engine with sleep mode is all that a process can have.
-    config = replace(CONFIG, dtype="bfloat16", gpu_memory_utilization=0.2, free_cache_engine=False)
-    rollout = build_engine("vllm", spec, config)
-    for seed in (1, 2):
-        perturb(policy, seed)
-        stale = worst_difference(rollout, rounded(policy), spec, 1.0)
-        send(policy, rollout, torch.bfloat16)
-        # In bfloat16 a router's close choice may fall the other way.
-        agreement = worst_difference(rollout, rounded(policy), spec, 1.0)
-        assert agreement < (0.1 if kind in ("biases", "tied") else 0.4)
         assert stale > 3 * agreement
 
 

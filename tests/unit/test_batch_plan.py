@@ -92,6 +92,15 @@ def test_a_batch_that_needs_nothing_is_left_as_it_is() -> None:
     assert arrange(batch, plan_of(4, 1, 2, 4)) is batch
 
 
+def test_groups_whose_rows_are_apart_are_brought_together_on_one_rank_too() -> None:
+    batch = batch_of([2] * 4).select_idxs([0, 2, 4, 6, 1, 3, 5, 7])
+    halves = arrange(batch, plan_of(4, 1, 2, 4)).chunk(2)
+    assert [sorted(half.non_tensor_batch["uid"]) for half in halves] == [
+        ["p0", "p0", "p1", "p1"],
+        ["p2", "p2", "p3", "p3"],
+    ]
+
+
 def test_fewer_groups_than_planned_still_divide() -> None:
     """What dynamic sampling leaves may be less than a step."""
     arranged = arrange(batch_of([2, 2, 2]), plan_of(4, 2, 1, 2))

@@ -468,7 +468,7 @@ def test_gymnasium_takes_text_actions():
 
     gymnasium.register("Echo-v0", Echo)
     env = make_environment("gymnasium:Echo-v0")
-    assert "Actions: any text" in reset_environment(env, 0)
+    assert reset_environment(env, 0) == "Play Echo-v0.\n\nSay yes.\n\nActions: any text. Answer with one of them."
     assert step_environment(env, "é").observation.startswith("I found no action")
     assert step_environment(env, " yes\n").reward == 1.0
 

@@ -218,3 +218,14 @@ def test_values_are_those_of_the_state_before_each_sampled_token(tiny_task: Path
         ids = torch.cat([data.batch["prompts"][row], data.batch["responses"][row]])[None]
         expected = transformer(ids).logits[0, width - 1 : -1, 0] * data.batch["response_mask"][row]
         torch.testing.assert_close(values[row], expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("strip_padding", [True, False])
+def test_a_row_without_a_prompt_token_is_refused_where_padding_is_no_token(strip_padding: bool) -> None:
+    data = make_batch()
+    data.batch["attention_mask"][3, :PROMPT] = 0
+    if strip_padding:
+        with pytest.raises(ValueError, match=r"rows \[3\] have no prompt token"):
+            row_tokens(data, strip_padding)
+    else:
+        assert len(row_tokens(data, strip_padding)) == 7

@@ -19,16 +19,18 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    NemotronConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    StableLmConfig,
 )
 
 from tests.unit.test_forward import PACKED, SHARED, make_batch, packed, plain_log_probs
-from training.config import MicroBatching, ModelConfig
-from workers.model.attention import use_own_attention
+from training.config import CriticConfig, CriticModelConfig, MicroBatching, ModelConfig
+from workers.dp_critic import DataParallelPPOCritic
 from workers.model.builder import ModelSpec
-from workers.model.forward import attends_fully, check_forward
+from workers.model.forward import ValueModel, attends_fully, check_forward, forward_settings, pack_rows
 from workers.model.packing import ForwardSettings
 
 SIZES: dict[str, Any] = {
@@ -95,7 +97,7 @@ def test_log_probs_are_the_models_own_with_padding_and_without(name: str, strip_
 def test_packed_rows_have_the_models_own_log_probs(name: str) -> None:
     lm = build(*MODELS[name][:2])
     expected, _ = plain_log_probs(lm, make_batch(), 1.0)
-    assert use_own_attention(lm)
+    assert pack_rows(lm)
     check_forward(lm)
     for settings in (PACKED, SHARED):
         got, _ = packed(lm, make_batch(), settings, MicroBatching(max_token_len=60))
@@ -122,17 +124,43 @@ def test_what_layers_hand_on_is_of_the_compute_type_and_so_are_gradients_to_them
     assert {p.grad.dtype for p in lm.parameters()} == {torch.float32}
 
 
-def test_a_model_that_loses_the_sequences_on_the_way_is_refused() -> None:
+def test_a_model_that_loses_the_sequences_on_the_way_has_padded_rows() -> None:
     lm = build(LlamaConfig(**SIZES), None)
-    assert use_own_attention(lm)
     own = lm.base_model.forward
 
     def forgetful(position_ids: Any = None, sequences: Any = None, **kwargs: Any) -> Any:
         return own(position_ids=position_ids, **kwargs)
 
     lm.base_model.forward = forgetful
-    with pytest.raises(ValueError, match="'llama'"):
-        check_forward(lm)
+    assert not pack_rows(lm)
+    check_forward(lm)
+    lm.base_model.forward = own
+    assert pack_rows(lm)
+
+
+@pytest.mark.parametrize("config", [StableLmConfig, NemotronConfig])
+def test_models_that_cannot_pack_compute_policies_and_values_of_padded_rows(config, tmp_path) -> None:
+    """Their layers do not hand sequences on to their attention."""
+    config = config(**SIZES)
+    lm, data = build(config, None), make_batch()
+    expected, _ = plain_log_probs(lm, data, 1.0)
+    settings = forward_settings(ModelConfig(dtype="float32"), True, lm, torch.device("cpu"))
+    check_forward(lm)
+    assert not settings.pack_rows
+    got, _ = packed(lm, data, settings, MicroBatching(max_token_len=60))
+    torch.testing.assert_close(got.detach(), expected.detach(), rtol=1e-4, atol=2e-4)
+    lm.save_pretrained(tmp_path)
+    critic_config = CriticModelConfig(path=str(tmp_path), dtype="float32")
+    critic = ModelSpec(critic_config, str(tmp_path), torch.device("cpu")).value_model().eval()
+    with torch.no_grad():
+        ids = torch.cat([data.batch["prompts"], data.batch["responses"]], dim=1).long()
+        mask = data.batch["attention_mask"].long()
+        places = (mask.cumsum(1) - 1).clamp(min=0)
+        alone = critic(input_ids=ids, attention_mask=mask, position_ids=places).logits.squeeze(-1)
+    settings = forward_settings(critic_config, True, critic, torch.device("cpu"))
+    values = DataParallelPPOCritic(CriticConfig(), ValueModel(critic), None, forward=settings).compute_values(data)
+    width, sampled = data.batch["prompts"].shape[1], data.batch["response_mask"].bool()
+    torch.testing.assert_close(values[sampled], alone[:, width - 1 : -1][sampled], rtol=1e-4, atol=2e-4)
 
 
 def test_a_model_without_positions_is_refused_before_training() -> None:

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 
 from training.config import MicroBatching
 from workers.model.forward import key_cost
-from workers.model.prefix_tree import MicroBatch, Segments, cut_segments, order_rows, plan_packed
+from workers.model.prefix_tree import KEYS_PER_TOKEN, MicroBatch, Segments, cut_segments, order_rows, plan_packed
 
 # Few different tokens, so that rows often begin alike, or are the same.
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)
@@ -113,3 +113,13 @@ def test_the_cost_of_a_copied_key_by_hand() -> None:
     assert key_cost(config) == pytest.approx((92_160 + 49_152) / 294_912)
     qwen = LlamaConfig(hidden_size=1536, num_attention_heads=12, num_key_value_heads=2)
     assert key_cost(qwen) < 0.02, "with real models sharing nearly always pays"
+
+
+def test_keys_that_many_short_answers_copy_count_towards_the_budget() -> None:
+    """A prompt of 300 tokens and 200 answers of one: 499 tokens, but 60,200 keys."""
+    rows = [np.array([*range(300), 1000 + i]) for i in range(200)]
+    plan = plan_packed(order_rows(rows, 0.01), [301] * 200, MicroBatching(max_token_len=600))
+    assert sorted(row for part in plan for row, _ in part) == [*range(200)]
+    keys = [301 * len(part) for part in plan]
+    assert max(keys) <= KEYS_PER_TOKEN * 600
+    assert len(plan) == 7, "60,200 / 9,600 rounded up"

@@ -330,6 +330,14 @@ def test_a_head_without_rows_gives_nothing_and_zero_gradients():
     assert states.grad.shape == (0, 6) and not weight.grad.any() and not bias.grad.any()
 
 
+def test_a_head_of_one_row_may_have_a_chunk_below_its_vocabulary():
+    whole, cut = make_head(rows=1), make_head(rows=1)
+    for inputs, chunk in ((whole, 1000), (cut, 1)):
+        head_log_probs(*inputs, LogitForm(), "none", chunk)[0].sum().backward()
+    for a, b in zip(whole[:3], cut[:3], strict=True):
+        torch.testing.assert_close(b.grad, a.grad)
+
+
 @pytest.mark.parametrize("entropy", ["none", "value", "grad"])
 @pytest.mark.parametrize("chunk", [1000, 60])
 def test_a_head_reads_no_number_off_the_device(entropy, chunk):

@@ -79,7 +79,8 @@ def arrange(batch: DataProto, plan: BatchPlan) -> DataProto:
     """
     parts = rows_of_parts(list(batch.non_tensor_batch["uid"]), plan.parts)
     size = roundup_divisible(max(sum(map(len, groups)) for groups in parts), plan.ranks)
-    if plan.ranks == 1 and all(sum(map(len, groups)) == size for groups in parts):
+    as_they_are = [row for groups in parts for group in groups for row in group] == [*range(len(batch))]
+    if plan.ranks == 1 and as_they_are and len(parts) * size == len(batch):
         return batch
     spare = iter(range(len(batch), len(parts) * size))
     lengths = batch.batch["attention_mask"].sum(dim=1).tolist()

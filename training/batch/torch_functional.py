@@ -135,12 +135,13 @@ class _HeadLogProbs(torch.autograd.Function):
             for block in _row_blocks(products):
                 stats[:, some][:, block] = _row_stats(products[block], labels[some][block], form, entropy != "none")
         ctx.save_for_backward(states, weight, bias, labels, stats)
-        ctx.products = products if len(chunks) == 1 else None
+        ctx.products = products if len(chunks) == 1 and len(states) * len(weight) <= chunk else None
         ctx.form, ctx.with_entropy, ctx.chunk = form, entropy == "grad", chunk
-        log_probs, _, *entropies = stats.clone()
+        # Copies, as FSDP warns of views.
+        log_probs, entropies = stats[0].clone(), None if entropy == "none" else stats[2].clone()
         if entropy == "value":
-            ctx.mark_non_differentiable(entropies[0])
-        return log_probs, entropies[0] if entropies else None
+            ctx.mark_non_differentiable(entropies)
+        return log_probs, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -12,6 +12,7 @@ from training.config.section import (
     PositiveFloat,
     PositiveInt,
     Section,
+    TurnCount,
 )
 
 
@@ -64,7 +65,7 @@ class AgentConfig(Section):
     suite: CustomClassConfig = CustomClassConfig()
     agent_length: PositiveInt | None = None  #: episodes of a step before ×n; null = data.train_batch_size
     val_length: NonNegativeInt = 0  #: episodes of a validation, the same every time; 0 = no validation
-    max_turn: PositiveInt = 10  #: turns of an episode
+    max_turn: TurnCount = 10  #: turns of an episode
     max_turn_tokens: PositiveInt | None = None  #: tokens of a turn; a longer one is closed and played
     include_state: bool = True  #: add get_state_description() to observations that lack it
     max_observation_chars: PositiveInt = 20000  #: a longer observation is cut in its middle

@@ -23,6 +23,8 @@ class Rule(Predicate):
 
 
 PositiveInt = Annotated[int, Gt(0)]
+# Turns are numbered in 16 bits.
+TurnCount = Annotated[int, Interval(ge=1, le=32767)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]

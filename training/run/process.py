@@ -5,6 +5,7 @@ Invariant: however a run ends, but by SIGKILL, its clean-up runs once and whole,
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 
 from training.config import PPOConfig
 
+logger = logging.getLogger(__name__)
 # Of Ray's environment, for a cluster of the run's own.
 OWN_CLUSTER = {
     # What keeps it on loopback, on any system; a `_node_ip_address` of 127.0.0.1 is replaced by one that others reach.
@@ -56,6 +58,21 @@ class EndingSignals:
         os.write(2, f"\n{signal.Signals(number).name}: {how}\n".encode())
         if not later:
             raise KeyboardInterrupt
+
+
+def say_busy_cores() -> None:
+    """Warns where PyTorch's threads outnumber the cores that nobody uses: they wait for each other, spinning."""
+    import psutil
+    import torch
+
+    threads, cores = torch.get_num_threads(), psutil.cpu_count() or 1
+    free = cores * (1 - psutil.cpu_percent(interval=0.2) / 100)
+    if threads > 1 and threads > free + 0.7:
+        logger.warning(
+            "%d threads, but about %.1f of %d cores are free: where threads share cores a step can take many times as "
+            "long; OMP_NUM_THREADS=%d, or wait for what else runs",
+            *(threads, free, cores, max(1, round(free))),
+        )
 
 
 def give_signals_back() -> None:

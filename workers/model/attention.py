@@ -154,6 +154,9 @@ def own_attention(
     Returns the output (B, L, H, D), and None for the weights.
     """
     if sequences is None:
+        # The mask of `model_inputs`, which came through alone.
+        if attention_mask is not None and attention_mask.shape == (1, 1, 1, 1) and query.shape[2] > 1:
+            raise ValueError("this model does not hand `sequences` on to its attention, so its rows cannot be packed")
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     query, key, value = _in_compute_type(query, key, value)
     if sequences.group is not None:
@@ -311,12 +314,16 @@ def check_shared_sequences(module: nn.Module, ranks: int) -> None:
             f"{given}: model type '{config.model_type}' does not have plain sdpa attention over the full context, or "
             "use_remove_padding=false keeps its padding: its sequences cannot be shared; use 1"
         )
-    rope = config.to_dict().get("rope_parameters") or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
+    if kind := varies_with_length(module):
         raise ValueError(
-            f"{given}: rope_type={rope['rope_type']} depends on the longest position, which each rank would see "
-            "otherwise; use 1"
+            f"{given}: rope_type={kind} depends on the longest position, which each rank would see otherwise; use 1"
         )
+
+
+def varies_with_length(module: nn.Module) -> str | None:
+    """Names the model's rope_type where it turns positions by the longest one in a batch; None for others."""
+    rope = module.config.get_text_config().to_dict().get("rope_parameters") or {}
+    return rope["rope_type"] if rope.get("rope_type") in ("dynamic", "longrope") else None
 
 
 def to_heads(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, ...]:

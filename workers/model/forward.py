@@ -19,10 +19,10 @@ from transformers import PretrainedConfig
 
 from training.batch.torch_functional import EntropyMode, LogitForm, head_log_probs
 from training.config import CriticModelConfig, ModelConfig
-from workers.model.attention import NAME, Sequences, check_shared_sequences, use_own_attention
+from workers.model.attention import NAME, Sequences, check_shared_sequences, use_own_attention, varies_with_length
 from workers.model.builder import torch_dtype
 from workers.model.packing import ForwardBatch, ForwardSettings
-from workers.ranks.distributed import rank_group
+from workers.ranks.distributed import max_over_ranks, rank_group
 
 logger = logging.getLogger(__name__)
 
@@ -79,14 +79,13 @@ def head_logits(lm: nn.Module, states: Tensor) -> Tensor:
 
 @torch.no_grad()
 def check_forward(lm: nn.Module) -> None:
-    """Compares the packed forward pass with the model's own on a few tokens, on the rank that holds its weights.
+    """Compares the forward pass with the model's own on a few tokens, on the rank that holds its weights.
 
     Raises:
         ValueError: the model's logits are not its head's of its last hidden states, or it takes no positions.
     """
     if next(lm.parameters()).is_meta:
         return
-    ids = torch.arange(8, device=lm.device)[None] % lm.config.get_text_config().vocab_size
     kind = lm.config.model_type
     if "position_ids" not in inspect.signature(lm.base_model.forward).parameters:
         raise ValueError(
@@ -94,21 +93,56 @@ def check_forward(lm: nn.Module) -> None:
         )
     training = lm.training
     lm.eval()
-    positions = torch.arange(8, device=lm.device)[None]
-    own = lm(input_ids=ids, use_cache=False).logits[0].float()
-    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
-    # The tokens a second time, packed behind the first.
-    if lm.config.get_text_config()._attn_implementation == NAME:
-        inputs |= {"input_ids": ids.repeat(1, 2), "position_ids": positions.repeat(1, 2)}
-        inputs |= Sequences.of([8, 8]).to(lm.device).model_inputs()
-    states = lm.base_model(**inputs).last_hidden_state[0, -8:]
-    difference = (own - head_logits(lm, states)).abs().max().item()
-    lm.train(training)
-    if difference > 1e-2 * max(1.0, own.abs().max().item()):
+    ids, _ = _few_tokens(lm)
+    if _differ(lm(input_ids=ids, use_cache=False).logits[0], head_logits(lm, _states(lm, copies=1))):
         raise ValueError(
-            f"model type '{kind}' changes its logits behind the head in a way that is not known here (difference "
-            f"{difference:.3g}); add it to logit_form in workers/model/forward.py"
+            f"model type '{kind}' changes its logits behind the head in a way that is not known here; add it to "
+            "logit_form in workers/model/forward.py"
         )
+    lm.train(training)
+
+
+@torch.no_grad()
+def pack_rows(lm: nn.Module) -> bool:
+    """Has a model attend through attention.py, if a row behind another then has the states that it has alone.
+
+    It may not hand its sequences on, or mix positions outside its attention. The rank that holds the weights tries it.
+    """
+    if not (attends_fully(lm) and use_own_attention(lm)):
+        return False
+    training, alike = lm.training, True
+    lm.eval()
+    if not next(lm.parameters()).is_meta:
+        try:
+            alike = not _differ(_states(lm, copies=1), _states(lm, copies=2))
+        except (TypeError, ValueError) as error:
+            alike = False
+            logger.info("model type '%s': %s", lm.config.model_type, error)
+    lm.train(training)
+    if alike := not max_over_ranks(torch.tensor([float(not alike)])).item():
+        return True
+    lm.set_attn_implementation("sdpa")
+    return False
+
+
+def _few_tokens(lm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Makes one row of token ids and their positions, (1, 8) each."""
+    positions = torch.arange(8, device=lm.device)[None]
+    return positions % lm.config.get_text_config().vocab_size, positions
+
+
+def _states(lm: nn.Module, copies: int) -> Tensor:
+    """Computes the last hidden states (8, hidden) of a few tokens, or of the last of two copies, packed."""
+    ids, positions = (x.repeat(1, copies) for x in _few_tokens(lm))
+    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    if copies > 1:
+        inputs |= Sequences.of([8] * copies).to(lm.device).model_inputs()
+    return lm.base_model(**inputs).last_hidden_state[0, -8:]
+
+
+def _differ(expected: Tensor, seen: Tensor) -> bool:
+    difference = (expected.float() - seen.float()).abs().max().item()
+    return not difference <= 1e-2 * max(1.0, expected.abs().max().item())
 
 
 def attends_fully(lm: nn.Module) -> bool:
@@ -136,9 +170,15 @@ def forward_settings(
     Raises:
         ValueError: it does not allow a sequence-parallel group of `sequence_ranks` ranks.
     """
-    packs = model.use_remove_padding and attends_fully(module) and use_own_attention(module)
+    packs = model.use_remove_padding and pack_rows(module)
     if share_prompts and not packs:
         logger.info("%s: its rows are padded, and a group's prompt is computed for each of them", model.path)
+    if varies_with_length(module):
+        logger.warning(
+            "%s: its rope_type turns positions by a micro-batch's longest row: log-probs depend on how a batch is cut "
+            "where rows are longer than the model's original length",
+            model.path,
+        )
     if sequence_ranks > 1:
         check_shared_sequences(module, sequence_ranks)
     return ForwardSettings(

@@ -109,6 +109,11 @@ def row_tokens(data: DataProto, strip_padding: bool) -> list[RowTokens]:
     sampled[:, width:] = data.batch["response_mask"].bool() & real[:, width:]
     if not strip_padding:
         real = torch.ones_like(real)
+    if not (prompted := real[:, :width].any(dim=1)).all():
+        raise ValueError(
+            f"rows {(~prompted).nonzero().flatten().tolist()[:8]} have no prompt token in attention_mask, which their "
+            "first sampled token would be predicted from; attend at least one, as a begin-of-text or padding token"
+        )
     return [
         RowTokens(row[kept], own[kept].nonzero().squeeze(1), own.nonzero().squeeze(1) - width)
         for row, kept, own in zip(ids, real, sampled, strict=True)

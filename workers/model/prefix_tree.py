@@ -25,6 +25,9 @@ import numpy as np
 from training.batch.batching import ceildiv
 from training.config import MicroBatching
 
+# Copied keys and values whose memory, forward and backward, is about that of a token in a layer.
+KEYS_PER_TOKEN = 16
+
 # Rows in order, each with the number of tokens that it shares with the row before it.
 MicroBatch = list[tuple[int, int]]
 
@@ -71,6 +74,7 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
 def plan_packed(order: MicroBatch, lengths: Sequence[int], limits: MicroBatching) -> list[MicroBatch]:
     """Cuts ordered rows into few micro-batches within the limits, which count a shared token once; the largest first.
 
+    KEYS_PER_TOKEN keys that segments read count as a token too, where they are more: they are copied, layer by layer.
     Rows that share something stay together as long as they fit; a row above the limit is a micro-batch of its own.
     """
     most_rows = limits.micro_batch_size or len(order)
@@ -98,18 +102,22 @@ def _runs(order: MicroBatch, lengths: Sequence[int], most: int, most_rows: int) 
             runs.append([(row, 0)])
     cut: list[tuple[int, MicroBatch]] = []
     for run in runs:
-        total = sum(lengths[row] - shared for row, shared in run)
+        total = _size(sum(lengths[row] - shared for row, shared in run), sum(lengths[row] for row, _ in run))
         parts = max(ceildiv(total, most), ceildiv(len(run), most_rows))
-        used, part = 0, MicroBatch()
+        own, keys, part = 0, 0, MicroBatch()
         for row, shared in run:
-            own = lengths[row] - shared
-            full = used + own > most or len(part) == most_rows or (own and used >= total / parts)
-            if part and full:
-                cut.append((used, part))
-                used, part, own, shared = 0, MicroBatch(), lengths[row], 0
-            used, part = used + own, [*part, (row, shared)]
-        cut.append((used, part))
+            more = lengths[row] - shared
+            full = _size(own + more, keys + lengths[row]) > most or len(part) == most_rows
+            if part and (full or (more and _size(own, keys) >= total / parts)):
+                cut.append((_size(own, keys), part))
+                own, keys, part, more, shared = 0, 0, MicroBatch(), lengths[row], 0
+            own, keys, part = own + more, keys + lengths[row], [*part, (row, shared)]
+        cut.append((_size(own, keys), part))
     return cut
+
+
+def _size(own: int, keys: int) -> int:
+    return max(own, ceildiv(keys, KEYS_PER_TOKEN))
 
 
 def cut_segments(micro_batch: MicroBatch, lengths: Sequence[int]) -> Segments:

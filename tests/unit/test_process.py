@@ -1,0 +1,18 @@
+"""What a run says of the machine that it starts on."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+import torch
+
+from training.run.process import say_busy_cores
+
+
+@pytest.mark.parametrize(("threads", "used", "said"), [(4, 60.0, True), (4, 5.0, False), (1, 90.0, False)])
+def test_threads_that_outnumber_the_free_cores_are_named(monkeypatch, caplog, threads, used, said) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: used)
+    say_busy_cores()
+    assert ("OMP_NUM_THREADS=2" in caplog.text) == said
