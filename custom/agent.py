@@ -10,11 +10,10 @@ and finite rewards, or raises. A conversation, with `get_prompt_prefix` and a st
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
-from custom.adapters.base import fill_template, library_of
 from custom.adapters.make import make_environment
 from custom.env import (
     MAX_OBSERVATION_CHARS,
@@ -23,7 +22,6 @@ from custom.env import (
     Observation,
     StepResult,
     Trajectory,
-    check_done,
     check_observation,
     check_reward,
     reset_environment,
@@ -37,6 +35,7 @@ from data.loading import load_extern_object
 RewardFn = Callable[..., float]
 
 
+@dataclass(eq=False)
 class Agent:
     """Plays one environment, with tools if there are any; subclass it, or replace it, by `agent.cls`.
 
@@ -44,31 +43,18 @@ class Agent:
         environment: any object with `reset` and `step`; BaseEnvironment has the rest.
         tools, parser: calls that the parser finds in a response are executed, all other text goes to the environment.
         include_state: add `get_state_description()` where its class overrides it and the observation lacks it.
-        prompt_template: a str.format template of the first user message, with the fields {observation}, {state} and
-            {prefix} (the system prompt, which is then sent only where the template does not hold it).
         max_observation_chars: longer observations are cut in the middle.
         reward_fn: `reward_fn(trajectory, environment)` or `reward_fn(trajectory)`: replaces the environment's rewards.
     """
 
-    def __init__(
-        self,
-        environment: Any,
-        *,
-        tools: ToolRegistry | None = None,
-        parser: Any = None,
-        include_state: bool = True,
-        prompt_template: str | None = None,
-        max_observation_chars: int = MAX_OBSERVATION_CHARS,
-        reward_fn: RewardFn | None = None,
-    ) -> None:
-        self.environment = environment
-        self.tools, self.parser = tools, parser
-        self.include_state = include_state
-        self.prompt_template = prompt_template
-        self.max_observation_chars = max_observation_chars
-        self.reward_fn = reward_fn
-        self.trajectory = Trajectory()
-        self.manager: MultiTurnManager | None = None
+    environment: Any
+    _: KW_ONLY
+    tools: ToolRegistry | None = None
+    parser: Any = None
+    include_state: bool = True
+    max_observation_chars: int = MAX_OBSERVATION_CHARS
+    reward_fn: RewardFn | None = None
+    trajectory: Trajectory = field(default_factory=Trajectory, init=False)
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]] | None:
@@ -77,16 +63,9 @@ class Agent:
 
     def reset(self, seed: int) -> list[Message]:
         """Starts an episode and returns the system message, if there is one, and the first user message."""
-        self.trajectory, limit = Trajectory(seed=seed), self.max_observation_chars
-        if self.tools is not None:
-            self.manager = MultiTurnManager(self.tools, self.parser, self.environment, max_observation_chars=limit)
-        observation = reset_environment(self.environment, seed, limit)
+        self.trajectory = Trajectory(seed=seed)
+        observation = self._with_state(reset_environment(self.environment, seed, self.max_observation_chars))
         prefix = _text_of(self.environment, "get_prompt_prefix")
-        if self.prompt_template is None:
-            observation = self._with_state(observation)
-        else:
-            observation = self._fill_template(self.prompt_template, observation, prefix)
-            prefix = "" if "{prefix}" in self.prompt_template else prefix
         self.trajectory.states.append(observation)
         messages = as_user_messages(observation)
         has_system = any(message["role"] == "system" for message in messages)
@@ -98,11 +77,11 @@ class Agent:
         With a reward_fn the reward is 0, and `info["environment_reward"]` has the environment's. With tools,
         `info["tool_calls"]` lists the calls as {"name", "ok", "error_kind", "seconds"}.
         """
-        if self.manager is None:
+        if self.tools is None:
             result = step_environment(self.environment, response_text, self.max_observation_chars)
             result = result._replace(observation=self._with_state(result.observation))
         else:
-            result = self._step_with_tools(self.manager, response_text)
+            result = self._step_with_tools(self.tools, response_text)
         self.trajectory.record(response_text, result)
         return self._as_turn(as_user_messages(result.observation), result)
 
@@ -116,9 +95,7 @@ class Agent:
 
     def close(self) -> None:
         """Closes the environment, where it can be closed."""
-        close = getattr(self.environment, "close", None)
-        if callable(close):
-            close()
+        _call(self.environment, "close")
 
     def _as_turn(self, messages: list[Message], result: StepResult) -> StepResult:
         """Returns the result in messages; its reward goes into `info` where a reward_fn gives the episode's."""
@@ -127,32 +104,24 @@ class Agent:
         info = {**result.info, "environment_reward": result.reward}
         return result._replace(observation=messages, reward=0.0, info=info)
 
-    def _step_with_tools(self, manager: MultiTurnManager, response_text: str) -> StepResult:
+    def _step_with_tools(self, tools: ToolRegistry, response_text: str) -> StepResult:
+        manager = MultiTurnManager(tools, self.parser, self.environment, self.max_observation_chars)
         turn = manager.step(response_text)
         calls = [{"name": c.name, "ok": c.ok, "error_kind": c.error_kind, "seconds": c.seconds} for c in turn.calls]
         observation = turn.observation if calls else self._with_state(turn.observation)
         reward = check_reward(turn.reward, "a tool")
         return StepResult(observation, reward, turn.done, {**turn.info, "tool_calls": calls})
 
-    def _state(self) -> str:
-        return _text_of(self.environment, "get_state_description") if self.include_state else ""
-
     def _with_state(self, observation: Observation) -> Observation:
         """Appends the state to the last message, unless one of them holds it."""
-        state, messages = self._state(), as_user_messages(observation)
+        state = _text_of(self.environment, "get_state_description") if self.include_state else ""
+        messages = as_user_messages(observation)
         if not messages or not state or any(state in message["content"] for message in messages):
             return observation
         text = messages[-1]["content"]
         messages[-1] = {**messages[-1], "content": f"{text}\n{state}" if text else state}
         joined = messages[0]["content"] if isinstance(observation, str) else messages
         return check_observation(joined, "get_state_description", self.max_observation_chars)
-
-    def _fill_template(self, template: str, observation: Observation, prefix: str) -> Observation:
-        if not isinstance(observation, str):
-            raise BadEnvironment("agent.prompt_template needs an environment whose reset returns text, not messages")
-        fields = {"observation": observation, "state": self._state(), "prefix": prefix}
-        text = fill_template(template, fields, "agent.prompt_template")
-        return check_observation(text, "agent.prompt_template", self.max_observation_chars)
 
 
 def as_user_messages(observation: Observation) -> list[Message]:
@@ -163,6 +132,7 @@ def as_user_messages(observation: Observation) -> list[Message]:
 class CheckedAgent(Agent):
     """Checks a user's agent of any class: it needs `reset` and `step`; `close` and the rest are optional.
 
+    Its `step` may return text instead of messages, and what else an environment's may.
     What it returns is recorded as the trajectory that the reward_fn sees.
     """
 
@@ -179,43 +149,30 @@ class CheckedAgent(Agent):
     def reset(self, seed: int) -> list[Message]:
         """Starts an episode and returns the agent's first messages."""
         self.trajectory = Trajectory(seed=seed)
-        messages = self._checked(self.inner.reset(seed), "reset")
+        where = f"{type(self.inner).__name__}.reset"
+        messages = as_user_messages(check_observation(self.inner.reset(seed), where, self.max_observation_chars))
         if not messages:
-            raise BadEnvironment(f"{type(self.inner).__name__}.reset returned no message; allowed: one or more")
+            raise BadEnvironment(f"{where} returned no message; allowed: one or more")
         self.trajectory.states.append(_as_observation(messages))
         return messages
 
     def step(self, response_text: str) -> StepResult:
         """Plays the agent's turn; the reward is 0 where a reward_fn gives the episode's."""
-        where = f"{type(self.inner).__name__}.step"
-        turn = self.inner.step(response_text)
-        if not isinstance(turn, tuple) or len(turn) != 4 or not isinstance(turn[3], Mapping):
-            raise BadEnvironment(f"{where} returned {shown(turn)}; allowed: (messages, reward, done, info)")
-        messages = self._checked(turn[0], "step")
-        reward, done = check_reward(turn[1], where), check_done(turn[2], where)
-        result = StepResult(_as_observation(messages), reward, done, dict(turn[3]))
-        self.trajectory.record(response_text, result)
+        result = step_environment(self.inner, response_text, self.max_observation_chars)
+        messages = as_user_messages(result.observation)
+        self.trajectory.record(response_text, result._replace(observation=_as_observation(messages)))
         return self._as_turn(messages, result)
 
     def episode_reward(self, ending: str) -> float | None:
         """Returns the reward_fn's value, else the agent's own, where it has one."""
-        own = getattr(self.inner, "episode_reward", None)
-        value = own(ending) if callable(own) else None
+        value = _call(self.inner, "episode_reward", ending)
         if self.reward_fn is None and value is not None:
             return check_reward(value, f"{type(self.inner).__name__}.episode_reward")
         return super().episode_reward(ending)
 
     def close(self) -> None:
         """Closes the agent, else its environment."""
-        close = getattr(self.inner, "close", None)
-        if callable(close):
-            close()
-        else:
-            super().close()
-
-    def _checked(self, messages: Any, method: str) -> list[Message]:
-        where = f"{type(self.inner).__name__}.{method}"
-        return as_user_messages(check_observation(messages, where, self.max_observation_chars))
+        _call(self.inner if hasattr(self.inner, "close") else self.environment, "close")
 
 
 @dataclass(frozen=True)
@@ -225,7 +182,8 @@ class AgentSpec:
     `environment` is a name or class that `make_environment` knows, with its `kwargs`; a function that returns an
     environment; or an environment itself, which every agent gets a copy of. With an agent class of your own
     (`agent_path`, `agent_name`) it may be None: the class is then built without one. `reward_fn` and `agent_cls` are
-    for objects that do not come from a file; `max_turn` and `max_turn_tokens` are limits of its own.
+    for objects that do not come from a file; `prompt_template` is an adapter's; `max_turn` and `max_turn_tokens` are
+    limits of its own.
     """
 
     environment: Any
@@ -245,22 +203,11 @@ class AgentSpec:
     max_turn: int | None = None
     max_turn_tokens: int | None = None
 
-    @classmethod
-    def of_object(cls, environment: Any, **settings: Any) -> "AgentSpec":
-        """Makes the spec of an environment given as an object, class or function; checked at once by building it."""
-        spec = cls(environment, **settings)
-        spec.build().close()
-        return spec
-
     def build(self) -> Agent:
         """Makes a new agent with an environment of its own."""
         environment = self._make_environment()
-        settings: dict[str, Any] = {
-            "include_state": self.include_state,
-            # An adapter fills the template itself, with more fields.
-            "prompt_template": None if library_of(self.environment) else self.prompt_template,
-            "max_observation_chars": self.max_observation_chars,
-        }
+        limit = self.max_observation_chars
+        settings: dict[str, Any] = {"include_state": self.include_state, "max_observation_chars": limit}
         if self.tools:
             settings |= {"tools": load_tools(self.tools), "parser": get_parser(self.parser)}
         reward_fn, make = self._reward_fn(), self.agent_cls
@@ -270,17 +217,15 @@ class AgentSpec:
             return Agent(environment, reward_fn=reward_fn, **settings)
         accepted = {name: value for name, value in settings.items() if takes_keyword(make, name)}
         inner = make(*([] if environment is None else [environment]), **accepted)
-        return CheckedAgent(inner, reward_fn, self.max_observation_chars)
+        return CheckedAgent(inner, reward_fn, limit)
 
     def _make_environment(self) -> Any:
         source, kwargs = self.environment, dict(self.kwargs)
-        if source is None:
-            if self.agent_path is None and self.agent_cls is None:
-                raise ValueError("an agent needs an environment, or a class of its own that brings one (agent.cls)")
+        if source is None and (self.agent_path or self.agent_cls):
             return None
         if not isinstance(source, type) and callable(getattr(source, "step", None)):
             return copy_environment(source)
-        if self.prompt_template is not None and library_of(source):
+        if self.prompt_template is not None:
             kwargs["prompt_template"] = self.prompt_template
         return make_environment(source, kwargs)
 
@@ -294,18 +239,12 @@ class AgentSpec:
 
 
 def copy_environment(environment: Any) -> Any:
-    """Makes a deep copy; where that fails, a new one of the same class and config."""
+    """Makes a deep copy; where that fails, a new one of the same class and config; else give a function instead."""
     try:
         return copy.deepcopy(environment)
     # An object may refuse in any way it likes.
-    except Exception as copying:
-        try:
-            return type(environment)(environment.config)
-        except Exception as rebuilding:
-            raise ValueError(
-                f"{type(environment).__name__} can neither be deep-copied ({copying!r}) nor rebuilt from its config "
-                f"({rebuilding!r}); give a function that makes one instead"
-            ) from copying
+    except Exception:
+        return type(environment)(environment.config)
 
 
 def _takes_environment(reward_fn: RewardFn) -> bool:
@@ -321,6 +260,12 @@ def _takes_environment(reward_fn: RewardFn) -> bool:
 def _as_observation(messages: list[Message]) -> Observation:
     """Returns a single user message as its text."""
     return messages[0]["content"] if len(messages) == 1 and messages[0]["role"] == "user" else messages
+
+
+def _call(thing: Any, method: str, *arguments: Any) -> Any:
+    """Calls the method; None where there is no such method."""
+    call = getattr(thing, method, None)
+    return call(*arguments) if callable(call) else None
 
 
 def _text_of(environment: Any, method: str) -> str:

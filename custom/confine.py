@@ -33,19 +33,16 @@ def confine(limits: Limits) -> None:
         leave_network()
 
 
-def leave_network() -> bool:
-    """Moves this process to a network namespace with nothing in it; False where that is forbidden."""
+def leave_network() -> None:
+    """Moves this process to a network namespace with nothing in it, where that is not forbidden."""
     if sys.platform != "linux":
-        return False
+        return
     libc, uid, gid = ctypes.CDLL(None), os.getuid(), os.getgid()
-    if libc.unshare(CLONE_NEWNET) == 0:
-        return True
-    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
-        return False
+    if libc.unshare(CLONE_NEWNET) == 0 or libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
+        return
     # The user stays who it is, and its files its own.
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         Path(f"/proc/self/{name}").write_text(text)
-    return True
 
 
 def die_with_parent() -> None:

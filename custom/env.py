@@ -136,11 +136,6 @@ class Trajectory:
         """Counts the turns so far."""
         return len(self.actions)
 
-    @property
-    def total_reward(self) -> float:
-        """Sums the environment's rewards."""
-        return float(sum(self.rewards))
-
     def record(self, action: str, step: StepResult) -> None:
         """Adds an action and what came of it."""
         self.actions.append(action)
@@ -150,24 +145,15 @@ class Trajectory:
         self.infos.append(step.info)
 
 
-class RolloutData(list[Trajectory]):
-    """Holds a batch of episodes."""
-
-    @property
-    def mean_reward(self) -> float:
-        """Averages the episodes' total rewards; 0 without episodes."""
-        return sum(t.total_reward for t in self) / max(len(self), 1)
-
-
 # --- The boundary ---
 
 
 def reset_environment(env: Any, seed: int | None, max_chars: int = MAX_OBSERVATION_CHARS) -> Observation:
     """Starts an episode and returns its first observation, checked and cut to `max_chars`.
 
-    The seed goes to `reset(seed=…)` where its signature takes one, else to `env.seed(…)` where there is such a method;
-    else Python's and numpy's global generators are seeded for this call and put back after it. Those are shared by
-    threads: steps that draw from them, and other threads that do, are not reproducible.
+    The seed goes to `reset(seed=…)` where its signature takes one; else Python's and numpy's global generators are
+    seeded for this call and put back after it. Those are shared by threads: steps that draw from them, and other
+    threads that do, are not reproducible.
     """
     # An object that is no BaseEnvironment may take no attributes.
     with suppress(AttributeError):
@@ -176,9 +162,6 @@ def reset_environment(env: Any, seed: int | None, max_chars: int = MAX_OBSERVATI
         answer = env.reset()
     elif takes_keyword(env.reset, "seed"):
         answer = env.reset(seed=seed)
-    elif callable(getattr(env, "seed", None)):
-        env.seed(seed)
-        answer = env.reset()
     else:
         with OwnGenerators(seed).installed():
             answer = env.reset()
@@ -191,8 +174,11 @@ def reset_environment(env: Any, seed: int | None, max_chars: int = MAX_OBSERVATI
 
 def step_environment(env: Any, action: str, max_chars: int = MAX_OBSERVATION_CHARS) -> StepResult:
     """Plays one step and checks what it returns, four values or gymnasium's five; else BadEnvironment."""
-    where = f"{type(env).__name__}.step"
-    answer = env.step(action)
+    return check_step(env.step(action), f"{type(env).__name__}.step", max_chars)
+
+
+def check_step(answer: Any, where: str, max_chars: int = MAX_OBSERVATION_CHARS) -> StepResult:
+    """Returns what a step gave, four values or gymnasium's five, as checked values; else BadEnvironment."""
     if not isinstance(answer, tuple | list) or len(answer) not in (4, 5):
         raise BadEnvironment(
             f"{where} returned {shown(answer)}; allowed: (observation, reward, done, info) or "

@@ -93,11 +93,9 @@ class NaiveRewardManager:
         reward_fn_key: str = "data_source",
         **reward_kwargs: Any,
     ) -> None:
-        self.tokenizer = tokenizer
-        self.num_examine = num_examine
+        self.tokenizer, self.num_examine = tokenizer, num_examine
         self.compute_score: Callable[..., Any] = compute_score or default_compute_score
-        self.reward_fn_key = reward_fn_key
-        self.reward_kwargs = reward_kwargs
+        self.reward_fn_key, self.reward_kwargs = reward_fn_key, reward_kwargs
 
     def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
         """Returns rewards (batch, response_len) float32, each row's score on its last sampled token.
@@ -156,23 +154,14 @@ class BatchRewardManager(NaiveRewardManager):
     each argument is a list. It has no default.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.compute_score is default_compute_score:
-            raise ValueError(BATCH_NEEDS)
-
     @staticmethod
     def check_config(config: Any) -> list[str]:
         """Lists what is missing in a config that names this manager."""
         return [BATCH_NEEDS] if config.custom_reward_function.path is None else []
 
     def _score(self, samples: list[Sample]) -> list[Any]:
-        columns = {
-            "data_sources": [sample.data_source for sample in samples],
-            "solution_strs": [sample.solution_str for sample in samples],
-            "ground_truths": [sample.ground_truth for sample in samples],
-            "extra_infos": [sample.extra_info for sample in samples],
-        }
+        names = ("data_source", "solution_str", "ground_truth", "extra_info")
+        columns = {f"{name}s": [getattr(sample, name) for sample in samples] for name in names}
         try:
             results = list(self.compute_score(**columns, **self.reward_kwargs))
         except Exception as error:

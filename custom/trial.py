@@ -120,21 +120,17 @@ def _play(agent: Any, player: str, seed: int, max_turn: int, end: float) -> Play
 def _answer(
     player: str, turn: int, environment: Any, generator: random.Random, said: Sequence[Mapping[str, str]]
 ) -> str:
+    """Returns what the player says: a readable action where the environment has one, else a word of what was said."""
     if player == "garbage" or (player == "quitting" and turn > 0):
         return generator.choice(GARBAGE)
     own = _own_action(environment, generator)
-    return _word(said, generator) if own is None else str(own)
+    words = re.findall(r"\w+", said[-1]["content"]) if said and own is None else []
+    return generator.choice(words or ["hello"]) if own is None else str(own)
 
 
 def _own_action(environment: Any, generator: random.Random) -> str | None:
     sample = getattr(environment, "sample_action", None)
     return sample(generator) if callable(sample) else None
-
-
-def _word(messages: Sequence[Mapping[str, str]], generator: random.Random) -> str:
-    """Draws a word or number from what was said last."""
-    words = re.findall(r"\w+", messages[-1]["content"]) if messages else []
-    return generator.choice(words or ["hello"])
 
 
 def _outcome(played: Sequence[Played]) -> Outcome:

@@ -5,7 +5,6 @@ replaces), and what it cannot read as an action is answered by an observation th
 """
 
 import importlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,37 +17,28 @@ class Library:
 
     Attributes:
         package: what to install for it.
+        adapter: the class in the module of custom/adapters that is named like the library.
         own_process: its environments live in processes of their own unless the config says otherwise: they execute the
             policy's text, draw from global generators, or hang.
         network: those processes keep the network.
     """
 
     package: str
+    adapter: str
     own_process: bool = True
     network: bool = False
 
 
 LIBRARIES = {
-    "gymnasium": Library("gymnasium", own_process=False),
-    "reasoning_gym": Library("reasoning-gym"),
-    "textarena": Library("textarena"),
-    "textworld": Library("textworld"),
-    "verifiers": Library("verifiers", network=True),
+    "gymnasium": Library("gymnasium", "GymnasiumEnvironment", own_process=False),
+    "reasoning_gym": Library("reasoning-gym", "ReasoningGymEnvironment"),
+    "textarena": Library("textarena", "TextArenaEnvironment"),
+    "textworld": Library("textworld", "TextWorldEnvironment"),
+    "verifiers": Library("verifiers", "VerifiersEnvironment", network=True),
 }
 ENVIRONMENT_NAMES = ", ".join([f"{library}:…" for library in LIBRARIES] + ["PACKAGE.MODULE:CLASS"])
 
 Step = tuple[str, float, bool, dict[str, Any]]
-
-
-def fill_template(template: str, fields: Mapping[str, str], setting: str) -> str:
-    """Returns `template.format(**fields)`; ValueError names the fields there are."""
-    try:
-        return template.format(**fields)
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"{setting}={template!r} cannot be filled ({error!r}); its fields: "
-            f"{', '.join(f'{{{name}}}' for name in fields)}. Write {{{{ and }}}} for braces"
-        ) from error
 
 
 def library_of(source: Any) -> str | None:
@@ -74,5 +64,12 @@ class Adapter(BaseEnvironment):
         self.name, self.prompt_template = name, prompt_template
 
     def fill_prompt(self, **fields: str) -> str:
-        """Returns the prompt template, filled with these fields and the environment's name."""
-        return fill_template(self.prompt_template, {"name": self.name, **fields}, "prompt_template")
+        """Fills the prompt template with these fields and the environment's name; ValueError names the fields."""
+        fields = {"name": self.name, **fields}
+        try:
+            return self.prompt_template.format(**fields)
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"prompt_template={self.prompt_template!r} cannot be filled ({error!r}); its fields: "
+                f"{', '.join(f'{{{name}}}' for name in fields)}. Write {{{{ and }}}} for braces"
+            ) from error

@@ -19,8 +19,6 @@ from custom.env import OwnGenerators
 LARGEST_BOX = 64
 # How long random play looks for the worst reward: steps, and seconds of this thread's own computing.
 TRIAL_STEPS, TRIAL_SECONDS = 300, 0.2
-# A terminal's codes of its colours, 39 for none; those of backgrounds are greater by 10.
-COLOURS = dict(enumerate(("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"), start=30)) | {39: ""}
 
 
 class GymnasiumEnvironment(Adapter):
@@ -113,7 +111,9 @@ class GymnasiumEnvironment(Adapter):
         if self.show:
             return self.show(self.game.unwrapped)
         if self.game.render_mode == "ansi":
-            return plain_picture(str(self.game.render()))
+            # A terminal's colours mark where the player stands: what has one stands in brackets.
+            picture = re.sub(r"\x1b\[[1-9][\d;]*m(.+?)\x1b\[0?m", r"[\1]", str(self.game.render()))
+            return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", picture).strip("\n")
         return space_to_text(self.game.observation_space, observation, self.observation_names)
 
     def _action_list(self) -> str:
@@ -157,15 +157,13 @@ def worst_reward(game: Any, identifier: str, kwargs: Mapping[str, Any]) -> float
 
 
 def _trial_rewards(game: Any) -> list[float]:
+    from gymnasium.wrappers import Autoreset
+
+    game, rewards, deadline = Autoreset(game), list[float](), time.thread_time() + TRIAL_SECONDS
+    game.reset(seed=0)
     game.action_space.seed(0)
-    rewards: list[float] = []
-    done, deadline = True, time.thread_time() + TRIAL_SECONDS
     while len(rewards) < TRIAL_STEPS and time.thread_time() < deadline:
-        if done:
-            game.reset(seed=len(rewards))
-        _, reward, terminated, truncated, _ = game.step(game.action_space.sample())
-        rewards.append(float(reward))
-        done = terminated or truncated
+        rewards.append(float(game.step(game.action_space.sample())[1]))
     game.close()
     return rewards
 
@@ -238,25 +236,3 @@ def _number(number: Any) -> str:
     value = float(number)
     # Adding 0 makes -0 a 0.
     return f"{round(value, 4 if abs(value) < 1 else 2) + 0.0:.10g}"
-
-
-def plain_picture(picture: str) -> str:
-    """Writes a terminal's picture without colours, and below it which signs are coloured and where.
-
-    "R G" with a blue R becomes "R G\\nBlue: R (row 0, column 0)". Rows and columns are the text's, counted from 0.
-    """
-    lines: list[str] = [""]
-    marks: dict[str, list[str]] = {}
-    colour = ground = ""
-    for codes, kind, sign in re.findall(r"\x1b\[([\d;?]*)([A-Za-z])|(.)", picture.strip("\n"), flags=re.DOTALL):
-        if kind == "m":
-            for code in map(int, re.findall(r"\d+", codes) or [0]):
-                colour = "" if code == 0 else COLOURS.get(code, colour)
-                ground = "" if code == 0 else COLOURS.get(code - 10, ground)
-        elif sign == "\n":
-            lines.append("")
-        elif sign:
-            if style := f"{colour} on {ground}".removesuffix(" on ") if sign.strip() or ground else "":
-                marks.setdefault(style.strip(), []).append(f"{sign} (row {len(lines) - 1}, column {len(lines[-1])})")
-            lines[-1] += sign
-    return "\n".join(lines + [f"{style.capitalize()}: {', '.join(places)}" for style, places in marks.items()])

@@ -4,6 +4,7 @@ Invariant: a legend says what the game that it was made for does (its map, its r
 written down here by hand comes from the docstring of the environment's class.
 """
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -12,13 +13,6 @@ from typing import Any
 
 # As in gymnasium's own documentation.
 COUNTING = "your cell is in brackets. Rows count from 0 at the top, columns from 0 at the left."
-# Sentences of a docstring that tell a player nothing: literature, other versions, arguments, data types.
-UNHELPFUL = re.compile(
-    r"https?:|\bversions?\b|described (by|in)|(based|appeared|adapted) (in|on|from)\b|\bGif\b|ndarray|int\(\)|=True|"
-    r"=False|threshold|parameter|argument|^Truncation|^The length of the episode|gymnasium|trajectory optim|"
-    r"Pontryagin|the reason|ranges above|Particularly|run:$",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -167,54 +161,29 @@ def _slipping(env: Any) -> str:
 
 
 def docstring_legend(game: Any) -> Legend:
-    """Makes a legend from the environment's docstring with gymnasium's sections, each of which may be missing."""
-    text = type(game.unwrapped).__doc__ or ""
-    start, *parts = re.split(r"^[ \t]*#{2,}[ \t]*(.+?):?[ \t]*$", text, flags=re.MULTILINE)
-    sections = {title.lower(): text for title, text in zip(parts[::2], parts[1::2], strict=True)}
+    """Makes a legend from the environment's docstring: what its description and its rewards begin with, and names.
 
-    def section(*titles: str) -> str:
-        return next((text for title, text in sections.items() if title.startswith(titles)), "")
-
-    acting, seeing = section("action space"), section("observation space")
-    actions = _table(acting) or re.findall(r"^\s*[-*]?\s*\d+:\s*(.+?)\.?\s*$", acting, flags=re.MULTILINE)
-    actions = [_plain(name).lower() for name in actions]
-    observations = _table(seeing)
-    # A table that is not about this game's spaces names nothing.
+    The names of actions and observations are those of numbered lists or tables in gymnasium's sections.
+    """
+    text = inspect.cleandoc(type(game.unwrapped).__doc__ or "")
+    start, *parts = re.split(r"^#{2,} *(.+?)s?:? *$", text, flags=re.MULTILINE)
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    actions, observations = (_names(sections.get(title, "")) for title in ("Action Space", "Observation Space"))
+    # A list that is not about this game's spaces names nothing.
     fits = len(set(actions)) == len(actions) == getattr(game.action_space, "n", None)
     named = game.observation_space.shape == (len(observations),)
-    told = [
-        f"Play {game.spec.id}. {_sentences(section('description') or start, 450)}",
-        _sentences(seeing, 350),
-        _sentences(section("reward"), 450),
-        _sentences(section("episode end", "episode term"), 300),
-    ]
-    goal = "\n".join(part.strip() for part in told if part.strip())
-    return Legend(goal, tuple(actions) if fits else (), tuple(observations) if named else ())
+    about, reward = (_paragraph(text) for text in (sections.get("Description", start), sections.get("Reward", "")))
+    goal = f"Play {game.spec.id}. {about}".rstrip() + f"\n{reward}".rstrip()
+    return Legend(goal, actions if fits else (), observations if named else ())
 
 
-def _table(text: str) -> list[str]:
-    """Returns the second column of a table whose first one counts 0, 1, 2, …"""
-    rows = re.findall(r"^\s*\|\s*(\d+)\s*\|\s*(.+?)\s*\|", text, flags=re.MULTILINE)
-    counted = [int(number) for number, _ in rows] == [*range(len(rows))]
-    return [_plain(name).lower() for _, name in rows] if counted else []
+def _paragraph(section: str) -> str:
+    """Returns the first paragraph on one line, without marks of code, bold type and links."""
+    prose = re.sub(r"\[([^]]*)\]\([^)]*\)|`+|\*\*", r"\1", section.strip().partition("\n\n")[0])
+    return " ".join(prose.split())
 
 
-def _plain(text: str) -> str:
-    """Takes markup away: links, code marks, bold, tags."""
-    text = re.sub(r"\[([^]]*)\]\([^)]*\)|</?[a-z][^>]*>", r"\1", text)
-    return " ".join(re.sub(r"`+|\*\*+", "", text).split())
-
-
-def _sentences(section: str, limit: int) -> str:
-    """Returns the first sentences that tell a player something, `limit` characters at most."""
-    prose = re.sub(r"```.*?(```|\Z)|^\s*\|[^\n]*$", "", section, flags=re.DOTALL | re.MULTILINE)
-    prose = re.sub(r"^\s*(?:[-*]|\d+[.)])\s+(?:Termination: *)?", "\n\n", prose, flags=re.MULTILINE)
-    kept = ""
-    for part in re.split(r"\n\s*\n|(?<=[.!?])\s+(?=[A-Z])", prose):
-        sentence = _plain(part)
-        if " " not in sentence or UNHELPFUL.search(sentence):
-            continue
-        if len(kept) + len(sentence) > limit:
-            break
-        kept += sentence + (" " if sentence[-1] in ".!?:;," else "; ")
-    return re.sub(r";\s*$", ".", kept).strip()
+def _names(section: str) -> tuple[str, ...]:
+    """Returns what the lines "- 0: Push it" or "| 0 | Push it | …" name."""
+    lines = re.findall(r"^(?:[-*] \d+:|\| *\d+ *\|)([^|\n]+)", section, flags=re.MULTILINE)
+    return tuple(_paragraph(line).rstrip(".").lower() for line in lines)

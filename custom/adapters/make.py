@@ -4,18 +4,11 @@ Invariant: what does not exist or takes other arguments raises a ValueError that
 inside a user's own code keeps its type.
 """
 
-import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from custom.adapters.base import ENVIRONMENT_NAMES, library_of
-from custom.adapters.gymnasium import GymnasiumEnvironment
-from custom.adapters.reasoning_gym import ReasoningGymEnvironment
-from custom.adapters.textarena import TextArenaEnvironment
-from custom.adapters.textworld import TextWorldEnvironment
-from custom.adapters.verifiers import VerifiersEnvironment
-from custom.env import BaseEnvironment
+from custom.adapters.base import ENVIRONMENT_NAMES, LIBRARIES, library_of
 from data.loading import load_object
 
 
@@ -35,7 +28,8 @@ def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> An
     if not kind or not name:
         raise ValueError(f"environment {source!r} is unknown; allowed: {ENVIRONMENT_NAMES} or /path/to/file.py:CLASS")
     if library := library_of(source):
-        return ADAPTERS[library](source.partition(":")[2], **kwargs)
+        adapter = load_object(f"custom.adapters.{library}:{LIBRARIES[library].adapter}", "environment")
+        return adapter(source.partition(":")[2], **kwargs)
     return _construct(load_object(source, "environment"), kwargs)
 
 
@@ -44,22 +38,12 @@ def _construct(make: Any, kwargs: dict[str, Any]) -> Any:
         raise ValueError(f"an environment is made from a class or a function, not from a {type(make).__name__}")
     if not kwargs:
         return make()
-    if isinstance(make, type) and list(inspect.signature(make).parameters) == ["config"] and "config" not in kwargs:
-        allowed = [f.name for f in dataclasses.fields(make.config_cls)]  # type: ignore[attr-defined]
-        if unknown := sorted(kwargs.keys() - set(allowed)):
-            raise ValueError(f"{make.__name__} takes no {unknown}; allowed: {', '.join(allowed) or 'nothing'}")
-        return make(make.config_cls(**kwargs))  # type: ignore[attr-defined]
+    # A class that takes a config alone is built from the fields of that.
+    parameters = list(inspect.signature(make).parameters)
+    by_config = isinstance(make, type) and parameters == ["config"] and "config" not in kwargs
+    taking = make.config_cls if by_config else make
     try:
-        inspect.signature(make).bind(**kwargs)
+        inspect.signature(taking).bind(**kwargs)
     except TypeError as error:
-        raise ValueError(f"{make.__name__} cannot be called with {sorted(kwargs)}: {error}") from error
-    return make(**kwargs)
-
-
-ADAPTERS: dict[str, Callable[..., BaseEnvironment]] = {
-    "gymnasium": GymnasiumEnvironment,
-    "reasoning_gym": ReasoningGymEnvironment,
-    "textarena": TextArenaEnvironment,
-    "textworld": TextWorldEnvironment,
-    "verifiers": VerifiersEnvironment,
-}
+        raise ValueError(f"{make.__name__} takes {inspect.signature(taking)}, not {sorted(kwargs)}: {error}") from error
+    return make(taking(**kwargs)) if by_config else make(**kwargs)

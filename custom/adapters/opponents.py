@@ -7,7 +7,7 @@ seeds and observations it moves equally.
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,6 @@ class PolicyOpponent:
         folder: with the model, the tokenizer and its chat template; loaded once per process.
         max_new_tokens: the longest move, in tokens.
         temperature: 0 is greedy.
-        system: a system message; empty: none.
         device: "cpu", "cuda" …
         seed: of what it samples.
     """
@@ -68,12 +67,9 @@ class PolicyOpponent:
     folder: str
     max_new_tokens: int = 128
     temperature: float = 0.0
-    system: str = ""
     device: str = "cpu"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+    messages: list[Message] = field(default_factory=list, init=False)
 
     def __call__(self, observation: str) -> str:
         """Adds the observation to the conversation and returns the policy's answer."""

@@ -23,12 +23,6 @@ TRIES = 500
 # A game in which the opponent moves so often in a row will not come back.
 MOST_OPPONENT_MOVES = 200
 UNREADABLE = "The game cannot read that move."
-# What a game that cannot be played says, and what that means.
-FAULTS = {
-    "Resource": "it needs NLTK data, once: python -m nltk.downloader words averaged_perceptron_tagger_eng",
-    "API key": "it asks a model over the network",
-    "player": "it is no game of one or two players",
-}
 
 
 class TextArenaEnvironment(Adapter):
@@ -211,9 +205,8 @@ def make_game(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, list[Any], int
             return game, wrappers, _count_players(game, library.SinglePlayerState)
     # Each game fails in its own way over what it lacks.
     except Exception as error:
-        text = " ".join(str(error).split())[:200]
-        why = next((why for sign, why in FAULTS.items() if sign in text), type(error).__name__)
-        raise ValueError(f"textarena:{name} cannot be played here: {why} ({text})") from error
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(f"textarena:{name} cannot be played here: {why}") from error
 
 
 def _count_players(game: Any, alone: type) -> int:

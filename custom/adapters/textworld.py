@@ -25,16 +25,12 @@ CHALLENGES: dict[str, dict[str, Any]] = {
     "tw-treasure_hunter": {"level": 1},
     "tw-cooking": {"recipe": 1, "take": 1, "go": 1, "split": None, "recipe_seed": None}
     | dict.fromkeys(("open", "cook", "cut", "drop"), False),
-    "custom": {"nb_rooms": 3, "nb_objects": 5, "quest_length": 3, "quest_breadth": 1},
 }
 LONGEST_COMMAND = 190
 # They stop, rewind or write the game, and are no part of it.
 META = re.compile(
     r"\btw-\w|\b(?:quit|q|restart|restore|save|undo|script|transcript|unscript|noscript|recording|replay)\s*(?:$|[.;,]|then\b)",
     re.IGNORECASE,
-)
-NOT_UNDERSTOOD = re.compile(
-    r"not a verb I recogni|can't see any such thing|didn't understand|beg your pardon|I only understood|not available"
 )
 # The generators share tables and a parser.
 _GENERATING = threading.Lock()
@@ -44,12 +40,11 @@ class TextWorldEnvironment(Adapter):
     """Plays `textworld:NAME`: a text adventure.
 
     Args:
-        identifier: a game file (.z8 and other Z-machine games, or TextWorld's .json), or a generator: tw-simple,
-            tw-cooking, tw-coin_collector, tw-treasure_hunter or custom, whose game the seed chooses.
+        identifier: a game file (.z8 and other Z-machine games), or a generator: tw-simple, tw-cooking,
+            tw-coin_collector or tw-treasure_hunter, whose game the seed chooses.
         prompt_template: fields {name}, {objective}, {observation} (which begins with the objective).
         max_episode_steps: commands until the episode ends; None: until the game does.
         show_commands: list the commands that do something after each observation.
-        invalid_reward: reward of a command that the game does not understand.
         kwargs: a generator's settings, see CHALLENGES.
     """
 
@@ -63,19 +58,16 @@ class TextWorldEnvironment(Adapter):
         prompt_template: str = TEMPLATE,
         max_episode_steps: int | None = 50,
         show_commands: bool = False,
-        invalid_reward: float = 0.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(identifier, prompt_template)
         self.library = import_library("textworld", identifier)
         # The interpreter says so of each game that is not a famous one.
         warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
-        self.max_turns, self.show_commands, self.invalid_reward = max_episode_steps, show_commands, invalid_reward
+        self.max_turns, self.show_commands = max_episode_steps, show_commands
         if identifier not in CHALLENGES and not Path(identifier).is_file():
-            raise ValueError(
-                f"textworld:{identifier} is neither a file nor a generator; allowed: a .z8 or .json file, "
-                f"{', '.join(CHALLENGES)}"
-            )
+            generators = ", ".join(CHALLENGES)
+            raise ValueError(f"textworld:{identifier} is neither a file nor one of the generators {generators}")
         allowed = CHALLENGES.get(identifier, {})
         if unknown := sorted(kwargs.keys() - allowed.keys()):
             raise ValueError(f"textworld:{identifier} takes no {unknown}; allowed: {', '.join(allowed) or 'nothing'}")
@@ -94,7 +86,7 @@ class TextWorldEnvironment(Adapter):
     def step(self, action: str) -> Step:
         """Types a command, the answer's last line, and returns what the game says."""
         if self._done:
-            return "The game is over.", 0.0, True, {"valid": False}
+            return "The game is over.", 0.0, True, {}
         self.steps += 1
         command, before = _as_command(action), self.score
         text, reward = "That command is not available.", 0.0
@@ -105,9 +97,7 @@ class TextWorldEnvironment(Adapter):
             reward = (self.score - before) / most if most > 0 else float(bool(self.state.won))
             text = str(self.state.feedback or "").strip()
         self._done = self._done or self.steps == self.max_turns
-        valid = command.lower() in self._commands() or not NOT_UNDERSTOOD.search(text) or reward != 0
-        info = {"valid": valid, "score": self.score, "won": bool(self.state.won)}
-        return self._with_commands(text), reward if valid else self.invalid_reward, self._done, info
+        return self._with_commands(text), reward, self._done, {"score": self.score, "won": bool(self.state.won)}
 
     def sample_action(self, generator: random.Random) -> str | None:
         """Returns one of the commands that do something now; None where the game does not list them."""
@@ -134,7 +124,7 @@ class TextWorldEnvironment(Adapter):
         infos = self.library.EnvInfos(**dict.fromkeys(wanted, True))
         path = self.name
         try:
-            if self.name in CHALLENGES or self.name.endswith(".json"):
+            if self.name in CHALLENGES:
                 # Kept, because the folder goes with it.
                 self.folder = make_game(self.name, self.settings, seed % 2**32)
                 path = str(Path(self.folder.name) / "game.z8")
@@ -146,23 +136,16 @@ class TextWorldEnvironment(Adapter):
 
 
 def make_game(name: str, settings: Mapping[str, Any], seed: int) -> tempfile.TemporaryDirectory[str]:
-    """Generates or loads a game and compiles it to game.z8 in a folder, which is deleted with the returned object."""
+    """Generates a game and compiles it to game.z8 in a folder, which is deleted with the returned object."""
     textworld = importlib.import_module("textworld")
     folder: tempfile.TemporaryDirectory[str] = tempfile.TemporaryDirectory(prefix="textworld")
     options = textworld.GameOptions()
     options.seeds, options.path = seed, str(Path(folder.name) / "game.z8")
     with _GENERATING:
         textworld.g_rng.set_seed(seed)
-        if name.endswith(".json"):
-            game = textworld.Game.load(name)
-        elif name == "custom":
-            for setting, value in settings.items():
-                setattr(options, setting, value)
-            game = textworld.generator.make_game(options)
-        else:
-            if "recipe_seed" in settings and settings["recipe_seed"] is None:
-                settings = {**settings, "recipe_seed": seed}
-            game = importlib.import_module("textworld.challenges").CHALLENGES[name][1](settings, options)
+        if "recipe_seed" in settings and settings["recipe_seed"] is None:
+            settings = {**settings, "recipe_seed": seed}
+        game = importlib.import_module("textworld.challenges").CHALLENGES[name][1](settings, options)
         textworld.generator.compile_game(game, options)
     return folder
 

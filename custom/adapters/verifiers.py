@@ -29,32 +29,20 @@ class VerifiersEnvironment(Adapter):
     Args:
         identifier: the taskset's package, as in `eval NAME`.
         prompt_template: fields {name}, {prompt}, the row's last message.
-        env: an Env to pair the taskset with; empty: its own.
-        max_turns: the agent's turns; None: the environment's own limit.
         kwargs: the taskset's settings (its `--env.taskset.*`).
-    A row is chosen by seed % number of rows. Where the environment's code raises, the episode ends with reward 0 and
-    `info["error"]`.
+    A row is chosen by seed % number of rows; the agent's turns are limited as the environment says. Where its code
+    raises, the episode ends with reward 0 and `info["error"]`.
     """
 
     TEMPLATE = "{prompt}"
     loop: asyncio.AbstractEventLoop | None = None
 
-    def __init__(
-        self,
-        identifier: str,
-        *,
-        prompt_template: str = TEMPLATE,
-        env: str = "",
-        max_turns: int | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, identifier: str, *, prompt_template: str = TEMPLATE, **kwargs: Any) -> None:
         super().__init__(identifier, prompt_template)
         import_library("verifiers", identifier)
-        self.env, self.tasks = load_environment(identifier, env, kwargs)
-        self.seat_name, config = check_environment(self.env, self.tasks[0], identifier)
-        limit = config.max_turns if max_turns is None else max_turns
-        self.max_turns = 1 if type(self.env).__name__ == "SingleAgentEnv" else limit
-        self.config_of_seat = config.model_copy(update={"max_turns": limit})
+        self.env, self.tasks = load_environment(identifier, kwargs)
+        self.seat_name, self.config_of_seat = check_environment(self.env, self.tasks[0], identifier)
+        self.max_turns = 1 if type(self.env).__name__ == "SingleAgentEnv" else self.config_of_seat.max_turns
 
     def reset(self, seed: int | None = None) -> Observation:
         """Starts the episode of the seed's row and returns its first messages."""
@@ -165,11 +153,11 @@ class Seat:
         return [self.vf.UserMessage(content=said)] if isinstance(said, str) else list(said or [])
 
 
-def load_environment(name: str, env: str, settings: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+def load_environment(name: str, settings: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """Loads verifiers' environment and its rows."""
     try:
         vf = importlib.import_module("verifiers.v1")
-        loaded = vf.load_environment(vf.resolve_env_config({"id": env, "taskset": {"id": name, **settings}}))
+        loaded = vf.load_environment(vf.resolve_env_config({"taskset": {"id": name, **settings}}))
         tasks = list(islice(loaded.taskset, None if loaded.taskset.bounded else INFINITE_ROWS))
     # pydantic's errors are ValueErrors; a taskset may fail in its own way over what it lacks.
     except Exception as error:

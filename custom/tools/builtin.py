@@ -9,17 +9,17 @@ import contextlib
 import math
 import operator
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from custom.tools.tool import Tool, ToolDefinition, ToolError
+from custom.tools.tool import Tool, ToolDefinition, ToolError, one_text
 
 Number: TypeAlias = int | float
 
@@ -37,10 +37,7 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in ("sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan")},
     **{name: getattr(math, name) for name in ("asin", "acos", "atan", "floor", "ceil", "gcd", "degrees", "radians")},
-    "abs": abs,
-    "min": min,
-    "max": max,
-    "round": round,
+    **{function.__name__: function for function in (abs, min, max, round)},
 }
 CONSTANTS = {"pi": math.pi, "e": math.e}
 
@@ -52,12 +49,7 @@ class CalculatorTool(Tool):
         "calculator",
         "Computes an arithmetic expression, for example (2 + 3) * 4 ** 2. Knows + - * / // % **, parentheses, pi, e, "
         f"and {', '.join(FUNCTIONS)}.",
-        {
-            "type": "object",
-            "properties": {"expression": {"type": "string", "description": "The expression to compute."}},
-            "required": ["expression"],
-            "additionalProperties": False,
-        },
+        one_text("expression", "The expression to compute.") | {"additionalProperties": False},
     )
 
     def execute(self, expression: str) -> str:
@@ -120,6 +112,7 @@ def checked(value: Any) -> Number:
     return value
 
 
+@dataclass(kw_only=True, eq=False)
 class PythonTool(Tool):
     """Runs a snippet in a process of its own, with limits; what it prints is the result.
 
@@ -139,26 +132,15 @@ class PythonTool(Tool):
         "python",
         "Runs a Python 3 snippet (standard library, no network) and returns what it prints, and the value of its last "
         "expression.",
-        {
-            "type": "object",
-            "properties": {"code": {"type": "string", "description": "The Python code to run."}},
-            "required": ["code"],
-            "additionalProperties": False,
-        },
+        one_text("code", "The Python code to run.") | {"additionalProperties": False},
     )
 
-    def __init__(
-        self,
-        *,
-        timeout_s: float = 5.0,
-        cpu_s: float = 5.0,
-        memory_mb: int = 512,
-        max_output: int = 10_000,
-        disk_mb: int = 16,
-        guarded: bool = True,
-    ) -> None:
-        self.timeout_s, self.cpu_s, self.guarded = timeout_s, cpu_s, guarded
-        self.memory_mb, self.max_output, self.disk_mb = memory_mb, max_output, disk_mb
+    timeout_s: float = 5.0
+    cpu_s: float = 5.0
+    memory_mb: int = 512
+    max_output: int = 10_000
+    disk_mb: int = 16
+    guarded: bool = True
 
     def execute(self, code: str) -> str:
         """Returns what the snippet printed; TimeoutError or ToolError, with that too, where it failed."""
@@ -188,29 +170,21 @@ class PythonTool(Tool):
     def _read(self, process: subprocess.Popen[bytes]) -> tuple[bytes, str]:
         """Returns the output, and why reading ended: "", "time" or "output"."""
         assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
         deadline, output = time.monotonic() + self.timeout_s, b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while (left := deadline - time.monotonic()) > 0:
-                if not selector.select(left):
-                    continue
-                piece = os.read(process.stdout.fileno(), 1 << 16)
-                output += piece
-                # A character has at most four bytes.
-                if len(output) > 4 * self.max_output:
-                    return output, "output"
-                if not piece:
-                    return self._wait(process, output, deadline)
+        while time.monotonic() < deadline:
+            # The status is left: the number is not given to another process before the kill.
+            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            piece = process.stdout.read(1 << 16)
+            output += piece or b""
+            # A character has at most four bytes.
+            if len(output) > 4 * self.max_output:
+                return output, "output"
+            if not piece:
+                if ended:
+                    return output, ""
+                time.sleep(0.002)
         return output, "time"
-
-    def _wait(self, process: subprocess.Popen[bytes], output: bytes, deadline: float) -> tuple[bytes, str]:
-        """Waits for the end, but leaves its status: the number is not given to another process before the kill."""
-        while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
-            # It closed its output and goes on.
-            if time.monotonic() > deadline:
-                return output, "time"
-            time.sleep(0.001)
-        return output, ""
 
     def _result(self, output: bytes, ending: str, status: int) -> str:
         text = output.decode("utf-8", "replace")

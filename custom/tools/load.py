@@ -5,7 +5,6 @@ Invariant: every registry gets tools of its own, so that no two agents share one
 
 import copy
 from collections.abc import Iterable
-from typing import Any
 
 from custom.tools.registry import ToolRegistry
 from custom.tools.tool import Tool
@@ -27,19 +26,15 @@ def load_tools(sources: Iterable[str]) -> ToolRegistry:
     """
     registry = ToolRegistry()
     for source in sources:
-        found = _load(source)
+        place = BUILTIN_TOOLS.get(source, source)
+        if not all(place.rpartition(":")):
+            allowed = ", ".join([*BUILTIN_TOOLS, "/path/to/file.py:name", "module:name"])
+            raise ValueError(f"agent.tools: {source!r} is unknown; allowed: {allowed}")
+        found = load_object(place, "agent.tools:")
         made = copy.deepcopy(found) if isinstance(found, Tool) or not callable(found) else found()
-        for tool in [made] if isinstance(made, Tool) or not isinstance(made, Iterable) else made:
+        for tool in made if isinstance(made, Iterable) else [made]:
             if not isinstance(tool, Tool):
                 given = f"agent.tools: {source!r} is a {type(tool).__name__}"
                 raise ValueError(f"{given}; allowed: a Tool, or what makes one")
             registry.register(tool)
     return registry
-
-
-def _load(source: str) -> Any:
-    place, _, name = BUILTIN_TOOLS.get(source, source).rpartition(":")
-    if not place or not name:
-        allowed = ", ".join([*BUILTIN_TOOLS, "/path/to/file.py:name", "module:name"])
-        raise ValueError(f"agent.tools: {source!r} is unknown; allowed: {allowed}")
-    return load_object(f"{place}:{name}", "agent.tools:")

@@ -20,9 +20,8 @@ from custom.env import (
     Abandoned,
     Observation,
     StepResult,
-    check_done,
     check_observation,
-    check_reward,
+    check_step,
     cut_middle,
     step_environment,
 )
@@ -69,54 +68,32 @@ class CallRecord:
 
 
 class ToolRegistry:
-    """Keeps tools by name, and executes calls with their arguments checked."""
+    """Keeps `tools` by name, and executes calls with their arguments checked."""
 
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
-        self._tools: dict[str, Tool] = {}
+        self.tools: dict[str, Tool] = {}
         self._checks: dict[str, _ArgumentCheck] = {}
         self._hanging: dict[str, list[threading.Thread]] = {}
         for tool in tools:
             self.register(tool)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the tools alone: a copy waits for nobody's threads."""
-        return {"tools": list(self._tools.values())}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Registers the tools anew."""
-        ToolRegistry.__init__(self, state["tools"])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tools
-
-    def __getitem__(self, name: str) -> Tool:
-        return self._tools[name]
-
-    @property
-    def names(self) -> list[str]:
-        """Lists the registered names, in order."""
-        return list(self._tools)
-
     def register(self, tool: Tool) -> None:
         """Adds a tool; ValueError where it has no valid definition, or its name is taken."""
         definition = getattr(tool, "definition", None)
         if isinstance(tool, type) or not isinstance(definition, ToolDefinition) or not callable(tool.execute):
-            allowed = "give an instance of a Tool that has a definition = ToolDefinition(…)"
-            raise ValueError(f"{tool!r} is no tool; {allowed}")
+            raise ValueError(f"{tool!r} is no tool; give an instance of a Tool that has a definition")
         if not TOOL_NAME.fullmatch(definition.name):
             raise ValueError(f"the tool name {definition.name!r} is not allowed; use at most 64 of A-Z a-z 0-9 _ - .")
         if definition.timeout_s is not None and not definition.timeout_s > 0:
             raise ValueError(f"timeout_s={definition.timeout_s} of tool {definition.name!r} must be above 0, or None")
-        if definition.parameters.get("type") != "object":
-            raise ValueError(f"the parameters of tool {definition.name!r} must be a JSON schema with 'type': 'object'")
-        if self._tools.get(definition.name, tool) is not tool:
+        if self.tools.get(definition.name, tool) is not tool:
             raise ValueError(f"there is already a tool named {definition.name!r}; names must differ")
         self._checks[definition.name] = _ArgumentCheck(tool)
-        self._tools[definition.name] = tool
+        self.tools[definition.name] = tool
 
     def schemas(self) -> list[dict[str, Any]]:
         """Returns all tools as function schemas."""
-        return [tool.definition.schema() for tool in self._tools.values()]
+        return [tool.definition.schema() for tool in self.tools.values()]
 
     def execute_tool(self, name: str, /, **arguments: Any) -> tuple[bool, Any]:
         """Calls a tool and returns (True, its result) or (False, the error's text)."""
@@ -136,7 +113,7 @@ class ToolRegistry:
             told = value.observation if isinstance(value, StepResult) else _as_text(value)
         return CallRecord(
             call=call,
-            name=call.name if call.name in self else UNKNOWN,
+            name=call.name if call.name in self.tools else UNKNOWN,
             value=value,
             error_kind=error_kind,
             observation=check_observation(told, f"tool {call.name}", max_chars),
@@ -146,9 +123,9 @@ class ToolRegistry:
     def _attempt(self, call: ToolCall, environment: Any, max_chars: int) -> tuple[Any, ErrorKind]:
         if call.error_kind:
             return call.error, call.error_kind
-        tool = self._tools.get(call.name)
+        tool = self.tools.get(call.name)
         if tool is None:
-            known = ", ".join(self._tools) or "none"
+            known = ", ".join(self.tools) or "none"
             return f"there is no tool {cut_middle(call.name, 100)!r}; the tools are: {known}", "unknown_tool"
         try:
             arguments = self._checks[call.name].by_name(call.arguments)
@@ -232,10 +209,7 @@ def guarded(function: Callable[[], Any], caught: type[BaseException] = Exception
 
 def _checked(value: Any) -> Any:
     """Checks a tool's own StepResult as an environment's would be; anything else stays as it is."""
-    if not isinstance(value, StepResult):
-        return value
-    observation, where = check_observation(value.observation, "the tool"), "the tool"
-    return StepResult(observation, check_reward(value.reward, where), check_done(value.done, where), dict(value.info))
+    return check_step(value, "the tool") if isinstance(value, StepResult) else value
 
 
 def _as_text(value: Any) -> str:

@@ -9,8 +9,6 @@ from typing import Any
 
 from custom.env import StepResult, step_environment
 
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
-
 
 class ToolError(Exception):
     """Fails a call with exactly this text; raised by a tool."""
@@ -29,13 +27,19 @@ class ToolDefinition:
 
     name: str
     description: str = ""
-    parameters: dict[str, Any] = field(default_factory=lambda: dict(NO_PARAMETERS))
+    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
     timeout_s: float | None = None
 
     def schema(self) -> dict[str, Any]:
         """Returns the function schema as OpenAI writes it, which chat templates take as `tools=`."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
+
+
+def one_text(name: str, description: str) -> dict[str, Any]:
+    """Returns the JSON schema of a call with one argument, a text."""
+    text = {"type": "string", "description": description}
+    return {"type": "object", "properties": {name: text}, "required": [name]}
 
 
 class Tool(ABC):
@@ -67,16 +71,14 @@ class EnvironmentStepTool(Tool):
     count. A subclass with a definition of its own says in `action_text` which action its arguments stand for.
     """
 
-    def __init__(
-        self,
-        environment: Any = None,
-        name: str = "environment_step",
-        description: str = "Takes an action in the environment and returns what is then observed.",
-    ) -> None:
+    definition = ToolDefinition(
+        "environment_step",
+        "Takes an action in the environment and returns what is then observed.",
+        one_text("action", "The action to take."),
+    )
+
+    def __init__(self, environment: Any = None) -> None:
         self.environment = environment
-        action = {"type": "string", "description": "The action to take."}
-        parameters = {"type": "object", "properties": {"action": action}, "required": ["action"]}
-        self.definition = ToolDefinition(name, description, parameters)
 
     def execute(self, **arguments: Any) -> StepResult:
         """Takes one step in its own environment."""

@@ -1153,7 +1153,11 @@ def around(kind: Any, bound: Any) -> tuple[list[Any], list[Any]]:
         case Le(limit):
             return [limit], [limit + step]
         case Rule(holds):
-            edges = (-2, -1, 0, 1) if kind is int else list(itertools.product((-step, 0.0, 1 - step, 1.0), repeat=2))
+            edges = (
+                (-2, -1, 0, 1)
+                if int in (kind, *get_args(kind))
+                else list(itertools.product((-step, 0.0, 1 - step, 1.0), repeat=2))
+            )
             return [value for value in edges if holds(value)], [value for value in edges if not holds(value)]
     raise AssertionError(f"no check reads {bound}: add it to Leaf.wanted and to this test")
 

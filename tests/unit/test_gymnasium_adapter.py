@@ -160,6 +160,32 @@ def test_a_docstring_tells_what_no_legend_does():
     assert make_environment("gymnasium:Valley-v0", {"action_names": ["go on", "stop it"]}).read_action("stop") is None
 
 
+class Painted(gymnasium.Env):
+    """Shows the player by a colour alone."""
+
+    metadata = {"render_modes": ["ansi"]}
+    action_space = observation_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+
+    def render(self):
+        return "\x1b[2K|.\x1b[41mo\x1b[0m.|\n|..\x1b[0m.|"
+
+
+gymnasium.register("Painted-v0", Painted, max_episode_steps=5)
+
+
+def test_what_is_painted_stands_in_brackets():
+    assert "|.[o].|\n|...|" in reset_environment(make_environment("gymnasium:Painted-v0"), 0)
+
+
 def test_names_of_observations_reach_rows_of_numbers_and_tuples():
     env = make_environment("gymnasium:MountainCar-v0", {"observation_names": ["x", "v"]})
     assert re.search(r"\nx: -0\.\d{1,4}, v: 0\n", reset_environment(env, 0))
