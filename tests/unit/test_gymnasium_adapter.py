@@ -2,6 +2,7 @@
 
 import random
 import re
+from typing import ClassVar
 
 import gymnasium
 import pytest
@@ -163,7 +164,7 @@ def test_a_docstring_tells_what_no_legend_does():
 class Painted(gymnasium.Env):
     """Shows the player by a colour alone."""
 
-    metadata = {"render_modes": ["ansi"]}
+    metadata: ClassVar = {"render_modes": ["ansi"]}
     action_space = observation_space = spaces.Discrete(2)
 
     def __init__(self, render_mode=None):
