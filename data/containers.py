@@ -38,14 +38,18 @@ def union_dicts(mine: dict[str, Any], others: dict[str, Any], name: str) -> dict
 
 
 def merge_meta_info(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merges the meta_info of concatenated parts: `metrics` are gathered into lists, all else must agree."""
+    """Merges the meta_info of concatenated parts: `metrics` are gathered into lists, all else must agree.
+
+    A part's metrics are a dict, name -> number or list, or a list of such dicts.
+    """
     merged: dict[str, Any] = {}
     metrics: dict[str, list[Any]] = {}
     for meta_info in parts:
         for key, value in meta_info.items():
             if key == "metrics":
-                for name, number in value.items():
-                    metrics.setdefault(name, []).extend(number if isinstance(number, list) else [number])
+                for entry in value if isinstance(value, list) else [value]:
+                    for name, number in entry.items():
+                        metrics.setdefault(name, []).extend(number if isinstance(number, list) else [number])
             elif key in merged and not same(merged[key], value):
                 raise ValueError(f"concat: meta_info[{key!r}] differs between the parts: {merged[key]!r}, {value!r}")
             else:

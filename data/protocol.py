@@ -23,6 +23,7 @@ calls stand in `data.verl_names` and are offered here.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +32,15 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from data.containers import RowIndex, from_bytes, merge_meta_info, object_array, pick, to_bytes, union_dicts
+from data.verl_names import AUTO_PADDING, VerlMethods
+from data.verl_names import DataProtoConfig as DataProtoConfig
 from data.verl_names import DataProtoFuture as DataProtoFuture
-from data.verl_names import VerlMethods
+from data.verl_names import all_gather_data_proto as all_gather_data_proto
+from data.verl_names import fold_batch_dim as fold_batch_dim
+from data.verl_names import list_of_dict_to_dict_of_list as list_of_dict_to_dict_of_list
+from data.verl_names import unfold_batch_dim as unfold_batch_dim
+from data.verl_names import union_numpy_dict as union_numpy_dict
+from data.verl_names import union_two_dict as union_two_dict
 from data.verl_names import unpad_dataproto as unpad_dataproto
 
 DUMMY_UID = "dummy"
@@ -117,8 +125,12 @@ class DataProto(VerlMethods):
         non_tensors: Mapping[str, np.ndarray | Sequence[Any]] | None = None,
         meta_info: dict[str, Any] | None = None,
         num_batch_dims: int = 1,
+        auto_padding: bool = False,
     ) -> "DataProto":
-        """Takes tensors that agree in their first `num_batch_dims` sizes, and arrays or sequences of as many rows."""
+        """Takes tensors that agree in their first `num_batch_dims` sizes, and arrays or sequences of as many rows.
+
+        With `auto_padding`, which meta_info keeps, `chunk` may give the last chunks a row less.
+        """
         arrays = {k: v if isinstance(v, np.ndarray) else object_array(v) for k, v in (non_tensors or {}).items()}
         batch = None
         if tensors:
@@ -126,18 +138,21 @@ class DataProto(VerlMethods):
             if len(set(shapes.values())) > 1:
                 raise ValueError(f"all tensors need the same first {num_batch_dims} sizes; given {shapes}")
             batch = TensorDict(dict(tensors), batch_size=next(iter(shapes.values())))
-        return cls(batch, arrays, meta_info or {})
+        return cls(batch, arrays, {**(meta_info or {}), **({AUTO_PADDING: True} if auto_padding else {})})
 
     @classmethod
     def from_single_dict(
-        cls, data: Mapping[str, Tensor | np.ndarray], meta_info: dict[str, Any] | None = None
+        cls,
+        data: Mapping[str, Tensor | np.ndarray],
+        meta_info: dict[str, Any] | None = None,
+        auto_padding: bool = False,
     ) -> "DataProto":
         """Sorts tensors from arrays for `from_dict`; takes what a DataLoader with the dataset's `collate_fn` yields."""
         if wrong := {k: type(v).__name__ for k, v in data.items() if not isinstance(v, Tensor | np.ndarray)}:
             raise ValueError(f"values must be torch.Tensor or numpy.ndarray; given {wrong}")
         tensors = {key: value for key, value in data.items() if isinstance(value, Tensor)}
         arrays = {key: value for key, value in data.items() if isinstance(value, np.ndarray)}
-        return cls.from_dict(tensors, arrays, meta_info)
+        return cls.from_dict(tensors, arrays, meta_info, auto_padding=auto_padding)
 
     def __getstate__(self) -> dict[str, Any]:
         """Gives tensors as numpy bytes, without padding: a view pickles its own rows only, and Ray copies them once."""
@@ -158,7 +173,7 @@ class DataProto(VerlMethods):
     # --- Looking ---
 
     def __len__(self) -> int:
-        if self.batch is not None:
+        if self.batch is not None and self.batch.batch_size:
             return self.batch.batch_size[0]
         return next((len(array) for array in self.non_tensor_batch.values()), 0)
 
@@ -268,7 +283,10 @@ class DataProto(VerlMethods):
         return [self.slice(start, start + split_size) for start in range(0, len(self), split_size)]
 
     def chunk(self, chunks: int) -> "list[DataProto]":
-        """Cuts `chunks` views of equal size; ValueError where the rows do not divide."""
+        """Cuts `chunks` views of equal size; uneven with `auto_padding`, else ValueError if the rows do not divide."""
+        if chunks > 0 and self.is_padding_enabled():
+            ends = [-(-len(self) * i // chunks) for i in range(chunks + 1)]
+            return [self.slice(*span) for span in pairwise(ends)]
         if chunks < 1 or len(self) % chunks:
             raise ValueError(
                 f"{len(self)} rows do not divide into {chunks} equal chunks; "

@@ -18,7 +18,15 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from data.containers import RowIndex, object_array, pick
+from data.containers import RowIndex, object_array, pick, union_dicts
+
+AUTO_PADDING = "_verl_auto_padding"
+
+
+class DataProtoConfig:
+    """Names the entry of meta_info by which a DataProto says that it may be cut unevenly (`auto_padding=`)."""
+
+    auto_padding_key = AUTO_PADDING
 
 
 class VerlMethods:
@@ -40,6 +48,10 @@ class VerlMethods:
         def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> Self: ...
         @classmethod
         def from_dict(cls, *args: Any, **kwargs: Any) -> Self: ...
+
+    def is_padding_enabled(self) -> bool:
+        """Says whether the rows may be cut unevenly."""
+        return bool(self.meta_info.get(AUTO_PADDING))
 
     # --- Building and converting ---
 
@@ -251,6 +263,47 @@ class DataProtoFuture:
 def unpad_dataproto(data: Rows, pad_size: int) -> Rows:
     """Takes off the last `pad_size` rows."""
     return data.slice(0, len(data) - pad_size) if pad_size else data
+
+
+def union_two_dict(dict1: dict[str, Any], dict2: dict[str, Any]) -> dict[str, Any]:
+    """Adds the second's entries to the first, which is returned; ValueError where a shared one differs."""
+    dict1.update(union_dicts(dict1, dict2, "dict"))
+    return dict1
+
+
+def union_numpy_dict(tensor_dict1: dict[str, np.ndarray], tensor_dict2: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Does for arrays what `union_two_dict` does; NaN equals NaN."""
+    return union_two_dict(tensor_dict1, tensor_dict2)
+
+
+def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Turns rows into columns; every dict has the first one's keys, else KeyError."""
+    return {key: [entry[key] for entry in list_of_dict] for key in (list_of_dict[0] if list_of_dict else {})}
+
+
+def fold_batch_dim(data: Rows, new_batch_size: int) -> Rows:
+    """Views B rows as (new_batch_size, B / new_batch_size), for what is to be cut by the first of the two."""
+    if len(data) % new_batch_size:
+        raise ValueError(f"{len(data)} rows do not fold into {new_batch_size} equal parts")
+    batch = data.batch.view(new_batch_size, -1).auto_batch_size_(batch_dims=1)
+    arrays = {k: v.reshape(new_batch_size, -1, *v.shape[1:]) for k, v in data.non_tensor_batch.items()}
+    return type(data)(batch, arrays, data.meta_info)
+
+
+def unfold_batch_dim(data: Rows, batch_dims: int = 2) -> Rows:
+    """Undoes `fold_batch_dim`: views the first `batch_dims` sizes as one."""
+    batch = data.batch.clone(recurse=False).auto_batch_size_(batch_dims=batch_dims).view(-1)
+    arrays = {k: v.reshape(len(batch), *v.shape[batch_dims:]) for k, v in data.non_tensor_batch.items()}
+    return type(data)(batch, arrays, data.meta_info)
+
+
+def all_gather_data_proto(data: Any, process_group: torch.distributed.ProcessGroup) -> None:
+    """Has `data` hold the rows of all ranks of the group, in their order; on the device that it is on."""
+    parts: list[Any] = [None] * torch.distributed.get_world_size(process_group)
+    torch.distributed.all_gather_object(parts, data, process_group)
+    joined, device = type(data).concat(parts), data.batch.device
+    data.batch = joined.batch if device is None else joined.batch.to(device)
+    data.non_tensor_batch = joined.non_tensor_batch
 
 
 def _concat(values: list[Any]) -> Any:

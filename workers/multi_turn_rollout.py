@@ -189,6 +189,8 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "env_seconds": episode.env_seconds,
         "seconds": episode.seconds,
         "tool_calls": [call for turn in episode.turns if turn.reply for call in turn.reply.tool_calls],
+        # Of a name that several turns give the last counts.
+        "info": {name: value for turn in episode.turns if turn.reply for name, value in turn.reply.info.items()},
     }
 
 
@@ -213,6 +215,7 @@ def turn_record(turn: Turn) -> dict[str, Any]:
         "done": None if turn.reply is None else reply.done,
         "env_seconds": reply.seconds,
         "tool_calls": reply.tool_calls,
+        "info": reply.info,
     }
 
 

@@ -32,7 +32,7 @@ class Fragile(BaseEnvironment):
         if self.turn == 2 and self.fate == "crash":
             raise RuntimeError("out of order")
         garbage = self.turn == 2 and self.fate == "garbage"
-        return "higher", float("nan") if garbage else reward_of(action), self.turn == 2, {}
+        return "higher", float("nan") if garbage else reward_of(action), self.turn == 2, {"turn": self.turn}
 
 
 def reward_of(action: str) -> float:

@@ -237,6 +237,8 @@ def test_failures_are_counted_exactly_and_settled_as_configured(tiny_game, tmp_p
         assert endings(step) == {"done": 32 - failing, "env_crash": failing}
         assert step["agent/retries"] == (2 * failing if on_failure == "refill" else 0)
         assert step["response/aborted_ratio"] == pytest.approx(0 if on_failure == "zero" else failing / 32)
+        # A failing episode's first turn is the last that said anything.
+        assert step["agent/info/turn/mean"] == 2 - (failing / 32 if on_failure == "zero" else 0)
         check_group_advantages(batch)
 
 

@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from data.protocol import DataProto
+from data.protocol import DataProto, all_gather_data_proto
 from main import build_trainer
 from tests.e2e.test_training import read_steps, tiny_config
 from tests.unit.test_actor_critic import make_update
@@ -65,6 +65,10 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
     log_probs, _ = actor.compute_log_prob(data)
     rounded, results["types"] = bfloat16_log_probs(folder, device, data)
     torch.save({"log_probs": log_probs, "values": values, **rounded}, Path(folder) / f"rows-{world}-{number}.pt")
+    if world > 1:
+        gathered = data.select(["responses"], ["uid"])
+        all_gather_data_proto(gathered, torch.distributed.group.WORLD)
+        results["gathered"] = (gathered.batch["responses"], gathered.non_tensor_batch["uid"].tolist())
     if number == 0:
         torch.save(results, Path(folder) / f"results-{world}.pt")
     if world > 1:
@@ -269,6 +273,12 @@ def test_a_head_that_is_not_the_embedding_though_the_configuration_says_so_is_re
     )
     with pytest.raises(ValueError, match="tie_word_embeddings is true, but its weights hold another lm_head"):
         spec.causal_lm(trainable=True)
+
+
+def test_each_rank_gathers_the_rows_of_all(folder: Path) -> None:
+    responses, uids = torch.load(folder / "results-2.pt")["gathered"]
+    whole = make_update().pad_with_dummies(2)
+    assert torch.equal(responses, whole.batch["responses"]) and uids == whole.non_tensor_batch["uid"].tolist()
 
 
 def test_two_ranks_compute_the_log_probs_and_values_of_one(folder: Path) -> None:

@@ -5,17 +5,27 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 
 from training.run.episodes import EnvironmentsFail, FailureWatch, episode_metrics, require_same_tasks
 from training.run.tracking import format_line
+from workers.environments.env_server import MAX_NUMBERS, numbers
 
 NAMES = ["game", "other"]
 
 
 def fact(group: int = 0, **own: Any) -> dict[str, Any]:
     plain = {"ending": "done", "error": "", "environment": 0, "group": group, "begins": "a", "turns": 2, "attempts": 1}
-    plain |= {"cut_turns": 0, "env_seconds": 0.1, "seconds": 0.2, "tool_calls": [], "reward": 1.0, "masked": False}
+    plain |= {
+        "cut_turns": 0,
+        "env_seconds": 0.1,
+        "seconds": 0.2,
+        "tool_calls": [],
+        "reward": 1.0,
+        "masked": False,
+        "info": {},
+    }
     return plain | own
 
 
@@ -72,3 +82,15 @@ def test_a_group_that_crashes_more_often_than_the_others_is_an_alarm(caplog: pyt
     with caplog.at_level(logging.WARNING):
         episode_metrics([fact(group, attempts=2) for group in range(4) for _ in range(8)], ["game"])
     assert "attempts" not in caplog.text
+
+
+def test_numbers_of_info_are_metrics_of_the_episodes_that_give_them() -> None:
+    facts = [fact(info={"won": 1.0, "lives": 3.0}), fact(info={"won": 0.0}), fact(info={"won": 9.0}, masked=True)]
+    metrics = episode_metrics(facts, ["game"])
+    assert (metrics["agent/info/won/mean"], metrics["agent/info/lives/mean"]) == (0.5, 3.0)
+
+
+def test_of_an_info_finite_numbers_leave_the_environments_home() -> None:
+    given = {"won": True, "steps": np.int64(4), "share": 0.5, "bad": float("nan"), "text": "x", 5: 1.0, "x" * 65: 1.0}
+    assert numbers(given) == {"won": 1.0, "steps": 4.0, "share": 0.5}
+    assert len(numbers({str(i): i for i in range(100)})) == MAX_NUMBERS

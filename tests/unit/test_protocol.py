@@ -8,16 +8,23 @@ import time
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from data.containers import object_array
 from data.protocol import (
     FIELDS,
     DataProto,
+    DataProtoConfig,
     DataProtoFuture,
     DataProtoItem,
     collate_fn,
+    fold_batch_dim,
+    list_of_dict_to_dict_of_list,
     pad_dataproto_to_divisor,
+    unfold_batch_dim,
+    union_numpy_dict,
     union_tensor_dict,
+    union_two_dict,
     unpad_dataproto,
 )
 
@@ -548,3 +555,49 @@ def test_rows_are_moved_by_whole_tensor_operations():
     data.reorder(torch.randperm(rows))
     DataProto.concat(data.repeat(2).chunk(64)).select_idxs(np.arange(0, rows, 3))
     assert time.perf_counter() - started < 2.0
+
+
+# --- What verl's users know besides ---
+
+
+def test_metrics_of_parts_are_dicts_or_lists_of_dicts() -> None:
+    parts = [
+        DataProto.from_dict({"a": torch.zeros(1)}, meta_info={"metrics": metrics})
+        for metrics in ({"loss": 1.0}, [{"loss": 2.0}, {"loss": 3.0}], {"loss": [4.0, 5.0]})
+    ]
+    assert DataProto.concat(parts).meta_info["metrics"] == {"loss": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    assert list_of_dict_to_dict_of_list([{"a": 1, "b": 2}, {"a": 3, "b": 4}]) == {"a": [1, 3], "b": [2, 4]}
+    assert list_of_dict_to_dict_of_list([]) == {}
+
+
+def test_rows_fold_and_unfold() -> None:
+    data = DataProto.from_dict({"a": torch.arange(12).view(6, 2)}, {"n": np.arange(6)}, {"seed": 1})
+    folded = fold_batch_dim(data, 3)
+    assert len(folded) == 3 and folded.batch["a"].shape == (3, 2, 2) and folded.non_tensor_batch["n"].shape == (3, 2)
+    assert folded.select_idxs([1]).batch["a"].flatten().tolist() == [4, 5, 6, 7]
+    back = unfold_batch_dim(folded)
+    assert len(back) == 6 and torch.equal(back.batch["a"], data.batch["a"]) and back.meta_info == {"seed": 1}
+    assert back.non_tensor_batch["n"].tolist() == [*range(6)] and len(folded) == 3
+    with pytest.raises(ValueError, match="6 rows do not fold into 4"):
+        fold_batch_dim(data, 4)
+
+
+def test_chunks_may_be_uneven_where_that_was_asked_for() -> None:
+    data = DataProto.from_dict({"a": torch.arange(7)}, auto_padding=True)
+    assert data.is_padding_enabled() and data.meta_info[DataProtoConfig.auto_padding_key]
+    assert [part.batch["a"].tolist() for part in data.chunk(3)] == [[0, 1, 2], [3, 4], [5, 6]]
+    single = DataProto.from_single_dict({"a": torch.arange(2)}, auto_padding=True)
+    assert [len(part) for part in single.chunk(3)] == [1, 1, 0]
+    with pytest.raises(ValueError, match="do not divide"):
+        DataProto.from_dict({"a": torch.arange(7)}).chunk(3)
+
+
+def test_dicts_are_joined_in_the_first_unless_they_differ() -> None:
+    first = {"a": np.array([1.0, np.nan])}
+    assert union_numpy_dict(first, {"a": np.array([1.0, np.nan]), "b": np.zeros(2)}) is first and "b" in first
+    with pytest.raises(ValueError, match="'a'"):
+        union_two_dict({"a": 1}, {"a": 2})
+
+
+def test_an_empty_one_has_no_rows() -> None:
+    assert len(DataProto()) == len(DataProto(TensorDict({}, batch_size=[]))) == 0

@@ -111,6 +111,7 @@ def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = (
 
     `agent/ending/NAME` count episodes by their last attempt, `agent/retries` the attempts before it; `agent/masked` and
     `agent/masked_groups` count what is not trained on; seconds are wall time, means over episodes or calls;
+    `agent/info/NAME/mean` is that of the last number of that name that an episode's steps gave in their info;
     `tool/NAME/failures` count every call that gave an error, by kind under `tool_failures/KIND`.
     """
     endings = Counter(fact["ending"] for fact in facts)
@@ -129,6 +130,11 @@ def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = (
         "agent/env_seconds/max": float(np.max([fact["env_seconds"] for fact in facts])),
         "agent/episode_seconds/max": float(np.max([fact["seconds"] for fact in facts])),
     }
+    told: dict[str, list[float]] = defaultdict(list)
+    for fact in facts:
+        for name, value in fact["info"].items() if not fact["masked"] else ():
+            told[name].append(value)
+    metrics |= {f"agent/info/{name}/mean": float(np.mean(values)) for name, values in told.items()}
     if len(names) > 1:
         metrics |= environment_metrics(facts, names)
     if errors := [fact["error"] for fact in facts if fact["error"]]:

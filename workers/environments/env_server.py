@@ -1,18 +1,21 @@
 """What runs where an environment lives: its agent, the calls that reach it, and the record of what each gave.
 
 Invariant: user code never raises out of an `EnvServer`: whatever a call did, a `StepReply` comes back. Nothing here
-imports torch, and of a step's `info` only the records of tool calls leave the place where the environment lives.
+imports torch, and of a step's `info` only numbers and the records of tool calls leave the place where it lives.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from multiprocessing.connection import Connection
+from numbers import Real
 from typing import Any, Literal, get_args
 
 from custom.env import MAX_ERROR_CHARS, Message, check_done, check_observation, check_reward, describe
@@ -20,6 +23,8 @@ from custom.trial import Trial, as_trial, play_trial
 
 Call = Literal["build", "trial", "reset", "step", "finish", "close"]
 Failure = Literal["", "env_crash", "env_timeout"]
+# Of a step's info.
+MAX_NUMBERS, MAX_NAME_CHARS = 32, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,7 @@ class StepReply:
         reward: of a step; of a finish the episode's own, None where the environment's rewards stand.
         done: the environment has ended.
         tool_calls: name, ok, error_kind and seconds of each.
+        info: the numbers of a step's info.
         tools: of a build, the tools' schemas.
         trial: of a trial, what was seen.
         failure: the episode is over and its environment gone.
@@ -43,6 +49,7 @@ class StepReply:
     reward: float | None = None
     done: bool = False
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    info: dict[str, float] = field(default_factory=dict)
     tools: list[dict[str, Any]] | None = None
     trial: Trial | None = None
     failure: Failure = ""
@@ -86,7 +93,8 @@ class EnvServer:
     def step(self, text: str) -> StepReply:
         """Plays what the policy wrote."""
         messages, reward, done, info = self.agent.step(text)
-        return StepReply(messages=messages, reward=float(reward), done=bool(done), tool_calls=tool_calls(info))
+        reward, done = float(reward), bool(done)
+        return StepReply(messages=messages, reward=reward, done=done, tool_calls=tool_calls(info), info=numbers(info))
 
     def finish(self, ending: str) -> StepReply:
         """Ends the episode; replies with its own reward, where there is one."""
@@ -145,6 +153,13 @@ def tool_calls(info: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def numbers(info: Mapping[str, Any]) -> dict[str, float]:
+    """Takes from a step's info its finite numbers, true being 1, under names that are not overly long; MAX_NUMBERS."""
+    named = ((key, value) for key, value in info.items() if isinstance(key, str) and len(key) <= MAX_NAME_CHARS)
+    found = {key: float(value) for key, value in named if isinstance(value, Real)}
+    return {key: found[key] for key in islice((key for key in found if math.isfinite(found[key])), MAX_NUMBERS)}
+
+
 def unpack(answer: bytes) -> StepReply:
     """Reads the reply that `EnvServer.answer` wrote, as data: code of the policy's may have run where it was made."""
     try:
@@ -155,7 +170,8 @@ def unpack(answer: bytes) -> StepReply:
         check_done(reply.done, "the reply")
         if reply.failure not in get_args(Failure) or not isinstance(reply.error, str):
             raise ValueError(f"it says failure={reply.failure!r}, error={reply.error!r}")
-        return replace(reply, seconds=float(reply.seconds), tool_calls=tool_calls({"tool_calls": reply.tool_calls}))
+        calls = tool_calls({"tool_calls": reply.tool_calls})
+        return replace(reply, seconds=float(reply.seconds), tool_calls=calls, info=numbers(reply.info))
     # Whatever came is no reply.
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return crashed(
