@@ -12,6 +12,16 @@ def did_you_mean(given: str, allowed: Iterable[str], cutoff: float = 0.6) -> str
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def same_words(given: str, other: str) -> bool:
+    """Says whether each word of a name is, but for spelling, one of the other: total_steps of total_training_steps."""
+
+    def near(a: str, b: str) -> bool:
+        return difflib.SequenceMatcher(None, a, b).ratio() >= 0.7
+
+    words, own = other.split("_"), given.split("_")
+    return all(any(near(word, mine) for word in words) for mine in own) or (len(own) == 1 and near(given, other))
+
+
 def unknown_name(what: str, given: str, allowed: Iterable[str]) -> ValueError:
     """Makes the error for a name outside `allowed`; `what` is the setting that holds it."""
     names = sorted(allowed)

@@ -151,7 +151,6 @@ def test_values_may_refer_to_other_values() -> None:
         ("data.train_batch_size=null", "data.train_batch_size=None (command line): must be a whole number"),
         ("data.seed=inf", "data.seed='inf' (command line): must be a whole number (or null)"),
         ("data.seed=x", "data.seed='x' (command line): must be a whole number (or null)"),
-        ("data.shuffle=", "data.shuffle='' (command line): must be true or false"),
         ("data.shuffle=1", "data.shuffle='1' (command line): must be true or false"),
         (f"{ACTOR}.optim.lr=nan", f"{ACTOR}.optim.lr='nan' (command line): must be a finite number"),
         (f"{ACTOR}.optim.betas=[0.9]", f"{ACTOR}.optim.betas=[0.9] (command line): must be a list of 2 values"),
@@ -690,7 +689,6 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             "trainer.test_freq has nothing to validate on: set data.val_files",
         ),
         ([f"{ROLLOUT}.name=sglang"], f"{ROLLOUT}.name=sglang is not there yet: use vllm or hf"),
-        ([f"{ROLLOUT}.mode=async"], f"{ROLLOUT}.mode=async is not there: use sync"),
         (
             ["actor_rollout_ref.model.dtype=float16"],
             "actor_rollout_ref.model.dtype=float16 would train without loss scaling, which small gradients need in "
@@ -922,6 +920,42 @@ def test_an_unregistered_name_is_refused_with_the_nearest(override: str, near: s
     key, name = override.split("=")
     assert f"{key}='{name}' is unknown" in problem
     assert f"Did you mean '{near}'?" in problem
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("trainer.total_steps", "trainer.total_training_steps"),
+        (f"{ROLLOUT}.temprature", f"{ROLLOUT}.temperature"),
+        (f"{ROLLOUT}.gpu_memory", f"{ROLLOUT}.gpu_memory_utilization"),
+        ("data.gen_size", None),
+        (f"{ROLLOUT}.sample_rate", None),
+    ],
+)
+def test_a_key_is_offered_only_where_its_words_are_the_same(key: str, near: str | None) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config([str(ROOT / "configs/tiny_prompts.yaml"), f"{key}=1"], check=False)
+    (problem,) = refused.value.problems
+    assert (f"Did you mean '{near}'?" in problem) == (near is not None) == ("Did you mean" in problem)
+
+
+def test_verls_defaults_that_mean_nothing_here_are_said_and_refused_ones_can_be_taken_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "verl.yaml"
+    file.write_text(
+        "actor_rollout_ref: {rollout: {mode: async, over_sample_rate: 0, trace: {backend: null}, agent: {num: 8}},\n"
+        "  ref: {ulysses_sequence_parallel_size: 1}}\n"
+        "global_profiler: {tool: null}\ndata: {gen_batch_size: null}\ncritic: {fsdp: {param_offload: true}}\n"
+    )
+    with pytest.raises(ConfigError, match=r"rollout\.agent\.num"):
+        load_config([str(file)], check=False)
+    taken_back = [f"~{ROLLOUT}.agent", "~global_profiler.tool", f"{ACTOR}.use_kl_loss="]
+    config = load_config([str(file), *taken_back], check=False).config
+    assert config.critic.fsdp_config.param_offload and not config.actor_rollout_ref.actor.use_kl_loss
+    for name in ("over_sample_rate", "trace.backend", "ref.ulysses", "global_profiler.tool", "gen_batch_size"):
+        assert any(name in line and "no effect here" in line for line in caplog.messages)
+    assert f"{ACTOR}.use_kl_loss= (command line) has no value" in caplog.text
 
 
 def test_a_custom_algorithm_file_registers_before_names_are_checked(

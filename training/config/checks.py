@@ -310,8 +310,6 @@ def _not_there_yet(config: PPOConfig) -> Iterator[str]:
         yield "reward_model.enable=true: reward models are not there yet; use custom_reward_function.path"
     if policy.rollout.name == "sglang":
         yield f"{ROLLOUT}.name=sglang is not there yet: use vllm or hf"
-    if policy.rollout.mode == "async":
-        yield f"{ROLLOUT}.mode=async is not there: use sync"
     trained = {"actor_rollout_ref": policy.model} | ({"critic": config.critic.model} if config.need_critic else {})
     for name, model in trained.items():
         if model.dtype == "float16":

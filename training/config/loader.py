@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data.names import did_you_mean
+from data.names import did_you_mean, same_words
 from training.config.agent_settings import HOME_SETTINGS, EnvironmentChoice
 from training.config.checks import check_config
 from training.config.section import INPUT, build, leaves
@@ -162,15 +162,22 @@ class _Reader:
             self._reset(override[1:])
             return
         key, _, text = override.lstrip("+").partition("=")
+        leaf = self.schema.get(key)
+        if leaf is not None and not text and leaf.kind is not str and type(None) not in get_args(leaf.kind):
+            log.warning("%s= (command line) has no value: left as it is", key)
+            return
         free = [f"{name}." for name, leaf in self.schema.items() if get_origin(leaf.kind) is dict]
         with self._reporting(f"{key}={text!r} (command line)"):
             self._add(nest({key: parse(text, as_yaml=key.startswith(tuple(free)))}), "command line")
 
     def _reset(self, key: str) -> None:
-        """Takes a key, or a section's keys, back to the default."""
+        """Takes a key, or a section's keys, back to the default, and with them what was wrong with them."""
         known = [name for name in self.schema if name == key or name.startswith(f"{key}.")]
-        if not known:
+        left = [problem for problem in self.problems if not problem.startswith((f"{key}=", f"{key}."))]
+        if not known and len(left) == len(self.problems) and _match(key, IGNORED) is None:
             self._report_unknown(key, "~", "command line")
+        else:
+            self.problems = left
         for name in known:
             self.values.pop(name, None)
             self.sources.pop(name, None)
@@ -227,7 +234,8 @@ class _Reader:
         """Notes a key that does not exist, with the nearest that does."""
         whole = [name for name in self.schema if name.endswith(f".{key}")]
         last = [name for name in self.schema if name.endswith("." + key.split(".")[-1])]
-        near = did_you_mean(key, whole, 0.0) or did_you_mean(key, self.schema) or did_you_mean(key, last, 0.0)
+        alike = [name for name in self.schema if same_words(key.split(".")[-1], name.split(".")[-1])]
+        near = did_you_mean(key, whole, 0.0) or did_you_mean(key, alike, 0.4) or did_you_mean(key, last, 0.0)
         self._report(key, value, source, f"there is no such key.{near or ' --help lists all keys'}")
 
     @contextmanager
