@@ -55,6 +55,9 @@ class CustomEnvDataset(RLHFDataset):
         first_seed: int = 0,
         tokenizer_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
+        if tokenizer is None and tokenizer_kwargs:
+            fix = "give the tokenizer, or set data.apply_chat_template_kwargs"
+            raise ValueError(f"tokenizer_kwargs without a tokenizer have no effect: {fix}")
         self.description: dict[str, Any] | None = None
         if env is None:
             self.description = read_description(data_files)

@@ -163,8 +163,8 @@ def test_interrupted_runs_save_and_go_on_with_the_command_that_they_print(tiny_t
     """Wherever Ctrl-C comes, in generation or in an update, no step is lost or made twice."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     rare = "trainer.save_freq=100"
-    subprocess.run([*command(tiny_task, whole, "hf"), rare], check=True, capture_output=True)
-    argv, rng = [*command(tiny_task, broken, "hf"), rare], random.Random(5)
+    subprocess.run([*command(tiny_task, whole, "hf", steps=20), rare], check=True, capture_output=True)
+    argv, rng = [*command(tiny_task, broken, "hf", steps=20), rare], random.Random(5)
     for _ in range(3):
         before = steps_logged(broken)
         process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
@@ -179,4 +179,4 @@ def test_interrupted_runs_save_and_go_on_with_the_command_that_they_print(tiny_t
         assert steps_logged(broken) in (int(goes_on[1]), int(goes_on[1]) + 1), "of the validation before the first step"
         argv = [sys.executable, *goes_on[2].split()]
     subprocess.run(argv, check=True, capture_output=True, cwd=PROJECT)
-    assert_same_end(whole, broken)
+    assert_same_end(whole, broken, steps=20)
