@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import psutil
 import pytest
 import torch
 
-from training.run.process import say_busy_cores
+from training.run.process import EndingSignals, say_busy_cores
 
 
 @pytest.mark.parametrize(("threads", "used", "said"), [(4, 60.0, True), (4, 5.0, False), (1, 90.0, False)])
@@ -16,3 +19,19 @@ def test_threads_that_outnumber_the_free_cores_are_named(monkeypatch, caplog, th
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval: used)
     say_busy_cores()
     assert ("OMP_NUM_THREADS=2" in caplog.text) == said
+
+
+def test_a_postponed_signal_waits_for_the_step_and_a_second_one_does_not() -> None:
+    signals, before = EndingSignals(), signal.getsignal(signal.SIGINT)
+    signals.postpone = lambda: True
+    signals.install()
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.received == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        signals.close()
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, before if number == signal.SIGINT else signal.SIG_DFL)

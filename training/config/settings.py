@@ -202,7 +202,6 @@ class RolloutConfig(Section):
     """The generation engine and its sampling."""
 
     name: Literal["vllm", "sglang", "hf"] = "vllm"  #: engine; hf = plain transformers, slow but needs nothing
-    mode: Literal["sync", "async"] = "sync"  #: either: the engine lives beside the actor, episodes go on by themselves
     n: PositiveInt = 1  #: responses per prompt: the size of a group
     temperature: NonNegativeFloat = 1.0  #: of sampling; log-probs are taken at the same temperature
     top_k: PositiveOrMinusOne = -1  #: sample among the k likeliest tokens; -1 = all

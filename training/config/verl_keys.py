@@ -44,6 +44,7 @@ IGNORED = {
     "*.entropy_checkpointing": "entropy is computed in chunks where logits are large",
     SEVERAL_TURNS: "episodes have several turns where agent.environment is set",
     "actor_rollout_ref.rollout.multi_turn.max_user_turns": "the environment speaks after every turn but the last",
+    "actor_rollout_ref.rollout.mode": "the engine lives beside the actor, and episodes go on by themselves",
     "actor_rollout_ref.rollout.multi_turn.format": "agent.parser says how tool calls are written",
     "actor_rollout_ref.rollout.trace.*": "agent.episodes_dir records every episode",
     "actor_rollout_ref.ref.ulysses_sequence_parallel_size": "the reference shares sequences as the actor does",

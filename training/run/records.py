@@ -44,8 +44,9 @@ def held(run_dir: Path) -> Iterator[None]:
             ) from None
         except OSError as error:
             logger.warning("%s cannot be locked, so nothing keeps a second run out: %s", run_dir, error)
-        if before := file.read():
-            logger.warning("%s: the run of %s did not come to its end; its folder is taken over", run_dir, before)
+        else:
+            if before := file.read():
+                logger.warning("%s: the run of %s did not come to its end; its folder is taken over", run_dir, before)
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         file.flush()

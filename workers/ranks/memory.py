@@ -25,8 +25,8 @@ def limit_caches() -> None:
 def settle_heap() -> None:
     """Has glibc map blocks from 32 MiB on by themselves, so that they go back when freed, and keep the rest at hand.
 
-    Below that size activations are taken from the heap again, step by step: by default their freed top would go back
-    and every page of it be faulted in anew, a tenth of an update's time and, where a host lends its pages, a third.
+    Below that size activations are taken from the heap again, step by step: if their freed top went back, every page
+    of it would be faulted in anew in each update.
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(M_MMAP_THRESHOLD, 32 << 20)
