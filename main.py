@@ -78,6 +78,7 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    from training.run.alarms import AlarmStop
     from training.run.episodes import EnvironmentsFail
 
     trainer = loaded.config.trainer
@@ -88,7 +89,7 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    except EnvironmentsFail as error:
+    except (AlarmStop, EnvironmentsFail) as error:
         print(error, file=sys.stderr)
         return 1
     if "file" in trainer.logger and not trainer.val_only:

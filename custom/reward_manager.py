@@ -46,6 +46,9 @@ def register_reward_manager(name: str) -> Callable[[type], type]:
     return register
 
 
+register = register_reward_manager  # verl's name
+
+
 def get_reward_manager_cls(name: str) -> type:
     """Returns the class registered under `name`; ValueError with the names there are."""
     if name not in REWARD_MANAGER_REGISTRY:
@@ -74,6 +77,9 @@ class Sample:
 @register_reward_manager("naive")
 class NaiveRewardManager:
     """Scores row by row: compute_score(data_source=, solution_str=, ground_truth=, extra_info=, **reward_kwargs).
+
+    extra_info holds the row's own entries, `num_turns` (the prompt and each answer) and
+    `rollout_reward_scores`, what the rollout itself gave (`reward_scores` of the row, a dict).
 
     Args:
         tokenizer: decodes the responses, without special tokens.
@@ -117,12 +123,18 @@ class NaiveRewardManager:
 
     def _read(self, tensors: TensorDict, columns: dict[str, np.ndarray]) -> list[Sample]:
         texts = decode_sampled(self.tokenizer, tensors)
-        extra_infos = columns.get("extra_info", [None] * len(texts))
-        rows = zip(columns[self.reward_fn_key], texts, columns["reward_model"], extra_infos, strict=True)
-        return [
-            Sample(source, text, _ground_truth(truth, row), {} if extra is None else extra)
-            for row, (source, text, truth, extra) in enumerate(rows)
-        ]
+        nothing = [None] * len(texts)
+        # As verl counts: the prompt and each answer.
+        turns: Any = columns.get("__num_turns__", nothing)
+        turns = tensors["turn_ids"].amax(1).add(2).tolist() if "turn_ids" in tensors else turns
+        samples = []
+        for row, text in enumerate(texts):
+            extra = {**(columns.get("extra_info", nothing)[row] or {})}
+            extra["num_turns"] = turns[row]
+            extra["rollout_reward_scores"] = columns.get("reward_scores", nothing)[row] or {}
+            truth = _ground_truth(columns["reward_model"][row], row)
+            samples.append(Sample(columns[self.reward_fn_key][row], text, truth, extra))
+        return samples
 
     def _score(self, samples: list[Sample]) -> list[Any]:
         results = []

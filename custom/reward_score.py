@@ -16,28 +16,48 @@ from custom.verifier import VerifierProcess
 # The sign belongs to the number unless a digit stands before it: in "5-3" the last number is 3.
 NUMBER = re.compile(r"(?<!\d)-?\d[\d,]*(?:\.\d+)?")
 REASONING_GYM = "reasoning_gym/"
+DAPO = ("math_dapo", "math", "math_dapo_reasoning")
+NUMINA = ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
+MATH = (
+    *("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"),
+    *(f"numina_{name}" for name in NUMINA),
+)
+SOURCES = ("openai/gsm8k", *DAPO, "aime…", *MATH, "hiyouga/geometry3k", "searchR1_…", f"{REASONING_GYM}NAME")
 
 
 def default_compute_score(
     data_source: str,
     solution_str: str,
-    ground_truth: str,
+    ground_truth: Any,
     extra_info: dict[str, Any] | None = None,
     *,
     method: Literal["strict", "flexible"] = "strict",
-) -> float:
+) -> float | dict[str, Any]:
     """Scores one response, by its data source.
 
     openai/gsm8k: 1.0 if the number after the last "####" equals the truth, else 0.0; method="flexible" (from YAML:
     `reward_model.reward_kwargs.method`) takes the response's last number instead.
+    MATH and numina's sources: 1.0 if the boxed or last formula equals the truth in value, by math-verify, else 0.0.
+    math_dapo, math, aime…: 1.0, or -1.0, for what follows the last "Answer:" of the last 300 characters, with "acc" and
+    "pred". hiyouga/geometry3k: as MATH, weighted 0.9, and 0.1 for <think>…</think> before a boxed answer.
+    searchR1_…: 1.0 if <answer>…</answer> is one of the truth's "target", but for case, articles and punctuation.
     reasoning_gym/NAME: the task's own verifier on `extract_answer`; extra_info["entry"] is the task's entry as JSON.
     """
     if data_source == "openai/gsm8k":
         return score_gsm8k(solution_str, ground_truth, method)
+    if data_source in DAPO or data_source.startswith("aime"):
+        return score_dapo(solution_str, ground_truth)
+    if data_source in MATH:
+        return score_math(solution_str, ground_truth)
+    if data_source == "hiyouga/geometry3k":
+        form = re.search(r"<think>.*</think>.*\\boxed\{.*\}", solution_str, flags=re.DOTALL)
+        return 0.9 * score_math(solution_str, ground_truth) + 0.1 * (form is not None)
+    if data_source.startswith("searchR1_"):
+        return score_search(solution_str, ground_truth)
     if data_source.startswith(REASONING_GYM):
         return score_reasoning_gym(data_source.removeprefix(REASONING_GYM), solution_str, extra_info or {})
     raise ValueError(
-        f"no scoring rule for data_source={data_source!r}; allowed: openai/gsm8k, {REASONING_GYM}NAME. "
+        f"no scoring rule for data_source={data_source!r}; allowed: {', '.join(SOURCES)}. "
         "Set custom_reward_function.path to a file with your compute_score"
     )
 
@@ -64,9 +84,35 @@ def score_gsm8k(solution_str: str, ground_truth: str, method: Literal["strict", 
 
 
 @cache
-def _verifiers() -> VerifierProcess:
+def _verifiers(package: str) -> VerifierProcess:
     """Is this process's one, which starts when it is asked."""
-    return VerifierProcess()
+    if importlib.util.find_spec(package) is None:
+        raise ImportError(f"this data_source's rule needs a package: pip install {package.replace('_', '-')}")
+    return VerifierProcess(package)
+
+
+def score_math(solution_str: str, ground_truth: Any) -> float:
+    """Scores 1.0 or 0.0 by math-verify, which knows fractions, sets, intervals, units …"""
+    return _verifiers("math_verify").score("math", solution_str, json.dumps({"answer": str(ground_truth)}))
+
+
+def score_dapo(solution_str: str, ground_truth: Any) -> dict[str, Any]:
+    """Scores as DAPO (arXiv:2503.14476) does: 1.0 or -1.0."""
+    answers = re.findall(r"answer\s*:\s*(.+)", solution_str[-300:], flags=re.IGNORECASE)
+    right = bool(answers) and score_math(answers[-1], ground_truth) == 1.0
+    return {"score": 1.0 if right else -1.0, "acc": right, "pred": answers[-1] if answers else "[INVALID]"}
+
+
+def score_search(solution_str: str, ground_truth: Any) -> float:
+    """Scores 1.0 where the last tagged answer is one of `ground_truth["target"]`, a text or several."""
+
+    def plain(text: Any) -> list[str]:
+        return re.sub(r"\b(a|an|the)\b|[^\w\s]|_", " ", str(text).lower()).split()
+
+    tagged = re.findall(r"<answer>(.*?)</answer>", solution_str, flags=re.DOTALL)
+    target = ground_truth["target"]
+    truths = [target] if isinstance(target, str) else list(target)
+    return float(bool(tagged) and plain(tagged[-1]) in map(plain, truths))
 
 
 def extract_answer(solution_str: str, truth: str) -> str | None:
@@ -93,7 +139,5 @@ def score_reasoning_gym(name: str, solution_str: str, extra_info: dict[str, Any]
     entry = json.loads(extra_info["entry"])
     if name == "composite":
         name = entry["metadata"]["source_dataset"]
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise ImportError(f"data_source {REASONING_GYM}{name} needs the package: pip install reasoning-gym")
     answer = extract_answer(solution_str, str(entry["answer"])) or ""
-    return _verifiers().score(name, answer, extra_info["entry"])
+    return _verifiers("reasoning_gym").score(name, answer, extra_info["entry"])

@@ -8,8 +8,10 @@ import random
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from custom.env import Abandoned, Message, describe
 
@@ -21,15 +23,15 @@ GARBAGE = ("zzz", "I would rather not say.", "?!", "", "The the the the the.")
 PLAYERS = ("random", "garbage", "quitting", "cut")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Played:
     """Holds one episode: its reward and turns, the error that ended it, what it began with and was first told."""
 
-    reward: float
-    turns: int
-    error: str
-    first: list[Message]
-    told: list[Message]
+    reward: float = 0.0
+    turns: int = 0
+    error: str = ""
+    first: list[Message] = field(default_factory=list)
+    told: list[Message] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -95,26 +97,25 @@ def play_trial(agent: Any, seed: int, episodes: int, max_turn: int) -> Trial:
 def _play(agent: Any, player: str, seed: int, max_turn: int, end: float) -> Played | None:
     """Plays an episode; None where time runs out."""
     # Of no generator that the environment may have made of the seed.
-    generator = random.Random(f"trial {seed}")
-    total, turns, error = 0.0, 0, ""
-    first: list[Message] = []
-    told: list[Message] = []
+    generator, played = random.Random(f"trial {seed}"), Played()
     try:
         messages, done = agent.reset(seed), False
-        first = list(messages)
-        while not done and turns < (1 if player == "cut" else max_turn):
+        played.first = list(messages)
+        while not done and played.turns < (1 if player == "cut" else max_turn):
             if time.monotonic() > end:
                 return None
-            messages, reward, done, _ = agent.step(_answer(player, turns, agent.environment, generator, messages))
-            total, turns, told = total + reward, turns + 1, told or list(messages)
+            answer = _answer(player, played.turns, agent.environment, generator, messages)
+            messages, reward, done, _ = agent.step(answer)
+            played.reward, played.turns = played.reward + reward, played.turns + 1
+            played.told = played.told or list(messages)
         own = agent.episode_reward("done" if done else "overflow" if player == "cut" else "max_turns")
-        total = total if own is None else own
+        played.reward = played.reward if own is None else own
     # Whatever a user's code raises is what the trial is to find out.
     except BaseException as problem:
         if isinstance(problem, Abandoned | KeyboardInterrupt):
             raise
-        error = describe(problem)
-    return Played(total, turns, error, first, told)
+        played.error = describe(problem)
+    return played
 
 
 def _answer(
@@ -135,11 +136,6 @@ def _own_action(environment: Any, generator: random.Random) -> str | None:
 
 def _outcome(played: Sequence[Played]) -> Outcome:
     errors = [result.error for result in played if result.error]
-    clean = [result for result in played if not result.error]
-    return Outcome(
-        reward=sum(result.reward for result in clean) / max(len(clean), 1),
-        turns=sum(result.turns for result in clean) / max(len(clean), 1),
-        episodes=len(played),
-        crashes=len(errors),
-        error=errors[0] if errors else "",
-    )
+    clean = [(result.reward, result.turns) for result in played if not result.error]
+    reward, turns = np.mean(clean or [(0.0, 0)], axis=0).tolist()
+    return Outcome(reward, turns, len(played), len(errors), errors[0] if errors else "")

@@ -1,10 +1,11 @@
-"""Judges answers by reasoning-gym's verifiers in a process of their own: many of them execute what the policy wrote.
+"""Judges answers by the verifiers of packages, in a process of their own: some of them execute what the policy wrote.
 
 Invariant: an answer that a verifier trips over, or takes too long for, scores 0; whatever it does, the trainer goes on:
 it reads what the process sends as data, up to a deadline, and ends the process where that is not one answer.
 """
 
 import functools
+import importlib
 import json
 import logging
 import os
@@ -26,13 +27,18 @@ logger = logging.getLogger(__name__)
 DEADLINE_S, START_S = 10.0, 120.0
 LONGEST_REPLY = 10_000
 LIMITS = Limits(network=False, memory_gb=4.0)
-START = "import sys; sys.path.insert(0, sys.argv[1]); from custom.verifier import serve; serve()"
+START = "import sys; sys.path.insert(0, sys.argv[1]); from custom.verifier import serve; serve(sys.argv[2])"
 
 
 class VerifierProcess:
-    """Asks the process, which starts with the first answer, and again after one that it did not survive."""
+    """Asks the process, which starts with the first answer, and again after one that it did not survive.
 
-    def __init__(self) -> None:
+    Args:
+        package: whose verifiers judge: reasoning_gym, by the task's name; math_verify, whose only task is "math".
+    """
+
+    def __init__(self, package: str = "reasoning_gym") -> None:
+        self.package = package
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -60,7 +66,7 @@ class VerifierProcess:
         """Returns the process, ready for an answer."""
         if self._process is None or self._process.poll() is not None:
             self._end()
-            command = [sys.executable, "-c", START, str(Path(__file__).resolve().parents[1])]
+            command = [sys.executable, "-c", START, str(Path(__file__).resolve().parents[1]), self.package]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0
             )
@@ -91,7 +97,7 @@ class VerifierProcess:
             process.communicate()
 
 
-def serve() -> None:
+def serve(package: str) -> None:
     """Answers questions on the standard input, in the process."""
     die_with_parent()
     adopt_orphans()
@@ -99,8 +105,7 @@ def serve() -> None:
     # What a verifier prints is no answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    import reasoning_gym  # noqa: F401
-
+    importlib.import_module(package)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(_reply(*json.loads(line))), file=answers, flush=True)
@@ -127,6 +132,17 @@ def judge(
 
 @functools.cache
 def _verifier(name: str) -> Any:
+    if name == "math":
+        return equal_in_math
     import reasoning_gym
 
     return reasoning_gym.get_score_answer_fn(name)
+
+
+def equal_in_math(answer: str | None, entry: dict[str, Any]) -> float:
+    """Returns 1.0 where the last formula of an answer, a boxed one first, equals the entry's in value."""
+    from math_verify import parse, verify
+
+    # Their own deadlines need the main thread's signals; the process has one.
+    truth = parse(f"\\boxed{{{entry['answer']}}}", parsing_timeout=None)
+    return float(verify(truth, parse(answer or "", parsing_timeout=None), timeout_seconds=None))

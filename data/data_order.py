@@ -62,7 +62,8 @@ class EpochOrder(Sampler[int]):
 class PromptCollator:
     """Collates rows of any torch Dataset that gives `input_ids` and `attention_mask` (see `normalise_row`).
 
-    A row without them is tokenised here: `data.prompt_key` holds chat messages, or one user message as a string.
+    A row without them is tokenised here: `raw_prompt`, or `data.prompt_key`, holds chat messages, or one user message
+    as a string.
 
     Args:
         config: the `DataConfig`.
@@ -78,8 +79,9 @@ class PromptCollator:
 
     def _normalised(self, row: dict[str, Any]) -> dict[str, Any]:
         data = self.config
-        if "input_ids" not in row and data.prompt_key in row:
-            ids = encode_chat(self.tokenizer, row[data.prompt_key], **data.apply_chat_template_kwargs)
+        key = "raw_prompt" if "raw_prompt" in row else data.prompt_key
+        if "input_ids" not in row and key in row:
+            ids = encode_chat(self.tokenizer, row[key], **data.apply_chat_template_kwargs)
             row = {**row, "input_ids": ids, "attention_mask": [1] * len(ids)}
         pad, limit = pad_token_id(self.tokenizer), data.max_prompt_length
         return normalise_row(row, max_prompt_length=limit, pad_token_id=pad, truncation=data.truncation)

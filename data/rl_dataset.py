@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 logger = logging.getLogger(__name__)
+# The key under which a row says which file and line it comes from.
+ORIGIN = "__origin__"
 
 
 class RLHFDataset(Dataset):
@@ -61,66 +63,88 @@ class RLHFDataset(Dataset):
         tokenizer: "PreTrainedTokenizerBase",
         config: Any,
         processor: "ProcessorMixin | None" = None,
-        *,
         max_samples: int = -1,
+        *,
         require_ground_truth: bool = True,
     ) -> None:
         self.tokenizer, self.config, self.processor = tokenizer, config, processor
-        files = [data_files] if isinstance(data_files, str | Path) else list(data_files)
-        self.rows: list[dict[str, Any]] = []
-        self.origins: list[str] = []
-        for file in files:
-            rows = read_rows(file)
-            self.rows += rows
-            self.origins += [f"{file} row {number}" for number in range(len(rows))]
-        if max_samples >= 0:
-            del self.rows[max_samples:], self.origins[max_samples:]
-        self._check_rows(require_ground_truth)
-        self.numbers = list(range(len(self.rows)))
-        if config.filter_overlong_prompts:
-            self._drop_overlong_prompts()
-        elif config.truncation == "error":
-            self._refuse_overlong_prompts()
-        if not self.numbers:
-            raise ValueError(f"no rows are left of {', '.join(map(str, files))}; max_samples={max_samples}")
+        self.prompt_key, self.max_samples = config.prompt_key, max_samples
+        self.data_files = [data_files] if isinstance(data_files, str | Path) else list(data_files)
+        self.require_ground_truth = require_ground_truth
+        self.dataframe: Any = []
+        self._read_files_and_tokenize()
+        if not len(self.dataframe):
+            raise ValueError(f"no rows are left of {', '.join(map(str, self.data_files))}; max_samples={max_samples}")
+
+    # Three hooks of verl's, for subclasses.
+
+    def _read_files_and_tokenize(self) -> None:
+        """Sets `dataframe` to the rows: anything with a length whose [i] is a dict, such as a datasets.Dataset."""
+        rows: list[dict[str, Any]] = []
+        for file in self.data_files:
+            rows += [{ORIGIN: f"{file} row {number}", **row} for number, row in enumerate(read_rows(file))]
+        rows = [{"index": number, **row} for number, row in enumerate(rows)]
+        rows = rows[: self.max_samples] if self.max_samples >= 0 else rows
+        self._check_rows(rows)
+        self.dataframe = self.maybe_filter_out_long_prompts(rows)
+
+    def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
+        """Returns the rows whose prompts fit; with `truncation=error` and no filter none may be too long."""
+        rows, limit, config = (
+            dataframe if dataframe is not None else self.dataframe,
+            self.config.max_prompt_length,
+            self.config,
+        )
+        if not config.filter_overlong_prompts and config.truncation != "error":
+            return rows
+        with ThreadPoolExecutor(config.filter_overlong_prompts_workers) as pool:
+            lengths = list(pool.map(lambda row: len(self._encode(row)), rows))
+        overlong = [number for number, length in enumerate(lengths) if length > limit]
+        if overlong and not config.filter_overlong_prompts:
+            worst = overlong[0]
+            raise _overlong_error(_origin(rows[worst]), lengths[worst], limit, others=len(overlong) - 1)
+        logger.info("dropped %d of %d prompts longer than %d tokens", len(overlong), len(lengths), limit)
+        return [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
+
+    def _build_messages(self, example: dict[str, Any]) -> list[dict[str, Any]]:
+        """Returns a row's chat messages; may take columns out of the row, which is a copy."""
+        return as_messages(example[self.prompt_key])
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.dataframe)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        number = self.numbers[item]
-        row = {key: value for key, value in self.rows[number].items() if key != self.config.prompt_key}
+        source = dict(self.dataframe[item])
+        origin, messages = _origin(source), self._build_messages(source)
+        row = {key: value for key, value in source.items() if key not in (self.prompt_key, ORIGIN)}
         index = _entry(row, "extra_info", "index")
-        row["index"] = number if index is None else index
+        row["index"] = row.get("index", item) if index is None else index
         if self.config.return_raw_chat:
-            row["raw_prompt"] = as_messages(self.rows[number][self.config.prompt_key])
-        token_ids = self._encode(number)
+            row["raw_prompt"] = messages
+        token_ids = encode_chat(self.tokenizer, messages, **self.config.apply_chat_template_kwargs)
         row |= {"input_ids": token_ids, "attention_mask": [1] * len(token_ids)}
         return normalise_row(
             row,
             max_prompt_length=self.config.max_prompt_length,
             pad_token_id=pad_token_id(self.tokenizer),
             truncation=self.config.truncation,
-            where=self.origins[number],
+            where=origin,
         )
 
-    def _encode(self, number: int) -> list[int]:
-        prompt = self.rows[number][self.config.prompt_key]
-        return encode_chat(self.tokenizer, prompt, **self.config.apply_chat_template_kwargs)
+    def _encode(self, row: Mapping[str, Any]) -> list[int]:
+        messages = self._build_messages(dict(row))
+        return encode_chat(self.tokenizer, messages, **self.config.apply_chat_template_kwargs)
 
-    def _check_rows(self, require_ground_truth: bool) -> None:
-        problems = []
-        for row, origin in zip(self.rows, self.origins, strict=True):
-            if fault := self._fault_of(row, require_ground_truth):
-                problems.append(f"{origin} {fault}")
+    def _check_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+        problems = [f"{_origin(row)} {fault}" for row in rows if (fault := self._fault_of(row))]
         if problems:
             shown = "; ".join(problems[:3]) + ("; …" if len(problems) > 3 else "")
             raise ValueError(
-                f"{len(problems)} of {len(self.rows)} rows cannot be used: {shown}. Their columns are "
-                f"{sorted(self.rows[0])}; data.prompt_key names the prompt's, data.reward_fn_key the scoring rule's"
+                f"{len(problems)} of {len(rows)} rows cannot be used: {shown}. Their columns are "
+                f"{sorted(rows[0].keys() - {ORIGIN})}; data.prompt_key names the prompt's, data.reward_fn_key the scoring rule's"
             )
 
-    def _fault_of(self, row: Mapping[str, Any], require_ground_truth: bool) -> str | None:
+    def _fault_of(self, row: Mapping[str, Any]) -> str | None:
         prompt_key, scoring_key = self.config.prompt_key, self.config.reward_fn_key
         prompt = row.get(prompt_key)
         if not (isinstance(prompt, str | list) and prompt):
@@ -128,27 +152,15 @@ class RLHFDataset(Dataset):
         for number, message in enumerate(prompt if isinstance(prompt, list) else []):
             if fault := _fault_of_message(message):
                 return f"has a bad prompt: message {number} of {prompt_key!r} {fault}"
-        if require_ground_truth and _entry(row, "reward_model", "ground_truth") is None:
+        if self.require_ground_truth and _entry(row, "reward_model", "ground_truth") is None:
             return "has no reward_model.ground_truth"
-        if require_ground_truth and row.get(scoring_key) is None:
+        if self.require_ground_truth and row.get(scoring_key) is None:
             return f"has nothing under {scoring_key!r}, which chooses the scoring rule"
         return None
 
-    def _lengths(self) -> list[int]:
-        """Counts the tokens of each prompt."""
-        with ThreadPoolExecutor(self.config.filter_overlong_prompts_workers) as pool:
-            return list(pool.map(lambda number: len(self._encode(number)), self.numbers))
 
-    def _drop_overlong_prompts(self) -> None:
-        lengths, limit = self._lengths(), self.config.max_prompt_length
-        self.numbers = [number for number in self.numbers if lengths[number] <= limit]
-        logger.info("dropped %d of %d prompts longer than %d tokens", len(lengths) - len(self), len(lengths), limit)
-
-    def _refuse_overlong_prompts(self) -> None:
-        lengths, limit = self._lengths(), self.config.max_prompt_length
-        overlong = [number for number in self.numbers if lengths[number] > limit]
-        if overlong:
-            raise _overlong_error(self.origins[overlong[0]], lengths[overlong[0]], limit, others=len(overlong) - 1)
+def _origin(row: Mapping[str, Any]) -> str:
+    return str(row.get(ORIGIN, "a row"))
 
 
 def _entry(row: Mapping[str, Any], column: str, key: str) -> Any:

@@ -38,6 +38,7 @@ from training.core_algos import estimator_needs, get_kl_controller
 from training.reward import RewardFunction, compute_reward, compute_reward_async, lend_tokenizer
 from training.rollout_correction import compute_offpolicy_metrics
 from training.run import checkpoint
+from training.run.alarms import Alarms
 from training.run.episodes import readable_rows
 from training.run.metric_utils import (
     StepTimer,
@@ -58,12 +59,7 @@ from training.run.roles import (
     need_reward_model,
 )
 from training.run.tracking import Tracking
-from workers.ranks.worker_group import (
-    ClassWithInitArgs,
-    LocalWorkerGroup,
-    RayWorkerGroup,
-    create_colocated_worker_cls,
-)
+from workers.ranks.worker_group import ClassWithInitArgs, LocalWorkerGroup, RayWorkerGroup, create_colocated_worker_cls
 
 __all__ = [
     "RayPPOTrainer",
@@ -136,6 +132,7 @@ class RayPPOTrainer:
         self.row_stream = self._endless_rows()
         self.pools: list[Any] = []
         self._make_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
+        self.alarms = Alarms(config, getattr(tokenizer, "eos_token_id", None), self.steps_per_epoch)
 
     # Set-up
 
@@ -238,6 +235,7 @@ class RayPPOTrainer:
                     tracking.log(metrics, step=self.global_steps)
                     self.saver.poll()
                     state, self.in_step = self.driver_state(), False
+                    self.alarms.stop_if_asked()
                     if self.asked_to_end():
                         raise KeyboardInterrupt
             except KeyboardInterrupt:
@@ -306,10 +304,15 @@ class RayPPOTrainer:
                 with timer("update_actor"):
                     metrics |= self.actor_rollout_wg.update_actor(batch)
             with timer("update_weights"):
-                self.actor_rollout_wg.sync_weights()
+                metrics |= self.actor_rollout_wg.sync_weights()
         self._dump(batch, self.config.trainer.rollout_data_dir)
         self.on_batch(batch)
-        return metrics | drawn | self._step_metrics(batch, timer)
+        metrics |= drawn | self._step_metrics(batch, timer)
+        if self.config.trainer.alarms != "off":
+            with timer("alarms"):
+                metrics |= self.alarms.check(batch, metrics, self.global_steps)
+            metrics["timing_s/alarms"] = timer.seconds["alarms"]
+        return metrics
 
     def on_batch(self, batch: DataProto) -> None:
         """Sees each batch with all its fields, once it is trained on, or scored for validation: a hook to override."""
@@ -379,11 +382,11 @@ class RayPPOTrainer:
         result = self.actor_rollout_wg.compute_log_prob(batch)
         entropies = result.pop(batch_keys=["entropys"]).batch["entropys"]
         batch = batch.union(result)
-        mask = batch.batch["response_mask"]
+        tensors, mask = batch.batch, batch.batch["response_mask"]
         metrics["actor/old_entropy"] = masked_mean(entropies, mask).item()
-        if "rollout_log_probs" in batch.batch:
+        if "rollout_log_probs" in tensors:
             shares, largest = compute_offpolicy_metrics(
-                batch.batch["old_log_probs"], batch.batch["rollout_log_probs"], mask
+                tensors["old_log_probs"], tensors["rollout_log_probs"], mask, turn_ids=tensors.get("turn_ids")
             )
             metrics |= {name: value.item() for name, value in (shares | largest).items()}
         return batch, metrics

@@ -155,10 +155,14 @@ class DataParallelPPOActor:
             kl_loss = agg_loss(kl, mask, cfg.loss_agg_mode, **counts)
             loss = loss + cfg.kl_loss_coef * kl_loss
             metrics |= {"actor/kl_loss": kl_loss / ranks}
+        if "old_log_probs" in fields and (updates := micro.meta_info.get("updates_to_come")):
+            # Only this one of them adds to the mean over all.
+            apart = agg_loss((log_prob.detach() - old_log_prob).abs(), mask, "token-mean", **counts)
+            metrics["actor/first_update_diff"] = apart * updates / ranks
         if "rollout_log_probs" not in fields or "old_log_probs" in fields:
             return MicroLoss(loss, metrics, {})
         shares, maxima = compute_offpolicy_metrics(
-            log_prob.detach(), fields["rollout_log_probs"], mask, counts["batch_num_tokens"]
+            log_prob.detach(), fields["rollout_log_probs"], mask, counts["batch_num_tokens"], fields.get("turn_ids")
         )
         return MicroLoss(loss, metrics | shares, maxima)
 

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from custom.agent import AgentSpec
+from data.prompts import encode_chat
 from data.protocol import DataProto
 from training.config import ActorRolloutRefConfig, BatchPlan, CriticConfig, FSDPConfig, PPOConfig
 from workers.dp_actor import DataParallelPPOActor
@@ -29,6 +30,7 @@ from workers.ranks.distributed import offload, on_device, rank_group, shard_mode
 from workers.ranks.process import expandable_segments, start_worker, strictly_deterministic
 from workers.ranks.worker_group import Dispatch, register
 from workers.rollout.base import BaseRollout
+from workers.rollout.canary import Canary
 from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
@@ -67,11 +69,12 @@ class ActorRolloutRefWorker:
         if "rollout" in self.role:
             self.rollout = build_rollout(self.config, self.spec)
             self.rollout.sleep()
+            self.canary = self._canary() if self.config.trainer.alarms != "off" else None
             self.sync_weights()
 
     @register(Dispatch.ONE_TO_ALL)
-    def sync_weights(self) -> None:
-        """Sends the policy's weights to the rollout engine, which wakes up for it.
+    def sync_weights(self) -> dict[str, float]:
+        """Sends the policy's weights to the rollout engine, which wakes up for it; returns what the canaries tell.
 
         Its cache comes last: the policy that is offloaded need not share the device with it.
         """
@@ -79,7 +82,19 @@ class ActorRolloutRefWorker:
         dtype = torch_dtype(self.policy.rollout.dtype)
         with self._actor_on_device():
             self.rollout.update_weights(iter_weights(self.module, dtype), weight_manifest(self.module))
+            actor = self._canary_log_probs() if self.canary else None
         self.rollout.wake_up("kv_cache")
+        return self.canary.compare(actor) if self.canary and actor is not None else {}
+
+    def _canary(self) -> Canary:
+        def render(messages: list[dict[str, str]]) -> list[int]:
+            return encode_chat(self.spec.tokenizer, messages, **self.config.data.apply_chat_template_kwargs)
+
+        return Canary(self.rollout, len(self.spec.tokenizer), render)
+
+    def _canary_log_probs(self) -> torch.Tensor:
+        assert self.canary is not None
+        return self.actor.compute_log_prob(self.canary.batch(), limits=self.policy.log_prob_micro_batching)[0]
 
     @register(Dispatch.ONE_TO_ALL)
     def sleep_rollout(self) -> None:
@@ -141,7 +156,7 @@ class ActorRolloutRefWorker:
 
     @register(
         Dispatch.DP_COMPUTE_PROTO,
-        reads=(*FORWARD_FIELDS, "advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs"),
+        reads=(*FORWARD_FIELDS, "advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs", "turn_ids"),
         ranks_per_chunk="ranks_per_sequence",
     )
     def update_actor(self, data: DataProto) -> dict[str, float]:

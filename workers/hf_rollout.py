@@ -86,6 +86,13 @@ class HFRollout(BaseRollout):
                 targets[name].copy_(tensor)
 
     @torch.no_grad()
+    def score(self, sequences: list[list[int]]) -> list[list[float]]:
+        """Scores sequences of one length in a single pass."""
+        ids = torch.tensor(sequences, device=self.device)
+        log_probs = self.module(ids, use_cache=False).logits[:, :-1].float().log_softmax(dim=-1)
+        return log_probs.gather(2, ids[:, 1:, None]).squeeze(2).tolist()
+
+    @torch.no_grad()
     def _generate(self, rows: list[_Row], kind: Sampling) -> None:
         """Prefills, then samples one token a step for the rows that still run.
 

@@ -118,6 +118,24 @@ class vLLMRollout(BaseRollout):
         done = [output for output in self.engine.step() if output.finished]
         return [_completion(output, self.asked.pop(output.request_id)) for output in done]
 
+    def score(self, sequences: list[list[int]]) -> list[list[float]]:
+        """Scores sequences as prompts, behind which a token is sampled that nobody reads."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        kind = RequestOutputKind.FINAL_ONLY
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False, output_kind=kind)
+        for i, ids in enumerate(sequences):
+            self.engine.add_request(f"score-{i}", TokensPrompt(prompt_token_ids=ids), params)
+        scored: dict[str, list[float]] = {}
+        while len(scored) < len(sequences):
+            for output in self.engine.step():
+                places = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+                scored[output.request_id] = [place[token].logprob for token, place in places]
+        self.begin()
+        return [scored[f"score-{i}"] for i in range(len(sequences))]
+
     def begin(self) -> None:
         """Drops cached prefixes.
 

@@ -4,7 +4,6 @@ Invariant: an adapter's first observation is its prompt template, filled (a str.
 replaces), and what it cannot read as an action is answered by an observation that says so, never by an exception.
 """
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,15 +44,6 @@ def library_of(source: Any) -> str | None:
     """Returns the library behind an environment named LIBRARY:ID, or None."""
     library = source.partition(":")[0] if isinstance(source, str) else None
     return library if library in LIBRARIES else None
-
-
-def import_library(library: str, identifier: str) -> Any:
-    """Imports the library that `identifier` belongs to; ValueError says what to install."""
-    try:
-        return importlib.import_module(library)
-    except ImportError as error:
-        package = LIBRARIES[library].package
-        raise ValueError(f"environment {library}:{identifier} needs the package: pip install {package}") from error
 
 
 class Adapter(BaseEnvironment):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from custom.adapters.base import Adapter, Step, import_library
+from custom.adapters.base import Adapter, Step
 from custom.adapters.gymnasium_legends import legend_of
 from custom.env import OwnGenerators
 
@@ -125,7 +125,7 @@ class GymnasiumEnvironment(Adapter):
 
 
 def _make_gymnasium(identifier: str, kwargs: Mapping[str, Any]) -> Any:
-    gymnasium = import_library("gymnasium", identifier)
+    import gymnasium
 
     try:
         game = gymnasium.make(identifier, disable_env_checker=True, **kwargs)

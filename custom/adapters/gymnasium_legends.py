@@ -126,12 +126,8 @@ def _blackjack(env: Any) -> Legend:
     return Legend(goal, ("stick", "hit"), ("your sum", "the dealer's card", "usable ace"))
 
 
-BY_HAND: dict[str, Callable[[Any], Legend]] = {
-    "gymnasium.envs.toy_text.frozen_lake": _frozen_lake,
-    "gymnasium.envs.toy_text.cliffwalking": _cliff_walking,
-    "gymnasium.envs.toy_text.taxi": _taxi,
-    "gymnasium.envs.toy_text.blackjack": _blackjack,
-}
+TOY_TEXTS = {"frozen_lake": _frozen_lake, "cliffwalking": _cliff_walking, "taxi": _taxi, "blackjack": _blackjack}
+BY_HAND = {f"gymnasium.envs.toy_text.{module}": legend for module, legend in TOY_TEXTS.items()}
 
 
 def _letters(desc: Any) -> list[list[str]]:

@@ -4,6 +4,7 @@ Invariant: what does not exist or takes other arguments raises a ValueError that
 inside a user's own code keeps its type.
 """
 
+import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +29,12 @@ def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> An
     if not kind or not name:
         raise ValueError(f"environment {source!r} is unknown; allowed: {ENVIRONMENT_NAMES} or /path/to/file.py:CLASS")
     if library := library_of(source):
-        adapter = load_object(f"custom.adapters.{library}:{LIBRARIES[library].adapter}", "environment")
+        about = LIBRARIES[library]
+        try:
+            importlib.import_module(library)
+            adapter = load_object(f"custom.adapters.{library}:{about.adapter}", "environment")
+        except ImportError as error:
+            raise ValueError(f"environment {source} needs the package: pip install {about.package}") from error
         return adapter(source.partition(":")[2], **kwargs)
     return _construct(load_object(source, "environment"), kwargs)
 

@@ -7,9 +7,7 @@ get the same score; a verifier that trips over an answer scores it 0.
 import random
 from typing import Any
 
-import numpy as np
-
-from custom.adapters.base import Adapter, Step, import_library
+from custom.adapters.base import Adapter, Step
 from custom.env import OwnGenerators
 from custom.reward_score import NUMBER, extract_answer
 from custom.verifier import judge
@@ -34,13 +32,12 @@ class ReasoningGymEnvironment(Adapter):
 
     def __init__(self, identifier: str, *, prompt_template: str = TEMPLATE, attempts: int = 1, **kwargs: Any) -> None:
         super().__init__(identifier, prompt_template)
-        self.library = import_library("reasoning_gym", identifier)
         self.attempts, self.max_turns, self.settings = attempts, attempts, kwargs
         self._new_task(0)
 
     def reset(self, seed: int | None = None) -> str:
         """Generates a new task and returns the prompt around its question."""
-        self._new_task(int(np.random.default_rng().integers(2**31)) if seed is None else seed)
+        self._new_task(random.SystemRandom().randrange(2**31) if seed is None else seed)
         self.attempts_left = self.attempts
         return self.fill_prompt(question=str(self.entry["question"]))
 
@@ -63,14 +60,15 @@ class ReasoningGymEnvironment(Adapter):
         return " ".join(generator.choices(words, k=min(max(len(truth.split()), 1), 50)))
 
     def _new_task(self, seed: int) -> None:
+        import reasoning_gym
+        from reasoning_gym.composite import DatasetSpec
+
         settings = dict(self.settings)
         try:
             if self.name == "composite" and settings.get("datasets"):
-                from reasoning_gym.composite import DatasetSpec
-
                 settings["datasets"] = [DatasetSpec(**spec) for spec in settings["datasets"]]
             with OwnGenerators(seed).installed():
-                self.task = self.library.create_dataset(self.name, size=1, seed=seed, **settings)
+                self.task = reasoning_gym.create_dataset(self.name, size=1, seed=seed, **settings)
                 self.entry = self.task[0]
         except (ValueError, TypeError, AssertionError, KeyError) as error:
             raise ValueError(f"reasoning_gym:{self.name} cannot be made with {self.settings}: {error}") from error

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from custom.adapters.base import Adapter, Step, import_library
+from custom.adapters.base import Adapter, Step
 from custom.adapters.opponents import OPPONENTS, Opponent, draw_moves, opponent_maker
 from custom.env import MAX_OBSERVATION_CHARS, BadEnvironment, OwnGenerators, cut_middle, shown
 
@@ -193,16 +193,17 @@ def make_game(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, list[Any], int
 
     Its observation wrappers, which repeat the whole history, are taken off.
     """
-    library = import_library("textarena", name)
+    import textarena
+
     try:
         # Some games draw as they are made: not from what another thread's game is drawing from.
         with OwnGenerators(0).installed():
-            game = library.make(name, **kwargs)
+            game = textarena.make(name, **kwargs)
             wrappers = []
-            while isinstance(game, library.Wrapper):
-                wrappers += [game] if isinstance(game, library.ActionWrapper) else []
+            while isinstance(game, textarena.Wrapper):
+                wrappers += [game] if isinstance(game, textarena.ActionWrapper) else []
                 game = game.env
-            return game, wrappers, _count_players(game, library.SinglePlayerState)
+            return game, wrappers, _count_players(game, textarena.SinglePlayerState)
     # Each game fails in its own way over what it lacks.
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]

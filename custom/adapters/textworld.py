@@ -4,7 +4,6 @@ Invariant: rewards add up to score / max_score, so that a game that is won pays 
 answers itself.
 """
 
-import importlib
 import random
 import re
 import tempfile
@@ -14,9 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from custom.adapters.base import Adapter, Step, import_library
+from custom.adapters.base import Adapter, Step
 
 # Generators and the settings they take; cooking's recipe_seed is the episode's seed unless it is given.
 CHALLENGES: dict[str, dict[str, Any]] = {
@@ -61,7 +58,6 @@ class TextWorldEnvironment(Adapter):
         **kwargs: Any,
     ) -> None:
         super().__init__(identifier, prompt_template)
-        self.library = import_library("textworld", identifier)
         # The interpreter says so of each game that is not a famous one.
         warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
         self.max_turns, self.show_commands = max_episode_steps, show_commands
@@ -76,7 +72,7 @@ class TextWorldEnvironment(Adapter):
 
     def reset(self, seed: int | None = None) -> str:
         """Starts the seed's game and returns its objective and first room."""
-        self._start(int(np.random.default_rng().integers(2**31)) if seed is None else seed)
+        self._start(random.SystemRandom().randrange(2**31) if seed is None else seed)
         self.steps, self.score, self._done = 0, 0, False
         objective, text = str(self.state.objective or ""), str(self.state.feedback or "")
         # Before its objective a game shows the library's name in large letters.
@@ -119,16 +115,18 @@ class TextWorldEnvironment(Adapter):
         return re.sub(r"\n{3,}", "\n\n", re.sub(r"\n>[^\n]*$", "", text.rstrip())).strip() + listed
 
     def _start(self, seed: int) -> None:
+        import textworld
+
         self.close()
         wanted = ("feedback", "objective", "admissible_commands", "score", "max_score", "won", "lost")
-        infos = self.library.EnvInfos(**dict.fromkeys(wanted, True))
+        infos = textworld.EnvInfos(**dict.fromkeys(wanted, True))
         path = self.name
         try:
             if self.name in CHALLENGES:
                 # Kept, because the folder goes with it.
                 self.folder = make_game(self.name, self.settings, seed % 2**32)
                 path = str(Path(self.folder.name) / "game.z8")
-            self.game = self.library.start(path, infos)
+            self.game = textworld.start(path, infos)
             self.game.seed(seed)
             self.state = self.game.reset()
         except (ValueError, TypeError, KeyError, AssertionError, NotImplementedError, OSError) as error:
@@ -137,7 +135,9 @@ class TextWorldEnvironment(Adapter):
 
 def make_game(name: str, settings: Mapping[str, Any], seed: int) -> tempfile.TemporaryDirectory[str]:
     """Generates a game and compiles it to game.z8 in a folder, which is deleted with the returned object."""
-    textworld = importlib.import_module("textworld")
+    import textworld
+    from textworld import challenges
+
     folder: tempfile.TemporaryDirectory[str] = tempfile.TemporaryDirectory(prefix="textworld")
     options = textworld.GameOptions()
     options.seeds, options.path = seed, str(Path(folder.name) / "game.z8")
@@ -145,7 +145,7 @@ def make_game(name: str, settings: Mapping[str, Any], seed: int) -> tempfile.Tem
         textworld.g_rng.set_seed(seed)
         if "recipe_seed" in settings and settings["recipe_seed"] is None:
             settings = {**settings, "recipe_seed": seed}
-        game = importlib.import_module("textworld.challenges").CHALLENGES[name][1](settings, options)
+        game = challenges.CHALLENGES[name][1](settings, options)
         textworld.generator.compile_game(game, options)
     return folder
 

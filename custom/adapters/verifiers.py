@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from custom.adapters.base import Adapter, import_library
+from custom.adapters.base import Adapter
 from custom.env import BadEnvironment, Message, Observation
 
 # Rows that are read of a taskset without an end.
@@ -39,7 +39,6 @@ class VerifiersEnvironment(Adapter):
 
     def __init__(self, identifier: str, *, prompt_template: str = TEMPLATE, **kwargs: Any) -> None:
         super().__init__(identifier, prompt_template)
-        import_library("verifiers", identifier)
         self.env, self.tasks = load_environment(identifier, kwargs)
         self.seat_name, self.config_of_seat = check_environment(self.env, self.tasks[0], identifier)
         self.max_turns = 1 if type(self.env).__name__ == "SingleAgentEnv" else self.config_of_seat.max_turns

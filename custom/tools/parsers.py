@@ -152,10 +152,6 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.text, self.broken = text, 0
 
-    @property
-    def exhausted(self) -> bool:
-        return self.broken >= MAX_BROKEN
-
     def read(self, start: int) -> tuple[Any, int]:
         """Returns (value, its end), or (_Broken, where it broke: nothing before that can begin another call)."""
         try:
@@ -172,7 +168,7 @@ class _Reader:
 def _objects(text: str) -> Iterator[Any]:
     """Yields the outermost JSON objects; `_Broken` for those that break after a key that calls have."""
     reader, position = _Reader(text), 0
-    while not reader.exhausted and (found := _OBJECT.search(text, position)):
+    while reader.broken < MAX_BROKEN and (found := _OBJECT.search(text, position)):
         value, position = reader.read(found.start())
         if not isinstance(value, _Broken) or _CALL_KEY.search(text, found.start(), position):
             yield value
@@ -182,7 +178,7 @@ def _tagged(text: str) -> Iterator[Any]:
     """Yields the JSON values behind each `<tool_call>`; `_Broken` where there is none."""
     reader, tag = _Reader(text), "<tool_call>"
     position = text.find(tag)
-    while position >= 0 and not reader.exhausted:
+    while position >= 0 and reader.broken < MAX_BROKEN:
         value, position = reader.read(_skip_space(text, position + len(tag)))
         yield value
         while not isinstance(value, _Broken) and text.startswith("{", position := _skip_space(text, position)):
@@ -257,7 +253,7 @@ def _react_input(reader: _Reader, start: int, end: int) -> tuple[Any, int]:
     fence = _FENCE.match(reader.text, begin)
     begin = fence.end() if fence else begin
     if reader.text.startswith("{", begin) and begin < end:
-        return (_Broken("too many broken values"), end) if reader.exhausted else reader.read(begin)
+        return (_Broken("too many broken values"), end) if reader.broken >= MAX_BROKEN else reader.read(begin)
     content = reader.text[start:end].strip()
     fenced = _FENCED.fullmatch(content)
     return (fenced.group(1) if fenced else content), end

@@ -95,11 +95,6 @@ class ToolRegistry:
         """Returns all tools as function schemas."""
         return [tool.definition.schema() for tool in self.tools.values()]
 
-    def execute_tool(self, name: str, /, **arguments: Any) -> tuple[bool, Any]:
-        """Calls a tool and returns (True, its result) or (False, the error's text)."""
-        record = self.execute(ToolCall(name, arguments))
-        return record.ok, record.value
-
     def execute(self, call: ToolCall, environment: Any = None, max_chars: int = MAX_OBSERVATION_CHARS) -> CallRecord:
         """Executes a call; an EnvironmentStepTool steps `environment`, where one is given, and lets its errors pass.
 

@@ -105,6 +105,13 @@ class Stuck(Fragile):
         return super().step(action)
 
 
+class Steady(Fragile):
+    """Never fails."""
+
+    def reset(self, seed: int | None = None) -> str:
+        return super().reset(0)
+
+
 class Even(BaseEnvironment):
     """One turn; the reward says whether the number is even."""
 

@@ -158,30 +158,38 @@ def test_generators_of_ones_own_are_waited_for_and_give_equal_seeds_equal_draws(
 
 
 STALL = """
-import ctypes, sys, time
-from workers.environments.sentry import Sentry
-import threading
-sentry = Sentry(stall_s=1.0)
-with sentry.watching("reset of Innocent", 0):
-    with sentry.watching("step of Greedy", threading.get_native_id()):
-        sentry.beat()
-        {hold}
-sentry.stop()
+import ctypes, time
+from custom.agent import AgentSpec
+from workers.environments import pool
+pool.STALL_S = 1.5
+
+class Greedy:
+    def reset(self, seed=None):
+        return "go"
+    def step(self, action):
+        exec(action)
+        return "on", 0.0, True, {}
+
+with pool.EnvironmentPool([AgentSpec(Greedy)]) as environments:
+    environments.reset(0, 0, 0)
+    environments.poll(9)
+    environments.step(0, HOLD)
+    environments.poll(9)
 """
-# PyDLL keeps the interpreter's lock; usleep takes microseconds.
-HOLD = "[ctypes.PyDLL(None).usleep(900_000) for _ in range(4)]"
+# PyDLL keeps the interpreter's lock.
+HOLD = "ctypes.PyDLL(None).sleep(3)"
 
 
-def test_the_sentry_says_which_environment_holds_the_interpreters_lock() -> None:
-    code = STALL.format(hold=HOLD)
+def test_where_an_environment_keeps_the_interpreters_lock_stderr_says_where_each_thread_stands() -> None:
+    code = STALL.replace("HOLD", repr(HOLD))
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    [line] = [line for line in done.stderr.splitlines() if "interpreter's lock" in line]
-    assert "step of Greedy" in line and "reset of Innocent" in line and "isolation=process" in line
+    assert done.stderr.count("Timeout (0:00:01.5") == 1
+    assert "line 11 in step" in done.stderr
 
 
-def test_the_sentry_says_nothing_while_it_hears_the_watch() -> None:
-    code = STALL.format(hold="[time.sleep(0.2) or sentry.beat() for _ in range(15)]")
+def test_a_slow_environment_that_leaves_others_the_lock_is_no_stall() -> None:
+    code = STALL.replace("HOLD", repr("time.sleep(3)"))
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -33,6 +33,11 @@ def threads() -> int:
     return sum(thread.name.startswith("environment") for thread in threading.enumerate())
 
 
+def hanging(pool: EnvironmentPool) -> int:
+    """Counts the threads that a pool has given up and that still run."""
+    return sum(slot.discarded and slot.thread.is_alive() for slot in list(pool._slots))
+
+
 def processes() -> int:
     """The fork server and its env workers, which share its command line; other tests' processes, such as Ray's, come
     and
@@ -347,11 +352,11 @@ def test_a_late_return_closes_its_environment_and_answers_nobody(isolation: str,
     with pool_of(isolation, closes=str(closes), step_timeout_s=0.4) as pool:
         start(pool, "a")
         assert ask(pool, "a", "sleep 1.0").failure == "env_timeout"
-        assert pool.leaked_threads == (1 if isolation == "thread" else 0)
+        assert hanging(pool) == 1 or isolation == "process"
         start(pool, "a")
         wait_until(closes.exists)
         assert words(ask(pool, "a", "say mine")) == ["mine"]
-        assert pool.poll(0.2) == [] and pool.leaked_threads == 0
+        assert pool.poll(0.2) == [] and hanging(pool) == 0
     assert closes.read_text() == "closed\n" * 2
 
 
@@ -360,20 +365,20 @@ def test_a_thread_that_loops_for_ever_in_python_is_ended(tmp_path: Path) -> None
     with pool_of(closes=str(closes), step_timeout_s=0.2) as pool:
         start(pool, "a")
         assert ask(pool, "a", "loop").failure == "env_timeout"
-        assert pool.leaked_threads == 1
-        wait_until(lambda: pool.leaked_threads == 0)
+        assert hanging(pool) == 1
+        wait_until(lambda: hanging(pool) == 0)
         assert closes.read_text() == "closed\n"
 
 
-def test_a_thread_that_cannot_be_ended_is_counted_and_ends_when_it_comes_back(tmp_path: Path) -> None:
+def test_a_thread_that_cannot_be_ended_ends_when_it_comes_back(tmp_path: Path) -> None:
     closes = tmp_path / "closes"
     with pool_of(closes=str(closes), step_timeout_s=0.2) as pool:
         start(pool, "a", "b")
         assert ask(pool, "a", "block").failure == "env_timeout"
         assert words(ask(pool, "b", "say x")) == ["x"]
-    assert pool.leaked_threads == 1
+    assert hanging(pool) == 1
     pool_environments.RELEASE.set()
-    wait_until(lambda: pool.leaked_threads == 0)
+    wait_until(lambda: hanging(pool) == 0)
     assert closes.read_text() == "closed\n" * 2
 
 
@@ -386,7 +391,7 @@ def test_shutdown_does_not_wait_for_what_hangs(isolation: str) -> None:
     pool.shutdown()
     pool.shutdown()
     assert processes() == 0 or isolation == "thread"
-    assert pool.leaked_threads == 0  # hangs of Python code are ended in threads too
+    assert hanging(pool) == 0  # hangs of Python code are ended in threads too
     for call in (lambda: pool.reset(1, 0, 0), lambda: pool.step("idle", "x"), lambda: pool.tool_schemas):
         with pytest.raises(RuntimeError, match="shut down"):
             call()
@@ -586,31 +591,9 @@ def test_misuse_is_told_apart_from_a_failure() -> None:
         assert not collect(pool, 1)[0].failure
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"isolation": "cloud"}, "allowed: thread, process, ray"),
-        ({"num_workers": 0}, "num_workers=0"),
-        ({"step_timeout_s": 0.0}, "step_timeout_s=0"),
-        ({"episode_timeout_s": -1.0}, "episode_timeout_s=-1"),
-    ],
-)
-def test_settings_out_of_range_are_errors(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        EnvironmentPool([AgentSpec(Obedient)], **settings)
-
-
 def test_an_environment_that_cannot_travel_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="isolation=thread"):
         EnvironmentPool([AgentSpec(pool_environments.Unpicklable())], isolation="process")
-
-
-def test_ray_workers_need_ray() -> None:
-    ray = pytest.importorskip("ray")
-    if ray.is_initialized():
-        pytest.skip("Ray is running")
-    with pytest.raises(ValueError, match=r"trainer\.launcher=ray"):
-        pool_of("ray")
 
 
 @pytest.fixture

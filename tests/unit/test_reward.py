@@ -275,7 +275,8 @@ def test_rows_without_extra_info_or_ground_truth(tokenizer):
     data.non_tensor_batch["extra_info"][1] = None
     seen = []
     NaiveRewardManager(tokenizer, 0, lambda extra_info, **_: seen.append(extra_info) or 0.0)(data)
-    assert seen[1] == {} and seen[2] == {"index": 2}
+    of_verl = {"num_turns": None, "rollout_reward_scores": {}}
+    assert seen[1] == of_verl and seen[2] == {"index": 2, **of_verl}
     data.non_tensor_batch["reward_model"][2] = None
     with pytest.raises(ValueError, match="row 2: reward_model is None; it must be a dict with 'ground_truth'"):
         NaiveRewardManager(tokenizer, 0)(data)

@@ -96,6 +96,11 @@ def manager_of(*tools: Tool, environment: Any = None, parser: str = "function", 
     return MultiTurnManager(ToolRegistry(tools), get_parser(parser), environment, **settings)
 
 
+def call(registry: ToolRegistry, tool: str, /, **arguments: Any) -> tuple[bool, Any]:
+    record = registry.execute(ToolCall(tool, arguments))
+    return record.ok, record.value
+
+
 def corridor() -> Corridor:
     environment = Corridor()
     environment.reset()
@@ -108,7 +113,7 @@ def corridor() -> Corridor:
 def test_a_registered_tool_is_executed_and_described() -> None:
     registry = ToolRegistry()
     registry.register(Echo())
-    assert registry.execute_tool("echo", text="hi") == (True, "hi")
+    assert call(registry, "echo", text="hi") == (True, "hi")
     function = {"name": "echo", "description": "Echoes.", "parameters": Echo.definition.parameters}
     assert registry.schemas() == [{"type": "function", "function": function}]
 
@@ -152,7 +157,7 @@ def test_a_tool_may_have_a_parameter_called_name() -> None:
         def execute(self, name: str) -> str:
             return f"Hello {name}"
 
-    assert ToolRegistry([Greet()]).execute_tool("greet", name="Ann") == (True, "Hello Ann")
+    assert call(ToolRegistry([Greet()]), "greet", name="Ann") == (True, "Hello Ann")
 
 
 def test_text_alone_stands_for_the_only_parameter() -> None:
@@ -182,7 +187,7 @@ def test_an_exception_that_cannot_be_printed_is_a_result_too() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert ToolRegistry([Returns(Rude())]).execute_tool("returns") == (False, "Rude: (no message)")
+    assert call(ToolRegistry([Returns(Rude())]), "returns") == (False, "Rude: (no message)")
 
 
 def test_a_tool_that_hangs_is_left_and_after_a_few_times_not_called_again() -> None:
@@ -198,7 +203,7 @@ def test_a_tool_that_hangs_is_left_and_after_a_few_times_not_called_again() -> N
     tool.wake.set()
     for thread in left:
         thread.join(5)
-    assert registry.execute_tool("sleeps") == (True, "awake")
+    assert call(registry, "sleeps") == (True, "awake")
 
 
 # --- Loading ---
@@ -228,7 +233,7 @@ def test_tools_are_loaded_by_name_from_files_and_modules(tmp_path: Path) -> None
     sources = ("calculator", f"{file}:Mine", f"{file}:several", f"{file}:shared", "custom.tools.builtin:PythonTool")
     registry = load_tools(sources)
     assert [*registry.tools] == ["calculator", "mine", "a", "b", "shared", "python"]
-    assert registry.execute_tool("mine") == (True, "mine")
+    assert call(registry, "mine") == (True, "mine")
     assert load_tools(sources).tools["shared"] is not registry.tools["shared"]
 
 

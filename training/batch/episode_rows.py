@@ -32,6 +32,7 @@ class EpisodeRows:
     Attributes:
         rows: for each episode its row numbers, in the order of `episode_row`.
         first: (E,) int64, each episode's first row.
+        real: (B,) bool, False for dummy rows.
     """
 
     def __init__(self, batch: DataProto) -> None:
@@ -44,10 +45,9 @@ class EpisodeRows:
         self.rows = sorted(rows_of.values())
         self.first = np.array([rows[0] for rows in self.rows], dtype=np.int64)
         self._one_row_each = all(rows == [i] for i, rows in enumerate(self.rows))
-        self._real = real
-        self._episode_of_row = torch.empty(len(batch), dtype=torch.int64)
-        for episode, rows in enumerate(self.rows):
-            self._episode_of_row[rows] = episode
+        self.real = real
+        owner = {row: episode for episode, rows in enumerate(self.rows) for row in rows}
+        self._episode_of_row = torch.tensor([owner[row] for row in range(len(batch))], dtype=torch.int64)
 
     def takes(self, tensor: Tensor, width: int) -> bool:
         """Tells whether `join` takes the tensor: (B,), (B, width), or any where each episode has one row."""
@@ -77,7 +77,7 @@ class EpisodeRows:
 
     def fold(self, per_row: Tensor, how: Literal["sum", "amax", "amin"] = "sum") -> Tensor:
         """Reduces (B,) over each episode's rows, dummies left out: (real episodes,) float64."""
-        values, episodes = per_row[self._real].double(), self._episode_of_row[self._real]
+        values, episodes = per_row[self.real].double(), self._episode_of_row[self.real]
         numbers = episodes.unique(return_inverse=True)[1]
         out = values.new_zeros(int(numbers.max()) + 1 if len(numbers) else 0)
         return out.scatter_reduce(0, numbers, values, how, include_self=False)

@@ -5,32 +5,21 @@ what it reads (`training.config.checks`). A configuration never changes once it 
 """
 
 from training.config.batch_plan import BatchPlan, MicroBatching, UpdatePlan
-from training.config.section import CustomClassConfig, Section
 from training.config.settings import (
     ActorConfig,
     ActorRolloutRefConfig,
     AgentConfig,
-    AlgorithmConfig,
-    CheckpointConfig,
     CriticConfig,
     CriticModelConfig,
-    CustomRewardFunctionConfig,
     DataConfig,
     EnvironmentChoice,
     FilterGroupsConfig,
     FSDPConfig,
-    KLControlConfig,
-    KLKind,
-    LossAggMode,
     ModelConfig,
     OptimConfig,
     PolicyLossChoice,
     PPOConfig,
-    RayKwargs,
     RefConfig,
-    RewardModelConfig,
     RolloutConfig,
-    SamplerConfig,
     TrainerConfig,
-    ValKwargs,
 )

@@ -16,16 +16,13 @@ from training.config.batch_plan import MicroBatching
 from training.config.section import leaves
 from training.config.settings import CheckpointConfig, CustomRewardFunctionConfig, PPOConfig
 
-__all__ = ["check_config", "load_custom_algorithm", "read_model_config"]
-
 log = logging.getLogger(__name__)
-read_model_config = resources.read_model_config
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def check_config(
-    config: PPOConfig, *, model_config_reader: Callable[[str], dict[str, Any]] = read_model_config
+    config: PPOConfig, *, model_config_reader: Callable[[str], dict[str, Any]] = resources.read_model_config
 ) -> list[str]:
     """Returns all problems of a config; none where it can run here.
 
@@ -33,17 +30,15 @@ def check_config(
         model_config_reader: model path -> its config.json as a dict.
     """
     return [
-        *_bounds(config),
+        *(f"{key}={leaf.value} must be {wanted}" for key, leaf in leaves(config) for wanted in leaf.wanted()),
         *_batch_sizes(config),
         *_token_budgets(config),
         *_sampling(config),
         *_engine(config),
         *_algorithm(config),
         *_reward(config),
-        *_resume(config),
         *_steps(config),
         *_checkpoints(config),
-        *_run_dir(config),
         *resources.check_ranks(config),
         *_not_there_yet(config),
         *resources.check_files(config),
@@ -61,13 +56,6 @@ def load_custom_algorithm(path: str) -> None:
     load_extern_object(path, "__name__")
 
 
-def _bounds(config: PPOConfig) -> Iterator[str]:
-    """Finds values outside the bounds of their fields."""
-    for key, leaf in leaves(config):
-        for wanted in leaf.wanted():
-            yield f"{key}={leaf.value} must be {wanted}"
-
-
 def _batch_sizes(config: PPOConfig) -> Iterator[str]:
     """Requires that a step's prompts divide into mini-batches, those over ranks, and those into micro-batches."""
     actor, critic = config.actor_rollout_ref.actor, config.resolved_critic
@@ -76,11 +64,9 @@ def _batch_sizes(config: PPOConfig) -> Iterator[str]:
         yield from _mini_batches(config, "critic", critic.ppo_mini_batch_size or 0, critic.micro_batching)
         smaller, larger = sorted((actor.ppo_mini_batch_size, critic.ppo_mini_batch_size or 0))
         if smaller > 0 and larger % smaller:
-            yield (
-                f"{ACTOR}.ppo_mini_batch_size={actor.ppo_mini_batch_size} and "
-                f"critic.ppo_mini_batch_size={critic.ppo_mini_batch_size} do not nest: a step is cut once for both, "
-                "so one must be a multiple of the other"
-            )
+            reason = "a step is cut once for both, so one must be a multiple of the other"
+            sizes = f"{ACTOR}.ppo_mini_batch_size={actor.ppo_mini_batch_size} and critic.ppo_mini_batch_size="
+            yield f"{sizes}{critic.ppo_mini_batch_size} do not nest: {reason}"
     if config.data_parallel_size > 0:
         yield from _rows_over_ranks(config, _step_size(config), config.prompts_per_step)
 
@@ -98,10 +84,8 @@ def _mini_batches(config: PPOConfig, section: str, size: int, micro: MicroBatchi
     n = config.actor_rollout_ref.rollout.n
     rows = size * n // config.data_parallel_size
     if not undivided and micro.micro_batch_size and rows % micro.micro_batch_size:
-        yield (
-            f"{section}.ppo_micro_batch_size_per_gpu={micro.micro_batch_size} does not divide the {rows} rows "
-            f"of a mini-batch on a rank ({given} x rollout.n={n} / {_data_parallel(config)})"
-        )
+        of_rank = f"the {rows} rows of a mini-batch on a rank ({given} x rollout.n={n} / {_data_parallel(config)})"
+        yield f"{section}.ppo_micro_batch_size_per_gpu={micro.micro_batch_size} does not divide {of_rank}"
 
 
 def _rows_over_ranks(config: PPOConfig, given: str, prompts: int) -> Iterator[str]:
@@ -152,10 +136,8 @@ def _sampling(config: PPOConfig) -> Iterator[str]:
     if config.max_model_len < data.row_length:
         yield f"{ROLLOUT}.max_model_len={rollout.max_model_len} is shorter than {resources.row_length(config)}"
     if rollout.response_length not in (None, data.max_response_length):
-        yield (
-            f"{ROLLOUT}.response_length={rollout.response_length} contradicts "
-            f"data.max_response_length={data.max_response_length}: leave the first null"
-        )
+        other = f"data.max_response_length={data.max_response_length}"
+        yield f"{ROLLOUT}.response_length={rollout.response_length} contradicts {other}: leave the first null"
 
 
 def _engine(config: PPOConfig) -> Iterator[str]:
@@ -175,11 +157,9 @@ def _engine(config: PPOConfig) -> Iterator[str]:
     own = rollout.engine_kwargs.get("vllm")
     passed_on = isinstance(own, dict) and not own.keys().isdisjoint({"max_num_batched_tokens", "max_num_seqs"})
     if rollout.max_num_batched_tokens < rollout.max_num_seqs and not passed_on:
-        yield (
-            f"{ROLLOUT}.max_num_batched_tokens={rollout.max_num_batched_tokens} is below "
-            f"{ROLLOUT}.max_num_seqs={rollout.max_num_seqs}: vLLM gives each sequence a token per step; "
-            "raise the first or lower the second"
-        )
+        reason = "vLLM gives each sequence a token per step; raise the first or lower the second"
+        below = f"is below {ROLLOUT}.max_num_seqs={rollout.max_num_seqs}"
+        yield f"{ROLLOUT}.max_num_batched_tokens={rollout.max_num_batched_tokens} {below}: {reason}"
 
 
 def _algorithm(config: PPOConfig) -> Iterator[str]:
@@ -193,16 +173,17 @@ def _algorithm(config: PPOConfig) -> Iterator[str]:
     # Imports torch: late.
     from training.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 
+    yield from _unknown(get_policy_loss_fn, config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    yield from _unknown(get_adv_estimator_fn, config.algorithm.adv_estimator) or _estimator(config)
+
+
+def _unknown(find: Callable[[str], Any], name: str) -> list[str]:
+    """Says what is wrong with a name that a registry does not find."""
     try:
-        get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+        find(name)
     except ValueError as error:
-        yield str(error)
-    try:
-        get_adv_estimator_fn(config.algorithm.adv_estimator)
-    except ValueError as error:
-        yield str(error)
-    else:
-        yield from _estimator(config)
+        return [str(error)]
+    return []
 
 
 def _estimator(config: PPOConfig) -> Iterator[str]:
@@ -217,45 +198,37 @@ def _estimator(config: PPOConfig) -> Iterator[str]:
         compares = f"algorithm.adv_estimator={name} compares the responses of a group"
         log.warning("%s, but %s.n=1: each keeps its raw score", compares, ROLLOUT)
     if config.algorithm.filter_groups.enable and n == 1:
-        given = "algorithm.filter_groups.enable=true"
-        yield f"{given}: a group of {ROLLOUT}.n=1 never differs within itself; raise n"
+        yield f"algorithm.filter_groups.enable=true: a group of {ROLLOUT}.n=1 never differs within itself; raise n"
 
 
 def _reward(config: PPOConfig) -> Iterator[str]:
     """Requires that the scoring function loads, and that the manager, which its file may register, finds its needs."""
     custom = config.custom_reward_function
     if custom.path is not None:
-        yield from resources.user_file(
-            "custom_reward_function.path", custom.path, "custom_reward_function.name", custom.name
-        )
+        key = "custom_reward_function"
+        yield from resources.user_file(f"{key}.path", custom.path, f"{key}.name", custom.name)
     elif custom.name != CustomRewardFunctionConfig.name:
         log.warning("custom_reward_function.name=%s has no effect without custom_reward_function.path", custom.name)
     # Imports torch: late.
     from custom.reward_manager import get_reward_manager_cls
 
-    try:
-        manager = get_reward_manager_cls(config.reward_model.reward_manager)
-    except ValueError as error:
-        yield str(error)
-        return
-    if callable(check := getattr(manager, "check_config", None)):
+    name = config.reward_model.reward_manager
+    unknown = _unknown(get_reward_manager_cls, name)
+    yield from unknown
+    if not unknown and callable(check := getattr(get_reward_manager_cls(name), "check_config", None)):
         yield from check(config)
 
 
-def _resume(config: PPOConfig) -> Iterator[str]:
-    """Requires that the folder to resume from is there where it is asked for."""
-    mode, path = config.trainer.resume_mode, config.trainer.resume_from_path
+def _steps(config: PPOConfig) -> Iterator[str]:
+    """Requires that what is resumed from, warm-up, validation and trackers have what they need."""
+    trainer = config.trainer
+    mode, path = trainer.resume_mode, trainer.resume_from_path
     if mode != "resume_path" and path is not None:
         log.warning("trainer.resume_from_path has no effect with trainer.resume_mode=%s: set it to resume_path", mode)
     elif mode == "resume_path" and path is None:
         yield "trainer.resume_mode=resume_path needs trainer.resume_from_path: a global_step_N folder"
     elif mode == "resume_path" and not Path(str(path)).is_dir():
         yield f"trainer.resume_from_path={path} is not a folder"
-
-
-def _steps(config: PPOConfig) -> Iterator[str]:
-    """Requires that warm-up, validation and trackers have what they need."""
-    trainer = config.trainer
     warmup, steps = trainer.critic_warmup, trainer.total_training_steps
     if warmup > 0 and not config.need_critic:
         yield f"trainer.critic_warmup={warmup}: there is no critic to warm up; set it to 0, or critic.enable=true"
@@ -272,12 +245,14 @@ def _steps(config: PPOConfig) -> Iterator[str]:
 
 
 def _checkpoints(config: PPOConfig) -> Iterator[str]:
-    """Requires that a resumed run goes on with its weights, not only with its step count."""
+    """Requires that a resumed run goes on with its weights, and that the run's folder can be made and written."""
     if "hf_model" in config.critic.checkpoint.save_contents:
         yield "critic.checkpoint.save_contents has hf_model: only the actor is exported; take it out"
     yield from _contents(config, f"{ACTOR}.checkpoint", config.actor_rollout_ref.actor.checkpoint)
     if config.need_critic:
         yield from _contents(config, "critic.checkpoint", config.critic.checkpoint)
+    key = "trainer.default_local_dir" + ("" if config.trainer.default_local_dir else "=null, so the run's folder")
+    yield from resources.unwritable(key, config.trainer.run_dir)
 
 
 def _contents(config: PPOConfig, name: str, parts: CheckpointConfig) -> Iterator[str]:
@@ -297,12 +272,6 @@ def _contents(config: PPOConfig, name: str, parts: CheckpointConfig) -> Iterator
         yield f"{given} is more than {name}.save_contents={save}: {fix}"
 
 
-def _run_dir(config: PPOConfig) -> Iterator[str]:
-    """Requires that the run's folder can be made and written."""
-    key = "trainer.default_local_dir" + ("" if config.trainer.default_local_dir else "=null, so the run's folder")
-    yield from resources.unwritable(key, config.trainer.run_dir)
-
-
 def _not_there_yet(config: PPOConfig) -> Iterator[str]:
     """Refuses what the settings can name and this project does not have."""
     policy = config.actor_rollout_ref
@@ -310,10 +279,9 @@ def _not_there_yet(config: PPOConfig) -> Iterator[str]:
         yield "reward_model.enable=true: reward models are not there yet; use custom_reward_function.path"
     if policy.rollout.name == "sglang":
         yield f"{ROLLOUT}.name=sglang is not there yet: use vllm or hf"
-    trained = {"actor_rollout_ref": policy.model} | ({"critic": config.critic.model} if config.need_critic else {})
-    for name, model in trained.items():
+    for key, model in resources.trained_models(config).items():
         if model.dtype == "float16":
             reason = "would train without loss scaling, which small gradients need in float16"
-            yield f"{name}.model.dtype=float16 {reason}: use bfloat16 or float32; {ROLLOUT}.dtype may be float16"
+            yield f"{key}.dtype=float16 {reason}: use bfloat16 or float32; {ROLLOUT}.dtype may be float16"
     if policy.model.lora_rank > 0:
         yield f"actor_rollout_ref.model.lora_rank={policy.model.lora_rank}: LoRA is not there yet; use 0"

@@ -12,6 +12,7 @@ Later wins: defaults, `extends: other.yaml`, the YAML, the command line. Interna
 import logging
 import re
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from data.names import did_you_mean, same_words
 from training.config.agent_settings import HOME_SETTINGS, EnvironmentChoice
 from training.config.checks import check_config
-from training.config.section import INPUT, build, leaves
+from training.config.section import INPUT, build, each, leaves
 from training.config.settings import PPOConfig
 from training.config.values import InputError, as_text, convert, nest, parse, reference_yaml, to_yaml
 from training.config.verl_keys import IGNORED, MOVED, ONE_LIMIT, SEVERAL_TURNS, UNAVAILABLE
@@ -106,28 +107,22 @@ class _Reader:
 
     def read_command_line(self, argv: list[str]) -> bool:
         """Reads the YAML that is named, then the overrides; returns whether --explain was given."""
-        flags: dict[str, str] = {}
-        overrides, files = [], []
-        words = iter(argv)
-        for word in words:
-            name, equals, text = word.partition("=")
-            if name in ("--config-path", "--config-name"):
-                flags[name] = text if equals else next(words, "")
-            elif word == "--explain":
-                flags[word] = word
-            elif equals or re.match(r"~[a-z]", word):
-                overrides.append(word)
-            else:
-                files.append(word)
-        if "--config-name" in flags:
-            name = flags["--config-name"].removesuffix(".yaml")
-            files.append(str(Path(flags.get("--config-path", "configs")) / f"{name}.yaml"))
-        elif "--config-path" in flags:
-            self._cannot_read(f"--config-path={flags['--config-path']} needs --config-name=NAME too")
+        options = ArgumentParser(add_help=False, allow_abbrev=False)
+        for name in ("--config-path", "--config-name"):
+            options.add_argument(name, nargs="?", const="")
+        options.add_argument("--explain", action="store_true")
+        given, words = options.parse_known_args(argv)
+        overrides = [word for word in words if "=" in word or re.match(r"~[a-z]", word)]
+        files = [word for word in words if word not in overrides]
+        if given.config_name is not None:
+            folder = "configs" if given.config_path is None else given.config_path
+            files.append(str(Path(folder) / f"{given.config_name.removesuffix('.yaml')}.yaml"))
+        elif given.config_path is not None:
+            self._cannot_read(f"--config-path={given.config_path} needs --config-name=NAME too")
         self._read_files(files)
         for override in overrides:
             self._read_override(override)
-        return "--explain" in flags
+        return bool(given.explain)
 
     def _read_files(self, files: list[str]) -> None:
         """Reads the one YAML file among what is neither an option nor an override."""
@@ -254,7 +249,7 @@ class _Reader:
             with self._reporting(f"{key}={value!r} ({self.sources[key]})"):
                 leaf = self.schema[key]
                 made = convert(value, leaf.kind)
-                flat[key] = _located(made) if INPUT in leaf.metadata else made
+                flat[key] = each(_locate, made) if INPUT in leaf.metadata else made
         flat["env_template"] = tuple(self._entry(i, entry) for i, entry in enumerate(flat["env_template"]))
         for key, (old, value) in self.moved.items():
             if str(value) != str(self.values[key]):
@@ -334,11 +329,6 @@ def _merged(before: Any, after: Any) -> Any:
 def _match(key: str, patterns: Mapping[str, str]) -> str | None:
     """Returns the first pattern that a key fits."""
     return next((pattern for pattern in patterns if fnmatchcase(key, pattern)), None)
-
-
-def _located(value: str | tuple[str, ...] | None) -> Any:
-    """Locates a path, or each of several."""
-    return tuple(map(_locate, value)) if isinstance(value, tuple) else value and _locate(value)
 
 
 def _locate(path: str) -> str:

@@ -9,10 +9,9 @@ import json
 import logging
 import os
 import re
-import socket
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from math import gcd
 from operator import attrgetter
 from pathlib import Path
@@ -20,20 +19,11 @@ from typing import Any
 
 from custom.adapters import ENVIRONMENT_NAMES, LIBRARIES
 from data.names import did_you_mean
-from training.config.settings import (
-    CriticModelConfig,
-    CustomRewardFunctionConfig,
-    EnvironmentChoice,
-    ModelConfig,
-    PPOConfig,
-)
+from training.config.settings import CriticModelConfig, CustomRewardFunctionConfig, EnvironmentChoice, PPOConfig
 
 log = logging.getLogger(__name__)
-AnyModelConfig = ModelConfig | CriticModelConfig
 ULYSSES = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
 ADDRESS = "ray_kwargs.ray_init.address"
-# Seconds for a Ray cluster to answer.
-ANSWER_S = 3.0
 DATA_FILES = (".parquet", ".json", ".jsonl")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -48,16 +38,7 @@ def row_length(config: PPOConfig) -> str:
 
 
 def check_ranks(config: PPOConfig) -> Iterator[str]:
-    """Finds all problems with the ranks, but those that depend on the model."""
-    yield from _devices(config)
-    yield from _launcher(config)
-    if config.trainer.use_ray:
-        yield from _cluster(config)
-    yield from _sequence_parallel(config)
-
-
-def _devices(config: PPOConfig) -> Iterator[str]:
-    """Requires that the devices are there and divide among the engines."""
+    """Requires devices that divide among the engines, and what else ranks need, whatever the model."""
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     if trainer.device == "cuda":
         # Late: the other values need no torch here.
@@ -72,6 +53,10 @@ def _devices(config: PPOConfig) -> Iterator[str]:
         yield f"{given} does not divide {ranks}: an engine's ranks share a machine"
     if size > 1 and rollout.name == "hf":
         yield f"{given}: rollout.name=hf has one rank an engine; use 1"
+    yield from _launcher(config)
+    if trainer.use_ray:
+        yield from _cluster(config)
+    yield from _sequence_parallel(config)
 
 
 def _launcher(config: PPOConfig) -> Iterator[str]:
@@ -85,29 +70,22 @@ def _launcher(config: PPOConfig) -> Iterator[str]:
         yield f"trainer.launcher=ray needs the package: {way_out}"
     if config.ray_kwargs.ray_init and not trainer.use_ray:
         log.warning("ray_kwargs.ray_init has no effect with trainer.launcher=local")
-    if trainer.num_ranks > 1:
-        return
     for key in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
-        if not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
+        if trainer.num_ranks <= 1 and not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
             log.warning("%s.fsdp_config.reshard_after_forward has no effect on one rank", key)
-    if config.actor_rollout_ref.actor.strategy == "fsdp":
+    if trainer.num_ranks <= 1 and config.actor_rollout_ref.actor.strategy == "fsdp":
         log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
 
 
 def _cluster(config: PPOConfig) -> Iterator[str]:
     """Requires that several machines have a cluster that is there already, and that ray.init takes its arguments."""
     nodes, settings = config.trainer.nnodes, config.ray_kwargs.ray_init
-    address = settings.get("address")
-    if nodes > 1 and address in (None, "local"):
-        yield (
-            f"trainer.nnodes={nodes} needs {ADDRESS}: run `ray start --head` on the first machine, "
-            f"`ray start --address=HOST:6379` on the others, and set {ADDRESS}=auto; "
-            "for ranks on this machine alone set trainer.n_gpus_per_node"
-        )
+    if nodes > 1 and settings.get("address") in (None, "local"):
+        start = "run `ray start --head` on the first machine, `ray start --address=HOST:6379` on the others"
+        alone = "for ranks on this machine alone set trainer.n_gpus_per_node"
+        yield f"trainer.nnodes={nodes} needs {ADDRESS}: {start}, and set {ADDRESS}=auto; {alone}"
     if settings and importlib.util.find_spec("ray") is not None:
         yield from _ray_arguments(settings)
-    if address not in (None, "auto", "local") and "://" not in str(address):
-        yield from _answering(str(address))
 
 
 def _ray_arguments(settings: dict[str, Any]) -> Iterator[str]:
@@ -122,36 +100,18 @@ def _ray_arguments(settings: dict[str, Any]) -> Iterator[str]:
             yield f"ray_kwargs.ray_init.{name}: ray.init takes no such argument.{hint}"
 
 
-def _answering(address: str) -> Iterator[str]:
-    """Requires that something listens at HOST:PORT."""
-    parts = re.fullmatch(r"\[?(.+?)\]?:(\d{1,5})", address)
-    if parts is None or int(parts[2]) > 65535:
-        wanted = "HOST:PORT, as `ray start --head` prints it, or auto for this machine's cluster"
-        yield f"{ADDRESS}={address} must be {wanted}"
-        return
-    try:
-        socket.create_connection((parts[1], int(parts[2])), timeout=ANSWER_S).close()
-    except OSError as error:
-        fix = "run `ray start --head` there, or name the address that it printed"
-        yield f"{ADDRESS}={address}: nothing answers there ({error}); {fix}"
-
-
 def _sequence_parallel(config: PPOConfig) -> Iterator[str]:
     """Requires that the ranks divide into equal groups that share sequences, for actor and critic alike."""
     ranks, critic_size = config.trainer.num_ranks, config.critic.ulysses_sequence_parallel_size
     size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
     if size > 0 and ranks > 0 and ranks % size:
-        multiple = size // gcd(size, config.trainer.nnodes)
-        yield (
-            f"{ULYSSES}={size} does not divide trainer.nnodes x trainer.n_gpus_per_node = {ranks} ranks: "
-            f"set trainer.n_gpus_per_node to a multiple of {multiple}, or {ULYSSES} to {_divisors(ranks)}"
-        )
+        fix = f"set trainer.n_gpus_per_node to a multiple of {size // gcd(size, config.trainer.nnodes)}"
+        given = f"{ULYSSES}={size} does not divide trainer.nnodes x trainer.n_gpus_per_node = {ranks} ranks"
+        yield f"{given}: {fix}, or {ULYSSES} to {_divisors(ranks)}"
     if config.need_critic and critic_size not in (None, size):
-        yield (
-            f"critic.ulysses_sequence_parallel_size={critic_size} differs from the actor's {size}: "
-            "both read a step's rows in one order; leave it null"
-        )
-    for key, model in _models(config).items():
+        reason = "both read a step's rows in one order; leave it null"
+        yield f"critic.ulysses_sequence_parallel_size={critic_size} differs from the actor's {size}: {reason}"
+    for key, model in trained_models(config).items():
         if size > 1 and not model.use_remove_padding:
             yield f"{ULYSSES}={size} needs {key}.use_remove_padding=true"
 
@@ -165,9 +125,9 @@ def _divisors(number: int) -> str:
 # Files and folders.
 
 
-def missing_file(key: str, path: str) -> Iterator[str]:
-    """Says that there is no such file, and from where it was looked for."""
-    if not Path(path).is_file():
+def missing_file(key: str, path: str | None) -> Iterator[str]:
+    """Says that there is no such file, and from where it was looked for; null names none."""
+    if path is not None and not Path(path).is_file():
         yield f"{key}={path} is not a file (seen from {Path.cwd()})"
 
 
@@ -212,25 +172,20 @@ def check_files(config: PPOConfig) -> Iterator[str]:
     if config.environments:
         return
     if not data.train_files:
-        yield (
-            "data.train_files is missing: give a parquet, json or jsonl file, or a list of them; "
-            "or something to act in, agent.environment.name"
-        )
+        ways_out = "give a parquet, json or jsonl file, or a list of them"
+        yield f"data.train_files is missing: {ways_out}; or something to act in, agent.environment.name"
     for key, paths in {"data.train_files": data.train_files, "data.val_files": data.val_files}.items():
         for path in paths:
-            missing = [*missing_file(key, path)]
-            yield from missing
-            if not missing and data.custom_cls.path is None and Path(path).suffix not in DATA_FILES:
+            yield from missing_file(key, path)
+            if Path(path).is_file() and data.custom_cls.path is None and Path(path).suffix not in DATA_FILES:
                 yield f"{key}={path}: a data file ends in {', '.join(DATA_FILES)}; or read it with data.custom_cls"
 
 
 def check_classes(config: PPOConfig) -> Iterator[str]:
     """Requires that the user's dataset and sampler can be had from their files."""
-    custom, sampler = config.data.custom_cls, config.data.sampler
-    for path_key, path, name_key, name in (
-        ("data.custom_cls.path", custom.path, "data.custom_cls.name", custom.name),
-        ("data.sampler.class_path", sampler.class_path, "data.sampler.class_name", sampler.class_name),
-    ):
+    for start in ("data.custom_cls.", "data.sampler.class_"):
+        path_key, name_key = f"{start}path", f"{start}name"
+        path, name = attrgetter(path_key, name_key)(config)
         if path is not None:
             if name is None:
                 yield f"{name_key} is missing: which class of {path}?"
@@ -254,11 +209,11 @@ def check_agents(config: PPOConfig) -> Iterator[str]:
         return
     for i, environment in enumerate(config.environments):
         yield from _environment(f"env_template[{i}]" if config.env_template else "agent.environment", environment)
-    if (agent.suite.path is None) != (agent.suite.name is None):
-        yield "agent.suite.path and agent.suite.name go together: the file, and the class in it"
-    elif agent.suite.path is not None:
-        yield from missing_file("agent.suite.path", agent.suite.path)
-    yield from _agent(config)
+    for key, own in {"agent.suite": agent.suite, "agent.cls": agent.cls}.items():
+        yield from missing_file(f"{key}.path", own.path)
+        if (own.path is None) != (own.name is None):
+            yield f"{key}.path and {key}.name go together: the file, and the class in it"
+    yield from _turns(config)
     yield from _reward_function(config.custom_reward_function)
     if agent.episodes_dir is not None:
         yield from unwritable("agent.episodes_dir", agent.episodes_dir)
@@ -288,13 +243,9 @@ def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
         yield f"{key} names no environment: give name, or path and cls"
 
 
-def _agent(config: PPOConfig) -> Iterator[str]:
-    """Requires that the user's agent class is named in full, and that a turn is no longer than all turns together."""
+def _turns(config: PPOConfig) -> Iterator[str]:
+    """Requires that a turn is no longer than all turns together, and that what it may run is kept within walls."""
     agent, response = config.agent, config.data.max_response_length
-    if agent.cls.path is not None:
-        yield from missing_file("agent.cls.path", agent.cls.path)
-    if (agent.cls.path is None) != (agent.cls.name is None):
-        yield "agent.cls.path and agent.cls.name go together: the file, and the class in it"
     if agent.max_turn_tokens is not None and agent.max_turn_tokens > response:
         limit = f"data.max_response_length={response}, which holds all turns"
         yield f"agent.max_turn_tokens={agent.max_turn_tokens} is above {limit}"
@@ -312,17 +263,15 @@ def _walls(unsafe: bool) -> Iterator[str]:
     log.info("the kernel's walls around the python tool: %s", stands)
     missing = "; ".join(missing_walls())
     if missing and not unsafe:
-        yield (
-            f"agent.tools: python runs what the policy writes, and on this machine {missing}; allow unprivileged user "
-            "namespaces, or set agent.tools_unsafe=true"
-        )
+        fix = "allow unprivileged user namespaces, or set agent.tools_unsafe=true"
+        yield f"agent.tools: python runs what the policy writes, and on this machine {missing}; {fix}"
     elif missing:
         log.warning("agent.tools_unsafe=true, and on this machine %s", missing)
 
 
 def _reward_function(custom: CustomRewardFunctionConfig) -> Iterator[str]:
     """Requires that the reward function can be called with a trajectory, and with the environment as a second."""
-    if custom.path is None or not Path(custom.path).is_file():
+    if custom.path is None:
         return
     from data.loading import load_extern_object
 
@@ -334,10 +283,8 @@ def _reward_function(custom: CustomRewardFunctionConfig) -> Iterator[str]:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p.name for p in positional if p.default is p.empty]
     if len(set(needed) - custom.reward_kwargs.keys()) > 2:
-        yield (
-            f"custom_reward_function.name={custom.name} takes ({', '.join(needed)}); with an environment it is called "
-            "as reward_fn(trajectory) or reward_fn(trajectory, environment)"
-        )
+        called = "with an environment it is called as reward_fn(trajectory) or reward_fn(trajectory, environment)"
+        yield f"custom_reward_function.name={custom.name} takes ({', '.join(needed)}); {called}"
 
 
 # Models.
@@ -367,10 +314,10 @@ def read_model_config(path: str) -> dict[str, Any]:
 
 def check_models(config: PPOConfig, read: Callable[[str], dict[str, Any]]) -> Iterator[str]:
     """Requires that the models exist, and that a full row fits their context."""
-    policy, limit = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.max_model_len
+    policy = config.actor_rollout_ref.model
     if policy.path is None:
         yield "actor_rollout_ref.model.path is missing: give a model folder or a hub name (org/name)"
-    for key, model in _models(config).items():
+    for key, model in trained_models(config).items():
         if model.path is None or (model is not policy and model.path == policy.path):
             continue
         try:
@@ -378,61 +325,45 @@ def check_models(config: PPOConfig, read: Callable[[str], dict[str, Any]]) -> It
         except (OSError, ValueError) as error:
             yield f"{key}.path={model.path}: {(str(error) or repr(error)).splitlines()[0]}"
             continue
-        wanted = {row_length(config): config.data.row_length}
-        if model is policy and limit is not None:
-            wanted[f"actor_rollout_ref.rollout.max_model_len={limit}"] = limit
         yield from _model_files(key, Path(model.path))
-        yield from _heads(config, key, model, entries)
-        yield from _context(key, model, entries, wanted)
+        yield from _fitting(config, key, model, entries)
 
 
-def _models(config: PPOConfig) -> dict[str, AnyModelConfig]:
+def trained_models(config: PPOConfig) -> dict[str, CriticModelConfig]:
     """Lists the models of the run that have settings of their own."""
-    critic: dict[str, AnyModelConfig] = {"critic.model": config.critic.model} if config.need_critic else {}
-    return {"actor_rollout_ref.model": config.actor_rollout_ref.model} | critic
+    critic = {"critic.model": config.critic.model} if config.need_critic else {}
+    return {"actor_rollout_ref.model": config.actor_rollout_ref.model, **critic}
 
 
 def _model_files(key: str, folder: Path) -> Iterator[str]:
     """Requires that a local folder holds weights and, for the actor, a tokenizer."""
-    needed: dict[str, Sequence[str]] = {"weights": WEIGHT_FILES}
-    if key == "actor_rollout_ref.model":
-        needed["tokenizer"] = TOKENIZER_FILES
-    for what, patterns in needed.items() if folder.is_dir() else ():
-        if not any(any(folder.glob(pattern)) for pattern in patterns):
+    for what, patterns in {"weights": WEIGHT_FILES, "tokenizer": TOKENIZER_FILES}.items():
+        needed = folder.is_dir() and (what == "weights" or key == "actor_rollout_ref.model")
+        if needed and not any(any(folder.glob(pattern)) for pattern in patterns):
             yield f"{key}.path={folder}: the folder holds no {what}: none of {', '.join(patterns)}; save them there"
 
 
-def _heads(config: PPOConfig, key: str, model: AnyModelConfig, entries: dict[str, Any]) -> Iterator[str]:
-    """Requires that the ranks that share sequences divide the attention heads."""
-    size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
-    heads = _known(model, entries).get("num_attention_heads")
+def _fitting(config: PPOConfig, key: str, model: CriticModelConfig, entries: dict[str, Any]) -> Iterator[str]:
+    """Requires that a full row, in tokens, and the ranks that share sequences fit the model.
+
+    Its `override_config` counts before `entries`, its config.json, and those before their text_config, where models
+    that also see images keep the language model's.
+    """
+    inner = (entries | model.override_config).get("text_config")
+    known = ChainMap(model.override_config, entries, inner if isinstance(inner, dict) else {})
+    size, heads = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, known.get("num_attention_heads")
     if size > 1 and isinstance(heads, int) and heads > 0 and heads % size:
         of_model = f"the {heads} attention heads of {key}.path={model.path}"
         yield f"{ULYSSES}={size} does not divide {of_model}: use {_divisors(heads)}"
-
-
-def _context(key: str, model: AnyModelConfig, entries: dict[str, Any], wanted: dict[str, int]) -> Iterator[str]:
-    """Requires that what is wanted, in tokens, fits the model; `entries` are its config.json."""
-    known = _known(model, entries)
-    unknown = sorted(map(str, model.override_config.keys() - ChainMap(*known.maps[1:]).keys()))
-    if unknown:
+    if unknown := sorted(map(str, model.override_config.keys() - known.parents.keys())):
         log.warning("%s.override_config has %s, which config.json has not: misspelt?", key, ", ".join(unknown))
+    wanted, limit = {row_length(config): config.data.row_length}, config.actor_rollout_ref.rollout.max_model_len
+    if key == "actor_rollout_ref.model" and limit is not None:
+        wanted[f"actor_rollout_ref.rollout.max_model_len={limit}"] = limit
     context = known.get("max_position_embeddings")
     if context is not None and (not isinstance(context, int) or isinstance(context, bool)):
-        yield (
-            f"{key}.path={model.path}: max_position_embeddings={context!r} must be a whole number; "
-            f"mend config.json, or {key}.override_config where it comes from there"
-        )
-        return
-    for what, tokens in wanted.items():
-        if context is not None and tokens > context:
+        fix = f"mend config.json, or {key}.override_config where it comes from there"
+        yield f"{key}.path={model.path}: max_position_embeddings={context!r} must be a whole number; {fix}"
+    elif context is not None:
+        for what in (what for what, tokens in wanted.items() if tokens > context):
             yield f"{what} tokens, but {key}.path={model.path} reads at most {context}"
-
-
-def _known(model: AnyModelConfig, entries: dict[str, Any]) -> ChainMap[str, Any]:
-    """Chains a model's settings, the first that has one counts: override_config, config.json, its text_config.
-
-    Models that also see images keep the language model's entries there.
-    """
-    inner = (entries | model.override_config).get("text_config")
-    return ChainMap(model.override_config, entries, inner if isinstance(inner, dict) else {})

@@ -7,32 +7,36 @@ A type says with `Annotated` what its values must keep to. A section and the tab
 import inspect
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
-
-from annotated_types import Ge, Gt, Interval, Le, Lt, Predicate
+from itertools import chain
+from typing import Annotated, Any, get_args, get_type_hints
 
 
 @dataclass(frozen=True)
-class Rule(Predicate):
-    """States a bound that is no comparison; `wanted` is what an error says after "must be"."""
+class Rule:
+    """States what a value must keep to; `wanted` is what an error says after "must be"."""
 
+    holds: Callable[[Any], bool]
     wanted: str
 
 
-PositiveInt = Annotated[int, Gt(0)]
+ABOVE_0 = Rule(lambda value: value > 0, "above 0")
+FROM_0 = Rule(lambda value: value >= 0, "0 or more")
+FROM_1 = Rule(lambda value: value >= 1, "1 or more")
+UP_TO_1 = Rule(lambda value: value <= 1, "at most 1")
+PositiveInt = Annotated[int, ABOVE_0]
 # Turns are numbered in 16 bits.
-TurnCount = Annotated[int, Interval(ge=1, le=32767)]
-PositiveFloat = Annotated[float, Gt(0)]
-NonNegativeInt = Annotated[int, Ge(0)]
-NonNegativeFloat = Annotated[float, Ge(0)]
-Fraction = Annotated[float, Interval(ge=0, le=1)]
-PositiveFraction = Annotated[float, Interval(gt=0, le=1)]
+TurnCount = Annotated[int, FROM_1, Rule(lambda value: value <= 32767, "at most 32767")]
+PositiveFloat = Annotated[float, ABOVE_0]
+NonNegativeInt = Annotated[int, FROM_0]
+NonNegativeFloat = Annotated[float, FROM_0]
+Fraction = Annotated[float, FROM_0, UP_TO_1]
+PositiveFraction = Annotated[float, ABOVE_0, UP_TO_1]
 PositiveOrMinusOne = Annotated[int, Rule(lambda value: value >= 1 or value == -1, "1 or more, or -1")]
 NonNegativeOrMinusOne = Annotated[int, Rule(lambda value: value >= -1, "0 or more, or -1")]
-AboveOne = Annotated[float, Gt(1)]
+AboveOne = Annotated[float, Rule(lambda value: value > 1, "above 1")]
 Betas = Annotated[tuple[float, float], Rule(lambda betas: all(0 <= beta < 1 for beta in betas), "in [0, 1)")]
 
 # Marks a path that is looked for in the project's folder too, so that a run starts from any folder.
@@ -81,18 +85,9 @@ class Leaf:
 
     def wanted(self) -> Iterator[str]:
         """Says what the value must be, for each bound that it breaks; null breaks none."""
-        for bound in self.metadata if self.value is not None else ():
-            match bound:
-                case Gt(limit) if not self.value > limit:
-                    yield f"above {limit}"
-                case Ge(limit) if not self.value >= limit:
-                    yield f"{limit} or more"
-                case Lt(limit) if not self.value < limit:
-                    yield f"below {limit}"
-                case Le(limit) if not self.value <= limit:
-                    yield f"at most {limit}"
-                case Rule(holds, wanted) if not holds(self.value):
-                    yield wanted
+        for rule in self.metadata:
+            if isinstance(rule, Rule) and self.value is not None and not rule.holds(self.value):
+                yield rule.wanted
 
 
 def leaves(section: Any, prefix: str = "") -> Iterator[tuple[str, Leaf]]:
@@ -105,7 +100,9 @@ def leaves(section: Any, prefix: str = "") -> Iterator[tuple[str, Leaf]]:
         if is_dataclass(value):
             yield from leaves(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, Leaf(kind, value, docs[name], tuple(_metadata(annotated[name])))
+            # Of `X | None` and of a tuple of X too.
+            said = [getattr(part, "__metadata__", ()) for part in (annotated[name], *get_args(annotated[name]))]
+            yield prefix + name, Leaf(kind, value, docs[name], tuple(chain(*said)))
 
 
 def build(section_type: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -126,9 +123,13 @@ def anchored(section: Any) -> Any:
     values: dict[str, Any] = {}
     for key, leaf in leaves(section):
         anchor = _existing if INPUT in leaf.metadata else os.path.abspath if OUTPUT in leaf.metadata else _as_is
-        many = isinstance(leaf.value, tuple)
-        values[key] = tuple(map(anchor, leaf.value)) if many else leaf.value and anchor(leaf.value)
+        values[key] = each(anchor, leaf.value)
     return build(type(section), values)
+
+
+def each(change: Callable[[Any], Any], value: Any) -> Any:
+    """Changes a value, or each of several in a tuple; what is null or empty stays."""
+    return tuple(map(change, value)) if isinstance(value, tuple) else value and change(value)
 
 
 def _existing(path: Any) -> Any:
@@ -140,17 +141,10 @@ def _as_is(value: Any) -> Any:
     return value | {"path": _existing(value["path"])} if isinstance(value, dict) and value.get("path") else value
 
 
-def _metadata(kind: Any) -> Iterator[Any]:
-    """Yields what `Annotated` says of a type, of `X | None` and of a tuple of X too."""
-    for part in (kind, *get_args(kind)):
-        if get_origin(part) is Annotated:
-            for item in part.__metadata__:
-                yield from item if isinstance(item, Interval) else (item,)
-
-
 @cache
 def field_docs(section_type: type) -> dict[str, str]:
     """Reads the text after `#:`, behind a field or on the line above it, from a section's source, by field name."""
     pattern = r"^    (?:#: (.+)\n    (\w+): .*|(\w+): .*  #: (.+))$"
-    found = re.findall(pattern, inspect.getsource(section_type), re.MULTILINE)
+    sources = "".join(inspect.getsource(kind) for kind in reversed(section_type.__mro__[:-1]))
+    found = re.findall(pattern, sources, re.MULTILINE)
     return {above or behind: doc_above or doc_behind for doc_above, above, behind, doc_behind in found}

@@ -90,15 +90,23 @@ class DataConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Section):
-    """The actor's weights (the reference policy and the rollout start from the same)."""
+class CriticModelConfig(Section):
+    """The critic's weights: a language model with a value head."""
 
-    path: InputPath | None = None  #: model folder or hub name; required
+    path: InputPath | None = None  #: model folder or hub name; null = the actor's
     dtype: Dtype = "bfloat16"  #: autocast compute type; master weights stay float32
     enable_gradient_checkpointing: bool = True  #: recompute activations in backward: less memory, more time
     use_remove_padding: bool = True  #: strip the padding from rows before the forward pass
     trust_remote_code: bool = False  #: run Python code that comes with the model
     override_config: dict[str, Any] = field(default_factory=dict)  #: entries of the model's config.json to replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(CriticModelConfig):
+    """The actor's weights (the reference policy and the rollout start from the same)."""
+
+    # The critic's settings and one more; `path` stands here for its documentation.
+    path: InputPath | None = None  #: model folder or hub name; required
     lora_rank: NonNegativeInt = 0  #: rank of LoRA adapters; 0 = train all weights
 
 
@@ -228,14 +236,11 @@ class RolloutConfig(Section):
 
 def _log_prob_micro_batching(own: RefConfig | RolloutConfig, actor: ActorConfig) -> MicroBatching:
     """Takes over from the actor what a log-prob pass leaves open."""
-    use_dynamic_bsz = own.log_prob_use_dynamic_bsz
-    if use_dynamic_bsz is None and own.log_prob_micro_batch_size_per_gpu is None:
+    rows, use_dynamic_bsz = own.log_prob_micro_batch_size_per_gpu, own.log_prob_use_dynamic_bsz
+    if rows is None and use_dynamic_bsz is None:
         use_dynamic_bsz = actor.use_dynamic_bsz
-    return micro_batching(
-        use_dynamic_bsz,
-        own.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,
-        own.log_prob_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu,
-    )
+    tokens = own.log_prob_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu
+    return micro_batching(use_dynamic_bsz, rows or actor.ppo_micro_batch_size_per_gpu, tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,18 +261,6 @@ class ActorRolloutRefConfig(Section):
     def log_prob_micro_batching(self) -> MicroBatching:
         """Says how the actor's old-log-prob pass is cut on one rank."""
         return _log_prob_micro_batching(self.rollout, self.actor)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticModelConfig(Section):
-    """The critic's weights: a language model with a value head."""
-
-    path: InputPath | None = None  #: model folder or hub name; null = the actor's
-    dtype: Dtype = "bfloat16"  #: autocast compute type; master weights stay float32
-    enable_gradient_checkpointing: bool = True  #: recompute activations in backward: less memory, more time
-    use_remove_padding: bool = True  #: strip the padding from rows before the forward pass
-    trust_remote_code: bool = False  #: run Python code that comes with the model
-    override_config: dict[str, Any] = field(default_factory=dict)  #: entries of the model's config.json to replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,6 +357,8 @@ class TrainerConfig(Section):
     n_gpus_per_node: PositiveInt = 1  #: ranks per machine; on a CPU machine too
     device: Literal["cuda", "cpu"] | None = None  #: null = cuda where there is one
     balance_batch: bool = True  #: give each rank about the same number of tokens
+    #: what an alarm does (docs/alarms.md): one line in the log | ends the run too | nothing is watched
+    alarms: Literal["warn", "stop", "off"] = "warn"
     #: steps between checkpoints; null = every ten minutes and at the end, the last two are kept; -1 = on Ctrl-C alone
     save_freq: PositiveOrMinusOne | None = None
     test_freq: PositiveOrMinusOne = -1  #: steps between validations; -1 = only before training and at the end
@@ -467,20 +462,13 @@ class PPOConfig(Section):
         """Plans how a step's batch is cut; without a critic its part follows the actor's."""
         actor, prompts = self.actor_rollout_ref.actor, self.prompts_per_step
         critic = self.resolved_critic if self.need_critic else actor
+        critic_size = critic.ppo_mini_batch_size or prompts
         return BatchPlan(
             prompts=prompts,
             ranks=self.data_parallel_size,
             balance=self.trainer.balance_batch,
-            actor=UpdatePlan(
-                mini_batches=max(prompts // actor.ppo_mini_batch_size, 1),
-                epochs=actor.ppo_epochs,
-                shuffle=actor.shuffle,
-            ),
-            critic=UpdatePlan(
-                mini_batches=max(prompts // (critic.ppo_mini_batch_size or prompts), 1),
-                epochs=critic.ppo_epochs or 1,
-                shuffle=critic.shuffle,
-            ),
+            actor=UpdatePlan.of_rows(prompts, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),
+            critic=UpdatePlan.of_rows(prompts, critic_size, critic.ppo_epochs or 1, critic.shuffle),
         )
 
     @property
@@ -492,21 +480,13 @@ class PPOConfig(Section):
     def resolved_rollout(self) -> RolloutConfig:
         """Returns the rollout's section with what it takes over from the data section filled in."""
         rollout = self.actor_rollout_ref.rollout
-        return replace(
-            rollout,
-            response_length=rollout.response_length or self.data.max_response_length,
-            max_model_len=self.max_model_len,
-        )
+        length = rollout.response_length or self.data.max_response_length
+        return replace(rollout, response_length=length, max_model_len=self.max_model_len)
 
     @property
     def resolved_critic(self) -> CriticConfig:
         """Returns the critic's section with what it takes over from the actor filled in."""
         policy, critic = self.actor_rollout_ref, self.critic
-        return replace(
-            critic,
-            model=replace(critic.model, path=critic.model.path or policy.model.path),
-            ppo_mini_batch_size=critic.ppo_mini_batch_size or policy.actor.ppo_mini_batch_size,
-            ppo_epochs=critic.ppo_epochs or policy.actor.ppo_epochs,
-            ulysses_sequence_parallel_size=critic.ulysses_sequence_parallel_size
-            or policy.actor.ulysses_sequence_parallel_size,
-        )
+        model = replace(critic.model, path=critic.model.path or policy.model.path)
+        left_open = ("ppo_mini_batch_size", "ppo_epochs", "ulysses_sequence_parallel_size")
+        return replace(critic, model=model, **{name: critic[name] or policy.actor[name] for name in left_open})

@@ -65,9 +65,7 @@ IGNORED = {
 # Keys of parts that this project does not have: errors that say so.
 UNAVAILABLE = {
     "*.megatron*": "the Megatron backend is not there; use actor_rollout_ref.actor.strategy=fsdp2",
-    "actor_rollout_ref.rollout.multi_turn.*": (
-        "name the environment under agent.environment, tools and their parser under agent"
-    ),
+    "*.rollout.multi_turn.*": "name the environment under agent.environment, tools and their parser under agent",
     "actor_rollout_ref.rollout.agent.*": "agent loops of one's own are classes: agent.cls.path and agent.cls.name",
     "reward_model.model.*": "reward models are not there yet; use custom_reward_function.path",
     "reward_model.overlong_buffer*": "overlong penalties are not there yet; give them in your reward function",

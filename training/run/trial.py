@@ -104,10 +104,8 @@ def play_trial(
 def tell(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:
     """Logs what each player got, and warns where not playing pays more than playing, or the trial shows little."""
     clean = {player: outcome for player, outcome in trial.outcomes.items() if outcome.crashes < outcome.episodes}
-    paid = {player: outcome.reward for player, outcome in clean.items()}
     own = config.agent.overflow_reward
-    if "cut" in paid:
-        paid["cut"] += own
+    paid = {player: outcome.reward + own * (player == "cut") for player, outcome in clean.items()}
     if trial.max_turns is not None and trial.max_turns > max_turn:
         text = "%s may last %d turns, agent.max_turn=%d ends it before: what it pays at its end is then lost"
         logger.warning(text, name, trial.max_turns, max_turn)

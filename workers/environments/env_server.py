@@ -65,8 +65,7 @@ def crashed(error: str, seconds: float = 0.0) -> StepReply:
 class EnvServer:
     """Holds one agent with its environment, and answers the calls that reach it."""
 
-    def __init__(self) -> None:
-        self.agent: Any = None
+    agent: Any = None
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs one call; whatever it raises, SystemExit and KeyboardInterrupt included, becomes the reply's error."""

@@ -14,6 +14,7 @@ import logging
 import pickle
 import threading
 import time
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from typing import Any, Literal, Protocol
 
@@ -32,16 +33,22 @@ class EnvWorker(Protocol):
         """Runs a call of `EnvServer` there and waits for it. Raises WorkerLost."""
 
     def ran(self) -> float:
-        """Returns the seconds, on its `own_clock`, since the running call began; from any thread."""
+        """Returns the seconds, on its `own_clock`, since the running call began, 0 where its reply waits to be read.
 
-    def has_answered(self) -> bool:
-        """Says whether the reply to the running call waits to be read."""
+        From any thread.
+        """
 
     def kill(self) -> None:
         """Makes a call that hangs end, as far as that can be done; from any thread, and never raises."""
 
     def end(self) -> None:
-        """Closes the agent and gives the place up."""
+        """Closes the agent and gives the place up; a close that fails spoils no episode, but is said."""
+        try:
+            error = self.call("close", ()).error
+        except WorkerLost as lost:
+            error = str(lost)
+        if error:
+            logging.getLogger(__name__).warning("closing an environment failed: %s", error)
 
 
 def pickled(spec: Any) -> bytes:
@@ -49,10 +56,7 @@ def pickled(spec: Any) -> bytes:
 
     cloudpickle, where installed, also takes what a script or a notebook defines.
     """
-    try:
-        pickler: Any = importlib.import_module("cloudpickle")
-    except ImportError:
-        pickler = pickle
+    pickler = importlib.import_module("cloudpickle" if find_spec("cloudpickle") else "pickle")
     try:
         return pickler.dumps(spec)
     # Objects refuse in many ways.
@@ -63,29 +67,17 @@ def pickled(spec: Any) -> bytes:
         ) from error
 
 
-def close_agent(worker: EnvWorker) -> None:
-    """Closes the agent; a close that fails spoils no episode, but is said."""
-    try:
-        error = worker.call("close", ()).error
-    except WorkerLost as lost:
-        error = str(lost)
-    if error:
-        logging.getLogger(__name__).warning("closing an environment failed: %s", error)
-
-
-class ThreadWorker:
+class ThreadWorker(EnvWorker):
     """Keeps the agent in the thread that calls; what hangs can be asked to stop, which only reaches Python code."""
+
+    _thread, _task, _began = 0, "", 0.0
 
     def __init__(self) -> None:
         self._server = EnvServer()
-        self._thread = 0
-        self._task = ""
-        self._began = 0.0
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs the call here, in the calling thread."""
-        if not self._thread:
-            self._thread, self._task = threading.get_ident(), f"self/task/{threading.get_native_id()}"
+        self._thread, self._task = threading.get_ident(), f"self/task/{threading.get_native_id()}"
         self._began = own_clock(self._task)
         return self._server.call(kind, args)
 
@@ -93,21 +85,13 @@ class ThreadWorker:
         """Returns the seconds on the thread's clock."""
         return own_clock(self._task) - self._began
 
-    def has_answered(self) -> bool:
-        """Says no: a reply is there when the call returns."""
-        return False
-
     def kill(self) -> None:
         """Raises Abandoned in the thread, which must be alive: the pool's lock and set of slots see to that."""
         thread, exception = ctypes.c_ulong(self._thread), ctypes.py_object(Abandoned)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, exception)
 
-    def end(self) -> None:
-        """Closes the agent."""
-        close_agent(self)
 
-
-class ProcessWorker:
+class ProcessWorker(EnvWorker):
     """Keeps the agent in a process that the fork server forked; what the environment starts ends with it."""
 
     def __init__(self, fork_server: ForkServer) -> None:
@@ -136,15 +120,12 @@ class ProcessWorker:
             self._began = None
 
     def ran(self) -> float:
-        """Returns the seconds on the clock of the process's first thread; 0 before a call is sent."""
-        began = self._began
-        return 0.0 if began is None else own_clock(str(self._pid)) - began
-
-    def has_answered(self) -> bool:
-        """Says whether something waits to be read."""
+        """Returns the seconds on the clock of the process's first thread; 0 also before a call is sent."""
+        began, connection = self._began, self._connection
         with contextlib.suppress(OSError):
-            return self._connection is not None and self._connection.poll(0)
-        return False
+            if began is not None and connection is not None and not connection.poll(0):
+                return own_clock(str(self._pid)) - began
+        return 0.0
 
     def kill(self) -> None:
         """Kills the process with whatever it started."""
@@ -156,7 +137,7 @@ class ProcessWorker:
     def end(self) -> None:
         """Closes the agent and ends the process."""
         if self._pid is not None:
-            close_agent(self)
+            super().end()
         self._release()
         if self._connection is not None:
             self._connection.close()
@@ -168,12 +149,11 @@ class ProcessWorker:
         return "" if pid is None else self._fork_server.reap(pid)
 
 
-class RayWorker:
+class RayWorker(EnvWorker):
     """Keeps the agent in a Ray actor, on whichever node has room; it takes no CPU of Ray's count."""
 
-    def __init__(self) -> None:
-        self._actor: Any = None
-        self._began = 0.0
+    _actor: Any = None
+    _began = 0.0
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Calls the actor, which is made at the first call, and waits for the reply."""
@@ -193,10 +173,6 @@ class RayWorker:
         """Returns the wall clock's seconds: the actor may be on another machine."""
         return time.monotonic() - self._began
 
-    def has_answered(self) -> bool:
-        """Says no: Ray hands a reply over as it comes."""
-        return False
-
     def kill(self) -> None:
         """Kills the actor."""
         import ray
@@ -210,7 +186,7 @@ class RayWorker:
     def end(self) -> None:
         """Closes the agent and kills the actor."""
         if self._actor is not None:
-            close_agent(self)
+            super().end()
         self.kill()
 
 

@@ -23,7 +23,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict
@@ -37,10 +36,8 @@ from custom.adapters import library_of
 from custom.confine import Limits, adopt_orphans, confine, die_with_parent, kill_tree
 from workers.environments.env_server import EnvServer
 
-# To the fork server: verb and process id.
-REQUEST = struct.Struct("!ci")
-# From it: a process id, or an exit code.
-ANSWER = struct.Struct("!i")
+# To the fork server: the process to end, or 0 for a new one. From it: an exit code, or a process id.
+NUMBER = struct.Struct("!i")
 # The longest that a killed process may take to end.
 REAP_S = 1.0
 # The longest that the fork server may take to answer; its start is slow on a busy machine.
@@ -72,7 +69,7 @@ class ForkServer:
             for _ in range(2):
                 if self._process is None or self._process.poll() is not None:
                     self._start()
-                pid = self._ask(b"F", 0, [theirs.fileno()])
+                pid = self._ask(0, [theirs.fileno()])
                 if pid is not None:
                     break
         if pid is None or pid <= 0:
@@ -83,7 +80,7 @@ class ForkServer:
     def reap(self, pid: int) -> str:
         """Kills the env worker and its group if they live, and says how it ended."""
         with self._lock:
-            code = self._ask(b"R", pid, [])
+            code = self._ask(pid)
         if code is None:
             return "with the process that forked it"
         return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
@@ -117,16 +114,16 @@ class ForkServer:
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=own
             )
 
-    def _ask(self, verb: bytes, pid: int, files: list[int]) -> int | None:
+    def _ask(self, pid: int, files: Sequence[int] = ()) -> int | None:
         if self._control is None or self._process is None:
             return None
         try:
-            socket.send_fds(self._control, [REQUEST.pack(verb, pid)], files)
-            answer = self._control.recv(ANSWER.size, socket.MSG_WAITALL)
+            socket.send_fds(self._control, [NUMBER.pack(pid)], files)
+            answer = self._control.recv(NUMBER.size, socket.MSG_WAITALL)
         except OSError:
             answer = b""
-        if len(answer) == ANSWER.size:
-            return ANSWER.unpack(answer)[0]
+        if len(answer) == NUMBER.size:
+            return NUMBER.unpack(answer)[0]
         # An answer that comes late would be taken for the next one's.
         self._process.kill()
         self._process.wait()
@@ -152,21 +149,18 @@ def run_fork_server(control_fd: int, limits: Limits, preload: Sequence[str]) -> 
     while os.getppid() == parent:
         if not select.select([control], [], [], 1.0)[0]:
             continue
-        request, files, _, _ = socket.recv_fds(control, REQUEST.size, 1)
-        if len(request) < REQUEST.size:
+        request, files, _, _ = socket.recv_fds(control, NUMBER.size, 1)
+        if len(request) < NUMBER.size:
             break
-        verb, pid = REQUEST.unpack(request)
-        if verb == b"F":
-            answer = fork_worker(control, files[0], limits)
-            workers.add(answer)
-        else:
+        (pid,) = NUMBER.unpack(request)
+        if pid:
             answer = reap_worker(pid)
             workers.discard(pid)
             end_orphans(workers)
-        control.sendall(ANSWER.pack(answer))
-    for pid in workers:
-        if pid > 0:
-            reap_worker(pid)
+        else:
+            answer = fork_worker(control, files[0], limits)
+            workers.add(answer)
+        control.sendall(NUMBER.pack(answer))
     end_orphans(set())
 
 
@@ -214,20 +208,15 @@ def end_orphans(workers: Set[int]) -> None:
     """Ends what env workers left behind, in the fork server: its children that are no worker."""
     for child in psutil.Process().children():
         if child.pid not in workers:
-            kill_tree(child.pid)
-            with contextlib.suppress(psutil.Error):
-                child.kill()
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(child.pid, 0)
+            reap_worker(child.pid)
 
 
 def reap_worker(pid: int) -> int:
     """Ends an env worker, in the fork server; returns its exit code, negative for a signal."""
     kill_tree(pid)
-    end = time.monotonic() + REAP_S
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.001)
+    with contextlib.suppress(psutil.Error):
+        child = psutil.Process(pid)
+        # What an env worker left behind leads no group.
+        child.kill()
+        return child.wait(REAP_S)
     return -signal.SIGKILL

@@ -14,16 +14,16 @@ the watch, whichever takes `slot.call` first under the lock; what a discarded sl
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from custom.confine import Limits
 from custom.env import Abandoned
@@ -31,7 +31,6 @@ from custom.trial import LONGEST_S
 from workers.environments.env_server import Call, StepReply, crashed
 from workers.environments.env_worker import EnvWorker, Isolation, make_worker, pickled
 from workers.environments.fork_server import ForkServer, WorkerLost, libraries_of
-from workers.environments.sentry import Sentry
 
 if TYPE_CHECKING:
     from custom.agent import AgentSpec
@@ -42,8 +41,10 @@ MAX_CLOSE_S = 5.0
 BUILD_TIMEOUT_S = 120.0
 # For one call within a trial, where calls have no deadline.
 MAX_TRIAL_STEP_S = 120.0
-# How often the sentry hears of the watch.
-BEAT_S = 1.0
+# Where environments share the run's interpreter, the watch sets faulthandler's timer back every BEAT_S. Code other than
+# Python that keeps the interpreter's lock stops the watch with all other threads; STALL_S later the timer, which needs
+# no lock, writes to stderr where each of them stands.
+BEAT_S, STALL_S = 1.0, 10.0
 # How long after its deadline a call is ended: what comes till then is judged by the time that it took itself, which a
 # busy pool, late to ask and late to read, does not lengthen.
 GRACE_S = 0.25
@@ -59,8 +60,7 @@ class CannotBuild(ValueError):
         self.problems = problems
 
 
-@dataclass(eq=False)
-class PendingCall:
+class PendingCall(NamedTuple):
     """Is one call on its way; `answer` takes its key and the reply."""
 
     key: Hashable
@@ -78,11 +78,10 @@ class Slot:
         running: it holds one of the num_workers permits.
         building: it holds one of the permits to build.
         discarded: it serves no further episode.
-        hung: it overran a deadline.
         used_s: the environment's own time in this episode.
         started: of the running call.
         limit: of the running call, in seconds on the environment's own clock.
-        deadline: the watch looks at the running call then, or has closing end.
+        deadline: the watch looks at the running call then, or has closing end; inf: never.
     """
 
     spec_index: int
@@ -94,14 +93,13 @@ class Slot:
     building: bool = False
     built: bool = False
     discarded: bool = False
-    hung: bool = False
     used_s: float = 0.0
     started: float = 0.0
-    limit: float | None = None
-    deadline: float | None = None
+    limit: float = math.inf
+    deadline: float = math.inf
 
 
-class EnvironmentPool:
+class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]):
     """Runs agents built from `specs`.
 
     Its owner's thread calls, and no call blocks but `poll`, `tool_schemas` and `shutdown`.
@@ -121,7 +119,7 @@ class EnvironmentPool:
     which a busy machine keeps it from running.
 
     Raises:
-        ValueError: a setting is out of range, a spec does not pickle for another process, Ray is not running.
+        ValueError: a spec does not pickle for another process.
     """
 
     def __init__(
@@ -132,19 +130,17 @@ class EnvironmentPool:
         num_workers: int | None = None,
         step_timeout_s: float | None = None,
         episode_timeout_s: float | None = None,
-        build_timeout_s: float | None = BUILD_TIMEOUT_S,
+        build_timeout_s: float = BUILD_TIMEOUT_S,
         limits: Limits | None = None,
     ) -> None:
-        check_settings(isolation, num_workers, step_timeout_s, episode_timeout_s)
         self.isolation = isolation
         self.num_workers = math.inf if num_workers is None else num_workers
-        self.step_timeout_s, self.episode_timeout_s = step_timeout_s, episode_timeout_s
-        self.build_timeout_s = build_timeout_s
-        self.close_timeout_s = min(MAX_CLOSE_S, step_timeout_s or MAX_CLOSE_S)
+        self.step_timeout_s = math.inf if step_timeout_s is None else step_timeout_s
+        self.episode_timeout_s = math.inf if episode_timeout_s is None else episode_timeout_s
+        self.build_timeout_s, self.close_timeout_s = build_timeout_s, min(MAX_CLOSE_S, self.step_timeout_s)
         self._specs = list(specs) if isolation == "thread" else [pickled(spec) for spec in specs]
         self._names = [environment_name(spec.environment) for spec in specs]
         self._fork_server = ForkServer(libraries_of(spec.environment for spec in specs), limits)
-        self._sentry: Sentry | None = None
         # Imports of many env workers at once would starve each other.
         self._builders = threading.Semaphore(os.cpu_count() or 1)
         self._schemas: dict[int, list[dict[str, Any]] | None] = {}
@@ -161,9 +157,6 @@ class EnvironmentPool:
         self._closed = self._stopped = False
         self._watch_thread = threading.Thread(target=self._watch, name="environments", daemon=True)
         self._watch_thread.start()
-
-    def __enter__(self) -> EnvironmentPool:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
@@ -187,30 +180,21 @@ class EnvironmentPool:
             raise CannotBuild([f"environment {self._names[key]} cannot be built: {r.error}" for key, r in failed])
         return [self._schemas[index] for index in range(len(self._specs))]
 
-    @property
-    def leaked_threads(self) -> int:
-        """Counts the threads that hang in an environment; one that comes back closes its environment and ends."""
-        with self._lock:
-            return sum(s.hung and s.thread.is_alive() for s in self._slots) if self.isolation == "thread" else 0
-
     def reset(self, key: Hashable, spec_index: int, seed: int) -> None:
         """Starts an episode under a name of the caller's choice."""
-        with self._lock:
-            self._submit(self._take_slot(key, spec_index), PendingCall(key, "reset", (seed,), self._replies.put))
+        self._begin(key, spec_index, "reset", seed)
 
     def trial(self, key: Hashable, spec_index: int, seed: int, episodes: int, max_turn: int) -> None:
         """Has an agent play a few episodes by itself (custom/trial.py); it then waits for its first episode."""
-        with self._lock:
-            call = PendingCall(key, "trial", (seed, episodes, max_turn), self._replies.put)
-            self._submit(self._take_slot(key, spec_index), call)
+        self._begin(key, spec_index, "trial", seed, episodes, max_turn)
 
     def step(self, key: Hashable, text: str) -> None:
         """Sends the policy's response."""
-        self._continue(PendingCall(key, "step", (text,), self._replies.put))
+        self._continue(key, "step", text)
 
     def finish(self, key: Hashable, ending: str) -> None:
         """Ends an episode that has not failed."""
-        self._continue(PendingCall(key, "finish", (ending,), self._replies.put))
+        self._continue(key, "finish", ending)
 
     def poll(self, timeout: float) -> list[Answer]:
         """Returns the replies since the last time; waits at most `timeout` seconds for the first."""
@@ -234,40 +218,39 @@ class EnvironmentPool:
                 if not slot.discarded:
                     self._discard(slot)
             # Each slot has a deadline until it has ended or was killed.
-            self._ended.wait_for(lambda: all(slot.deadline is None for slot in self._slots), self.close_timeout_s + 5)
+            self._ended.wait_for(lambda: all(s.deadline == math.inf for s in self._slots), self.close_timeout_s + 5)
             self._stopped = True
             self._look.notify()
         self._watch_thread.join()
-        if self._sentry is not None:
-            self._sentry.stop()
+        if self.isolation == "thread":
+            faulthandler.cancel_dump_traceback_later()
         last = time.monotonic() + LAST_JOIN_S[self.isolation]
         for slot in slots:
             slot.thread.join(max(0.0, last - time.monotonic()))
         self._fork_server.stop()
 
-    # The caller's side, under the lock
+    # The caller's side
 
-    def _take_slot(self, key: Hashable, spec_index: int) -> Slot:
-        self._check_open()
-        if key in self._episodes:
-            raise ValueError(f"episode {key!r} is still running; finish it first")
-        if self.isolation == "thread" and self._sentry is None:
-            self._sentry = Sentry()
-            self._look.notify()
-        free = self._free[spec_index]
-        slot = free.pop() if free else self._new_slot(spec_index)
-        slot.used_s = 0.0
-        self._episodes[key] = slot
-        return slot
-
-    def _continue(self, call: PendingCall) -> None:
+    def _begin(self, key: Hashable, spec_index: int, kind: Call, *args: Any) -> None:
         with self._lock:
             self._check_open()
-            slot = self._episodes.get(call.key)
+            if key in self._episodes:
+                raise ValueError(f"episode {key!r} is still running; finish it first")
+            free = self._free[spec_index]
+            slot = self._episodes[key] = free.pop() if free else self._new_slot(spec_index)
+            slot.used_s = 0.0
+            self._submit(slot, PendingCall(key, kind, args, self._replies.put))
+
+    def _continue(self, key: Hashable, kind: Call, *args: Any) -> None:
+        with self._lock:
+            self._check_open()
+            slot = self._episodes.get(key)
             if slot is None or slot.call is not None:
                 state = "is not running" if slot is None else "still waits for the reply to its last call"
-                raise ValueError(f"{call.kind}: episode {call.key!r} {state}")
-            self._submit(slot, call)
+                raise ValueError(f"{kind}: episode {key!r} {state}")
+            self._submit(slot, PendingCall(key, kind, args, self._replies.put))
+
+    # Under the lock
 
     def _check_open(self) -> None:
         if self._closed:
@@ -310,17 +293,17 @@ class EnvironmentPool:
     def _put_down(self, slot: Slot) -> None:
         self._end_building(slot)
         self._running -= slot.running
-        slot.running, slot.call, slot.deadline, slot.limit = False, None, None, None
+        slot.running, slot.call, slot.deadline = False, None, math.inf
 
     def _discard(self, slot: Slot) -> None:
         self._put_down(slot)
         slot.discarded = True
         self._set_deadline(slot, self.close_timeout_s)
 
-    def _set_deadline(self, slot: Slot, limit: float | None) -> None:
+    def _set_deadline(self, slot: Slot, limit: float) -> None:
         slot.started, slot.limit = time.monotonic(), limit
-        slot.deadline = None if limit is None else slot.started + limit + GRACE_S
-        if slot.deadline is not None and slot.deadline < self._next_look:
+        slot.deadline = slot.started + limit + GRACE_S
+        if slot.deadline < self._next_look:
             self._look.notify()
 
     # A slot's thread
@@ -330,6 +313,7 @@ class EnvironmentPool:
             while not slot.discarded and (call := slot.inbox.get()) is not None:
                 reply = self._run(slot, call)
                 with self._lock:
+                    self._end_building(slot)
                     if slot.call is call:
                         self._settle(slot, reply)
         with contextlib.suppress(Abandoned):
@@ -346,9 +330,8 @@ class EnvironmentPool:
                     return built
             limit = self._limit(slot, call.kind)
             self._start_clock(slot, call, limit)
-            with self._watched(slot, call.kind):
-                reply = slot.worker.call(call.kind, call.args)
-            return reply if limit is None or reply.seconds <= limit else overdue(call.kind, reply.seconds)
+            reply = slot.worker.call(call.kind, call.args)
+            return reply if reply.seconds <= limit else overdue(call.kind, reply.seconds)
         except WorkerLost as lost:
             return crashed(str(lost), time.monotonic() - slot.started)
 
@@ -356,13 +339,8 @@ class EnvironmentPool:
         self._builders.acquire()
         with self._lock:
             slot.building = True
-            try:
-                self._start_clock(slot, call, self.build_timeout_s)
-            except WorkerLost:
-                self._end_building(slot)
-                raise
-        with self._watched(slot, "build"):
-            built = slot.worker.call("build", (self._specs[slot.spec_index],))
+            self._start_clock(slot, call, self.build_timeout_s)
+        built = slot.worker.call("build", (self._specs[slot.spec_index],))
         with self._lock:
             self._end_building(slot)
         if not built.failure:
@@ -370,33 +348,26 @@ class EnvironmentPool:
             self._schemas[slot.spec_index] = built.tools
         return built
 
-    def _watched(self, slot: Slot, kind: Call) -> AbstractContextManager[None]:
-        """Has the sentry know of the call."""
-        if self._sentry is None:
-            return contextlib.nullcontext()
-        return self._sentry.watching(f"{kind} of {self._names[slot.spec_index]}", threading.get_native_id())
-
     def _end_building(self, slot: Slot) -> None:
         # Only once: a build that hangs gives its permit back at its deadline.
         if slot.building:
             slot.building = False
             self._builders.release()
 
-    def _start_clock(self, slot: Slot, call: PendingCall, limit: float | None) -> None:
+    def _start_clock(self, slot: Slot, call: PendingCall, limit: float) -> None:
         with self._lock:
             if slot.call is not call:
                 raise WorkerLost("discarded before the call began")
             self._set_deadline(slot, limit)
 
-    def _limit(self, slot: Slot, kind: Call) -> float | None:
-        """Returns the longest that the next call may take."""
+    def _limit(self, slot: Slot, kind: Call) -> float:
+        """Returns the longest that the next call may take; inf: for ever."""
         step_s, episode_s = self.step_timeout_s, self.episode_timeout_s
         if kind == "trial":
-            return LONGEST_S + (step_s or MAX_TRIAL_STEP_S)
-        if episode_s is None or kind == "finish":
-            return episode_s if step_s is None else step_s
-        rest = max(0.0, episode_s - slot.used_s)
-        return rest if step_s is None else min(step_s, rest)
+            return LONGEST_S + (MAX_TRIAL_STEP_S if step_s == math.inf else step_s)
+        if kind == "finish":
+            return episode_s if step_s == math.inf else step_s
+        return min(step_s, max(0.0, episode_s - slot.used_s))
 
     # The watch's thread
 
@@ -405,30 +376,27 @@ class EnvironmentPool:
             while not self._stopped:
                 now = time.monotonic()
                 for slot in list(self._slots):
-                    if slot.deadline is not None and slot.deadline <= now:
+                    if slot.deadline <= now:
                         self._overdue(slot, now)
-                deadlines = [slot.deadline for slot in self._slots if slot.deadline is not None]
-                self._next_look = min(deadlines, default=math.inf)
+                self._next_look = min((slot.deadline for slot in self._slots), default=math.inf)
                 self._ended.notify_all()
                 wait = min(self._next_look - time.monotonic(), threading.TIMEOUT_MAX)
-                if self._sentry is not None:
-                    self._sentry.beat()
+                if self.isolation == "thread":
+                    faulthandler.dump_traceback_later(STALL_S, file=2)
                     wait = min(wait, BEAT_S)
                 self._look.wait(wait if wait < threading.TIMEOUT_MAX else None)
 
     def _overdue(self, slot: Slot, now: float) -> None:
         # The worker had its time to close.
         if slot.call is None:
-            slot.deadline, slot.hung = None, True
+            slot.deadline = math.inf
             slot.worker.kill()
             return
-        assert slot.limit is not None
         left = slot.limit + GRACE_S - slot.worker.ran()
-        if left > 0 or slot.worker.has_answered():
+        if left > 0:
             # The machine kept it from running, or us from reading.
             slot.deadline = now + max(left, GRACE_S)
             return
-        slot.hung = True
         self._settle(slot, overdue(slot.call.kind if slot.built else "build", now - slot.started))
 
 
@@ -443,23 +411,3 @@ def environment_name(source: Any) -> str:
     if isinstance(source, str):
         return source.rsplit(":", 1)[-1] if source.partition(":")[0].endswith(".py") else source
     return getattr(source, "__name__", type(source).__name__)
-
-
-def check_settings(
-    isolation: str, num_workers: int | None, step_timeout_s: float | None, episode_timeout_s: float | None
-) -> None:
-    """Raises ValueError where a pool cannot be made of these."""
-    if isolation not in ("thread", "process", "ray"):
-        raise ValueError(f"isolation={isolation!r} is unknown; allowed: thread, process, ray")
-    if num_workers is not None and num_workers < 1:
-        raise ValueError(f"num_workers={num_workers}; allowed: 1 and more, or null for no limit")
-    for name, limit in (("step_timeout_s", step_timeout_s), ("episode_timeout_s", episode_timeout_s)):
-        if limit is not None and not limit > 0:
-            raise ValueError(f"{name}={limit}; allowed: seconds above 0, or null for no deadline")
-    if isolation == "ray":
-        import ray
-
-        if not ray.is_initialized():
-            raise ValueError(
-                "isolation=ray needs Ray, which is not running: trainer.launcher=ray, or isolation=process"
-            )

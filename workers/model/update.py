@@ -90,8 +90,9 @@ def update_model(
     """
     sums = MetricSums(settings.sequence_ranks)
     weight = 1 / plan.updates
-    for rows in rows_of_updates(data, plan):
+    for number, rows in enumerate(rows_of_updates(data, plan)):
         mini = data.select_idxs(rows)
+        mini.meta_info["updates_to_come"] = plan.updates if number == 0 else None
         counts = global_counts(mini.batch["response_mask"], settings.sequence_ranks)
         optimizer.zero_grad(set_to_none=True)
         for _, micro, inputs in iter_micro_batches(mini, settings, limits):

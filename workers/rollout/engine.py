@@ -76,6 +76,10 @@ class Engine(ABC):
             ValueError: naming tensors that are missing, unknown, of another shape or sent twice.
         """
 
+    def score(self, sequences: list[list[int]]) -> list[list[float]]:
+        """Returns log-probs at temperature 1 of every token but the first, in nats; samples nothing."""
+        raise NotImplementedError(f"{type(self).__name__} cannot score: trainer.alarms=off does without")
+
     def begin(self) -> None:  # noqa: B027  (optional hook)
         """Drops caches before each batch of episodes, so that a batch's results depend on its inputs alone."""
 

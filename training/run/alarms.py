@@ -1,0 +1,312 @@
+"""Alarms: what a run says of itself in one line when something silently goes wrong.
+
+After every step the rules look at the batch (`batch_faults`), at the step's metrics and at those of the steps before.
+What stands for as many steps as its rule waits is said once, again each time it has stood twice as long, and is counted
+in the metrics as alarms/NAME. Invariant: rules read and never write, so that a run with and without them has the same
+numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+import psutil
+
+from data.protocol import DataProto
+from training.batch.episode_rows import EpisodeRows
+from training.config import PPOConfig
+from training.core_algos import AdvantageEstimator, estimator_needs
+from training.run.batch_faults import FEWEST_EPISODES, UNLIKELY, Finding, find_faults
+
+logger = logging.getLogger(__name__)
+Metrics = Mapping[str, float]
+# What to check, by alarm.
+ADVICE = {
+    "engine_differs": "the weight sync, rollout.dtype and model.dtype, the engine's own settings (engine_kwargs)",
+    "engine_stale": "the weight sync: did all tensors arrive? Answers since then are another policy's",
+    "policy_still": "the optimiser's parameters, the learning rate and the gradient: the update changed nothing",
+    "log_probs_differ": "temperature, top_k and top_p of the engine, its dtype, the weight sync, the response mask",
+    "turn_differs": "the tokens between turns: does the trainer read what the engine read? The chat template, tools",
+    "ratio_not_one": "dropout, temperature and masks of the two passes: before the first update they are one policy",
+    "not_finite": "the learning rate, the dtype, and what gave that number",
+    "gradient_not_finite": "the learning rate, the dtype, rewards of extreme size; such updates are skipped",
+    "gradient_zero": "what the loss is made of: there is something to learn, and no gradient comes of it",
+    "reward_constant": "the reward function: does it read the answers? The answers: can the policy earn anything?",
+    "advantages_zero": "rewards within groups: where all are equal nothing is learned; rollout.n, filter_groups",
+    "length_pinned": "data.max_response_length, agent.max_turn_tokens, and whether the end-of-turn token is sampled",
+    "prompts_pinned": "data.max_prompt_length: cut prompts are not the tasks that were meant",
+    "nothing_sampled": "environments that fail, and max_model_len: these episodes train nothing",
+    "entropy_collapse": "the learning rate, the sign of entropy_coeff, and what the policy says (episodes_dir)",
+    "kl_jump": "the learning rate, ppo_epochs, grad_clip: one step changes the policy too much",
+    "reference_differs": "ref.model and its dtype: before the first update the reference is the policy",
+    "reference_moves": "the reference policy: it changes with the policy, so that the KL holds nothing",
+    "equal_answers": "the sampling seeds of a group's members, and rollout.temperature",
+    "unsampled_tokens": "response_mask and turn_ids: is one shifted, or made of the attention mask?",
+    "end_ignored": "the engine's stop tokens against the tokenizer's eos_token_id",
+    "reward_misplaced": "what turns scores into token_level_scores: shifted, or placed by another mask?",
+    "reward_differs": "what moves rewards between environment and batch",
+    "group_size": "uid of the rows: baselines of these groups are wrong",
+    "groups_mixed": "uid of the rows: answers to different prompts are compared",
+    "advantages_wrong": "the estimator, and which uid (index) and mask it is given",
+    "batch_repeats": "what makes the batch: these answers were trained on before",
+    "prompts_repeat": "the data loader and its sampler: the step before had the same prompts",
+    "template_changed": "the tokenizer and data.apply_chat_template_kwargs: prompts are written in another way",
+    "values_constant": "the critic: its head, its learning rate, its inputs",
+    "rate_zero": "the scheduler and its total steps: nothing is learned at a learning rate of 0",
+    "throughput_falls": "what else runs here, and the environment; the section of the step that grew most is named",
+    "memory_grows": "what keeps steps' data alive: environments, hooks, reward functions, caches",
+}
+# Findings that may be chance, or pass: they must stand for two steps.
+WAITS = {
+    *("reward_constant", "advantages_zero", "length_pinned", "prompts_pinned", "nothing_sampled"),
+    *("values_constant", "rate_zero", "throughput_falls", "memory_grows"),
+}
+# Steps that are remembered.
+MEMORY = 20
+# At most so far apart are engine and trainer, with float32 throughout, and with a shorter type in either.
+LIMITS = {
+    # Mean over the canaries' tokens, nats. They are of random tokens, to which short types do worst.
+    "canary": (1e-3, 0.25),
+    "lag": (2e-5, 0.25),
+    # Mean over sampled tokens, of probabilities.
+    "log_probs": (2e-3, 0.04),
+    # Mean over the sampled tokens of a row's turn, or of its later turns, of probabilities.
+    "turn": (0.01, 0.3),
+    # Mean over a micro-batch's tokens, nats.
+    "ratio": (1e-3, 0.05),
+}
+
+
+class AlarmStop(RuntimeError):
+    """Ends a run with `trainer.alarms=stop`; says what stands."""
+
+
+class Alarms:
+    """Watches a run's steps.
+
+    Args:
+        config: the run's; `trainer.alarms` says what an alarm does.
+        eos_token_id: ends a turn.
+        steps_per_epoch: after how many steps prompts come again.
+    """
+
+    def __init__(self, config: PPOConfig, eos_token_id: int | None, steps_per_epoch: int) -> None:
+        self.config, self.steps_per_epoch = config, steps_per_epoch
+        self.eos_token_id = None if config.actor_rollout_ref.rollout.ignore_eos else eos_token_id
+        policy = config.actor_rollout_ref
+        whole = policy.model.dtype == policy.rollout.dtype == "float32"
+        self.limits = {name: limits[0 if whole else 1] for name, limits in LIMITS.items()}
+        self.past: deque[Metrics] = deque(maxlen=MEMORY)
+        self.since: dict[str, int] = {}
+        # By data source: the best reward, whether rewards ever varied, and for how many episodes they have not now.
+        self.rewards: dict[str, tuple[float, bool, int]] = defaultdict(lambda: (float("-inf"), False, 0))
+        self.solved = False
+        self.last_batch = self.last_prompts = 0
+        self.template: float | None = None
+        self.standing: list[str] = []
+
+    def check(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, float]:
+        """Looks at a step, once it is made; returns `alarms/count`, and alarms/NAME: for how many steps each stands."""
+        metrics = {**metrics, "perf/driver_memory_gib": psutil.Process().memory_info().rss / 2**30}
+        found: dict[str, str] = {}
+        for name, what in self._findings(batch, metrics, step):
+            found.setdefault(name, what)
+        self.past.append(metrics)
+        self.since = {name: self.since.get(name, step) for name in found}
+        ages = {name: step - since + 1 for name, since in self.since.items()}
+        due = {name: age for name, age in ages.items() if age >= 2 or name not in WAITS}
+        self.standing = [
+            f"alarm {name}: {found[name]}, since step {self.since[name]}; check {ADVICE[name]}" for name in due
+        ]
+        for line, (name, age) in zip(self.standing, due.items(), strict=True):
+            told = age - (name in WAITS)
+            if told & (told - 1) == 0:
+                logger.warning("%s", line)
+        return {"alarms/count": float(len(due)), **{f"alarms/{name}": float(age) for name, age in due.items()}}
+
+    def stop_if_asked(self) -> None:
+        """Raises AlarmStop where an alarm stands and `trainer.alarms` is stop."""
+        if self.standing and self.config.trainer.alarms == "stop":
+            raise AlarmStop("\n".join([*self.standing, "trainer.alarms=stop ends the run; warn goes on all the same"]))
+
+    def _findings(self, batch: DataProto, metrics: Metrics, step: int) -> Iterator[Finding]:
+        name, agent = self.config.algorithm.adv_estimator, self.config.agent
+        needs = estimator_needs(name)
+        known = name in set(AdvantageEstimator) and "values" not in needs
+        episodes = EpisodeRows(batch)
+        yield from find_faults(
+            batch,
+            episodes,
+            group_size=self.config.actor_rollout_ref.rollout.n,
+            same_tasks=not (self.config.environments and agent.allow_different_tasks),
+            by_group="index" in needs if known else None,
+            eos_token_id=self.eos_token_id,
+        )
+        yield from self._repeats(batch)
+        yield from self._rewards(batch, episodes, metrics)
+        yield from self._engine(metrics)
+        yield from self._update(batch, metrics, step)
+        yield from self._lengths(metrics)
+        yield from self._jumps(metrics)
+        yield from self._machine(metrics)
+
+    def _of_past(self, name: str) -> list[float]:
+        return [metrics[name] for metrics in self.past if name in metrics]
+
+    # What the batch says beside the batches before it
+
+    def _repeats(self, batch: DataProto) -> Iterator[Finding]:
+        tensors = batch.batch
+        prompts = hash(tensors["prompts"].numpy().tobytes())
+        answers = hash((prompts, tensors["responses"].numpy().tobytes()))
+        if answers == self.last_batch and self._surprise(batch) > UNLIKELY:
+            yield "batch_repeats", "every prompt and every answer equals those of the step before"
+        elif prompts == self.last_prompts and not self.config.environments and self.steps_per_epoch > 1:
+            yield "prompts_repeat", f"all prompts equal those of the step before, in epochs of {self.steps_per_epoch}"
+        self.last_batch, self.last_prompts = answers, prompts
+
+    def _surprise(self, batch: DataProto) -> float:
+        """Returns by how many nats the batch is unlikely to be sampled again; infinite where nothing is known of it."""
+        log_probs = batch.batch.get("rollout_log_probs")
+        return float("inf") if log_probs is None else -log_probs.sum().item()
+
+    def _rewards(self, batch: DataProto, episodes: EpisodeRows, metrics: Metrics) -> Iterator[Finding]:
+        """Finds sources of data whose rewards do not vary, but for those that are at their best."""
+        columns, real = batch.non_tensor_batch, episodes.real.tolist()
+        scores, live = batch.batch["token_level_scores"].sum(1).tolist(), batch.batch["response_mask"].any(1).tolist()
+        names = columns.get(self.config.data.reward_fn_key, ["all"] * len(batch))
+        by_source: dict[str, list[float]] = defaultdict(list)
+        for rows in episodes.rows:
+            if real[rows[0]] and any(live[row] for row in rows):
+                by_source[str(names[rows[0]])].append(sum(scores[row] for row in rows))
+        constant = []
+        for name, rewards in by_source.items():
+            best, varied, count = self.rewards[name]
+            best, same = max(best, *rewards), max(rewards) == min(rewards)
+            count = count + len(rewards) if same and not (varied and rewards[0] == best) else 0
+            self.rewards[name] = best, varied or not same, count
+            if count >= 2 * FEWEST_EPISODES:
+                constant.append(f"all {count} episodes of {name} got {rewards[0]:g}")
+        self.solved = all(max(own) == min(own) == self.rewards[name][0] for name, own in by_source.items())
+        if constant:
+            yield "reward_constant", "; ".join(constant)
+        largest = max(abs(metrics.get(f"critic/advantages/{kind}", 1.0)) for kind in ("min", "max"))
+        if largest < 1e-8 and not constant and not self.solved:
+            yield "advantages_zero", "every advantage of the batch is 0"
+
+    # What the metrics say
+
+    def _engine(self, metrics: Metrics) -> Iterator[Finding]:
+        """Compares what engine and trainer make of the same tokens."""
+        difference, limits = metrics.get("canary/difference", 0.0), self.limits
+        if difference > limits["canary"]:
+            given = f"engine and actor differ by {difference:.2g} nats a token on the canaries"
+            yield "engine_differs", f"{given} (limit {limits['canary']:g})"
+        moved, lag = metrics.get("canary/actor_moved"), metrics.get("canary/lag", 0.0)
+        if moved is not None:
+            kept = metrics["canary/engine_moved"] == 0 < moved
+            if kept or lag > max(0.05 * moved, limits["lag"]):
+                text = "kept its old weights" if kept or lag > 0.95 * moved else "did not move as the actor did"
+                given = f"the actor's log-probs of the canaries moved by {moved:.2g}, the engine's lag by {lag:.2g}"
+                yield "engine_stale", f"the engine {text}: {given} nats a token"
+            learned = metrics.get("actor/grad_norm", 0.0) > 0 and metrics.get("actor/lr", 0.0) > 0
+            if moved == 0 and learned and not metrics.get("actor/skipped_updates"):
+                yield "policy_still", "an update with a gradient left the policy's log-probs bitwise as they were"
+        rollout = self.config.actor_rollout_ref.rollout
+        if rollout.top_k <= 0 and rollout.top_p >= 1:
+            yield from self._above(metrics, "log_probs", "log_probs_differ", "training/rollout_probs_diff_mean")
+            for turns in ("first", "later"):
+                name = f"training/rollout_turn_diff_max/{turns}"
+                yield from self._above(metrics, "turn", "turn_differs", name, f" (in {turns} turns)")
+        yield from self._above(metrics, "ratio", "ratio_not_one", "actor/first_update_diff")
+        template = metrics.get("canary/template")
+        if template is not None:
+            if template != (self.template if self.template is not None else template):
+                yield "template_changed", "the chat template writes the same conversation in another way"
+            self.template = template if self.template is None else self.template
+
+    def _above(self, metrics: Metrics, limit: str, alarm: str, name: str, where: str = "") -> Iterator[Finding]:
+        # Not a number is above any limit.
+        if name in metrics and not metrics[name] <= self.limits[limit]:
+            yield alarm, f"{name}={metrics[name]:.3g}{where} is above {self.limits[limit]:g}"
+
+    def _update(self, batch: DataProto, metrics: Metrics, step: int) -> Iterator[Finding]:
+        """Looks at gradients, rates, values and the reference."""
+        for part in ("actor", "critic"):
+            norm = metrics.get(f"{part}/grad_norm", 1.0)
+            if metrics.get(f"{part}/skipped_updates") or norm != norm:
+                yield "gradient_not_finite", f"{part}/grad_norm={norm:g}"
+            largest = max(abs(metrics.get(f"critic/advantages/{kind}", 0.0)) for kind in ("min", "max"))
+            if norm == 0 and (metrics.get("critic/vf_loss", 0.0) if part == "critic" else largest) > 1e-8:
+                yield "gradient_zero", f"{part}/grad_norm is 0"
+            own = self.config.actor_rollout_ref.actor.optim if part == "actor" else self.config.critic.optim
+            if metrics.get(f"{part}/lr") == 0 < own.lr and self._of_past(f"{part}/lr"):
+                yield "rate_zero", f"{part}/lr is 0"
+        if metrics.get("critic/values/max", 1.0) == metrics.get("critic/values/min", 0.0):
+            yield "values_constant", f"every value is {metrics['critic/values/max']:g}"
+        yield from self._reference(batch, metrics, step)
+
+    def _reference(self, batch: DataProto, metrics: Metrics, step: int) -> Iterator[Finding]:
+        tensors = batch.batch
+        reference, own = tensors.get("ref_log_prob"), tensors.get("old_log_probs")
+        if reference is None:
+            return
+        kl = metrics.get("actor/kl_loss", 0.0)
+        apart = kl if own is None else ((own - reference).abs() * tensors["response_mask"]).sum().item()
+        apart = apart if own is None else apart / max(int(tensors["response_mask"].sum()), 1)
+        single = own is not None or self.config.batch_plan.actor.updates == 1
+        if step == 1 and single and not apart <= self.limits["ratio"]:
+            yield "reference_differs", f"before the first update it is {apart:.2g} nats a token from the policy"
+        moved = sum(self._of_past("canary/actor_moved"))
+        if step > 1 and single and apart == 0 < moved:
+            yield "reference_moves", f"the policy has moved by {moved:.2g} nats a token, and is 0 from the reference"
+
+    def _lengths(self, metrics: Metrics) -> Iterator[Finding]:
+        if self.eos_token_id is not None:
+            turns = metrics.get("agent/turns/mean", 0.0) * metrics.get("agent/episodes", 0.0)
+            shares = {"answers fill data.max_response_length": metrics.get("response_length/clip_ratio", 0.0)}
+            shares["turns were cut at their limit"] = metrics.get("agent/cut_turns", 0.0) / max(turns, 1.0)
+            for what, share in shares.items():
+                if share >= 0.95:
+                    yield "length_pinned", f"{share:.0%} of {what}"
+        if (share := metrics.get("prompt_length/clip_ratio", 0.0)) >= 0.5 and metrics["prompt_length/min"] > 1:
+            yield "prompts_pinned", f"{share:.0%} of prompts fill data.max_prompt_length"
+        if (share := metrics.get("response/aborted_ratio", 0.0)) > 0.5:
+            yield "nothing_sampled", f"{share:.0%} of episodes have no token to train on"
+
+    def _jumps(self, metrics: Metrics) -> Iterator[Finding]:
+        """Looks for entropy that collapses and for a policy that jumps."""
+        entropy, before = metrics.get("actor/entropy"), self._of_past("actor/entropy")[-2:]
+        if entropy is not None and before and max(before) > 0.1 and entropy < 0.2 * max(before) and not self.solved:
+            yield (
+                "entropy_collapse",
+                f"actor/entropy fell from {max(before):.3g} to {entropy:.3g} nats within two steps",
+            )
+        for name in ("actor/ppo_kl", "actor/kl_loss", "actor/reward_kl_penalty"):
+            value, past = metrics.get(name, 0.0), self._of_past(name)
+            usual = median(map(abs, past)) if len(past) >= 3 else float("inf")
+            if abs(value) > (0.5 if name == "actor/ppo_kl" else 2.0) or abs(value) > max(0.1, 20 * usual):
+                yield "kl_jump", f"{name}={value:.3g}, {usual:.2g} is usual"
+
+    def _machine(self, metrics: Metrics) -> Iterator[Finding]:
+        """Looks for throughput that falls and host memory that grows."""
+        past = self._of_past("perf/throughput")
+        now = metrics.get("perf/throughput", 0.0)
+        if len(past) >= 3 and 0 < now < median(past) / 3:
+            grown = {
+                name: value / max(median(self._of_past(name) or [value]), 1e-3)
+                for name, value in metrics.items()
+                if name.startswith("timing_s/") and name != "timing_s/step"
+            }
+            most = max(grown, key=lambda name: grown[name], default="")
+            given = f"{most}={metrics.get(most, 0.0):.3g} s is {grown.get(most, 0.0):.2g} times the usual"
+            yield "throughput_falls", f"{now:.3g} tokens/s, {median(past):.3g} is usual; {given}"
+        for name in ("perf/driver_memory_gib", "perf/rank_memory_gib"):
+            sizes = [*self._of_past(name), metrics.get(name, 0.0)]
+            jump = len(sizes) > 3 and sizes[-1] - sizes[-2] > max(0.5, 0.1 * sizes[-2])
+            creeps = len(sizes) > MEMORY and sizes == sorted(set(sizes))
+            if jump or (creeps and sizes[-1] - sizes[0] > max(1.0, 0.2 * sizes[0])):
+                yield "memory_grows", f"{name} grew from {sizes[0]:.3g} to {sizes[-1]:.3g} in {len(sizes) - 1} steps"

@@ -1,0 +1,212 @@
+"""What is wrong with a batch, as far as the batch itself can tell: what cannot be, whatever the policy does.
+
+Each finding is the name of an alarm (see `alarms.ADVICE`) and what was seen, with the episode and the token.
+Invariant: nothing is changed; a batch of a user's own that lacks a column is not judged by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.containers import row_blocks
+from data.protocol import DataProto
+from training.batch.episode_rows import EpisodeRows
+
+Finding = tuple[str, str]
+# Nats by which it must be unlikely that samples agree by chance: one in 10^10.
+UNLIKELY = 23.0
+# Of pairs of episodes those that advantages may order otherwise than rewards do: where they are compared within groups
+# nearly none, else more, as a late reward counts for more tokens; 0.5 is chance.
+MOST_WRONG = {True: 0.05, False: 0.4}
+MOST_COMPARED = 256
+FEWEST_EPISODES = 8
+
+
+def find_faults(
+    batch: DataProto,
+    episodes: EpisodeRows,
+    *,
+    group_size: int,
+    same_tasks: bool,
+    by_group: bool | None,
+    eos_token_id: int | None,
+) -> Iterator[Finding]:
+    """Finds what is wrong with a batch that a step was trained on.
+
+    Args:
+        group_size: episodes of a group.
+        same_tasks: a group's episodes have the same prompt.
+        by_group: the estimator's advantages follow the rewards' differences within groups, or (False) from the batch's
+            mean; None: nothing is known of them.
+        eos_token_id: ends a turn; None: may stand within one.
+    """
+    yield from not_finite(batch)
+    yield from wrong_tokens(batch, eos_token_id)
+    yield from misplaced_rewards(batch)
+    yield from other_rewards(batch, episodes)
+    yield from wrong_groups(batch, episodes, group_size, same_tasks)
+    if by_group is not None:
+        yield from other_advantages(batch, episodes, by_group)
+    yield from equal_answers(batch, episodes)
+
+
+def place(batch: DataProto, row: int, token: int) -> str:
+    """Names a token of a row."""
+    ids = batch.non_tensor_batch.get("episode_id", batch.non_tensor_batch.get("uid"))
+    return f"token {token} of the response of " + (f"row {row}" if ids is None else f"episode {ids[row]}")
+
+
+def first_place(batch: DataProto, wrong: Tensor) -> str:
+    """Names the first token where `wrong`, (B, R) bool."""
+    row, token = wrong.nonzero()[0].tolist()
+    return place(batch, row, token)
+
+
+def not_finite(batch: DataProto) -> Iterator[Finding]:
+    """Finds numbers that are none."""
+    for name in ("rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "token_level_scores", "advantages"):
+        tensor = batch.batch.get(name)
+        if tensor is None:
+            continue
+        if bad := [rows for rows in row_blocks(tensor) if not tensor[rows].isfinite().all()]:
+            row, token = (~tensor[bad[0]].isfinite()).nonzero()[0].tolist()
+            yield "not_finite", f"{name} has NaN or infinity, first at {place(batch, bad[0].start + row, token)}"
+
+
+def wrong_tokens(batch: DataProto, eos_token_id: int | None) -> Iterator[Finding]:
+    """Finds tokens that are trained on and were not sampled, and turns that went on behind their end."""
+    tensors, turns = batch.batch, batch.batch.get("turn_ids")
+    mask = tensors["response_mask"].bool()  # (B, R)
+    unsampled = mask & ~tensors["attention_mask"][:, -mask.shape[1] :].bool()
+    if turns is not None:
+        unsampled |= mask & (turns < 0)
+    if count := int(unsampled.sum()):
+        of = f"{count} of {int(mask.sum())} tokens that are trained on"
+        yield "unsampled_tokens", f"{of} were not sampled by the policy, first {first_place(batch, unsampled)}"
+    if turns is not None and eos_token_id is not None:
+        within = mask & (tensors["responses"] == eos_token_id)
+        within[:, :-1] &= turns[:, :-1] == turns[:, 1:]
+        within[:, -1] = False
+        if count := int(within.sum()):
+            first = first_place(batch, within)
+            yield "end_ignored", f"{count} turns went on behind the token that ends them, first behind {first}"
+
+
+def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
+    """Finds rewards on tokens that were not sampled, or that do not end what they pay for.
+
+    An environment's reward stands on the last token of its turn, a score of a whole answer on the answer's last. Scores
+    of single tokens may stand anywhere among the sampled ones.
+    """
+    tensors = batch.batch
+    mask, scores = tensors["response_mask"].bool(), tensors["token_level_scores"]  # (B, R)
+    given = scores != 0
+    if (off := given & ~mask & mask.any(1, keepdim=True)).any():
+        yield "reward_misplaced", f"a reward stands on a token that was not sampled: {first_place(batch, off)}"
+        return
+    rows = given.any(1)
+    if "environment_rewards" in tensors and torch.equal(scores, tensors["environment_rewards"]):
+        turns = tensors["turn_ids"]
+        off = given.clone()
+        off[:, :-1] &= turns[:, :-1] == turns[:, 1:]
+        off[:, -1] = False
+        if off.any():
+            yield "reward_misplaced", f"an environment's reward stands within a turn: {first_place(batch, off)}"
+    elif rows.sum() > 1 and (given.sum(1)[rows] == 1).all():
+        last = (mask * torch.arange(mask.shape[1])).amax(1, keepdim=True)
+        if not given.gather(1, last)[rows].any():
+            yield "reward_misplaced", f"no reward stands on the last sampled token, but on {first_place(batch, given)}"
+
+
+def other_rewards(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+    """Finds episodes whose rows hold other rewards than the environment gave."""
+    facts, ids = batch.non_tensor_batch.get("episode_facts"), batch.non_tensor_batch.get("episode_id")
+    if facts is None or ids is None or "environment_rewards" not in batch.batch:
+        return
+    sums = batch.batch["environment_rewards"].sum(1).tolist()
+    for rows in episodes.rows:
+        fact = facts[rows[0]]
+        held = sum(sums[row] for row in rows)
+        if fact is not None and not math.isclose(held, fact["reward"], rel_tol=1e-3, abs_tol=1e-4):
+            given = f"its environment gave {fact['reward']:g} in all, its rows hold {held:g}"
+            yield "reward_differs", f"episode {ids[rows[0]]}: {given}"
+            return
+
+
+def wrong_groups(batch: DataProto, episodes: EpisodeRows, group_size: int, same_tasks: bool) -> Iterator[Finding]:
+    """Finds groups of another size than asked for, and groups that mix prompts."""
+    groups = grouped(batch, episodes)
+    if sizes := {size for size in Counter(map(len, groups.values())) if size != group_size}:
+        uid = next(uid for uid, rows in groups.items() if len(rows) in sizes)
+        yield "group_size", f"group {uid} has {len(groups[uid])} episodes, not {group_size}"
+    prompts, tasks = batch.batch["prompts"].numpy(), batch.non_tensor_batch.get("group_index")
+    mixed = [
+        uid
+        for uid, rows in groups.items()
+        if (same_tasks and (prompts[rows] != prompts[rows[0]]).any())
+        or (tasks is not None and (tasks[rows] != tasks[rows[0]]).any())
+    ]
+    if mixed:
+        yield "groups_mixed", f"{len(mixed)} of {len(groups)} groups have episodes of different prompts, as {mixed[0]}"
+
+
+def grouped(batch: DataProto, episodes: EpisodeRows) -> dict[str, list[int]]:
+    """Lists the first rows of each group's episodes by its uid, dummies left out."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for row in episodes.first[episodes.real.numpy()[episodes.first]].tolist():
+        groups[str(batch.non_tensor_batch["uid"][row])].append(row)
+    return groups
+
+
+def other_advantages(batch: DataProto, episodes: EpisodeRows, by_group: bool) -> Iterator[Finding]:
+    """Finds advantages that do not follow the rewards they were made of: of two episodes the better has less."""
+    tensors = batch.batch
+    tokens = episodes.fold(tensors["response_mask"].sum(1)).numpy()
+    rewards = episodes.fold(tensors["token_level_rewards"].sum(1)).numpy()
+    advantages = episodes.fold((tensors["advantages"] * tensors["response_mask"]).sum(1)).numpy() / np.maximum(
+        tokens, 1
+    )
+    number = {row: i for i, row in enumerate(episodes.first[episodes.real.numpy()[episodes.first]].tolist())}
+    groups = [[number[row] for row in rows] for rows in grouped(batch, episodes).values()]
+    pairs = wrong = 0
+    for members in groups if by_group else [[*number.values()][:MOST_COMPARED]]:
+        own = np.array([i for i in members if tokens[i] > 0], dtype=np.int64)
+        better = rewards[own][:, None] > rewards[own] + 1e-6
+        pairs += int(better.sum())
+        wrong += int((better & (advantages[own][:, None] < advantages[own] - 1e-6)).sum())
+    if pairs >= FEWEST_EPISODES and wrong > MOST_WRONG[by_group] * pairs:
+        base = "of a group's" if by_group else "of the batch's"
+        yield (
+            "advantages_wrong",
+            f"in {wrong} of {pairs} pairs {base} episodes the better one has the smaller advantage",
+        )
+
+
+def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+    """Finds groups whose members say the same more often than independent draws would.
+
+    Of the first turns, all of which answer one prompt, the others equal a group's first with its own probability: the
+    number that do is compared with the sum of these, by Chernoff's bound for a Poisson number.
+    """
+    tensors = batch.batch
+    log_probs = tensors.get("rollout_log_probs", tensors.get("old_log_probs"))
+    if log_probs is None:
+        return
+    said = tensors["response_mask"].numpy().astype(bool)
+    said = said & (tensors["turn_ids"].numpy() == 0) if "turn_ids" in tensors else said
+    ids, chances = tensors["responses"].numpy(), np.where(said, log_probs.numpy(), 0).sum(1, dtype=np.float64)
+    equal, expected, worst = 0, 0.0, ""
+    for uid, rows in grouped(batch, episodes).items():
+        first, *others = (ids[row][said[row]].tobytes() for row in rows)
+        same = sum(answer == first for answer in others) if first else 0
+        expected += math.exp(min(chances[rows[0]], 0.0)) * len(others) if first else 0.0
+        equal, worst = equal + same, worst or (uid if same else "")
+    if equal > expected and equal * math.log(equal / max(expected, 1e-300)) - equal + expected > UNLIKELY:
+        given = f"{equal} first answers equal that of their group's first member, {expected:.2g} would by chance"
+        yield "equal_answers", f"{given}; as in group {worst}"
