@@ -61,17 +61,13 @@ def same(a: Any, b: Any) -> bool:
     """Returns whether two values are equal, tensors and arrays also in shape and dtype; NaN equals NaN."""
     if a is b:
         return True
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
+    if isinstance(a, Tensor | np.ndarray) and isinstance(b, type(a)):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
-        b = b.to(a.device)
-        return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return False
-        return (
-            same(a.tolist(), b.tolist()) if a.dtype == object else np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
-        )
+        if a.dtype == object:
+            return same(a.tolist(), b.tolist())
+        b = b.to(a.device) if isinstance(b, Tensor) else b
+        return bool((a == b).all() or ((a == b) | ((a != a) & (b != b))).all())
     # Plain Python first, it is fast; arrays inside have no truth value, so that is not the last word.
     with contextlib.suppress(ValueError, RuntimeError):
         if a == b:

@@ -36,8 +36,12 @@ from data.verl_names import AUTO_PADDING, VerlMethods
 from data.verl_names import DataProtoConfig as DataProtoConfig
 from data.verl_names import DataProtoFuture as DataProtoFuture
 from data.verl_names import all_gather_data_proto as all_gather_data_proto
+from data.verl_names import deserialize_single_tensor as deserialize_single_tensor
+from data.verl_names import deserialize_tensordict as deserialize_tensordict
 from data.verl_names import fold_batch_dim as fold_batch_dim
 from data.verl_names import list_of_dict_to_dict_of_list as list_of_dict_to_dict_of_list
+from data.verl_names import serialize_single_tensor as serialize_single_tensor
+from data.verl_names import serialize_tensordict as serialize_tensordict
 from data.verl_names import unfold_batch_dim as unfold_batch_dim
 from data.verl_names import union_numpy_dict as union_numpy_dict
 from data.verl_names import union_two_dict as union_two_dict

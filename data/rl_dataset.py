@@ -90,11 +90,8 @@ class RLHFDataset(Dataset):
 
     def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
         """Returns the rows whose prompts fit; with `truncation=error` and no filter none may be too long."""
-        rows, limit, config = (
-            dataframe if dataframe is not None else self.dataframe,
-            self.config.max_prompt_length,
-            self.config,
-        )
+        rows = self.dataframe if dataframe is None else dataframe
+        limit, config = self.config.max_prompt_length, self.config
         if not config.filter_overlong_prompts and config.truncation != "error":
             return rows
         with ThreadPoolExecutor(config.filter_overlong_prompts_workers) as pool:
@@ -106,7 +103,7 @@ class RLHFDataset(Dataset):
         logger.info("dropped %d of %d prompts longer than %d tokens", len(overlong), len(lengths), limit)
         return [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
 
-    def _build_messages(self, example: dict[str, Any]) -> list[dict[str, Any]]:
+    def _build_messages(self, example: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Returns a row's chat messages; may take columns out of the row, which is a copy."""
         return as_messages(example[self.prompt_key])
 
@@ -141,7 +138,8 @@ class RLHFDataset(Dataset):
             shown = "; ".join(problems[:3]) + ("; …" if len(problems) > 3 else "")
             raise ValueError(
                 f"{len(problems)} of {len(rows)} rows cannot be used: {shown}. Their columns are "
-                f"{sorted(rows[0].keys() - {ORIGIN})}; data.prompt_key names the prompt's, data.reward_fn_key the scoring rule's"
+                f"{sorted(rows[0].keys() - {ORIGIN})}; data.prompt_key names the prompt's, data.reward_fn_key the "
+                "scoring rule's"
             )
 
     def _fault_of(self, row: Mapping[str, Any]) -> str | None:

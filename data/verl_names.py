@@ -306,6 +306,33 @@ def all_gather_data_proto(data: Any, process_group: torch.distributed.ProcessGro
     data.non_tensor_batch = joined.non_tensor_batch
 
 
+def serialize_single_tensor(obj: Tensor) -> tuple[str, tuple[int, ...], memoryview]:
+    """Returns (dtype, shape, bytes) of a tensor, which a message can carry."""
+    flat = obj.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return str(obj.dtype).removeprefix("torch."), tuple(obj.shape), memoryview(flat.numpy())
+
+
+def deserialize_single_tensor(arr: tuple[str, Sequence[int], Any]) -> Tensor:
+    """Undoes `serialize_single_tensor`; the tensor has memory of its own."""
+    dtype, shape, buffer = arr
+    tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+    tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(buffer, dtype=np.uint8)
+    return tensor
+
+
+def serialize_tensordict(batch: TensorDict) -> tuple[tuple[int, ...], str | None, dict[str, Any]]:
+    """Returns (batch size, device, name -> serialized tensor)."""
+    tensors = {name: serialize_single_tensor(tensor) for name, tensor in batch.items()}
+    return tuple(batch.batch_size), None if batch.device is None else str(batch.device), tensors
+
+
+def deserialize_tensordict(arr: tuple[Sequence[int], str | None, Mapping[str, Any]]) -> TensorDict:
+    """Undoes `serialize_tensordict`."""
+    size, device, tensors = arr
+    own = {name: deserialize_single_tensor(tensor) for name, tensor in tensors.items()}
+    return TensorDict(own, batch_size=list(size), device=device)
+
+
 def _concat(values: list[Any]) -> Any:
     if not values:
         raise ValueError("DataProtoFuture needs at least one future; given an empty list")

@@ -10,3 +10,4 @@ from custom.tools.manager import MultiTurnManager, ToolTurn
 from custom.tools.parsers import ActionParser, ToolCall, get_parser
 from custom.tools.registry import UNKNOWN, CallRecord, ToolRegistry
 from custom.tools.tool import EnvironmentStepTool, Tool, ToolDefinition, ToolError
+from custom.tools.verl_tool import BaseTool, ToolResponse

@@ -146,11 +146,13 @@ class PythonTool(Tool):
         """Returns what the snippet printed; TimeoutError or ToolError, with that too, where it failed."""
         with tempfile.TemporaryDirectory(prefix="snippet-", ignore_cleanup_errors=True) as workdir:
             Path(workdir, "snippet.py").write_bytes(code.encode("utf-8", "replace"))
-            process = self._start(workdir)
-            try:
-                output, ending = self._read(process)
-            finally:
-                _kill_group(process)
+            with self._start(workdir) as process:
+                try:
+                    output, ending = self._read(process)
+                finally:
+                    # With its children; leaving the block waits for it.
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
         return self._result(output, ending, process.returncode)
 
     def _start(self, workdir: str) -> subprocess.Popen[bytes]:
@@ -199,12 +201,3 @@ class PythonTool(Tool):
         if status != 0:
             raise ToolError(text.rstrip() or f"[ended with status {status}]")
         return text.rstrip("\n")
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and its children, and waits for it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from custom.tools.registry import ToolRegistry
 from custom.tools.tool import Tool
+from custom.tools.verl_tool import read_tool_config
 from data.loading import load_object
 
 BUILTIN_TOOLS = {
@@ -21,14 +22,18 @@ def load_tools(sources: Iterable[str]) -> ToolRegistry:
     """Makes a registry of new tools, one or several from each source; ValueError says what is no tool.
 
     Args:
-        sources: "calculator", "python", "environment_step", "/path/file.py:name" or "module:name". The name's object
-            is a Tool class, a function that returns a Tool or several, or a Tool.
+        sources: "calculator", "python", "environment_step", "/path/file.py:name" or "module:name", whose object is a
+            Tool class, a function that returns a Tool or several, or a Tool; or a .yaml of verl's form (verl_tool).
     """
     registry = ToolRegistry()
     for source in sources:
+        if source.endswith((".yaml", ".yml")):
+            for tool in read_tool_config(source):
+                registry.register(tool)
+            continue
         place = BUILTIN_TOOLS.get(source, source)
         if not all(place.rpartition(":")):
-            allowed = ", ".join([*BUILTIN_TOOLS, "/path/to/file.py:name", "module:name"])
+            allowed = ", ".join([*BUILTIN_TOOLS, "/path/to/file.py:name", "module:name", "tools.yaml"])
             raise ValueError(f"agent.tools: {source!r} is unknown; allowed: {allowed}")
         found = load_object(place, "agent.tools:")
         made = copy.deepcopy(found) if isinstance(found, Tool) or not callable(found) else found()

@@ -19,6 +19,7 @@ from main import build_trainer
 from tests.e2e.test_training import read_steps, tiny_config
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_checkpoint import save
+from training.batch import distributed_masked_mean, distributed_mean_max_min_std
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, ModelConfig, OptimConfig
 from training.run.roles import ResourcePoolManager, Role
 from workers.dp_actor import DataParallelPPOActor
@@ -69,6 +70,13 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
         gathered = data.select(["responses"], ["uid"])
         all_gather_data_proto(gathered, torch.distributed.group.WORLD)
         results["gathered"] = (gathered.batch["responses"], gathered.non_tensor_batch["uid"].tolist())
+    scores, mask = torch.arange(8.0).square(), torch.arange(8) % 3 > 0
+    share = slice(number * 8 // world, (number + 1) * 8 // world)
+    results["over ranks"] = [
+        distributed_masked_mean(scores[share], mask[share]),
+        *distributed_mean_max_min_std(scores[share]),
+        *distributed_mean_max_min_std(scores[share], compute_max=False, compute_std=False),
+    ]
     if number == 0:
         torch.save(results, Path(folder) / f"results-{world}.pt")
     if world > 1:
@@ -279,6 +287,16 @@ def test_each_rank_gathers_the_rows_of_all(folder: Path) -> None:
     responses, uids = torch.load(folder / "results-2.pt")["gathered"]
     whole = make_update().pad_with_dummies(2)
     assert torch.equal(responses, whole.batch["responses"]) and uids == whole.non_tensor_batch["uid"].tolist()
+
+
+def test_verls_means_and_extremes_are_over_all_ranks(folder: Path) -> None:
+    scores, mask = torch.arange(8.0).square(), torch.arange(8) % 3 > 0
+    expected = [scores[mask].mean(), scores.mean(), scores.max(), scores.min(), scores.std(), scores.mean(), None]
+    expected += [scores.min(), None]
+    for world in (1, 2):
+        for found, wanted in zip(torch.load(folder / f"results-{world}.pt")["over ranks"], expected, strict=True):
+            assert (found is None) == (wanted is None)
+            assert wanted is None or torch.allclose(found, wanted)
 
 
 def test_two_ranks_compute_the_log_probs_and_values_of_one(folder: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+import data.protocol
 from data.containers import object_array
 from data.protocol import (
     FIELDS,
@@ -601,3 +602,18 @@ def test_dicts_are_joined_in_the_first_unless_they_differ() -> None:
 
 def test_an_empty_one_has_no_rows() -> None:
     assert len(DataProto()) == len(DataProto(TensorDict({}, batch_size=[]))) == 0
+
+
+def test_tensors_survive_verls_serialisation() -> None:
+    tensors = {
+        "half": torch.randn(3, 2).bfloat16(),
+        "mask": torch.ones(3, 4, dtype=torch.bool),
+        "none": torch.empty(3, 0),
+        "cut": torch.arange(12).view(3, 4)[:, ::2],
+    }
+    for tensor in (*tensors.values(), torch.tensor(1.5)):
+        again = data.protocol.deserialize_single_tensor(data.protocol.serialize_single_tensor(tensor))
+        assert again.dtype == tensor.dtype and torch.equal(again, tensor)
+    batch = TensorDict(tensors, batch_size=[3])
+    again = data.protocol.deserialize_tensordict(data.protocol.serialize_tensordict(batch))
+    assert again.batch_size == batch.batch_size and (again == batch).all()

@@ -17,6 +17,7 @@ from custom.reward_manager import (
     register_reward_manager,
 )
 from custom.reward_score import default_compute_score, extract_answer
+from data.containers import object_array
 from data.protocol import DataProto
 from data.token_rewards import move_to_sampled_tokens, place_outcome_rewards
 from training.reward import compute_reward, compute_reward_async, get_custom_reward_fn, load_reward_manager
@@ -412,3 +413,44 @@ def test_a_missing_entry_and_an_unknown_source_say_what_to_do():
         default_compute_score("reasoning_gym/chain_sum", "4", "4")
     with pytest.raises(ValueError, match=r"data_source='mine'.*Set custom_reward_function.path"):
         default_compute_score("mine", "4", "4")
+
+
+def test_scoring_functions_see_turns_and_the_rollouts_own_scores(tokenizer) -> None:
+    data = make_batch()
+    seen = []
+    data.batch["turn_ids"] = torch.where(data.batch["response_mask"].bool(), 0, -1)
+    data.batch["turn_ids"][1, -1] = 2
+    data.non_tensor_batch["reward_scores"] = object_array([{"format": 1.0}] + [None] * (len(data) - 1))
+    NaiveRewardManager(tokenizer, 0, lambda extra_info, **_: seen.append(extra_info) or 0.0)(data)
+    assert [extra["num_turns"] for extra in seen[:2]] == [2, 4]
+    assert [extra["rollout_reward_scores"] for extra in seen[:2]] == [{"format": 1.0}, {}]
+
+
+@pytest.mark.parametrize(
+    ("source", "solution", "truth", "score"),
+    [
+        ("lighteval/MATH", r"so it is \boxed{\frac{1}{2}}", "0.5", 1.0),
+        ("HuggingFaceH4/MATH-500", r"so $x = 3$", "4", 0.0),
+        ("numina_cn_k12", r"\boxed{(1, 2)}", "(1,2)", 1.0),
+        ("lighteval/MATH", "no formula at all", "4", 0.0),
+        ("hiyouga/geometry3k", r"<think>a</think> \boxed{3}", "3", 1.0),
+        ("hiyouga/geometry3k", r"\boxed{3}", "3", 0.9),
+        ("searchR1_nq", "<answer>no</answer> <answer>The Beatles!</answer>", {"target": ["beatles", "x"]}, 1.0),
+        ("searchR1_nq", "The Beatles", {"target": "beatles"}, 0.0),
+    ],
+)
+def test_data_sources_of_verl_have_their_rules(source, solution, truth, score) -> None:
+    pytest.importorskip("math_verify")
+    assert default_compute_score(source, solution, truth) == pytest.approx(score)
+
+
+@pytest.mark.parametrize(
+    ("solution", "acc", "pred"),
+    [("thus\nAnswer: 42", True, "42"), ("Answer: 42\nanswer: $43$", False, "$43$"), ("42", False, "[INVALID]")],
+)
+@pytest.mark.parametrize("source", ["math_dapo", "aime2024"])
+def test_dapos_rule_reads_the_last_answer_and_pays_one_or_minus_one(source, solution, acc, pred) -> None:
+    pytest.importorskip("math_verify")
+    expected = {"score": 1.0 if acc else -1.0, "acc": acc, "pred": pred}
+    assert default_compute_score(source, solution, "42") == expected
+    assert default_compute_score(source, "Answer: 42" + "." * 300, "42")["pred"] == "[INVALID]"

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
+from data.data_order import PromptCollator
 from data.rl_dataset import RLHFDataset, collate_fn, create_dataset, normalise_row, read_rows
 
 WORDS = ["<pad>", "<unk>", "user", "assistant", *[f"w{i}" for i in range(20)]]
@@ -413,3 +414,51 @@ def test_a_custom_class_that_is_no_dataset_is_refused(tmp_path, tokenizer):
 def test_without_a_custom_class_verls_dataset_is_built(tmp_path, tokenizer):
     dataset = create_dataset(write(tmp_path / "a.jsonl", [make_row(1, 0)]), make_config(), tokenizer)
     assert type(dataset) is RLHFDataset and isinstance(dataset, Dataset)
+
+
+# --- verl's hooks ---
+
+
+class OfMyOwn(RLHFDataset):
+    """Overrides each of the three: rows of its own, one of them left out, and prompts out of another column."""
+
+    def _read_files_and_tokenize(self) -> None:
+        rows = [{"data_source": "own", "question": f"w{i}", "reward_model": {"ground_truth": "1"}} for i in range(4)]
+        self.dataframe = self.maybe_filter_out_long_prompts(rows)
+
+    def maybe_filter_out_long_prompts(self, dataframe=None):
+        return [row for row in dataframe if row["question"] != "w2"]
+
+    def _build_messages(self, example):
+        return [{"role": "user", "content": example.pop("question")}]
+
+
+def test_hooks_of_verls_dataset_are_called(tokenizer):
+    dataset = OfMyOwn("not read.parquet", tokenizer, make_config(return_raw_chat=True), None, -1)
+    rows = [dataset[i] for i in range(len(dataset))]
+    assert [row["raw_prompt"][0]["content"] for row in rows] == ["w0", "w1", "w3"]
+    assert "question" not in rows[0] and [row["index"] for row in rows] == [0, 1, 2]
+    assert rows[2]["raw_prompt_ids"] == [WORDS.index(word) for word in ("user", "w3", "assistant")]
+
+
+def test_messages_of_a_hook_decide_which_prompts_are_too_long(tmp_path, tokenizer):
+    class Doubled(RLHFDataset):
+        def _build_messages(self, example):
+            content = example[self.prompt_key][0]["content"]
+            return [{"role": "user", "content": f"{content} {content}"}]
+
+    file = write(tmp_path / "d.jsonl", [make_row(2, 0), make_row(4, 1)])
+    assert len(RLHFDataset(file, tokenizer, make_config(filter_overlong_prompts=True))) == 2
+    assert len(Doubled(file, tokenizer, make_config(filter_overlong_prompts=True), max_samples=-1)) == 1
+
+
+def test_max_samples_may_be_positional_as_in_verl(tmp_path, tokenizer):
+    file = write(tmp_path / "d.jsonl", [make_row(1, i) for i in range(5)])
+    assert len(RLHFDataset(file, tokenizer, make_config(), None, 2)) == 2
+
+
+def test_a_row_with_nothing_but_a_raw_prompt_is_tokenised(tokenizer):
+    collate = PromptCollator(make_config(), tokenizer)
+    columns = collate([{"raw_prompt": [{"role": "user", "content": "w1"}]}, {"raw_prompt": "w1 w2"}])
+    assert columns["attention_mask"].sum(1).tolist() == [3, 4]
+    assert columns["raw_prompt_ids"][0] == [WORDS.index(word) for word in ("user", "w1", "assistant")]

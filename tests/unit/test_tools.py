@@ -240,7 +240,10 @@ def test_tools_are_loaded_by_name_from_files_and_modules(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("calculater", "unknown; allowed: calculator, python, environment_step, /path/to/file.py:name, module:name"),
+        (
+            "calculater",
+            "unknown; allowed: calculator, python, environment_step, /path/to/file.py:name, module:name",
+        ),
         ("no.such.module:X", "there is no module 'no'"),
         ("custom.tools:Missing", "does not define 'Missing'"),
         ("custom.tools.manager:MAX_CALLS", "is a int; allowed: a Tool, or what makes one"),
@@ -629,3 +632,37 @@ def test_snippets_run_side_by_side_in_threads() -> None:
     for thread in threads:
         thread.join(30)
     assert sorted(results) == [("", "0"), ("", "2"), ("", "4"), ("", "6")]
+
+
+VERL_TOOL = """
+from custom.tools import BaseTool, ToolResponse
+
+class Scale(BaseTool):
+    released = []
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        if parameters["x"] < 0:
+            raise ValueError("negative")
+        return ToolResponse(text=f"{self.name}: {parameters['x'] * self.config['factor']}"), 0.0, {}
+
+    async def release(self, instance_id, **kwargs):
+        self.released.append(instance_id)
+"""
+
+
+def test_tools_of_verls_form_come_from_its_file_and_answer_as_ours(tmp_path: Path) -> None:
+    (tmp_path / "scale.py").write_text(VERL_TOOL)
+    parameters = "{type: object, properties: {x: {type: number}}, required: [x]}"
+    (tmp_path / "tools.yaml").write_text(
+        f"tools:\n- class_name: {tmp_path}/scale.py:Scale\n  config: {{factor: 3}}\n  tool_schema:\n"
+        f"    type: function\n    function: {{name: scale, description: Scales., parameters: {parameters}}}\n"
+        "- class_name: custom.tools.builtin.CalculatorTool\n"
+    )
+    registry = load_tools([str(tmp_path / "tools.yaml")])
+    assert list(registry.tools) == ["scale", "calculator"]
+    assert registry.execute(ToolCall("scale", {"x": 2})).result == "scale: 6"
+    failed = registry.execute(ToolCall("scale", {"x": -1}))
+    assert failed.error_kind == "exception" and "negative" in failed.result
+    assert registry.execute(ToolCall("scale", {"x": "two"})).error_kind == "bad_arguments"
+    tool: Any = registry.tools["scale"]
+    assert len(set(tool.tool.released)) == 2

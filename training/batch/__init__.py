@@ -8,6 +8,8 @@ from training.batch.batching import (
 )
 from training.batch.torch_functional import clip_by_value, masked_mean, masked_var, masked_whiten
 from training.batch.verl_names import (
+    distributed_masked_mean,
+    distributed_mean_max_min_std,
     entropy_from_logits,
     entropy_from_logits_with_chunking,
     get_constant_schedule_with_warmup,

@@ -130,6 +130,31 @@ def masked_sum(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None 
     return torch.where(mask.bool(), values, 0).sum(axis, dtype=torch.float64).to(values.dtype)
 
 
+def distributed_masked_mean(local_tensor: Tensor, local_mask: Tensor) -> Tensor:
+    """Averages over the mask and over all ranks."""
+    sums = torch.stack([(local_tensor * local_mask).sum(), local_mask.sum()])
+    if dist.is_initialized():
+        dist.all_reduce(sums)
+    return sums[0] / sums[1].clamp(min=1e-8)
+
+
+def distributed_mean_max_min_std(
+    local_tensor: Tensor, compute_max: bool = True, compute_min: bool = True, compute_std: bool = True
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Computes mean, max, min and sample standard deviation over all ranks' entries; None of what is not wanted."""
+    sums = torch.stack([local_tensor.sum(), torch.ones_like(local_tensor).sum()])
+    extremes = torch.stack([local_tensor.max(), -local_tensor.min()])
+    if dist.is_initialized():
+        dist.all_reduce(sums)
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    mean = sums[0] / sums[1]
+    squares = ((local_tensor - mean) ** 2).sum()
+    if dist.is_initialized():
+        dist.all_reduce(squares)
+    std = (squares / (sums[1] - 1).clamp(min=1)).sqrt() if compute_std else None
+    return mean, extremes[0] if compute_max else None, -extremes[1] if compute_min else None, std
+
+
 def get_response_mask(
     response_id: Tensor, eos_token: int | Sequence[int] = 2, dtype: torch.dtype = torch.int64
 ) -> Tensor:

@@ -1,0 +1,86 @@
+"""Tools written for verl: their base class under verl's name, and what makes one of ours of them.
+
+A file of `actor_rollout_ref.rollout.multi_turn.tool_config_path` is an entry of `agent.tools` like any other:
+
+    tools:
+      - class_name: package.module.Class      # or /path/to/file.py:Class
+        config: {}
+        tool_schema: {type: function, function: {name: search, description: …, parameters: {…}}}
+"""
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from custom.tools.tool import Tool, ToolDefinition
+from data.loading import load_object
+
+
+@dataclass
+class ToolResponse:
+    """Holds what a tool of verl's answers; only text is shown to the model."""
+
+    text: str | None = None
+    image: Any = None
+    video: Any = None
+
+
+class BaseTool:
+    """Is the base class of verl's tools: `execute` is a coroutine, between `create` and `release`."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
+        self.config, self.tool_schema = config, tool_schema
+        self.name = tool_schema["function"]["name"]
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        """Begins an instance."""
+        return instance_id or str(uuid.uuid4()), ToolResponse()
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> tuple[Any, float, dict]:
+        """Answers a call: (response, reward, metrics), of which the response counts here."""
+        raise NotImplementedError(f"{type(self).__name__}.execute")
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """Returns the instance's reward; not asked for here."""
+        return 0.0
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Ends an instance."""
+
+
+class VerlTool(Tool):
+    """Answers calls by a tool of verl's, each in an instance of its own."""
+
+    def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
+        function = schema["function"]
+        self.tool = tool
+        self.definition = ToolDefinition(function["name"], function["description"], function["parameters"])
+
+    def execute(self, **arguments: Any) -> Any:
+        """Runs the call to its end."""
+        return asyncio.run(self._call(arguments))
+
+    async def _call(self, arguments: dict[str, Any]) -> Any:
+        created = await self.tool.create()
+        instance = created[0] if isinstance(created, tuple) else created
+        try:
+            answer = await self.tool.execute(instance, arguments)
+        finally:
+            await self.tool.release(instance)
+        response = answer[0] if isinstance(answer, tuple) else answer
+        return response if isinstance(response, str) else response.text
+
+
+def read_tool_config(path: str) -> Iterator[Tool]:
+    """Makes the tools that a file of verl's form describes."""
+    for entry in OmegaConf.load(path).tools:
+        module, _, name = entry.class_name.rpartition("." if ":" not in entry.class_name else ":")
+        made = load_object(f"{module}:{name}", f"{path}:")
+        settings, schema = (
+            OmegaConf.to_container(entry.get(key) or OmegaConf.create()) for key in ("config", "tool_schema")
+        )
+        yield made() if issubclass(made, Tool) else VerlTool(made(settings, entry.tool_schema), schema)
