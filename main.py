@@ -1,10 +1,14 @@
-"""Trains: `python main.py CONFIG.yaml key=value ...`; `--explain` shows every value and where it came from."""
+"""Trains: `python main.py CONFIG.yaml key=value ...`; `--explain` shows every value and where it came from.
+
+What is wrong before the first step ends the run with one line, as lack of memory does; `--debug` shows the traceback.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+import traceback
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -14,6 +18,9 @@ from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, explain, load_config
 from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, ray_cluster, say_busy_cores
 from training.run.records import held
+
+# How the allocators of torch (CUDA, CPU) and vLLM say that memory ran out.
+OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "No available memory")
 
 
 # Not annotated, as the heavy imports come after the config's checks.
@@ -69,9 +76,10 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     """Reads the config, trains, and prints the report."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    debug = "--debug" in argv
     try:
         with closed_pipe_is_no_error():
-            loaded = load_config(argv)
+            loaded = load_config([word for word in argv if word != "--debug"])
             if loaded.explain:
                 print(explain(loaded))
                 return 0
@@ -91,6 +99,12 @@ def run(argv: list[str], signals: EndingSignals) -> int:
         return 2
     except (AlarmStop, EnvironmentsFail) as error:
         print(error, file=sys.stderr)
+        return 1
+    except Exception as error:
+        line = in_one_line(error, loaded.config)
+        if debug or line is None:
+            raise
+        print(f"{line}; --debug shows where", file=sys.stderr)
         return 1
     if "file" in trainer.logger and not trainer.val_only:
         print_report(run_dir)
@@ -117,6 +131,25 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
             signals.close()
             trainer.shutdown()
     return unsaved
+
+
+def in_one_line(error: Exception, config: PPOConfig) -> str | None:
+    """Says what a user can mend in a line, with advice where memory ran out; None for what only a traceback explains.
+
+    That is all that comes of a step, where users' own code runs.
+    """
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY):
+        policy = config.actor_rollout_ref
+        return (
+            f"{text[:300]}. Memory ran out: lower ppo_max_token_len_per_gpu (the actor's is "
+            f"{policy.actor.ppo_max_token_len_per_gpu}) or ppo_micro_batch_size_per_gpu, also of log_prob and critic; "
+            f"rollout.gpu_memory_utilization ({policy.rollout.gpu_memory_utilization}) and max_num_seqs "
+            f"({policy.rollout.max_num_seqs}); or set model.enable_gradient_checkpointing, or "
+            "fsdp_config.param_offload and optimizer_offload, to true"
+        )
+    in_step = any(frame.name == "train_step" for frame in traceback.extract_tb(error.__traceback__))
+    return text if isinstance(error, ValueError | OSError | ImportError) and not in_step else None
 
 
 def print_report(run_dir: Path) -> None:

@@ -77,13 +77,12 @@ class Agent:
         With a reward_fn the reward is 0, and `info["environment_reward"]` has the environment's. With tools,
         `info["tool_calls"]` lists the calls as {"name", "ok", "error_kind", "seconds"}.
         """
-        if self.tools is None:
-            result = step_environment(self.environment, response_text, self.max_observation_chars)
-            result = result._replace(observation=self._with_state(result.observation))
-        else:
-            result = self._step_with_tools(self.tools, response_text)
+        result = self._play(response_text)
         self.trajectory.record(response_text, result)
-        return self._as_turn(as_user_messages(result.observation), result)
+        result = result._replace(observation=as_user_messages(result.observation), info=dict(result.info))
+        if self.reward_fn is None:
+            return result
+        return result._replace(reward=0.0, info={**result.info, "environment_reward": result.reward})
 
     def episode_reward(self, ending: str) -> float | None:
         """Returns the reward_fn's value for the episode that ended so; None where there is no reward_fn."""
@@ -97,15 +96,11 @@ class Agent:
         """Closes the environment, where it can be closed."""
         _call(self.environment, "close")
 
-    def _as_turn(self, messages: list[Message], result: StepResult) -> StepResult:
-        """Returns the result in messages; its reward goes into `info` where a reward_fn gives the episode's."""
-        if self.reward_fn is None:
-            return result._replace(observation=messages, info=dict(result.info))
-        info = {**result.info, "environment_reward": result.reward}
-        return result._replace(observation=messages, reward=0.0, info=info)
-
-    def _step_with_tools(self, tools: ToolRegistry, response_text: str) -> StepResult:
-        manager = MultiTurnManager(tools, self.parser, self.environment, self.max_observation_chars)
+    def _play(self, response_text: str) -> StepResult:
+        if self.tools is None:
+            result = step_environment(self.environment, response_text, self.max_observation_chars)
+            return result._replace(observation=self._with_state(result.observation))
+        manager = MultiTurnManager(self.tools, self.parser, self.environment, self.max_observation_chars)
         turn = manager.step(response_text)
         calls = [{"name": c.name, "ok": c.ok, "error_kind": c.error_kind, "seconds": c.seconds} for c in turn.calls]
         observation = turn.observation if calls else self._with_state(turn.observation)
@@ -156,12 +151,9 @@ class CheckedAgent(Agent):
         self.trajectory.states.append(_as_observation(messages))
         return messages
 
-    def step(self, response_text: str) -> StepResult:
-        """Plays the agent's turn; the reward is 0 where a reward_fn gives the episode's."""
+    def _play(self, response_text: str) -> StepResult:
         result = step_environment(self.inner, response_text, self.max_observation_chars)
-        messages = as_user_messages(result.observation)
-        self.trajectory.record(response_text, result._replace(observation=_as_observation(messages)))
-        return self._as_turn(messages, result)
+        return result._replace(observation=_as_observation(result.observation))
 
     def episode_reward(self, ending: str) -> float | None:
         """Returns the reward_fn's value, else the agent's own, where it has one."""
@@ -257,9 +249,12 @@ def _takes_environment(reward_fn: RewardFn) -> bool:
     return any(p.default is p.empty or p.name in ("environment", "env") for p in second)
 
 
-def _as_observation(messages: list[Message]) -> Observation:
+def _as_observation(observation: Observation) -> Observation:
     """Returns a single user message as its text."""
-    return messages[0]["content"] if len(messages) == 1 and messages[0]["role"] == "user" else messages
+    match observation:
+        case [{"role": "user", "content": text, **others}] if not others:
+            return text
+    return observation
 
 
 def _call(thing: Any, method: str, *arguments: Any) -> Any:
@@ -269,8 +264,7 @@ def _call(thing: Any, method: str, *arguments: Any) -> Any:
 
 
 def _text_of(environment: Any, method: str) -> str:
-    call = getattr(environment, method, None)
-    text = call() if callable(call) else ""
+    text = _call(environment, method) if hasattr(environment, method) else ""
     if not isinstance(text, str):
         raise BadEnvironment(f"{type(environment).__name__}.{method} returned {shown(text)}; allowed: a string")
     return text

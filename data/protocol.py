@@ -62,9 +62,8 @@ class Field(NamedTuple):
 FIELDS: dict[str, Field] = {
     "input_ids": Field("(B,P)", "int64", "the dataset", "the prompt, padded on the left"),
     "position_ids": Field("(B,P)", "int64", "the dataset", "0 for the first real token, then counting"),
-    "attention_mask": Field(
-        "(B,P+R)", "int8", "generate_sequences", "1 on real tokens, sampled or not; (B,P) int64 out of the dataset"
-    ),
+    # Out of the dataset (B,P) int64.
+    "attention_mask": Field("(B,P+R)", "int8", "generate_sequences", "1 on real tokens, sampled or not"),
     "prompts": Field("(B,P)", "int32", "generate_sequences", "padded on the left"),
     "responses": Field("(B,R)", "int32", "generate_sequences", "all that follows the prompt, padded on the right"),
     "response_mask": Field("(B,R)", "int8", "generate_sequences", "1 on tokens that the policy sampled"),
@@ -81,9 +80,8 @@ FIELDS: dict[str, Field] = {
     "episode_id": Field("(B,)", "object: str", "sample_ids", "several rows may belong to one episode"),
     "group_index": Field("(B,)", "int64", "sample_ids", "number of the prompt in the step; seeds sampling"),
     "sample_index": Field("(B,)", "int64", "sample_ids", "number of the sample in its group; seeds it"),
-    "ending": Field(
-        "(B,)", "object: str", "generate_sequences", "stop or length; of an episode in an environment done, max_turns …"
-    ),
+    # Of an episode in an environment done, max_turns …
+    "ending": Field("(B,)", "object: str", "generate_sequences", "stop or length; of an episode as it ended"),
     "environment_rewards": Field("(B,R)", "float32", "run_episodes", "an environment's, each on its turn's last token"),
     "episode_row": Field("(B,)", "int64", "run_episodes", "number of the row in its episode"),
     "episode_facts": Field("(B,)", "object: dict", "run_episodes", "for metrics, in an episode's first row; else None"),
@@ -288,16 +286,13 @@ class DataProto(VerlMethods):
 
     def chunk(self, chunks: int) -> "list[DataProto]":
         """Cuts `chunks` views of equal size; uneven with `auto_padding`, else ValueError if the rows do not divide."""
-        if chunks > 0 and self.is_padding_enabled():
-            ends = [-(-len(self) * i // chunks) for i in range(chunks + 1)]
-            return [self.slice(*span) for span in pairwise(ends)]
-        if chunks < 1 or len(self) % chunks:
+        if chunks < 1 or (len(self) % chunks and not self.is_padding_enabled()):
             raise ValueError(
                 f"{len(self)} rows do not divide into {chunks} equal chunks; "
                 "pad with pad_dataproto_to_divisor or DataProto.pad_with_dummies first"
             )
-        size = len(self) // chunks
-        return [self.slice(i * size, (i + 1) * size) for i in range(chunks)]
+        ends = [-(-len(self) * i // chunks) for i in range(chunks + 1)]
+        return [self.slice(*span) for span in pairwise(ends)]
 
     @staticmethod
     def concat(data: "Sequence[DataProto]") -> "DataProto":

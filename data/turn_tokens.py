@@ -155,7 +155,8 @@ class TurnTokens:
             reply = [_message(role, f"{role} asks: is {answer!r} right?") for role in roles]
             following = [*messages, _assistant(answer), *reply]
             self._check_texts(following, tools)
-            sampled = self._as_sampled(messages, answer, following, tools) + ([] if cut else self._end_of_turn)
+            sampled = self._as_sampled(messages, answer, following, tools)
+            sampled += [] if cut else self._through_stop(self._end_ids) or self._end_ids
             join = self.join(messages, sampled, reply, tools)
             row = row + sampled + join.token_ids if join.rewritten is None else join.rewritten
             self._check_row(row, self.prompt(following, tools))
@@ -201,10 +202,6 @@ class TurnTokens:
                 f"has {whole!r}; set a template that renders every turn alike"
             )
         logger.warning("%r tokenises the boundary of two turns differently: %r, at once %r", name, joined, whole)
-
-    @cached_property
-    def _end_of_turn(self) -> list[int]:
-        return self._through_stop(self._end_ids) or self._end_ids
 
     def _render(self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = True) -> str:
         if messages and messages[0]["role"] == "system" and not self.accepts_system:

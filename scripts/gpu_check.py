@@ -29,7 +29,6 @@ REQUIRED = {
 OPTIONAL = {
     "vllm": "the vLLM engine's tests and steps",
     "ray": "a rank that Ray places",
-    "flash_attn": "attention kernels",
     "accelerate": "transformers loads large checkpoints with it",
     "matplotlib": "main.py's reward curve; the tests here do without",
     "tensorboard": "trainer.logger=tensorboard",

@@ -536,7 +536,7 @@ class RayPPOTrainer:
             trainer.project_name,
             trainer.experiment_name,
             # A validation alone must not cut the run's files back.
-            default_backend=["console"] if trainer.val_only else list(trainer.logger),
+            default_backend=["console"] if trainer.val_only else list(trainer.trackers),
             config=asdict(self.config),
             local_dir=str(self.run_dir),
             resume_step=self.global_steps,

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
 from data.prompts import encode_chat
 from data.protocol import DataProto
-from training.config import ActorRolloutRefConfig, BatchPlan, CriticConfig, FSDPConfig, PPOConfig
+from training.config import ActorConfig, ActorRolloutRefConfig, BatchPlan, CriticConfig, FSDPConfig, PPOConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model import state as model_state
@@ -36,7 +38,37 @@ from workers.rollout.weight_sync import iter_weights, weight_manifest
 Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
 
 
-class ActorRolloutRefWorker:
+class TrainedWorker:
+    """Holds a module that is trained, with its optimiser and schedule, and saves and loads them."""
+
+    # What a Hugging Face folder is written with, where a checkpoint is to have one.
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    def _make_trainable(self, module: nn.Module, config: ActorConfig | CriticConfig, total_training_steps: int) -> None:
+        self.module, self.checkpoint = module, config.checkpoint
+        self.optimizer = build_optimizer(module, config.optim)
+        self.scheduler = build_scheduler(self.optimizer, config.optim, total_training_steps)
+        self.writer = CheckpointWriter()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        """Begins to save; `checkpoint_written` says when it is done."""
+        state, contents = (self.module, self.optimizer, self.scheduler), self.checkpoint.save_contents
+        model_state.save(self.writer, Path(folder), *state, contents, self.tokenizer)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def checkpoint_written(self, wait: bool) -> bool:
+        """Says whether the checkpoint is on disk; see `CheckpointWriter.is_written`."""
+        return self.writer.is_written(wait)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: str) -> None:
+        """Reads what `save_checkpoint` wrote, in place."""
+        state = (self.module, self.optimizer, self.scheduler)
+        model_state.load(Path(folder), *state, self.checkpoint.load_contents)
+
+
+class ActorRolloutRefWorker(TrainedWorker):
     """Holds the policy in the uses that `role` names: trained, sampled from, and frozen as the reference."""
 
     def __init__(self, config: PPOConfig, role: Role) -> None:
@@ -55,11 +87,9 @@ class ActorRolloutRefWorker:
         if "actor" in self.role:
             cfg = self.policy.actor
             model, settings = self._load_policy(cfg.fsdp_config, trainable=True)
-            self.module = model.lm
-            self.optimizer = build_optimizer(self.module, cfg.optim)
-            self.scheduler = build_scheduler(self.optimizer, cfg.optim, total_training_steps)
+            self._make_trainable(model.lm, cfg, total_training_steps)
+            self.tokenizer = self.spec.tokenizer
             self.actor = DataParallelPPOActor(cfg, model, self.optimizer, forward=settings)
-            self.writer = CheckpointWriter()
             offload(model, self.optimizer, cfg.fsdp_config)
         if "ref" in self.role:
             model, settings = self._load_policy(self.policy.ref.fsdp_config, trainable=False)
@@ -169,27 +199,6 @@ class ActorRolloutRefWorker:
         self.scheduler.step()
         return metrics
 
-    @register(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, folder: str) -> None:
-        """Begins to save; `checkpoint_written` says when it is done."""
-        contents = self.policy.actor.checkpoint.save_contents
-        export = model_state.huggingface_export(
-            Path(folder) / "huggingface", self.module, self.spec.tokenizer, weights="hf_model" in contents
-        )
-        state = (self.module, self.optimizer, self.scheduler)
-        model_state.save(self.writer, Path(folder), *state, contents, export)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def checkpoint_written(self, wait: bool) -> bool:
-        """Says whether the checkpoint is on disk; see `CheckpointWriter.is_written`."""
-        return self.writer.is_written(wait)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, folder: str) -> None:
-        """Reads what `save_checkpoint` wrote, in place."""
-        contents = self.policy.actor.checkpoint.load_contents
-        model_state.load(Path(folder), self.module, self.optimizer, self.scheduler, contents)
-
     def _load_policy(self, fsdp: FSDPConfig, *, trainable: bool) -> tuple[PolicyModel, ForwardSettings]:
         lm = self.spec.causal_lm(trainable=trainable)
         share = self.policy.actor.use_prefix_grouper
@@ -208,7 +217,7 @@ class ActorRolloutRefWorker:
         return replace(data, meta_info=data.meta_info | {"temperature": self.policy.rollout.temperature})
 
 
-class CriticWorker:
+class CriticWorker(TrainedWorker):
     """Holds the value model and its optimiser."""
 
     def __init__(self, config: PPOConfig) -> None:
@@ -222,16 +231,12 @@ class CriticWorker:
         start_worker(self.device, deterministic=self.deterministic)
         self.plan = plan.critic
         cfg = self.config
-        self.module = ModelSpec(cfg.model, str(cfg.model.path), self.device).value_model()
-        settings = forward_settings(
-            cfg.model, cfg.use_prefix_grouper, self.module, self.device, self.ranks_per_sequence()
-        )
-        model = ValueModel(self.module)
+        module = ModelSpec(cfg.model, str(cfg.model.path), self.device).value_model()
+        settings = forward_settings(cfg.model, cfg.use_prefix_grouper, module, self.device, self.ranks_per_sequence())
+        model = ValueModel(module)
         shard_model(model, cfg.fsdp_config, settings.dtype, self.device)
-        self.optimizer = build_optimizer(self.module, cfg.optim)
-        self.scheduler = build_scheduler(self.optimizer, cfg.optim, total_training_steps)
+        self._make_trainable(module, cfg, total_training_steps)
         self.critic = DataParallelPPOCritic(cfg, model, self.optimizer, forward=settings)
-        self.writer = CheckpointWriter()
         offload(model, self.optimizer, cfg.fsdp_config)
 
     @register(Dispatch.RANK_ZERO)
@@ -257,23 +262,6 @@ class CriticWorker:
         metrics["critic/lr"] = self.scheduler.get_last_lr()[0]
         self.scheduler.step()
         return metrics
-
-    @register(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, folder: str) -> None:
-        """Begins to save; `checkpoint_written` says when it is done."""
-        contents = self.config.checkpoint.save_contents
-        model_state.save(self.writer, Path(folder), self.module, self.optimizer, self.scheduler, contents)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def checkpoint_written(self, wait: bool) -> bool:
-        """Says whether the checkpoint is on disk; see `CheckpointWriter.is_written`."""
-        return self.writer.is_written(wait)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, folder: str) -> None:
-        """Reads what `save_checkpoint` wrote, in place."""
-        contents = self.config.checkpoint.load_contents
-        model_state.load(Path(folder), self.module, self.optimizer, self.scheduler, contents)
 
     def _on_device(self) -> AbstractContextManager[None]:
         return on_device(self.critic.critic_module, self.optimizer, self.device, self.config.fsdp_config)

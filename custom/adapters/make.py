@@ -44,7 +44,12 @@ def _construct(make: Any, kwargs: dict[str, Any]) -> Any:
         raise ValueError(f"an environment is made from a class or a function, not from a {type(make).__name__}")
     if not kwargs:
         return make()
-    # A class that takes a config alone is built from the fields of that.
+    taking = taker_of(make, kwargs)
+    return make(**kwargs) if taking is make else make(taking(**kwargs))
+
+
+def taker_of(make: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Returns what takes the arguments, a class that is built from a config alone or its config; else ValueError."""
     parameters = list(inspect.signature(make).parameters)
     by_config = isinstance(make, type) and parameters == ["config"] and "config" not in kwargs
     taking = make.config_cls if by_config else make
@@ -52,4 +57,4 @@ def _construct(make: Any, kwargs: dict[str, Any]) -> Any:
         inspect.signature(taking).bind(**kwargs)
     except TypeError as error:
         raise ValueError(f"{make.__name__} takes {inspect.signature(taking)}, not {sorted(kwargs)}: {error}") from error
-    return make(taking(**kwargs)) if by_config else make(**kwargs)
+    return taking

@@ -74,10 +74,8 @@ def evaluate(node: ast.expr) -> Number:
             return checked(node.value)
         case ast.Name(id=name) if name in CONSTANTS:
             return CONSTANTS[name]
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -evaluate(operand)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return evaluate(operand)
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+            return -evaluate(operand) if isinstance(sign, ast.USub) else evaluate(operand)
         case ast.BinOp(op=op, left=left, right=right) if type(op) in BINARY:
             return apply(op, evaluate(left), evaluate(right))
         case ast.BinOp(op=ast.BitXor()):

@@ -21,13 +21,13 @@ MAX_BROKEN = 64
 
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "action_input", "tool_input", "input")
 CERTAIN_WRAPPERS = ("tool_calls", "tool_call", "function_call")
+OPENAI_KEYS = ("tool_calls", "function_call", "function")
 WRAPPER_KEYS, MAX_WRAPPERS = (*CERTAIN_WRAPPERS, "function", "action", "tool"), 5
 # `{"name": "Bob"}` and `{"action": "north"}` are data; with arguments beside the name they are calls.
 NAMES_ALONE, NAMES_WITH_ARGUMENTS = ("tool", "tool_name"), ("name", "function", "action")
 
 _OBJECT = re.compile(r'\{\s*"')
 _CALL_KEY = re.compile(r'"(?:name|tool|tool_name|function|function_call|tool_calls?|action)"\s*:')
-_OPENAI_KEY = re.compile(r'"(?:tool_calls|function_call|function)"\s*:')
 _REACT_LABEL = re.compile(
     r"^[ \t*]*(Thought|Action Input|Action|Observation|Final Answer)[ \t*]*:[ \t*]*", re.MULTILINE
 )
@@ -84,7 +84,7 @@ class FunctionCallingParser(ActionParser):
         """Returns the calls in tags, else those in OpenAI's form."""
         if "<tool_call>" in text:
             return [call for value in _tagged(text) for call in _calls_in(value, certain=True)]
-        if not _OPENAI_KEY.search(text):
+        if not any(f'"{key}"' in text for key in OPENAI_KEYS):
             return []
         return [call for value in _objects(text) if _is_openai(value) for call in _calls_in(value)]
 
@@ -238,10 +238,7 @@ def _call(name: str, arguments: Any) -> ToolCall:
 
 
 def _is_openai(value: Any) -> bool:
-    if isinstance(value, dict):
-        function = value.get("function", value.get("function_call"))
-        return isinstance(function, dict) or isinstance(value.get("tool_calls"), list)
-    return isinstance(value, _Broken)
+    return isinstance(value, _Broken) or any(isinstance(value.get(key), dict | list) for key in OPENAI_KEYS)
 
 
 # --- ReAct ---

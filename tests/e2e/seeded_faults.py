@@ -74,6 +74,10 @@ def engine_weights(change: Callable[[dict[str, torch.Tensor], dict[str, torch.Te
     return wrong
 
 
+def deaf_engine(trainer: Any) -> None:
+    worker(trainer).rollout.update_weights = lambda weights, manifest: None
+
+
 def sampling(**settings: Any) -> Fault:
     return lambda trainer: after(worker(trainer).rollout, "sampling", lambda made: replace(made, **settings))
 

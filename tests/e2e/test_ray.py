@@ -113,6 +113,8 @@ def test_vllm_agrees_with_the_policy_on_every_layout_of_two_ranks(
     for step in read_steps(tmp_path)[1:]:
         assert step["training/rollout_probs_diff_max"] < 1e-4
         assert step["response_length/mean"] > 1
+        # The canaries of both ranks: the worst counts.
+        assert step["canary/difference"] < 1e-4 and step["canary/lag"] < 1e-4 < step["canary/engine_moved"]
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(

@@ -19,9 +19,9 @@ import torch
 from torch.utils.data import Dataset, RandomSampler, Sampler
 
 from data.protocol import DataProto
-from main import EndingSignals, build_trainer, run
+from main import EndingSignals, build_trainer, in_one_line, run
 from tests.conftest import PROJECT
-from tests.e2e.test_training import read_steps, tiny_config, train
+from tests.e2e.test_training import read_steps, tiny_argv, tiny_config, train
 from training.config.loader import to_yaml
 from training.ray_trainer import RayPPOTrainer
 
@@ -259,3 +259,23 @@ def test_a_run_without_an_address_has_a_cluster_of_its_own_whatever_else_is_star
     environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:1"}
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["1", "3.0"], done.stderr
+
+
+def test_what_is_wrong_with_the_data_ends_in_one_line_and_debug_shows_where(tiny_task: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "1 + 1", "data_source": "toy"}\n')
+    command = [sys.executable, "main.py", *tiny_argv(tiny_task, tmp_path), f"data.train_files={tmp_path}/bad.jsonl"]
+    plain = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert plain.returncode == 1 and "Traceback" not in plain.stderr
+    assert plain.stderr.splitlines()[-1].startswith("ValueError: 1 of 1 rows cannot be used: ")
+    assert plain.stderr.rstrip().endswith("; --debug shows where")
+    debug = subprocess.run([*command, "--debug"], cwd=PROJECT, capture_output=True, text=True)
+    assert debug.returncode == 1 and "Traceback" in debug.stderr and "rl_dataset.py" in debug.stderr
+
+
+def test_lack_of_memory_is_said_with_the_settings_that_take_it(tiny_task: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_task, tmp_path)
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(1 << 60)
+    line = in_one_line(raised.value, config)
+    assert line is not None and "ppo_max_token_len_per_gpu (the actor's is 4096)" in line and "\n" not in line
+    assert in_one_line(KeyError("own code"), config) is None

@@ -26,7 +26,12 @@ ESTIMATORS = {
 
 def tiny_config(task: Path, run_dir: Path, *overrides: str) -> PPOConfig:
     """The quickstart's config on the session's tiny task: 8 prompts a step, two steps."""
-    argv = [
+    return load_config(tiny_argv(task, run_dir, *overrides)).config
+
+
+def tiny_argv(task: Path, run_dir: Path, *overrides: str) -> list[str]:
+    """That config's command line."""
+    return [
         "configs/tiny_prompts.yaml",
         f"data.train_files={task}/train.parquet",
         f"data.val_files={task}/val.parquet",
@@ -39,7 +44,6 @@ def tiny_config(task: Path, run_dir: Path, *overrides: str) -> PPOConfig:
         "trainer.logger=file",
         *overrides,
     ]
-    return load_config(argv).config
 
 
 def train(config: PPOConfig) -> RayPPOTrainer:

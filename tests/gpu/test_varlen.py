@@ -1,4 +1,4 @@
-"""The kernels for packed rows against blocks on the CPU."""
+"""The kernel for packed rows against blocks on the CPU."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.model import attention
-from workers.model.attention import Sequences, has_flash_attn, packed_attention
+from workers.model.attention import Sequences, packed_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 LENGTHS = (70, 1, 129, 300, 12)
@@ -16,7 +15,6 @@ PATHS = [torch.arange(sum(LENGTHS[:i]), sum(LENGTHS[: i + 1])) for i in range(le
 PATHS[2] = torch.cat(PATHS[:3])
 PATHS[1], PATHS[4] = torch.cat(PATHS[:2]), torch.cat([PATHS[0], PATHS[4]])
 SEQUENCES = {"packed": Sequences.of(LENGTHS), "shared": Sequences.of(LENGTHS, PATHS)}
-KERNELS = ("flash_attn", "torch")
 
 
 def made(query_heads: int, key_heads: int) -> list[Tensor]:
@@ -32,12 +30,7 @@ def with_gradients(output: Tensor, inputs: list[Tensor], upstream: Tensor) -> li
 
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (6, 1)])
 @pytest.mark.parametrize("layout", SEQUENCES)
-@pytest.mark.parametrize("name", [*KERNELS, "chosen"])
-def test_kernels_agree_with_blocks(name: str, layout: str, heads: tuple[int, int], monkeypatch) -> None:
-    if name == "flash_attn" and not has_flash_attn(torch.bfloat16):
-        pytest.skip("flash_attn is not there or does not work")
-    if name != "chosen":
-        monkeypatch.setattr(attention, "has_flash_attn", lambda _: name == "flash_attn")
+def test_the_kernel_agrees_with_blocks(layout: str, heads: tuple[int, int]) -> None:
     sequences = SEQUENCES[layout]
     *inputs, upstream = made(*heads)
     exact = [x.float().requires_grad_() for x in inputs]

@@ -19,7 +19,7 @@ SUM_OF_REWARDS = ("seq_reward", "score")
 def collect_varied_groups(
     batches: Iterator[DataProto], settings: FilterGroupsConfig, wanted: int
 ) -> tuple[DataProto, dict[str, float]]:
-    """Draws batches until `wanted` groups differ within themselves, `max_num_gen_batches` at most.
+    """Draws batches until `wanted` groups differ within themselves, `max_num_gen_batches` at most (0: without end).
 
     Args:
         batches: scored batches of whole groups, made as they are drawn.
@@ -31,7 +31,7 @@ def collect_varied_groups(
     """
     kept: list[DataProto] = []
     found = drawn = dropped = 0
-    while found < wanted and drawn < settings.max_num_gen_batches:
+    while found < wanted and not 0 < settings.max_num_gen_batches <= drawn:
         batch, drawn = next(batches), drawn + 1
         varied, uniform = varied_groups(batch, settings.metric)
         take = set(varied[: wanted - found])

@@ -17,6 +17,7 @@ import psutil
 
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
+from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
 from training.core_algos import AdvantageEstimator, estimator_needs
 from training.run.batch_faults import FEWEST_EPISODES, UNLIKELY, Finding, find_faults
@@ -62,7 +63,7 @@ ADVICE = {
 # Findings that may be chance, or pass: they must stand for two steps.
 WAITS = {
     *("reward_constant", "advantages_zero", "length_pinned", "prompts_pinned", "nothing_sampled"),
-    *("values_constant", "rate_zero", "throughput_falls", "memory_grows"),
+    *("values_constant", "rate_zero", "throughput_falls", "memory_grows", "kl_jump"),
 }
 # Steps that are remembered.
 MEMORY = 20
@@ -162,16 +163,12 @@ class Alarms:
         tensors = batch.batch
         prompts = hash(tensors["prompts"].numpy().tobytes())
         answers = hash((prompts, tensors["responses"].numpy().tobytes()))
-        if answers == self.last_batch and self._surprise(batch) > UNLIKELY:
+        log_probs = tensors.get("rollout_log_probs")
+        if answers == self.last_batch and (log_probs is None or -log_probs.sum() > UNLIKELY):
             yield "batch_repeats", "every prompt and every answer equals those of the step before"
         elif prompts == self.last_prompts and not self.config.environments and self.steps_per_epoch > 1:
             yield "prompts_repeat", f"all prompts equal those of the step before, in epochs of {self.steps_per_epoch}"
         self.last_batch, self.last_prompts = answers, prompts
-
-    def _surprise(self, batch: DataProto) -> float:
-        """Returns by how many nats the batch is unlikely to be sampled again; infinite where nothing is known of it."""
-        log_probs = batch.batch.get("rollout_log_probs")
-        return float("inf") if log_probs is None else -log_probs.sum().item()
 
     def _rewards(self, batch: DataProto, episodes: EpisodeRows, metrics: Metrics) -> Iterator[Finding]:
         """Finds sources of data whose rewards do not vary, but for those that are at their best."""
@@ -222,11 +219,10 @@ class Alarms:
                 name = f"training/rollout_turn_diff_max/{turns}"
                 yield from self._above(metrics, "turn", "turn_differs", name, f" (in {turns} turns)")
         yield from self._above(metrics, "ratio", "ratio_not_one", "actor/first_update_diff")
-        template = metrics.get("canary/template")
-        if template is not None:
-            if template != (self.template if self.template is not None else template):
+        if "canary/template" in metrics:
+            self.template = metrics["canary/template"] if self.template is None else self.template
+            if metrics["canary/template"] != self.template:
                 yield "template_changed", "the chat template writes the same conversation in another way"
-            self.template = template if self.template is None else self.template
 
     def _above(self, metrics: Metrics, limit: str, alarm: str, name: str, where: str = "") -> Iterator[Finding]:
         # Not a number is above any limit.
@@ -254,14 +250,14 @@ class Alarms:
         reference, own = tensors.get("ref_log_prob"), tensors.get("old_log_probs")
         if reference is None:
             return
-        kl = metrics.get("actor/kl_loss", 0.0)
-        apart = kl if own is None else ((own - reference).abs() * tensors["response_mask"]).sum().item()
-        apart = apart if own is None else apart / max(int(tensors["response_mask"].sum()), 1)
-        single = own is not None or self.config.batch_plan.actor.updates == 1
-        if step == 1 and single and not apart <= self.limits["ratio"]:
+        # Without log-probs of its own a step is a single update, whose KL is that before it.
+        apart = metrics.get("actor/kl_loss", 0.0)
+        if own is not None:
+            apart = masked_mean((own - reference).abs(), tensors["response_mask"]).item()
+        if step == 1 and not apart <= self.limits["ratio"]:
             yield "reference_differs", f"before the first update it is {apart:.2g} nats a token from the policy"
         moved = sum(self._of_past("canary/actor_moved"))
-        if step > 1 and single and apart == 0 < moved:
+        if step > 1 and apart == 0 < moved:
             yield "reference_moves", f"the policy has moved by {moved:.2g} nats a token, and is 0 from the reference"
 
     def _lengths(self, metrics: Metrics) -> Iterator[Finding]:
@@ -272,7 +268,8 @@ class Alarms:
             for what, share in shares.items():
                 if share >= 0.95:
                     yield "length_pinned", f"{share:.0%} of {what}"
-        if (share := metrics.get("prompt_length/clip_ratio", 0.0)) >= 0.5 and metrics["prompt_length/min"] > 1:
+        cuts = self.config.data.truncation != "error" and not self.config.environments
+        if cuts and (share := metrics.get("prompt_length/clip_ratio", 0.0)) >= 0.5:
             yield "prompts_pinned", f"{share:.0%} of prompts fill data.max_prompt_length"
         if (share := metrics.get("response/aborted_ratio", 0.0)) > 0.5:
             yield "nothing_sampled", f"{share:.0%} of episodes have no token to train on"
@@ -281,15 +278,12 @@ class Alarms:
         """Looks for entropy that collapses and for a policy that jumps."""
         entropy, before = metrics.get("actor/entropy"), self._of_past("actor/entropy")[-2:]
         if entropy is not None and before and max(before) > 0.1 and entropy < 0.2 * max(before) and not self.solved:
-            yield (
-                "entropy_collapse",
-                f"actor/entropy fell from {max(before):.3g} to {entropy:.3g} nats within two steps",
-            )
+            yield "entropy_collapse", f"actor/entropy fell from {max(before):.3g} to {entropy:.3g} nats in two steps"
         for name in ("actor/ppo_kl", "actor/kl_loss", "actor/reward_kl_penalty"):
             value, past = metrics.get(name, 0.0), self._of_past(name)
-            usual = median(map(abs, past)) if len(past) >= 3 else float("inf")
-            if abs(value) > (0.5 if name == "actor/ppo_kl" else 2.0) or abs(value) > max(0.1, 20 * usual):
-                yield "kl_jump", f"{name}={value:.3g}, {usual:.2g} is usual"
+            most = max(map(abs, past)) if len(past) >= 2 else float("inf")
+            if abs(value) > (0.5 if name == "actor/ppo_kl" else 2.0) or abs(value) > max(0.2, 5 * most):
+                yield "kl_jump", f"{name}={value:.3g}, {most:.2g} was the most so far"
 
     def _machine(self, metrics: Metrics) -> Iterator[Finding]:
         """Looks for throughput that falls and host memory that grows."""

@@ -11,8 +11,10 @@ from the run's seed and the step. With several nodes RUN_DIR is a folder that al
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -28,6 +30,7 @@ from typing import Any, Protocol
 import torch
 
 from training.config.settings import TrainerConfig
+from training.run.records import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +74,8 @@ class CheckpointSaver:
     def __init__(self, run_dir: Path, parts: Mapping[str, WorkerGroup], config: TrainerConfig) -> None:
         self.run_dir, self.parts, self.frequency = run_dir, parts, config.save_freq
         kept = TIMED_SAVES_KEPT if config.save_freq is None else None
-        self._keep = {
-            "keep_actor": config.max_actor_ckpt_to_keep or kept,
-            "keep_critic": config.max_critic_ckpt_to_keep or kept,
-        }
+        self.keep_actor = config.max_actor_ckpt_to_keep or kept
+        self.keep_critic = config.max_critic_ckpt_to_keep or kept
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         # Of the last save.
         self.step, self.began = 0, time.monotonic()
@@ -127,7 +128,8 @@ class CheckpointSaver:
         if self._error is not None:
             before = [step for step in saved_steps(self.run_dir) if step <= self.step]
             left = f"keeps the one of step {before[-1]}" if before else "holds no other"
-            reason = _last_line(self._error)
+            # The error itself: what Ray hands on from a rank begins with the traceback there.
+            reason = str(self._error).strip().splitlines()[-1]
             raise CheckpointError(
                 f"the last checkpoint, of step {self.step}, was not saved (is the disk full?); "
                 f"{self.run_dir} {left}: {reason}"
@@ -135,7 +137,7 @@ class CheckpointSaver:
 
     def _complete(self, folder: Path) -> None:
         step = complete_checkpoint(folder)
-        prune(self.run_dir, step, **self._keep)
+        prune(self.run_dir, step, keep_actor=self.keep_actor, keep_critic=self.keep_critic)
 
     def _give_up(self, error: OSError) -> None:
         logger.error("no checkpoint of step %d in %s, the run goes on without: %s", self.step, self.run_dir, error)
@@ -147,11 +149,6 @@ class CheckpointSaver:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = self._completion = None
-
-
-def _last_line(error: OSError) -> str:
-    """Returns the error itself: what Ray hands on from a rank begins with the traceback there."""
-    return str(error).strip().splitlines()[-1]
 
 
 def start_checkpoint(run_dir: Path, step: int) -> Path:
@@ -169,7 +166,8 @@ def complete_checkpoint(temporary: Path) -> int:
 
     It takes the place of an older checkpoint of this step.
     """
-    write_manifest(temporary)
+    files = {str(path.relative_to(temporary)): _fingerprint(path) for path in temporary.rglob("*") if path.is_file()}
+    (temporary / MANIFEST).write_text(json.dumps(files))
     force_to_disk(temporary)
     final = temporary.with_name(temporary.name.split(".")[0])
     remove_checkpoint(final)
@@ -177,12 +175,6 @@ def complete_checkpoint(temporary: Path) -> int:
     step = int(final.name.removeprefix("global_step_"))
     write_atomically(final.with_name(LATEST), str(step))
     return step
-
-
-def write_manifest(folder: Path) -> None:
-    """Writes every file's size and checksum into the manifest."""
-    files = {str(path.relative_to(folder)): _fingerprint(path) for path in folder.rglob("*") if path.is_file()}
-    (folder / MANIFEST).write_text(json.dumps(files))
 
 
 def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
@@ -236,16 +228,6 @@ def remove_checkpoint(folder: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file under a temporary name, forces it to disk, and renames it."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def saved_steps(run_dir: Path, needs: Sequence[str] = ()) -> list[int]:
     """Lists the steps with a complete checkpoint that holds the folders in `needs`, ascending."""
     found = ((path, re.fullmatch(r"global_step_(\d+)", path.name)) for path in run_dir.glob("global_step_*"))
@@ -277,8 +259,10 @@ def find_checkpoint(
         if problem := damage(path, needs):
             raise ValueError(f"trainer.resume_from_path={path} is damaged: {problem}")
         return path
-    latest = latest_step(run_dir)
-    steps = [step for step in saved_steps(run_dir, needs) if latest is None or step <= latest]
+    latest = math.inf
+    with suppress(FileNotFoundError, ValueError):
+        latest = int((run_dir / LATEST).read_text())
+    steps = [step for step in saved_steps(run_dir, needs) if step <= latest]
     if not steps and saved_steps(run_dir):
         raise FileNotFoundError(
             f"{run_dir} has checkpoints, but none with {', '.join(needs)} as this run needs; "
@@ -291,27 +275,16 @@ def find_checkpoint(
             return folder
         logger.error("%s is damaged (%s) and left out; the one before it is taken", folder, problem)
     if steps:
-        raise FileNotFoundError(
-            f"every checkpoint in {run_dir} is damaged; trainer.resume_mode=disable starts the run anew"
-        )
+        raise FileNotFoundError(f"every checkpoint in {run_dir} is damaged; trainer.resume_mode=disable starts anew")
     return None
-
-
-def latest_step(run_dir: Path) -> int | None:
-    """Reads the step of the checkpoint that was saved last; None where that is not known."""
-    try:
-        return int((run_dir / LATEST).read_text())
-    except (FileNotFoundError, ValueError):
-        return None
 
 
 def save_driver_state(folder: Path, state: dict[str, Any]) -> None:
     """Writes `data.pt`: tensors, numbers, strings, and lists and dicts of them."""
-    try:
-        torch.save(state, folder / DRIVER_STATE)
-    except RuntimeError as error:
-        # So says torch where the disk is full.
-        raise OSError(f"{folder / 'data.pt'} could not be written: {error}") from error
+    # On a full disk torch would raise RuntimeError.
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    (folder / DRIVER_STATE).write_bytes(buffer.getvalue())
 
 
 def load_driver_state(folder: Path) -> dict[str, Any]:
@@ -328,9 +301,7 @@ def prune(run_dir: Path, step: int, *, keep_actor: int | None, keep_critic: int 
     for leftover in run_dir.glob(f"global_step_*{TEMPORARY}"):
         shutil.rmtree(leftover, ignore_errors=True)
     steps = [saved for saved in saved_steps(run_dir) if saved <= step]
-    old_actors = steps[:-keep_actor] if keep_actor else []
-    old_critics = steps[:-keep_critic] if keep_critic else []
-    for old in old_actors:
+    for old in steps[:-keep_actor] if keep_actor else ():
         remove_checkpoint(run_dir / f"global_step_{old}")
-    for old in set(old_critics) - set(old_actors):
+    for old in steps[:-keep_critic] if keep_critic else ():
         remove_checkpoint(run_dir / f"global_step_{old}" / "critic")

@@ -71,8 +71,7 @@ def require_same_tasks(facts: Sequence[Mapping[str, Any]], names: Sequence[str])
     for fact in facts:
         if fact["begins"]:
             begins[fact["group"], fact["environment"]].add(fact["begins"])
-    wrong = [key for key, hashes in begins.items() if len(hashes) > 1]
-    if wrong:
+    if wrong := [key for key, hashes in begins.items() if len(hashes) > 1]:
         name = names[wrong[0][1]]
         raise EnvironmentsFail(
             f"environment {name}: in {len(wrong)} of {len(begins)} groups the members began differently under the same "
@@ -91,7 +90,9 @@ class FailureWatch:
 
     def check(self, facts: Sequence[Mapping[str, Any]]) -> None:
         """Counts a step's attempts. Raises EnvironmentsFail, with the first error."""
-        self._steps.append((sum(map(failed_attempts, facts)), sum(fact["attempts"] for fact in facts)))
+        tried = sum(fact["attempts"] for fact in facts)
+        ended_well = sum(fact["ending"] not in ("env_crash", "env_timeout") for fact in facts)
+        self._steps.append((tried - ended_well, tried))
         failed, attempts = (sum(column) for column in zip(*self._steps, strict=True))
         if len(self._steps) == 3 and failed > self.limit * attempts:
             error = next((fact["error"] for fact in facts if fact["error"]), "")
@@ -99,11 +100,6 @@ class FailureWatch:
                 f"{failed} of {attempts} attempts of the last three steps failed, above agent.max_failure_rate="
                 f"{self.limit:g}; the first of this step: {error}"
             )
-
-
-def failed_attempts(fact: Mapping[str, Any]) -> int:
-    """Counts an episode's attempts that the environment failed."""
-    return fact["attempts"] - 1 + (fact["ending"] in ("env_crash", "env_timeout"))
 
 
 def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = ("environment",)) -> dict[str, float]:

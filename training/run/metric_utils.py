@@ -8,13 +8,12 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from data.containers import row_blocks, row_sums
@@ -37,13 +36,12 @@ def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _reduced(name: str, values: Any) -> Tensor:
-    items = values if isinstance(values, list | tuple | np.ndarray | Tensor) else [values]
-    if isinstance(items, list | tuple):
-        if not items:
+    if isinstance(values, list | tuple):
+        if not values:
             raise ValueError(f"metric '{name}' is an empty list: there is nothing to reduce")
-        device = next((item.device for item in items if isinstance(item, Tensor)), None)
-        items = torch.stack([torch.as_tensor(item, device=device).detach().double() for item in items])
-    numbers = torch.as_tensor(items).detach().double()
+        device = next((value.device for value in values if isinstance(value, Tensor)), None)
+        values = torch.stack([torch.as_tensor(value, device=device).detach().double() for value in values])
+    numbers = torch.as_tensor(values).detach().double()
     words = re.split(r"[^a-z]+", name.lower())
     return numbers.max() if "max" in words else numbers.min() if "min" in words else numbers.mean()
 
@@ -102,8 +100,7 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str,
         prompt is its rows' shortest), response/aborted_ratio (episodes without a sampled token, such as masked ones,
         which scores and rewards leave out).
     """
-    tensors: TensorDict = batch.batch
-    episodes = EpisodeRows(batch)
+    tensors, episodes = batch.batch, EpisodeRows(batch)
     mask = tensors["response_mask"].bool()  # (batch, response_len)
     prompt_width = tensors["attention_mask"].shape[-1] - mask.shape[-1]
     prompts, responses = tensors["attention_mask"].bool().split([prompt_width, mask.shape[-1]], dim=-1)
@@ -134,9 +131,8 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) ->
         timing_raw: section -> seconds.
     Returns: timing_s/NAME, and timing_per_token_ms/NAME for the sections that work on tokens.
     """
-    tensors: TensorDict = batch.batch
-    response_width = tensors["response_mask"].shape[-1]
-    attended, real = tensors["attention_mask"], real_rows(batch)
+    response_width = batch.batch["response_mask"].shape[-1]
+    attended, real = batch.batch["attention_mask"], real_rows(batch)
     tokens = dict.fromkeys(_SECTIONS_OVER_ALL_TOKENS, int(row_sums(attended)[real].sum()))
     tokens["gen"] = int(row_sums(attended[:, -response_width:])[real].sum())
     per_token = {
@@ -152,8 +148,7 @@ def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float]
 
     Returns: perf/total_num_tokens, perf/time_per_step (s), perf/throughput (tokens/s per GPU).
     """
-    tensors: TensorDict = batch.batch
-    tokens = int(row_sums(tensors["attention_mask"])[real_rows(batch)].sum())
+    tokens = int(row_sums(batch.batch["attention_mask"])[real_rows(batch)].sum())
     return {
         "perf/total_num_tokens": tokens,
         "perf/time_per_step": timing_raw["step"],
@@ -178,7 +173,7 @@ def bootstrap_metric(
     return [(float(row.mean()), float(row.std())) for row in results]
 
 
-def calc_maj_val(data: Sequence[Mapping[str, Any]], vote_key: str, val_key: str) -> float:
+def calc_maj_val(data: Sequence[Any], vote_key: Any, val_key: Any) -> float:
     """Returns the value of the most frequent vote; the earliest of equally frequent ones."""
     winner = Counter(item[vote_key] for item in data).most_common(1)[0][0]
     return next(item[val_key] for item in data if item[vote_key] == winner)
@@ -201,7 +196,11 @@ def process_validation_metrics(
         there is a `pred`.
     Raises: ValueError for a variable that does not have one entry per sample.
     """
-    _check_lengths(infos_dict, len(data_sources))
+    if wrong := {name: len(values) for name, values in infos_dict.items() if len(values) != len(data_sources)}:
+        raise ValueError(
+            f"infos_dict has variables whose number of entries is not {len(data_sources)}, that of the samples: "
+            f"{wrong}. Put None where a sample has no value"
+        )
     prompts: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row, key in enumerate(zip(data_sources, sample_uids, strict=True)):
         prompts[key].append(row)
@@ -226,22 +225,12 @@ def process_validation_metrics(
     return {source: dict(variables) for source, variables in result.items()}
 
 
-def _check_lengths(infos_dict: Mapping[str, Sequence[Any]], n_samples: int) -> None:
-    if wrong := {name: len(values) for name, values in infos_dict.items() if len(values) != n_samples}:
-        raise ValueError(
-            f"infos_dict has variables whose number of entries is not {n_samples}, that of the samples: {wrong}. "
-            "Put None where a sample has no value"
-        )
-
-
 def _as_number(value: Any) -> float | None:
     """Makes a float; None of what is no number, or an int beyond the largest float."""
-    if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
+    with suppress(OverflowError):
+        if isinstance(value, int | float | np.integer | np.floating | np.bool_):
+            return float(value)
+    return None
 
 
 def _ballot(pred: Any) -> Any:
@@ -273,15 +262,11 @@ def _sample_metrics(samples: np.ndarray) -> dict[str, float]:
 
 
 def _majority_metrics(samples: np.ndarray, votes: Sequence[Sequence[Any]], seed: int) -> dict[str, float]:
-    majority = partial(calc_maj_val, vote_key="pred", val_key="val")
+    majority = partial(calc_maj_val, vote_key=0, val_key=1)
+    prompts = [list(zip(own, values, strict=True)) for own, values in zip(votes, samples.tolist(), strict=True)]
     metrics: dict[str, float] = {}
     for k in _subset_sizes(samples.shape[1]):
-        per_prompt = [
-            bootstrap_metric(
-                [{"pred": p, "val": v} for p, v in zip(preds, values, strict=True)], k, [majority], seed=seed
-            )[0]
-            for preds, values in zip(votes, samples.tolist(), strict=True)
-        ]
+        per_prompt = [bootstrap_metric(ballots, k, [majority], seed=seed)[0] for ballots in prompts]
         mean, std = np.mean(per_prompt, axis=0)
         metrics |= {f"maj@{k}/mean": float(mean), f"maj@{k}/std": float(std)}
     return metrics

@@ -81,20 +81,30 @@ def record_config(run_dir: Path, config: PPOConfig, step: int) -> None:
     path.write_text(text)
 
 
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file under a temporary name, forces it to disk, and renames it."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
 def _versions(run_dir: Path) -> list[Path]:
     return [path for path in run_dir.glob("config.*.yaml") if path.suffixes[0][1:].isdigit()]
 
 
 def _changes(before: str, after: str) -> list[str]:
     """Lists the settings that differ between two files, as "key: old -> new"."""
-    old, new = _flat(yaml.safe_load(before)), _flat(yaml.safe_load(after))
+    old, new = (dict(_flat(yaml.safe_load(text))) for text in (before, after))
     keys = [key for key in {**old, **new} if key not in OF_THE_RESUME]
     return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys if old.get(key) != new.get(key)]
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        nested = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return flat
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -36,18 +36,14 @@ class ResourcePoolManager:
     """
 
     def __init__(self, resource_pool_spec: dict[str, list[int]], mapping: dict[Role, str]) -> None:
-        unknown = set(mapping.values()) - resource_pool_spec.keys()
-        if unknown:
-            raise ValueError(
-                f"roles are mapped to unknown pools {sorted(unknown)}; pools: {sorted(resource_pool_spec)}"
-            )
+        if unknown := set(mapping.values()) - resource_pool_spec.keys():
+            raise ValueError(f"roles are mapped to unknown pools {sorted(unknown)}; pools: {[*resource_pool_spec]}")
         self.resource_pool_spec = resource_pool_spec
         self.mapping = mapping
 
     def pools(self, roles: Collection[Role], *, use_gpu: bool) -> Iterator[tuple[RayResourcePool, list[Role]]]:
         """Yields each pool that has any of `roles`, with those; the CPU's threads are shared among a node's ranks."""
-        missing = [role.value for role in roles if role not in self.mapping]
-        if missing:
+        if missing := [role.value for role in roles if role not in self.mapping]:
             raise ValueError(f"no pool is mapped to {missing}; mapped: {[role.value for role in self.mapping]}")
         for name, ranks in self.resource_pool_spec.items():
             if mine := [role for role in roles if self.mapping[role] == name]:

@@ -10,11 +10,12 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
+
+from training.run.records import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -91,37 +92,32 @@ class Tracking:
             try:
                 self._trackers[name] = openers[name]()
             except ImportError as error:
-                raise ImportError(
-                    f"trainer.logger has {name!r}, whose package is missing: pip install {name}"
-                ) from error
+                raise ImportError(f"trainer.logger={name} lacks its package: pip install {name}") from error
             except Exception as error:
                 self._warn(name, error)
 
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Records one step; values are numbers or 0-dim arrays and tensors."""
         numbers = {key: float(value) for key, value in data.items()}
-        for name, tracker in self._trackers.items():
-            try:
-                tracker.log(numbers, step)
-            except Exception as error:
-                self._warn(name, error)
+        self._tell(lambda tracker: tracker.log(numbers, step))
 
     def close(self) -> None:
         """Closes all trackers; a second call does nothing."""
-        for name, tracker in self._trackers.items():
-            try:
-                tracker.close()
-            except Exception as error:
-                self._warn(name, error)
+        self._tell(lambda tracker: tracker.close())
         self._trackers = {}
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
+
+    def _tell(self, call: Callable[[Tracker], None]) -> None:
+        for name, tracker in self._trackers.items():
+            try:
+                call(tracker)
+            except Exception as error:
+                self._warn(name, error)
 
     def _warn(self, name: str, error: Exception) -> None:
         if name not in self._warned:
@@ -166,10 +162,12 @@ class FileTracker:
 
     def __init__(self, path: Path, resume_step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if resume_step > 0:
-            cut_back(path, resume_step)
-        else:
-            set_aside(path)
+        # An empty file does not take the place of an older one.
+        if path.exists() and path.stat().st_size > 0:
+            if resume_step > 0:
+                cut_back(path, resume_step)
+            else:
+                path.replace(path.with_name(path.name + ".old"))
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, data: Mapping[str, float], step: int) -> None:
@@ -182,35 +180,21 @@ class FileTracker:
         self._file.close()
 
 
-def set_aside(path: Path) -> None:
-    """Renames a metrics file to NAME.old, in the place of an older one; an empty file is not worth that."""
-    if path.exists() and path.stat().st_size > 0:
-        os.replace(path, path.with_name(path.name + ".old"))
-
-
 def cut_back(path: Path, resume_step: int) -> None:
-    """Drops the lines after `resume_step`, and those only partly written, from a metrics file.
-
-    The file is replaced in one rename, so that a crash leaves the old one or the new one.
-    """
-    if not path.exists():
-        return
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [line for line in lines if _step_of(line) <= resume_step]
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Drops the lines after `resume_step`, and those only partly written, from a metrics file, in one rename."""
+    kept = [json.dumps(record) + "\n" for record in read_records(path) if record["step"] <= resume_step]
+    write_atomically(path, "".join(kept))
 
 
-def _step_of(line: str) -> float:
-    """Reads the step of a line; infinity, later than any, for one that was only partly written."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the steps of a metrics file, without the lines that are only partly written."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and "step" in record:
+            yield record
 
 
 class TensorboardTracker:

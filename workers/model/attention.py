@@ -14,12 +14,10 @@ and no mask is made but, without a kernel, that of a block of segments at a time
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from importlib.util import find_spec
+from functools import cached_property
 from itertools import accumulate
 from math import lcm
 from typing import Any, NamedTuple
@@ -27,12 +25,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-
-logger = logging.getLogger(__name__)
 
 NAME = "ppo_core"
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
@@ -163,22 +160,12 @@ def own_attention(
         query, key, value = to_heads(query, key, value, sequences.group)
     output = packed_attention(query, key, value, sequences, scaling)
     if sequences.group is not None:
-        output = Exchange.apply(output, sequences.group, 2, 1)
+        output = exchange(output, sequences.group, 2, 1)
     return output.transpose(1, 2).contiguous(), None
 
 
-def own_mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-    """Makes sdpa's mask, or None where only causality is asked for.
-
-    Where packed positions start again is said by `Sequences`, not by a dense mask.
-    """
-    if attention_mask is None and kwargs["q_length"] == kwargs["kv_length"]:
-        return None
-    return sdpa_mask(attention_mask=attention_mask, **kwargs)
-
-
 AttentionInterface.register(NAME, own_attention)
-AttentionMaskInterface.register(NAME, own_mask)
+AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
@@ -192,8 +179,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Seque
         return block_attention(q, k, v, sequences, scale).transpose(0, 1)[None]
     if sequences.keys is not None:
         k, v = (TakeKeys.apply(x, sequences.keys) for x in (k, v))
-    kernel = flash_kernel if has_flash_attn(q.dtype) else torch_kernel
-    return kernel(q, k, v, sequences, scale).transpose(0, 1)[None]
+    return torch_kernel(q, k, v, sequences, scale).transpose(0, 1)[None]
 
 
 class TakeKeys(torch.autograd.Function):
@@ -257,46 +243,18 @@ def cut_blocks(lengths: Sequence[int], key_lengths: Sequence[int]) -> list[list[
     return blocks
 
 
-def flash_kernel(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
-    """Runs the package flash_attn, with shapes as for `block_attention`; it counts causality from the last key."""
-    from flash_attn import flash_attn_varlen_func
-
-    exact = torch.are_deterministic_algorithms_enabled()
-    return flash_attn_varlen_func(
-        q, k, v, *_kernel_lengths(sequences), softmax_scale=scale, causal=True, deterministic=exact
-    )
-
-
 def torch_kernel(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
-    """Runs PyTorch's own kernel, as `flash_kernel` does; a window of (-1, 0) is causal attention."""
+    """Runs PyTorch's flash attention, with shapes as for `block_attention`; it counts causality from the last key."""
     from torch.nn.attention.varlen import varlen_attn
 
-    gqa = q.shape[1] != k.shape[1]
-    return varlen_attn(q, k, v, *_kernel_lengths(sequences), scale=scale, window_size=(-1, 0), enable_gqa=gqa)
-
-
-def _kernel_lengths(sequences: Sequences) -> tuple[Tensor, Tensor, int, int]:
-    lengths = (max(sequences.lengths), max(sequences.key_lengths))
-    return sequences.boundaries, sequences.key_boundaries, *lengths
-
-
-@cache
-def has_flash_attn(dtype: torch.dtype) -> bool:
-    """Says whether flash_attn imports and computes on this GPU; built for another torch, it does not."""
-    if find_spec("flash_attn") is None:
-        return False
-    x = torch.zeros(2, 1, 64, dtype=dtype, device="cuda")
-    try:
-        flash_kernel(x, x, x, Sequences.of([2]).to(x.device), None)
-    # An import error, a missing symbol, or a kernel that this GPU does not run.
-    except Exception as error:
-        logger.warning("flash_attn is installed but does not work here, PyTorch's own kernel does it: %s", error)
-        return False
-    return True
+    boundaries = (sequences.boundaries, sequences.key_boundaries)
+    longest, gqa = (max(sequences.lengths), max(sequences.key_lengths)), q.shape[1] != k.shape[1]
+    # A window of (-1, 0) is causal attention.
+    return varlen_attn(q, k, v, *boundaries, *longest, scale=scale, window_size=(-1, 0), enable_gqa=gqa)
 
 
 def _has_kernel(q: Tensor, v: Tensor) -> bool:
-    """Says whether a kernel takes these: both want CUDA from Ampere on, two-byte types, heads of one size up to 256."""
+    """Says whether a kernel takes these: it wants CUDA from Ampere on, two-byte types, heads of one size up to 256."""
     if not q.is_cuda or q.dtype not in KERNEL_DTYPES or q.shape[-1] != v.shape[-1]:
         return False
     return q.shape[-1] in KERNEL_HEADS and torch.cuda.get_device_capability(q.device) >= KERNEL_CAPABILITY
@@ -334,32 +292,16 @@ def to_heads(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup
     # Divides the query's heads, as both do.
     heads = lcm(key.shape[1], group.size())
     key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
-    return tuple(Exchange.apply(x, group, 1, 2) for x in (query, key, value))
+    return tuple(exchange(x, group, 1, 2) for x in (query, key, value))
 
 
-class Exchange(torch.autograd.Function):
+def exchange(x: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tensor:
     """Cuts dimension `split` into a part for each rank, and joins what the ranks send along `join`.
 
     Backward is the reverse.
     """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tensor:
-        """Exchanges the parts."""
-        ctx.reverse = (group, join, split)
-        return _exchanged(x, group, split, join)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        """Exchanges the gradient's parts the other way."""
-        return _exchanged(gradient, *ctx.reverse), None, None, None
-
-
-def _exchanged(x: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tensor:
     parts = x.unflatten(split, (group.size(), -1)).movedim(split, 0).contiguous()  # (ranks, ...)
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=group)
-    return received.movedim(0, join).flatten(join, join + 1)
+    return all_to_all_single_autograd(parts, None, None, group).movedim(0, join).flatten(join, join + 1)
 
 
 def _own_types(device: str) -> AbstractContextManager[None]:

@@ -7,21 +7,15 @@ model's weights; the others build it without memory (on the meta device) until `
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedTokenizerBase,
-)
 
 from data.prompts import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
@@ -48,25 +42,24 @@ class ModelSpec:
     device: torch.device
 
     @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
         """Is the folder's tokenizer."""
-        return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.config.trust_remote_code)
+        return transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.config.trust_remote_code)
 
     @cached_property
-    def hf_config(self) -> PretrainedConfig:
+    def hf_config(self) -> transformers.PretrainedConfig:
         """Is the folder's configuration with `model.override_config` applied."""
-        return AutoConfig.from_pretrained(
+        return transformers.AutoConfig.from_pretrained(
             self.path, trust_remote_code=self.config.trust_remote_code, **self.config.override_config
         )
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Lists every token that ends a turn: the tokenizer's and those of the folder's generation config."""
-        try:
-            generation = GenerationConfig.from_pretrained(self.path).eos_token_id
-        # A folder without generation_config.json.
-        except OSError:
-            generation = None
+        generation = None
+        # A folder may have no generation_config.json.
+        with suppress(OSError):
+            generation = transformers.GenerationConfig.from_pretrained(self.path).eos_token_id
         generations = generation if isinstance(generation, list) else [generation]
         found = [self.tokenizer.eos_token_id, *generations]
         return tuple(dict.fromkeys(token for token in found if token is not None))
@@ -83,14 +76,7 @@ class ModelSpec:
             ValueError: the weights hold a head of their own, where the configuration says that the embedding is it.
         """
         dtype = torch.float32 if trainable else torch_dtype(self.config.dtype)
-        if rank() > 0:
-            return self._prepare(self._without_memory(AutoModelForCausalLM, dtype), trainable)
-        model = AutoModelForCausalLM.from_pretrained(
-            self.path,
-            config=self.hf_config,
-            dtype=dtype,
-            trust_remote_code=self.config.trust_remote_code,
-        )
+        model, _ = self._read(transformers.AutoModelForCausalLM, dtype)
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         if self.hf_config.get_text_config().tie_word_embeddings and head.weight is not embedding.weight:
             raise ValueError(
@@ -110,34 +96,30 @@ class ModelSpec:
         """
         config = self.hf_config
         config.num_labels = 1
-        if rank() > 0:
-            model = self._without_memory(AutoModelForTokenClassification, torch.float32)
-            return self._prepare(model, trainable=True)
         try:
-            model, info = AutoModelForTokenClassification.from_pretrained(
-                self.path,
-                config=config,
-                dtype=torch.float32,
-                trust_remote_code=self.config.trust_remote_code,
-                output_loading_info=True,
-            )
+            model, missing = self._read(transformers.AutoModelForTokenClassification, torch.float32)
         except ValueError as error:
             raise ValueError(
                 f"critic.model.path={self.path}: transformers cannot make a value model of type '{config.model_type}'; "
                 "name a critic of another type, or take an estimator without one (grpo, rloo)"
             ) from error
         for name, parameter in model.named_parameters():
-            if name in info["missing_keys"]:
+            if name in missing:
                 nn.init.zeros_(parameter)
         return self._prepare(model, trainable=True)
 
     def empty_causal_lm(self, dtype: torch.dtype) -> nn.Module:
         """Builds a policy without its weights, for a rollout engine that is about to receive them."""
-        return AutoModelForCausalLM.from_config(self.hf_config, dtype=dtype)
+        return transformers.AutoModelForCausalLM.from_config(self.hf_config, dtype=dtype)
 
-    def _without_memory(self, auto_class: Any, dtype: torch.dtype) -> nn.Module:
-        with torch.device("meta"):
-            return auto_class.from_config(self.hf_config, dtype=dtype, trust_remote_code=self.config.trust_remote_code)
+    def _read(self, auto_class: Any, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
+        """Builds a model, on the first rank with its weights; returns it and the names of those the folder lacks."""
+        options = {"config": self.hf_config, "dtype": dtype, "trust_remote_code": self.config.trust_remote_code}
+        if rank() > 0:
+            with torch.device("meta"):
+                return auto_class.from_config(**options), ()
+        model, info = auto_class.from_pretrained(self.path, **options, output_loading_info=True)
+        return model, info["missing_keys"]
 
     def _prepare(self, model: nn.Module, trainable: bool) -> nn.Module:
         model.requires_grad_(trainable)

@@ -22,6 +22,11 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from workers.ranks.distributed import world_size
 
+# How tensors are copied to CPU memory: by plain copies, in the thread that asks for them.
+STAGING = StagingOptions(
+    use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+)
+
 
 class CheckpointWriter:
     """Writes one worker's checkpoints, on every rank.
@@ -44,9 +49,8 @@ class CheckpointWriter:
         # The thread must not copy what is still being computed.
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        copied: Future[None] = Future()
-        self._copied = copied
-        self._written = self._thread.submit(self._write, parts, write_rest, copied)
+        self._copied = Future()
+        self._written = self._thread.submit(self._write, parts, write_rest, self._copied)
 
     def wait_until_copied(self) -> None:
         """Returns when the tensors may change again."""
@@ -73,23 +77,13 @@ class CheckpointWriter:
         self, parts: Mapping[Path, dict[str, Tensor]], write_rest: Callable[[], None], copied: Future[None]
     ) -> None:
         try:
-            copies = {folder: _copy_to_cpu(tensors) for folder, tensors in parts.items()}
+            # Sharded as the tensors are.
+            copies = {folder: DefaultStager(STAGING).stage(tensors) for folder, tensors in parts.items()}
         finally:
             copied.set_result(None)
         for folder, tensors in copies.items():
             dcp.save(tensors, checkpoint_id=folder, process_group=self._group, no_dist=self._group is None)
         write_rest()
-
-
-def _copy_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies to CPU memory, sharded as the tensors are."""
-    options = StagingOptions(
-        use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
-    )
-    with torch.no_grad():
-        copies = DefaultStager(options).stage(tensors)
-    assert isinstance(copies, dict)
-    return copies
 
 
 def _causes(error: BaseException) -> str:

@@ -71,12 +71,6 @@ def logit_form(lm: nn.Module, temperature: float = 1.0) -> LogitForm:
     return LogitForm(divisor, cap / temperature if cap else None)
 
 
-def head_logits(lm: nn.Module, states: Tensor) -> Tensor:
-    """Computes the logits (n, vocab) of hidden states (n, hidden) as `PolicyModel` does, in float32."""
-    head = lm.get_output_embeddings()
-    return logit_form(lm).logits(linear(states, head.weight, head.bias))
-
-
 @torch.no_grad()
 def check_forward(lm: nn.Module) -> None:
     """Compares the forward pass with the model's own on a few tokens, on the rank that holds its weights.
@@ -88,13 +82,14 @@ def check_forward(lm: nn.Module) -> None:
         return
     kind = lm.config.model_type
     if "position_ids" not in inspect.signature(lm.base_model.forward).parameters:
-        raise ValueError(
-            f"model type '{kind}' takes no position_ids; only decoder-only transformers can be trained here"
-        )
+        raise ValueError(f"model type '{kind}' takes no position_ids; only decoder-only models can be trained here")
     training = lm.training
     lm.eval()
-    ids, _ = _few_tokens(lm)
-    if _differ(lm(input_ids=ids, use_cache=False).logits[0], head_logits(lm, _states(lm, copies=1))):
+    # Its own choice of positions, too, is compared.
+    own = lm(input_ids=_few_tokens(lm)["input_ids"], use_cache=False).logits[0]
+    head = lm.get_output_embeddings()
+    logits = logit_form(lm).logits(linear(_states(lm, copies=1), head.weight, head.bias))
+    if _differ(own, logits):
         raise ValueError(
             f"model type '{kind}' changes its logits behind the head in a way that is not known here; add it to "
             "logit_form in workers/model/forward.py"
@@ -110,34 +105,31 @@ def pack_rows(lm: nn.Module) -> bool:
     """
     if not (attends_fully(lm) and use_own_attention(lm)):
         return False
-    training, alike = lm.training, True
+    training, differ = lm.training, False
     lm.eval()
     if not next(lm.parameters()).is_meta:
         try:
-            alike = not _differ(_states(lm, copies=1), _states(lm, copies=2))
+            differ = _differ(_states(lm, copies=1), _states(lm, copies=2))
         except (TypeError, ValueError) as error:
-            alike = False
+            differ = True
             logger.info("model type '%s': %s", lm.config.model_type, error)
     lm.train(training)
-    if alike := not max_over_ranks(torch.tensor([float(not alike)])).item():
-        return True
-    lm.set_attn_implementation("sdpa")
-    return False
+    if differ := bool(max_over_ranks(torch.tensor([float(differ)]))):
+        lm.set_attn_implementation("sdpa")
+    return not differ
 
 
-def _few_tokens(lm: nn.Module) -> tuple[Tensor, Tensor]:
-    """Makes one row of token ids and their positions, (1, 8) each."""
-    positions = torch.arange(8, device=lm.device)[None]
-    return positions % lm.config.get_text_config().vocab_size, positions
+def _few_tokens(lm: nn.Module, copies: int = 1) -> dict[str, Any]:
+    """Makes a model's inputs: one row of eight tokens, or several copies of it, packed."""
+    positions = torch.arange(8, device=lm.device).repeat(1, copies)
+    ids = positions % lm.config.get_text_config().vocab_size
+    packed = Sequences.of([8] * copies).to(lm.device).model_inputs() if copies > 1 else {}
+    return {"input_ids": ids, "position_ids": positions, "use_cache": False, **packed}
 
 
 def _states(lm: nn.Module, copies: int) -> Tensor:
-    """Computes the last hidden states (8, hidden) of a few tokens, or of the last of two copies, packed."""
-    ids, positions = (x.repeat(1, copies) for x in _few_tokens(lm))
-    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
-    if copies > 1:
-        inputs |= Sequences.of([8] * copies).to(lm.device).model_inputs()
-    return lm.base_model(**inputs).last_hidden_state[0, -8:]
+    """Computes the last hidden states (8, hidden) of a few tokens, or of the last of several copies."""
+    return lm.base_model(**_few_tokens(lm, copies)).last_hidden_state[0, -8:]
 
 
 def _differ(expected: Tensor, seen: Tensor) -> bool:
@@ -149,11 +141,9 @@ def attends_fully(lm: nn.Module) -> bool:
     """Says whether every layer of this model has plain sdpa over the full context, which attention.py can do."""
     config = lm.config.get_text_config()
     settings = config.to_dict()
-    layers = set(settings.get("layer_types") or ["full_attention"])
-    windowed = (
-        settings.get("sliding_window") and settings.get("use_sliding_window", True) and not settings.get("layer_types")
-    )
-    return config._attn_implementation in ("sdpa", NAME) and layers == {"full_attention"} and not windowed
+    windowed = settings.get("sliding_window") and settings.get("use_sliding_window", True)
+    layers = settings.get("layer_types") or ["sliding_attention" if windowed else "full_attention"]
+    return config._attn_implementation in ("sdpa", NAME) and set(layers) == {"full_attention"}
 
 
 def forward_settings(

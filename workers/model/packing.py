@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from data.protocol import DataProto
 from training.batch.batching import plan_padded
@@ -87,9 +88,8 @@ class ForwardBatch:
 
     def to(self, device: torch.device) -> ForwardBatch:
         """Returns a copy on the device."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {k: to_device(v, device) if isinstance(v, Tensor) else v for k, v in values.items()}
-        return ForwardBatch(**moved | {"sequences": self.sequences and self.sequences.to(device)})
+        moved = {name: to_device(x, device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **moved, sequences=self.sequences and self.sequences.to(device))
 
 
 class RowTokens(NamedTuple):
@@ -153,10 +153,8 @@ def _packed(rows: Sequence[RowTokens], shared: Sequence[int], multiple_of: int) 
     """
     segments = cut_segments(list(enumerate(shared)), [len(row.ids) for row in rows])
     own = list(zip(segments.rows, segments.starts, segments.lengths, strict=True))
-    ids, positions = (
-        [rows[row].ids[start : start + n] for row, start, n in own],
-        [torch.arange(s, s + n) for _, s, n in own],
-    )
+    ids = [rows[row].ids[start : start + n] for row, start, n in own]
+    positions = [torch.arange(start, start + n) for _, start, n in own]
     lengths, keys = list(segments.lengths), [torch.from_numpy(places) for places in segments.keys]
     total = sum(lengths)
     if missing := -total % multiple_of:
@@ -173,13 +171,10 @@ def _packed(rows: Sequence[RowTokens], shared: Sequence[int], multiple_of: int) 
 
 def _padded(rows: Sequence[RowTokens]) -> ForwardBatch:
     """Puts rows one below the other, padded on the right."""
-    length = max(len(row.ids) for row in rows)
-    places = torch.arange(len(rows) * length).view(len(rows), length)
-    ids = torch.zeros(len(rows), length, dtype=torch.long)
-    for i, row in enumerate(rows):
-        ids[i, : len(row.ids)] = row.ids
+    ids = pad_sequence([row.ids for row in rows], batch_first=True)
+    places = torch.arange(ids.numel()).view_as(ids)
     # Padding continues the positions: numbers that start again would be read as packed sequences.
-    positions = torch.arange(length).repeat(len(rows), 1)
+    positions = places[:1].repeat(len(rows), 1)
     return ForwardBatch(
         input_ids=ids, position_ids=positions, attention_mask=None, **_sampled_tokens(rows, list(places))
     )
@@ -224,19 +219,14 @@ def iter_micro_batches(
     tokens = row_tokens(data, settings.strip_padding)
     plan = plan_batch(tokens, settings, limits)
     missing = int(max_over_ranks(torch.tensor(len(plan)))) - len(plan)
-    for micro_batch in plan:
+    for number, micro_batch in enumerate([*plan, *[plan[-1][:1]] * missing]):
         rows = torch.tensor([row for row, _ in micro_batch])
-        micro = data.select_idxs(rows)
+        micro, own = data.select_idxs(rows), [tokens[row] for row, _ in micro_batch]
+        if number >= len(plan):
+            rows, own = rows[:0], [own[0]._replace(sampled=own[0].sampled[:0], columns=own[0].columns[:0])]
+            micro.batch["response_mask"] = torch.zeros_like(micro.batch["response_mask"])
         shared = [shared for _, shared in micro_batch]
-        own = [tokens[row] for row, _ in micro_batch]
         yield rows, micro, build_forward_batch(own, shared, settings, micro.batch["attention_mask"]).to(settings.device)
-    for _ in range(missing):
-        row = plan[-1][0][0]
-        micro = data.select_idxs(torch.tensor([row]))
-        micro.batch["response_mask"] = torch.zeros_like(micro.batch["response_mask"])
-        nothing = tokens[row]._replace(sampled=tokens[row].sampled[:0], columns=tokens[row].columns[:0])
-        inputs = build_forward_batch([nothing], [0], settings, micro.batch["attention_mask"]).to(settings.device)
-        yield torch.empty(0, dtype=torch.long), micro, inputs
 
 
 def loss_fields(micro: DataProto, device: torch.device) -> dict[str, Tensor]:

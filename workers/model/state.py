@@ -18,15 +18,9 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict as dcp_state
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from transformers import PreTrainedTokenizerBase
 
 from workers.model.checkpoint_writer import CheckpointWriter
@@ -34,7 +28,7 @@ from workers.ranks.distributed import full_tensor, rank, world_size
 
 logger = logging.getLogger(__name__)
 Scheduler: TypeAlias = torch.optim.lr_scheduler.LambdaLR
-FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+FLAT = dcp_state.StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def save(
@@ -44,11 +38,11 @@ def save(
     optimizer: torch.optim.Optimizer,
     scheduler: Scheduler,
     contents: Collection[str],
-    export: Callable[[], None] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
-    """Begins to write the parts in `contents` (model, optimizer, extra) below `folder`, and what `export` writes.
+    """Begins to write the parts in `contents` (model, optimizer, extra) below `folder`; `writer` goes on by itself.
 
-    `writer` goes on by itself.
+    With a tokenizer, also the Hugging Face folder, whose weights are the part hf_model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     parts = {}
@@ -56,6 +50,9 @@ def save(
         parts[folder / "model"] = model_tensors(module)
     if "optimizer" in contents:
         parts[folder / "optimizer"] = optimizer_tensors(module, optimizer)
+    export = None
+    if tokenizer is not None:
+        export = huggingface_export(folder / "huggingface", module, tokenizer, weights="hf_model" in contents)
     place = {"last_epoch": scheduler.last_epoch, "lr": scheduler.get_last_lr()[0]}
 
     def write_rest() -> None:
@@ -86,14 +83,13 @@ def load(
                 "without it"
             )
     if "model" in contents:
-        tensors = model_tensors(module)
-        _load(tensors, folder / "model")
-        set_model_state_dict(module, tensors, options=StateDictOptions(strict=False))
+        _load(model_tensors(module), folder / "model")
     if "optimizer" in contents:
         _load_optimizer(module, optimizer, folder / "optimizer")
     if "extra" in contents:
         place = json.loads((folder / "scheduler.json").read_text())
-        _set_scheduler(scheduler, place["last_epoch"])
+        # Sets the learning rates too; `step` would warn that no step of the optimiser came before.
+        scheduler._update_lr(place["last_epoch"])
         lr = scheduler.get_last_lr()[0]
         if rank() == 0 and not math.isclose(lr, place.get("lr", lr), rel_tol=1e-6):
             logger.warning(
@@ -107,10 +103,10 @@ def _load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, folder:
         optimizer.state.clear()
         return
     # Makes the state to read into, where there is none yet.
-    entries = get_optimizer_state_dict(module, optimizer, options=FLAT)
+    entries = dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT)
     tensors = _tensors(entries)
     _load(tensors, folder)
-    set_optimizer_state_dict(module, optimizer, entries | tensors, options=FLAT)
+    dcp_state.set_optimizer_state_dict(module, optimizer, entries | tensors, options=FLAT)
 
 
 def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
@@ -148,9 +144,7 @@ class SafeReader(dcp.FileSystemReader):
             raise pickle.UnpicklingError(f"{self.path}: .metadata holds a {type(metadata).__name__}")
         entries = metadata.state_dict_metadata.items()
         if others := [name for name, entry in entries if not isinstance(entry, TensorStorageMetadata)]:
-            raise pickle.UnpicklingError(
-                f"{self.path}: {others} are no tensors; a checkpoint of ours holds only tensors"
-            )
+            raise pickle.UnpicklingError(f"{self.path}: {others} are no tensors; ours hold nothing else")
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
 
@@ -177,9 +171,9 @@ class _AllowListUnpickler(pickle.Unpickler):
 
 
 def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns parameters and persistent buffers by name, a tied tensor once."""
+    """Returns the parameters and persistent buffers themselves by name, a tied tensor once."""
     own = {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
-    return {name: tensor for name, tensor in get_model_state_dict(module).items() if name in own}
+    return {name: tensor for name, tensor in dcp_state.get_model_state_dict(module).items() if name in own}
 
 
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -188,21 +182,11 @@ def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> di
     Settings such as the learning rate belong to config and schedule.
     """
     # To ask for what is not there would make it, by a step with nothing learnt that AdamW counts.
-    return _tensors(get_optimizer_state_dict(module, optimizer, options=FLAT)) if optimizer.state else {}
+    return _tensors(dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT)) if optimizer.state else {}
 
 
 def _tensors(entries: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
-
-
-def _set_scheduler(scheduler: Scheduler, last_epoch: int) -> None:
-    """Puts the schedule at `last_epoch` calls of `step` and the learning rates with it."""
-    scheduler.last_epoch = last_epoch
-    scheduler._last_lr = [
-        base * factor(last_epoch) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-    ]
-    for group, lr in zip(scheduler.optimizer.param_groups, scheduler._last_lr, strict=True):
-        group["lr"] = lr
 
 
 def huggingface_export(

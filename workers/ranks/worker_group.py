@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -52,23 +52,8 @@ class Dispatch(Enum):
 
 
 @dataclass(frozen=True)
-class Registered:
-    """Says how a method wants to be called; the fields are `register`'s arguments."""
-
-    mode: Dispatch
-    reads: tuple[str, ...] = ()
-    ranks_per_chunk: str | None = None
-    keeps_rows: bool = True
-
-
-def register(
-    dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL,
-    *,
-    reads: tuple[str, ...] = (),
-    ranks_per_chunk: str | None = None,
-    keeps_rows: bool = True,
-) -> Callable[[Method], Method]:
-    """Marks a worker's method as callable through its group.
+class register:
+    """Marks a worker's method as callable through its group, and says how it wants to be called.
 
     Args:
         reads: of the batch's fields, only these and `uid` are sent (those of them that it has); none named: all.
@@ -77,14 +62,18 @@ def register(
         keeps_rows: an answer has a row for each given; otherwise any number, and no row is added to those given.
     """
 
-    def mark(method: Method) -> Method:
-        setattr(method, REGISTERED, Registered(dispatch_mode, reads, ranks_per_chunk, keeps_rows))
+    dispatch_mode: Dispatch = Dispatch.ALL_TO_ALL
+    _: KW_ONLY
+    reads: tuple[str, ...] = ()
+    ranks_per_chunk: str | None = None
+    keeps_rows: bool = True
+
+    def __call__(self, method: Method) -> Method:
+        setattr(method, REGISTERED, self)
         return method
 
-    return mark
 
-
-def registered_methods(worker_cls: type) -> dict[str, Registered]:
+def registered_methods(worker_cls: type) -> dict[str, register]:
     """Finds the methods that `register` marked, inherited ones included."""
     found = ((name, getattr(worker_cls, name)) for name in dir(worker_cls))
     return {name: getattr(method, REGISTERED) for name, method in found if hasattr(method, REGISTERED)}
@@ -123,10 +112,7 @@ class LocalWorkerGroup:
     @classmethod
     def start(cls, pool: RayResourcePool, class_dict: Colocated) -> dict[str, LocalWorkerGroup]:
         """Builds the workers; one group a role."""
-        if pool.world_size != 1:
-            raise ValueError(
-                f"a pool of {pool.world_size} ranks needs trainer.launcher=ray; trainer.launcher=local has one rank"
-            )
+        assert pool.world_size == 1, "trainer.launcher=local has one rank"
         return {role: cls(spec()) for role, spec in class_dict.items()}
 
     def shutdown(self) -> None:
@@ -136,9 +122,9 @@ class LocalWorkerGroup:
         if name.startswith("_") or name not in self._methods:
             raise AttributeError(f"{type(self.worker).__name__} has no registered method {name!r}")
         method, how = getattr(self.worker, name), self._methods[name]
-        if how.mode is Dispatch.ALL_TO_ALL:
+        if how.dispatch_mode is Dispatch.ALL_TO_ALL:
             return lambda *args: [method(*(argument[0] for argument in args))]
-        if how.mode is Dispatch.DP_COMPUTE_PROTO:
+        if how.dispatch_mode is Dispatch.DP_COMPUTE_PROTO:
             return lambda data: method(cut(data, how.reads, 1)[0])
         return method
 
@@ -261,37 +247,28 @@ class RayWorkerGroup:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods:
             raise AttributeError(f"{self.worker_cls.__name__} has no registered method {name!r}")
-        how = self._methods[name]
-        by_mode: dict[Dispatch, Callable[..., Any]] = {
-            Dispatch.RANK_ZERO: self._rank_zero,
-            Dispatch.ONE_TO_ALL: self._one_to_all,
-            Dispatch.ALL_TO_ALL: self._all_to_all,
-            Dispatch.DP_COMPUTE_PROTO: self._dp_compute,
-        }
-        return partial(by_mode[how.mode], name, how)
+        return partial(getattr(self, f"_{self._methods[name].dispatch_mode.value}"), name)
 
-    def _rank_zero(self, name: str, how: Registered, *args: Any, **kwargs: Any) -> Any:
+    def _rank_zero(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return self._wait(name, [self.hosts[0].call.remote(self.role, name, *args, **kwargs)])[0]
 
-    def _one_to_all(self, name: str, how: Registered, *args: Any, **kwargs: Any) -> Any:
-        first, *others = self.hosts
-        calls = [first.call.remote(self.role, name, *args, **kwargs)]
-        calls += [host.run.remote(self.role, name, *args, **kwargs) for host in others]
-        return self._wait(name, calls)[0]
+    def _one_to_all(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        methods = [self.hosts[0].call, *(host.run for host in self.hosts[1:])]
+        return self._wait(name, [method.remote(self.role, name, *args, **kwargs) for method in methods])[0]
 
-    def _all_to_all(self, name: str, how: Registered, *args: Any) -> list[Any]:
-        for argument in args:
-            if len(argument) != self.world_size:
-                raise ValueError(f"{name}: {len(argument)} arguments for {self.world_size} ranks; give one each")
+    def _all_to_all(self, name: str, *args: Any) -> list[Any]:
         calls = zip(self.hosts, *args, strict=True)
         return self._wait(name, [host.call.remote(self.role, name, *own) for host, *own in calls])
 
-    def _dp_compute(self, name: str, how: Registered, data: DataProto) -> Any:
+    def _dp_compute_proto(self, name: str, data: DataProto) -> Any:
         import ray
 
+        how = self._methods[name]
         ranks_per_chunk = getattr(self, how.ranks_per_chunk)() if how.ranks_per_chunk else 1
         pieces = self.world_size // ranks_per_chunk
-        cuts = cut(data, how.reads, pieces) if how.keeps_rows else cut_unevenly(data, pieces)
+        # Where rows are not kept, chunks differ by one row at most.
+        uneven = np.array_split(np.arange(len(data)), pieces)
+        cuts = cut(data, how.reads, pieces) if how.keeps_rows else map(data.select_idxs, uneven)
         chunks = [ray.put(chunk) for chunk in cuts]
         calls = []
         for rank, host in enumerate(self.hosts):
@@ -324,23 +301,17 @@ def wait_for(calls: list[Any], doing: str) -> list[Any]:
         # `get` raises the first error it meets; the other ranks' come soon after, or, if they wait for the one that
         # failed, not at all.
         done, _ = ray.wait(calls, num_returns=len(calls), timeout=SETTLING_S, fetch_local=False)
-        errors = {rank: error for rank, call in enumerate(calls) if call in done and (error := _error_of(call))}
+        errors: dict[int, Exception] = {}
+        for call in done:
+            try:
+                ray.get(call)
+            except ray.exceptions.RayError as error:
+                errors[calls.index(call)] = error
         if not errors:
             raise
         rank = min(errors, key=lambda rank: (not isinstance(errors[rank], ray.exceptions.RayActorError), rank))
         errors[rank].add_note(f"rank {rank} of {len(calls)}, {doing}")
         raise errors[rank] from None
-
-
-def _error_of(call: Any) -> Exception | None:
-    """Returns what a finished call raised."""
-    import ray
-
-    try:
-        ray.get(call)
-    except ray.exceptions.RayError as error:
-        return error
-    return None
 
 
 def cut(data: DataProto, reads: Iterable[str], chunks: int) -> list[DataProto]:
@@ -363,11 +334,6 @@ def cut(data: DataProto, reads: Iterable[str], chunks: int) -> list[DataProto]:
     else:
         padded, _ = pad_dataproto_to_divisor(rest, missing)
     return data.slice(0, whole * size).split(size) + padded.chunk(chunks - whole)
-
-
-def cut_unevenly(data: DataProto, chunks: int) -> list[DataProto]:
-    """Cuts a batch into consecutive chunks whose sizes differ by one at most."""
-    return [data.select_idxs(part.tolist()) for part in np.array_split(np.arange(len(data)), chunks)]
 
 
 def worker_environment(pool: RayResourcePool) -> dict[str, str]:

@@ -114,18 +114,15 @@ class Row:
 
     def append_sampled(self, completion: Completion, turn: int) -> None:
         """Adds what the policy sampled in a turn."""
-        self._append(completion.token_ids, completion.log_probs, turn)
+        start = len(self.ids)
+        self.append_given(completion.token_ids, completion.log_probs)
+        if completion.token_ids:
+            self.spans.append(Span(start, len(self.ids), turn))
 
-    def append_given(self, token_ids: list[int]) -> None:
-        """Adds tokens that nobody sampled."""
-        self._append(token_ids, [0.0] * len(token_ids), None)
-
-    def _append(self, ids: list[int], log_probs: list[float], turn: int | None) -> None:
-        start, end = len(self.ids), len(self.ids) + len(ids)
-        self.ids.extend(ids)
-        self.own_log_probs.extend(log_probs)
-        if turn is not None and ids:
-            self.spans.append(Span(start, end, turn))
+    def append_given(self, token_ids: list[int], log_probs: list[float] | None = None) -> None:
+        """Adds tokens; without log-probs nobody sampled them."""
+        self.ids.extend(token_ids)
+        self.own_log_probs.extend(log_probs or [0.0] * len(token_ids))
 
     def add_reward(self, reward: float) -> None:
         """Adds it to the last sampled token; the row must have one."""
@@ -248,22 +245,23 @@ class EngineRefusal(Exception):
     """Says that the engine does not take or complete a request; it goes on with the others."""
 
 
-class EnvironmentGone(Exception):
-    """Says that the environment failed, and is gone."""
+class Overflow(Exception):
+    """Says that there is no room for the conversation's next tokens."""
 
-    def __init__(self, reply: StepReply) -> None:
-        super().__init__(reply.error)
-        self.reply = reply
+
+class EnvironmentGone(Exception):
+    """Says how the environment, which is gone, has failed, and with which error."""
 
 
 def answer_prompt(episode: Episode, sampler: Sampler, limits: TurnLimits) -> Play:
     """Plays an episode that is a prompt and its answer."""
     try:
         completion = yield from sample(episode, sampler, limits)
+        episode.ending = completion.finish_reason
+    except Overflow:
+        episode.ending = "overflow"
     except EngineRefusal as error:
         episode.ending, episode.error = "engine_error", str(error)
-    else:
-        episode.ending = completion.finish_reason if completion else "overflow"
 
 
 def play_episode(
@@ -279,13 +277,12 @@ def play_episode(
         tools: per environment, its tools' schemas.
     """
     try:
-        ending, error = yield from take_turns(episode, sampler, limits, tokens, tools[episode.spec])
-        episode.ending, episode.error = ending, error
-        reply = yield from ask(episode, Finish(ending))
+        episode.ending, episode.error = yield from take_turns(episode, sampler, limits, tokens, tools[episode.spec])
+        reply = yield from ask(episode, Finish(episode.ending))
     except EnvironmentGone as gone:
-        episode.ending, episode.error = gone.reply.failure, gone.reply.error
+        episode.ending, episode.error = gone.args
         return
-    if reply.reward is not None and ending not in FAILURES:
+    if reply.reward is not None and episode.ending not in FAILURES:
         episode.set_reward(reply.reward)
 
 
@@ -295,12 +292,9 @@ def take_turns(
     """Samples and steps until something ends the episode; returns the ending, and the error if there was one."""
     reply = yield from ask(episode, Reset(episode.spec, episode.seed))
     try:
-        if not begin(episode, reply.messages, limits, tokens, tools):
-            return "overflow", ""
+        begin(episode, reply.messages, limits, tokens, tools)
         while True:
             completion = yield from sample(episode, sampler, limits)
-            if completion is None:
-                return "overflow", ""
             text = tokens.text(completion.token_ids)
             episode.turns.append(Turn(text=text, finish_reason=completion.finish_reason))
             if completion.finish_reason == "length" and limits.room(episode.row) <= 0:
@@ -313,8 +307,9 @@ def take_turns(
                 return "done", ""
             if limits.max_turn is not None and episode.turn >= limits.max_turn:
                 return "max_turns", ""
-            if not join(episode, reply.messages, limits, tokens, tools):
-                return "overflow", ""
+            join(episode, reply.messages, limits, tokens, tools)
+    except Overflow:
+        return "overflow", ""
     except EngineRefusal as error:
         return "engine_error", str(error)
     # What the environment said does not fit into the conversation.
@@ -327,15 +322,15 @@ def ask(episode: Episode, request: Reset | Step | Finish) -> Generator[Request, 
     reply = yield request
     episode.env_seconds += reply.seconds
     if reply.failure:
-        raise EnvironmentGone(reply)
+        raise EnvironmentGone(reply.failure, reply.error)
     return reply
 
 
-def sample(episode: Episode, sampler: Sampler, limits: TurnLimits) -> Generator[Request, Completion, Completion | None]:
-    """Has the engine continue the row, and adds what it sampled; None where there is no room. Raises EngineRefusal."""
+def sample(episode: Episode, sampler: Sampler, limits: TurnLimits) -> Generator[Request, Completion, Completion]:
+    """Has the engine continue the row, and adds what it sampled. Raises Overflow, EngineRefusal."""
     sampling, room = sampler(episode), limits.room(episode.row)
     if room <= 0:
-        return None
+        raise Overflow
     most = min(room, sampling.max_tokens, limits.max_turn_tokens or room)
     completion = yield Sample(episode.row.token_ids, replace(sampling, max_tokens=most))
     if completion.finish_reason == "abort":
@@ -350,30 +345,31 @@ def begin(
     limits: TurnLimits,
     tokens: TurnTokens,
     tools: list[dict[str, Any]] | None,
-) -> bool:
-    """Starts the first row with the environment's initial messages; False: they are too long."""
+) -> None:
+    """Starts the first row with the environment's initial messages. Raises Overflow where they are too long."""
     episode.initial_messages, episode.messages = messages, list(messages)
     prompt = tokens.prompt(messages, tools)
     episode.rows.append(Row(prompt_ids=prompt[: limits.prompt_length]))
-    return len(prompt) <= limits.prompt_length
+    if len(prompt) > limits.prompt_length:
+        raise Overflow
 
 
 def join(
     episode: Episode, new: list[Message], limits: TurnLimits, tokens: TurnTokens, tools: list[dict[str, Any]] | None
-) -> bool:
-    """Joins the environment's messages to the row; False: no room.
+) -> None:
+    """Joins the environment's messages to the row; where the template rewrites history they start a new one.
 
-    Where the template rewrites history they start a new row.
+    Raises Overflow where there is no room.
     """
     row, answer = episode.row, {"role": "assistant", "content": episode.turns[-1].text}
     joined = tokens.join(episode.messages, row.sampled_in(episode.turn - 1), new, tools)
     episode.messages += [answer, *new]
     if joined.rewritten is None:
-        if len(joined.token_ids) >= limits.room(row):
-            return False
-        row.append_given(joined.token_ids)
-        return True
-    if len(joined.rewritten) > limits.prompt_length:
-        return False
-    episode.rows.append(Row(prompt_ids=joined.rewritten))
-    return True
+        fits = len(joined.token_ids) < limits.room(row)
+    else:
+        fits = len(joined.rewritten) <= limits.prompt_length
+    if not fits:
+        raise Overflow
+    row.append_given(joined.token_ids)
+    if joined.rewritten is not None:
+        episode.rows.append(Row(prompt_ids=joined.rewritten))

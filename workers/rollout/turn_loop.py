@@ -12,12 +12,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
 from data.turn_tokens import TurnTokens
 from workers.environments.env_server import StepReply
+from workers.environments.pool import EnvironmentPool
 from workers.ranks.distributed import from_leader, is_leader
 from workers.rollout.engine import Completion, Engine
 from workers.rollout.episode import (
@@ -45,22 +46,6 @@ LULL_S = 0.005
 Replies = list[tuple[int, StepReply]]
 
 
-class Environments(Protocol):
-    """Is what the loop asks of the env workers: calls that do not block, and `poll` for their replies."""
-
-    def reset(self, key: int, spec_index: int, seed: int) -> None:
-        """Starts an episode."""
-
-    def step(self, key: int, text: str) -> None:
-        """Plays what the policy wrote."""
-
-    def finish(self, key: int, ending: str) -> None:
-        """Ends an episode."""
-
-    def poll(self, timeout: float) -> Replies:
-        """Returns the replies there are; waits `timeout` seconds at most for the first."""
-
-
 class TurnLoop:
     """Runs episodes to their end.
 
@@ -85,7 +70,7 @@ class TurnLoop:
         limits: Sequence[TurnLimits],
         *,
         tokens: TurnTokens | None = None,
-        environments: Environments | None = None,
+        environments: EnvironmentPool | None = None,
         tools: Sequence[list[dict[str, Any]] | None] = (None,),
         lockstep: bool = False,
         max_live: int | None = None,

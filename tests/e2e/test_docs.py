@@ -1,0 +1,119 @@
+"""Every command that README and docs show is run: as it stands, with a tiny model in place of the reader's own.
+
+Where it needs a hub, a GPU or other machines, it is run as far as it goes here.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+
+PAGES = ("README.md", *sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "docs").glob("*.md")))
+# Beginnings of indented lines that are commands, and of commands within a text.
+STARTS = ("python ", "make ", "ray ", "export ", "source ", "GPU_TESTS_DEVICE=", "OMP_NUM_THREADS=1 ")
+INLINE = re.compile(rf"`((?:{'|'.join(STARTS)})[^`]+)`")
+TINY = (
+    *("trainer.total_training_steps=1", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),
+    *(
+        "agent.val_length=0",
+        "trainer.val_before_train=false",
+        "trainer.logger=[console,file]",
+        "agent.trial_episodes=0",
+    ),
+    *("trainer.n_gpus_per_node=1", "critic.model.path=null"),
+)
+# What cannot run here as it stands: the beginning of the command, and what is run or checked in its stead.
+ELSEWHERE = {
+    "python examples/prepare_gsm8k.py": "--help",
+    "python main.py configs/gsm8k_grpo.yaml": "--explain",
+    "python main.py configs/smollm2_arithmetic.yaml": "--explain",
+    "ray ": "tests/e2e/test_nodes.py",
+    "export RAY_AUTH_MODE": "tests/e2e/test_nodes.py",
+    "source .venv/bin/activate": "scripts/setup_env.sh",
+    "python scripts/replay.py": "tests/e2e/test_replay.py",
+}
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Yields (page, command), comments and continued lines taken care of."""
+    for page in PAGES:
+        text = (PROJECT / page).read_text().replace("\\\n", " ")
+        lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+        found = [line for line in lines if line.startswith(STARTS)]
+        found += [command.replace("\n", " ") for command in INLINE.findall(text)]
+        for command in dict.fromkeys(re.sub(r"\s+", " ", line.partition(" #")[0]).strip() for line in found):
+            yield page, command
+
+
+COMMANDS = [*commands()]
+
+
+def run(*words: str, folder: Path = PROJECT) -> str:
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def words_of(command: str) -> list[str]:
+    """Splits a command; one of Python's runs under the interpreter of the tests."""
+    words = shlex.split(command.partition(" > ")[0])
+    words = [word for word in words if not re.match(r"[A-Z_]+=", word) or words[0] == "make"]
+    return [sys.executable, *words[1:]] if words[0] == "python" else words
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[command for _, command in COMMANDS])
+def test_a_command_of_the_docs_runs(page: str, command: str, tiny_game: Path, tmp_path: Path) -> None:
+    words, how = words_of(command), next((how for start, how in ELSEWHERE.items() if command.startswith(start)), None)
+    if words[0] == "make":
+        # What its target runs is there, and make knows it; quickstart, test and check run in CI.
+        run("make", "-n", *words[1:])
+    elif how is not None and how.startswith("--"):
+        refused = subprocess.run([*words, how], cwd=PROJECT, capture_output=True, text=True, timeout=300)
+        # Files that the step before it would have made are missing; nothing else may be.
+        left = [line for line in refused.stderr.splitlines() if line.startswith("  ") and "is not a f" not in line]
+        assert refused.returncode in (0, 2) and not left, refused.stderr
+    elif how is not None:
+        assert (PROJECT / how).is_file()
+    elif "tests.benchmarks" in command:
+        assert "usage" in run(*words, "--help")
+    elif "--reference" in command:
+        assert run(*words) == (PROJECT / "configs/ppo_trainer.yaml").read_text()
+    elif "training.run.report" in command:
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1, "critic/score/mean": 0.5}\n')
+        assert "reward" in run(*words[:-1], str(tmp_path))
+    else:
+        assert words[1] == "main.py", f"{page}: {command} has no way to be run here: give it one"
+        run_training(words, tiny_game, tmp_path)
+
+
+def run_training(words: list[str], game: Path, folder: Path) -> None:
+    """Trains for a step as the command says, on the tiny model."""
+    coin = re.search(r"    # mine.py\n((?:    .*\n|\n)+)", (PROJECT / "docs/agents.md").read_text())
+    assert coin is not None
+    source = re.sub(r"^    ", "", coin[1], flags=re.M).partition("python main.py")[0]
+    (folder / "mine.py").write_text(source + "\nMyEnvironment = Coin\n")
+    given = [word.replace("=mine.py", f"={folder}/mine.py") for word in words]
+    own = [f"actor_rollout_ref.model.path={game}/model", f"trainer.default_local_dir={folder}/run"]
+    if "CONFIG.yaml" in words:
+        own += ["actor_rollout_ref.rollout.name=hf", "data.max_prompt_length=512", "data.max_response_length=1024"]
+        own += ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192", "critic.ppo_max_token_len_per_gpu=8192"]
+    given = ["configs/quickstart.yaml" if word == "CONFIG.yaml" else word for word in given]
+    if "--explain" in words or any(word.startswith("trainer.nnodes") for word in words):
+        # Of several machines the settings alone.
+        assert "trainer.nnodes" in run(*given, *own, "--explain")
+        return
+    run(*given, *own, *TINY)
+    assert (folder / "run/metrics.jsonl").is_file()
+
+
+def test_there_are_commands_and_each_exception_is_needed() -> None:
+    assert len(COMMANDS) > 20
+    assert all(any(command.startswith(start) for _, command in COMMANDS) for start in ELSEWHERE)
