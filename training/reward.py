@@ -71,19 +71,15 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
     Raises ValueError for another shape, and for NaN or infinite rewards, with the rows.
     """
     data.require("response_mask", by="compute_reward")
-    assert data.batch is not None
     result = reward_fn(data, return_dict=True) if _takes_return_dict(reward_fn) else reward_fn(data)
-    infos: Mapping[str, Any] = {}
-    if isinstance(result, Mapping):
-        if "reward_tensor" not in result:
-            raise ValueError(f"the reward function's dict has {sorted(result)}; 'reward_tensor' is missing")
-        infos = result.get("reward_extra_info", {})
-        result = result["reward_tensor"]
+    if not isinstance(result, Mapping):
+        result = {"reward_tensor": result}
+    if "reward_tensor" not in result:
+        raise ValueError(f"the reward function's dict has {sorted(result)}; 'reward_tensor' is missing")
     mask = data.batch["response_mask"]
-    rewards = _as_tensor(result, mask)
-    if rewards.dim() == 1:
-        return place_outcome_rewards(rewards, mask), _check_infos(infos, len(mask))
-    return move_to_sampled_tokens(rewards, mask), _check_infos(infos, len(mask))
+    rewards = _as_tensor(result["reward_tensor"], mask)
+    place = place_outcome_rewards if rewards.dim() == 1 else move_to_sampled_tokens
+    return place(rewards, mask), _check_infos(result.get("reward_extra_info", {}), len(mask))
 
 
 def compute_reward_async(data: DataProto, reward_fn: RewardFunction) -> Future[tuple[Tensor, RewardInfos]]:
@@ -119,20 +115,13 @@ def _as_tensor(result: Any, response_mask: Tensor) -> Tensor:
         raise ValueError(f"the reward function returned shape {tuple(rewards.shape)}; {allowed}")
     bad = (~rewards.reshape(len(rewards), -1).isfinite()).any(dim=1).nonzero().flatten().tolist()
     if bad:
-        raise ValueError(
-            f"the reward function returned NaN or infinity in {len(bad)} rows: {bad[:10]}; return a finite score"
-        )
+        raise ValueError(f"the reward function returned NaN or infinity in {len(bad)} rows: {bad[:10]}")
     return rewards
 
 
 def _check_infos(infos: Mapping[str, Any], batch_size: int) -> RewardInfos:
-    lists = {
-        name: values.tolist() if isinstance(values, Tensor | np.ndarray) else list(values)
-        for name, values in infos.items()
-    }
+    lists = {name: v.tolist() if isinstance(v, Tensor | np.ndarray) else list(v) for name, v in infos.items()}
     for name, values in lists.items():
         if len(values) != batch_size:
-            raise ValueError(
-                f"reward_extra_info[{name!r}] has {len(values)} values; allowed: one per row, {batch_size}"
-            )
+            raise ValueError(f"reward_extra_info[{name!r}] has {len(values)} values; allowed: one a row, {batch_size}")
     return lists

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,9 @@ def test_the_trainer_tokenises_text_as_the_dataset_does(tiny_task, tmp_path, tok
 
     settings = ["data.shuffle=false", "data.apply_chat_template_kwargs.add_generation_prompt=false"]
     for dataset, key in ((CustomEnvDataset(Between(), num_rows=16), "prompt"), (Questions(), "question")):
-        config = tiny_config(tiny_task, tmp_path, *settings, f"data.prompt_key={key}")
+        config = tiny_config(tiny_task, tmp_path, *settings)
+        # The files that it names have another key.
+        config = replace(config, data=replace(config.data, prompt_key=key))
         trainer = RayPPOTrainer(config, tokenizer, train_dataset=dataset, reward_fn=CustomRewardManager(Between()))
         batch = next(iter(trainer.train_dataloader))
         template = {"add_generation_prompt": False}

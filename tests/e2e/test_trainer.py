@@ -262,11 +262,12 @@ def test_a_run_without_an_address_has_a_cluster_of_its_own_whatever_else_is_star
 
 
 def test_what_is_wrong_with_the_data_ends_in_one_line_and_debug_shows_where(tiny_task: Path, tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "1 + 1", "data_source": "toy"}\n')
+    row = {"prompt": "1 + 1 " * 99, "data_source": "toy", "reward_model": {"ground_truth": "2"}}
+    (tmp_path / "bad.jsonl").write_text(json.dumps(row) + "\n")
     command = [sys.executable, "main.py", *tiny_argv(tiny_task, tmp_path), f"data.train_files={tmp_path}/bad.jsonl"]
     plain = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert plain.returncode == 1 and "Traceback" not in plain.stderr
-    assert plain.stderr.splitlines()[-1].startswith("ValueError: 1 of 1 rows cannot be used: ")
+    assert plain.stderr.splitlines()[-1].startswith(f"ValueError: {tmp_path}/bad.jsonl row 0: the prompt has 302")
     assert plain.stderr.rstrip().endswith("; --debug shows where")
     debug = subprocess.run([*command, "--debug"], cwd=PROJECT, capture_output=True, text=True)
     assert debug.returncode == 1 and "Traceback" in debug.stderr and "rl_dataset.py" in debug.stderr

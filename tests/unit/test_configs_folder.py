@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
-from training.config.loader import load_config
+from training.config.loader import ConfigError, load_config
 
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
 
@@ -25,6 +25,24 @@ def test_the_gsm8k_configs_differ_in_the_algorithm_alone() -> None:
     assert (ppo.algorithm.adv_estimator, ppo.need_critic, ppo.actor_rollout_ref.rollout.n) == ("gae", True, 1)
     assert grpo.data == ppo.data
     assert grpo.actor_rollout_ref.model == ppo.actor_rollout_ref.model
+
+
+def test_the_agents_config_wants_an_environment_and_a_model_alone(
+    tmp_path: Path, tiny_task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_env.py").write_text("class MyEnv:\n    pass\n")
+    base, vllm = str(PROJECT / "configs/agent.yaml"), "actor_rollout_ref.rollout.name=hf"
+    lengths = ["data.max_prompt_length=32", "data.max_response_length=32", "agent.max_turn_tokens=8"]
+    given = ["agent.environment.path=my_env.py", "agent.environment.cls=MyEnv"]
+    model = f"actor_rollout_ref.model.path={tiny_task}/model"
+    config = load_config([base, vllm, *lengths, *given, model]).config
+    assert (config.algorithm.adv_estimator, config.environments[0].cls) == ("grpo", "MyEnv")
+    assert load_config([base], check=False).config.data.row_length == 4096
+    with pytest.raises(ConfigError) as caught:
+        load_config([base, vllm])
+    starts = [problem.split(":")[0] for problem in caught.value.problems]
+    assert starts[-2:] == ["data.train_files is missing", "actor_rollout_ref.model.path is missing"]
 
 
 def test_the_quickstarts_configs_pass_every_check_on_the_tiny_task(tiny_task: Path) -> None:

@@ -55,7 +55,7 @@ def test_another_number_of_the_reward_function_may_be_what_differs() -> None:
     batch = scored({"a": [1.0, 0.0], "b": [1.0, 0.0]})
     batch.non_tensor_batch["reward_info/acc"] = object_array([True, True, True, False])
     assert varied_groups(batch, "acc") == (["b"], 1)
-    with pytest.raises(ValueError, match=r"metric='akk' is not among .*: seq_reward, score, acc"):
+    with pytest.raises(ValueError, match=r"metric='akk' is unknown; allowed: acc, score, seq_reward"):
         varied_groups(batch, "akk")
 
 

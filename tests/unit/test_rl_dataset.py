@@ -213,7 +213,7 @@ def test_a_wrong_prompt_key_shows_the_columns(tmp_path, tokenizer):
         ("a.jsonl", "\n", r"a\.jsonl has no rows"),
         ("a.jsonl", "[1]\n", r"a\.jsonl row 0 is a list"),
         ("a.json", '{"prompt": "x"}', r"a\.json holds a dict"),
-        ("a.json", '{"prompt": "x"}\n{}', r"a\.json is not JSON: .*\.jsonl"),
+        ("a.json", '{"prompt": "x"}\n{}', r"a\.json line 2 is not JSON: .*\.jsonl"),
         ("a.json", "[]", r"a\.json has no rows"),
         ("a.parquet", "not parquet", r"a\.parquet is not a readable parquet file"),
         ("a.csv", "x", r"ends in \.parquet, \.json, \.jsonl; this one in '\.csv'"),

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from data.names import unknown_name
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.config import FilterGroupsConfig
 
 SUM_OF_REWARDS = ("seq_reward", "score")
+# What columns of the reward function's other values begin with.
+REWARD_INFO = "reward_info/"
 
 
 def collect_varied_groups(
@@ -66,13 +69,8 @@ def varied_groups(batch: DataProto, metric: str) -> tuple[list[str], int]:
 def _values(batch: DataProto, episodes: EpisodeRows, metric: str) -> list[float]:
     if metric in SUM_OF_REWARDS:
         return episodes.join(batch.batch["token_level_scores"]).sum(dim=1).tolist()
-    column = batch.non_tensor_batch.get(f"reward_info/{metric}")
+    column = batch.non_tensor_batch.get(REWARD_INFO + metric)
     if column is None:
-        known = [
-            name.removeprefix("reward_info/") for name in batch.non_tensor_batch if name.startswith("reward_info/")
-        ]
-        raise ValueError(
-            f"algorithm.filter_groups.metric={metric!r} is not among what the reward function returns: "
-            f"{', '.join([*SUM_OF_REWARDS, *known])}"
-        )
+        known = [name.removeprefix(REWARD_INFO) for name in batch.non_tensor_batch if name.startswith(REWARD_INFO)]
+        raise unknown_name("algorithm.filter_groups.metric", metric, [*SUM_OF_REWARDS, *known])
     return [float(column[row]) for row in episodes.first]

@@ -69,7 +69,7 @@ class AgentConfig(Section):
     max_turn_tokens: PositiveInt | None = None  #: tokens of a turn; a longer one is closed and played
     include_state: bool = True  #: add get_state_description() to observations that lack it
     max_observation_chars: PositiveInt = 20000  #: a longer observation is cut in its middle
-    tools: tuple[str, ...] = ()  #: calculator, python, environment_step, or FILE.py:NAME of a Tool
+    tools: tuple[str, ...] = ()  #: calculator, python, environment_step, FILE.py:NAME of a Tool, or verl's tools.yaml
     parser: Literal["json", "react", "function"] = "function"  #: how tool calls are written in the model's text
     step_timeout_s: PositiveFloat | None = 120.0  #: seconds for one call of the environment; null = no deadline
     episode_timeout_s: PositiveFloat | None = None  #: seconds for all of an episode's calls; null = no deadline

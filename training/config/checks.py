@@ -11,23 +11,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from data.loading import load_extern_object
 from training.config import resources
 from training.config.batch_plan import MicroBatching
 from training.config.section import leaves
 from training.config.settings import CheckpointConfig, CustomRewardFunctionConfig, PPOConfig
 
 log = logging.getLogger(__name__)
+Reader = Callable[[str], dict[str, Any]]
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def check_config(
-    config: PPOConfig, *, model_config_reader: Callable[[str], dict[str, Any]] = resources.read_model_config
+    config: PPOConfig, *, model_config_reader: Reader = resources.read_model_config, ask_hub: bool = True
 ) -> list[str]:
     """Returns all problems of a config; none where it can run here.
 
     Args:
         model_config_reader: model path -> its config.json as a dict.
+        ask_hub: also check models that are no local folders.
     """
     return [
         *(f"{key}={leaf.value} must be {wanted}" for key, leaf in leaves(config) for wanted in leaf.wanted()),
@@ -44,14 +47,12 @@ def check_config(
         *resources.check_files(config),
         *resources.check_classes(config),
         *resources.check_agents(config),
-        *resources.check_models(config, model_config_reader),
+        *resources.check_models(config, model_config_reader, ask_hub),
     ]
 
 
 def load_custom_algorithm(path: str) -> None:
     """Runs the file that registers a user's estimators and losses; once per process, however often it is called."""
-    from data.loading import load_extern_object
-
     # Any name will do: running the file is what registers.
     load_extern_object(path, "__name__")
 
@@ -204,9 +205,10 @@ def _estimator(config: PPOConfig) -> Iterator[str]:
 def _reward(config: PPOConfig) -> Iterator[str]:
     """Requires that the scoring function loads, and that the manager, which its file may register, finds its needs."""
     custom = config.custom_reward_function
+    key, unusable = "custom_reward_function", list[str]()
     if custom.path is not None:
-        key = "custom_reward_function"
-        yield from resources.user_file(f"{key}.path", custom.path, f"{key}.name", custom.name)
+        unusable = [*resources.user_file(f"{key}.path", custom.path, f"{key}.name", custom.name)]
+        yield from unusable
     elif custom.name != CustomRewardFunctionConfig.name:
         log.warning("custom_reward_function.name=%s has no effect without custom_reward_function.path", custom.name)
     # Imports torch: late.
@@ -216,7 +218,25 @@ def _reward(config: PPOConfig) -> Iterator[str]:
     unknown = _unknown(get_reward_manager_cls, name)
     yield from unknown
     if not unknown and callable(check := getattr(get_reward_manager_cls(name), "check_config", None)):
-        yield from check(config)
+        unknown = [*check(config)]
+        yield from unknown
+    if not unknown and not unusable:
+        yield from _reward_arguments(config, get_reward_manager_cls(name))
+
+
+def _reward_arguments(config: PPOConfig, manager: type) -> Iterator[str]:
+    """Requires that function and manager take their reward_kwargs; a manager may hand its own on to the function."""
+    from custom.reward_manager import NaiveRewardManager
+    from custom.reward_score import default_compute_score
+
+    custom, function = config.custom_reward_function, default_compute_score
+    if custom.path is not None:
+        function = load_extern_object(custom.path, custom.name)
+        yield from resources.not_taken("custom_reward_function.reward_kwargs", function, custom.reward_kwargs)
+    hands_on = manager.__init__ is NaiveRewardManager.__init__  # type: ignore[misc]
+    filled = () if hands_on else ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
+    taking = function if hands_on else manager
+    yield from resources.not_taken("reward_model.reward_kwargs", taking, config.reward_model.reward_kwargs, filled)
 
 
 def _steps(config: PPOConfig) -> Iterator[str]:
@@ -239,9 +259,12 @@ def _steps(config: PPOConfig) -> Iterator[str]:
         for key, wanted in {"val_only": trainer.val_only, "test_freq": trainer.test_freq > 0}.items():
             if wanted:
                 yield f"trainer.{key} has nothing to validate on: set {source}"
-    for package in ("wandb", "tensorboard"):
-        if package in trainer.logger and importlib.util.find_spec(package) is None:
-            yield f"trainer.logger has {package}, which is not installed: `pip install {package}`, or take it out"
+    for package in (name for name in trainer.logger if name not in trainer.trackers):
+        missing = f"trainer.logger has {package}, which is not installed: `pip install {package}`, or take it out"
+        if trainer.trackers:
+            log.warning("%s; this run goes without it", missing)
+        else:
+            yield missing
 
 
 def _checkpoints(config: PPOConfig) -> Iterator[str]:

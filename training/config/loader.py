@@ -16,7 +16,6 @@ from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -30,12 +29,14 @@ from training.config.checks import check_config
 from training.config.section import INPUT, build, each, leaves
 from training.config.settings import PPOConfig
 from training.config.values import InputError, as_text, convert, nest, parse, reference_yaml, to_yaml
-from training.config.verl_keys import IGNORED, MOVED, ONE_LIMIT, SEVERAL_TURNS, UNAVAILABLE
+from training.config.verl_keys import NULL_SAYS_NOTHING, ONE_LIMIT, SEVERAL_TURNS, moved_to, not_here
 
 __all__ = ["ConfigError", "LoadedConfig", "explain", "load_config", "reference_yaml", "to_yaml"]
 
 log = logging.getLogger(__name__)
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
+# Giving one of an environment's settings drops what an earlier layer gave for the others.
+RIVALS = {"path": ("name", "kwargs", "prompt_template"), "name": ("path", "cls", "kwargs", "prompt_template")}
 # Keys in the text of a problem.
 DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 
@@ -74,7 +75,8 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     explain_it = reader.read_command_line(argv)
     config = reader.build()
     if check and reader.complete:
-        reader.problems += [problem for problem in check_config(config) if not reader.has_reported(problem)]
+        found = check_config(config, ask_hub=not explain_it)
+        reader.problems += [problem for problem in found if not reader.has_reported(problem)]
     sources = {key: reader.sources.get(key, "default") for key in reader.schema}
     loaded = LoadedConfig(config=config, sources=sources, explain=explain_it)
     if reader.problems:
@@ -97,7 +99,9 @@ class _Reader:
     def __init__(self) -> None:
         self.schema = dict(leaves(PPOConfig()))
         self.sections = {key[: dot.start()] for key in self.schema for dot in re.finditer(r"\.", key)}
+        # What layers that ended gave, and the one that is read.
         self.values: dict[str, Any] = {}
+        self.layer: dict[str, Any] = {}
         self.sources: dict[str, str] = {}
         self.problems: list[str] = []
         self.wants_turns = False
@@ -122,6 +126,7 @@ class _Reader:
         self._read_files(files)
         for override in overrides:
             self._read_override(override)
+        self._end_layer("command line")
         return bool(given.explain)
 
     def _read_files(self, files: list[str]) -> None:
@@ -150,6 +155,7 @@ class _Reader:
         if parent is not None:
             self._read_yaml(path.parent / str(parent), (*children, path))
         self._add(tree, path.name)
+        self._end_layer(path.name)
 
     def _read_override(self, override: str) -> None:
         """Reads +KEY=VALUE or ~KEY; where any key may be given, the value is YAML whatever it looks like."""
@@ -169,21 +175,39 @@ class _Reader:
         """Takes a key, or a section's keys, back to the default, and with them what was wrong with them."""
         known = [name for name in self.schema if name == key or name.startswith(f"{key}.")]
         left = [problem for problem in self.problems if not problem.startswith((f"{key}=", f"{key}."))]
-        if not known and len(left) == len(self.problems) and _match(key, IGNORED) is None:
+        if not known and len(left) == len(self.problems) and not_here(key, None) is None:
             self._report_unknown(key, "~", "command line")
         else:
             self.problems = left
         for name in known:
-            self.values.pop(name, None)
-            self.sources.pop(name, None)
+            self._take_out(name)
+            self.layer.pop(name, None)
+
+    def _take_out(self, key: str) -> None:
+        """Forgets what the layers that ended gave for a key."""
+        self.values.pop(key, None)
+        self.sources.pop(key, None)
+
+    def _end_layer(self, source: str) -> None:
+        """Enters a layer into the flat table; another environment's settings do not stay with one that it names."""
+        for name, others in RIVALS.items():
+            if not _is_null(self.layer.get(f"agent.environment.{name}")):
+                for other in others:
+                    self._take_out(f"agent.environment.{other}")
+        for key, value in self.layer.items():
+            self.values[key] = _merged(self.values.get(key), value)
+            self.sources[key] = source
+        self.layer = {}
 
     def _add(self, tree: Mapping[Any, Any], source: str, prefix: str = "") -> None:
-        """Enters a nested layer into the flat table, descending into sections and into what is unknown."""
+        """Adds nested values to the layer that is read, descending into sections and into what is unknown."""
         for name, value in tree.items():
             key = f"{prefix}{name}"
+            # Of verl's own way to build objects.
+            if name == "_target_" or (_is_null(value) and key in NULL_SAYS_NOTHING):
+                continue
             if key in self.schema:
-                self.values[key] = _merged(self.values.get(key), value)
-                self.sources[key] = source
+                self.layer[key] = _merged(self.layer.get(key), value)
             elif isinstance(value, Mapping) and (value or key in self.sections):
                 self._add(value, source, f"{key}.")
             elif key not in self.sections:
@@ -195,25 +219,26 @@ class _Reader:
 
     def _add_foreign(self, key: str, value: Any, source: str) -> None:
         """Takes a key that is not ours: moved, without meaning here, of a part that is missing, or a mistake."""
-        if (old := _match(key, MOVED)) is not None:
-            self._add_moved(key, MOVED[old].replace("*", key[len(old) - 1 :]), value, source)
-        elif key == "actor_rollout_ref.hybrid_engine" and str(value).lower() != "true":
-            self._report(key, value, source, "actor and rollout always share devices here; leave it true")
-        elif (pattern := _match(key, IGNORED)) is not None:
-            self.wants_turns |= key == SEVERAL_TURNS and str(value).lower() == "true"
-            log.warning("%s=%s (%s) has no effect here: %s", key, value, source, IGNORED[pattern])
-        elif (pattern := _match(key, UNAVAILABLE)) is None:
+        said = not_here(key, value)
+        if (new := moved_to(key)) is not None:
+            self._add_moved(key, new, value, source)
+        elif said is None:
             self._report_unknown(key, value, source)
-        elif str(value).lower() not in ("none", "false"):
-            # Switched off would be how things are.
-            self._report(key, value, source, UNAVAILABLE[pattern])
+        elif said[1] == logging.ERROR:
+            self._report(key, value, source, said[0])
+        else:
+            self.wants_turns |= key == SEVERAL_TURNS and str(value).lower() == "true"
+            log.log(said[1], "%s=%s (%s) has no effect here: %s", key, value, source, said[0])
 
     def _add_moved(self, key: str, new: str, value: Any, source: str) -> None:
         """Enters the value of verl's key under its name here; two values of one limit are compared in the end."""
-        log.warning("%s (%s) is called %s here; moved", key, source, new)
+        if _is_null(value):
+            return
+        if not_here(new, value) is None:
+            log.warning("%s (%s) is called %s here; moved", key, source, new)
         if new in ONE_LIMIT:
             self.moved[new] = (key, value)
-        if new not in ONE_LIMIT or new not in self.values:
+        if new not in ONE_LIMIT or new not in self.values | self.layer:
             self._add(nest({new: value}), source)
 
     def _cannot_read(self, problem: str) -> None:
@@ -250,6 +275,8 @@ class _Reader:
                 leaf = self.schema[key]
                 made = convert(value, leaf.kind)
                 flat[key] = each(_locate, made) if INPUT in leaf.metadata else made
+        # The others are names, which a folder here may have too.
+        flat["agent.tools"] = tuple(_locate(tool) if "." in tool else tool for tool in flat["agent.tools"])
         flat["env_template"] = tuple(self._entry(i, entry) for i, entry in enumerate(flat["env_template"]))
         for key, (old, value) in self.moved.items():
             if str(value) != str(self.values[key]):
@@ -320,15 +347,15 @@ def _yaml_tree(path: Path, children: tuple[Path, ...]) -> dict[Any, Any]:
 
 
 def _merged(before: Any, after: Any) -> Any:
-    """Merges two mappings, and those inside them; elsewhere the later value counts."""
-    if not (isinstance(before, dict) and isinstance(after, dict)):
+    """Merges two mappings, and those inside them; elsewhere, and where it is empty, the later value counts."""
+    if not (isinstance(before, dict) and isinstance(after, dict) and after):
         return after
     return before | {name: _merged(before.get(name), value) for name, value in after.items()}
 
 
-def _match(key: str, patterns: Mapping[str, str]) -> str | None:
-    """Returns the first pattern that a key fits."""
-    return next((pattern for pattern in patterns if fnmatchcase(key, pattern)), None)
+def _is_null(value: Any) -> bool:
+    """Says whether a value, as YAML or as text, is null."""
+    return str(value).lower() in ("none", "null", "")
 
 
 def _locate(path: str) -> str:

@@ -11,20 +11,26 @@ import os
 import re
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from math import gcd
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from custom.adapters import ENVIRONMENT_NAMES, LIBRARIES
+from custom.adapters.make import taker_of
+from custom.tools.load import load_tools
+from data.loading import load_extern_object, load_object
 from data.names import did_you_mean
-from training.config.settings import CriticModelConfig, CustomRewardFunctionConfig, EnvironmentChoice, PPOConfig
+from training.config.settings import CriticModelConfig, DataConfig, EnvironmentChoice, PPOConfig
 
 log = logging.getLogger(__name__)
 ULYSSES = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
 ADDRESS = "ray_kwargs.ray_init.address"
-DATA_FILES = (".parquet", ".json", ".jsonl")
+HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+LARGE_FILES = 64 << 20  # bytes
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
@@ -143,19 +149,11 @@ def unwritable(key: str, folder: str) -> Iterator[str]:
 
 def user_file(key: str, path: str, name_key: str = "", name: str = "__name__") -> Iterator[str]:
     """Runs a user's file, as the run will, and says what stands in the way of taking `name` from it."""
-    from data.loading import load_extern_object
-
     if missing := [*missing_file(key, path)]:
         yield from missing
         return
-    try:
-        load_extern_object(path, "__name__")
-    except (Exception, SystemExit) as error:
-        # Whatever a user's file does at its top level.
-        own = str(Path(path).expanduser().resolve())
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-        where = f" in line {lines[-1]}" if lines else ""
-        yield f"{key}={path} cannot be loaded: {type(error).__name__}{where}: {error}; mend the file, or take it out"
+    if failed := [*failure(f"{key}={path}", partial(load_extern_object, path, "__name__"), path)]:
+        yield from failed
         return
     try:
         found = load_extern_object(path, name)
@@ -166,6 +164,30 @@ def user_file(key: str, path: str, name_key: str = "", name: str = "__name__") -
         yield f"{name_key}={name}: in {path} it is a {type(found).__name__}; it must be a function or a class"
 
 
+def failure(given: str, load: Callable[[], Any], path: str = "") -> Iterator[str]:
+    """Loads what was given; says what a user's code raised at it, and in which line of the file."""
+    try:
+        load()
+    # Whatever such code does.
+    except (Exception, SystemExit) as error:
+        own = str(Path(path).expanduser().resolve())
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+        where = f" in line {lines[-1]}" if lines else ""
+        yield f"{given} cannot be loaded: {type(error).__name__}{where}: {error}; mend the file, or take it out"
+
+
+def not_taken(key: str, function: Any, given: Mapping[str, Any], filled: Collection[str] = ()) -> Iterator[str]:
+    """Says which of the arguments given by name a function does not take; `filled` are those it gets anyway."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    by_name = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    takes = [name for name in by_name if name not in filled]
+    for name in (str(name) for name in given if name not in takes):
+        said = f"{getattr(function, '__name__', 'it')} takes {', '.join(takes) or 'none'}"
+        yield f"{key}.{name}: there is no such argument; {said}.{did_you_mean(name, takes)}"
+
+
 def check_files(config: PPOConfig) -> Iterator[str]:
     """Requires that the data files are there and of a kind that can be read."""
     data = config.data
@@ -174,11 +196,30 @@ def check_files(config: PPOConfig) -> Iterator[str]:
     if not data.train_files:
         ways_out = "give a parquet, json or jsonl file, or a list of them"
         yield f"data.train_files is missing: {ways_out}; or something to act in, agent.environment.name"
-    for key, paths in {"data.train_files": data.train_files, "data.val_files": data.val_files}.items():
-        for path in paths:
+    for kind in ("train", "val"):
+        key = f"data.{kind}_files"
+        for path in data[f"{kind}_files"]:
             yield from missing_file(key, path)
-            if Path(path).is_file() and data.custom_cls.path is None and Path(path).suffix not in DATA_FILES:
-                yield f"{key}={path}: a data file ends in {', '.join(DATA_FILES)}; or read it with data.custom_cls"
+        readable = [path for path in data[f"{kind}_files"] if Path(path).is_file()]
+        if readable and data.custom_cls.path is None:
+            yield from _rows(key, readable, data, data[f"{kind}_max_samples"])
+
+
+def _rows(key: str, files: list[str], data: DataConfig, max_samples: int) -> Iterator[str]:
+    """Requires rows that can be used; whether their prompts fit is known once there is a tokenizer.
+
+    Large files are read, and checked, only where the run reads them.
+    """
+    if sum(Path(file).stat().st_size for file in files) > LARGE_FILES:
+        return
+    # Imports torch: late.
+    from data.rl_dataset import RLHFDataset
+
+    untokenized = replace(data, truncation="right", filter_overlong_prompts=False)
+    try:
+        RLHFDataset(files, None, untokenized, max_samples=max_samples)
+    except ValueError as error:
+        yield f"{key}: {error}; files of another form are read by data.custom_cls"
 
 
 def check_classes(config: PPOConfig) -> Iterator[str]:
@@ -210,11 +251,13 @@ def check_agents(config: PPOConfig) -> Iterator[str]:
     for i, environment in enumerate(config.environments):
         yield from _environment(f"env_template[{i}]" if config.env_template else "agent.environment", environment)
     for key, own in {"agent.suite": agent.suite, "agent.cls": agent.cls}.items():
-        yield from missing_file(f"{key}.path", own.path)
         if (own.path is None) != (own.name is None):
             yield f"{key}.path and {key}.name go together: the file, and the class in it"
+        elif own.path and own.name:
+            yield from user_file(f"{key}.path", own.path, f"{key}.name", own.name)
+    yield from failure(f"agent.tools=[{', '.join(agent.tools)}]", partial(load_tools, agent.tools))
     yield from _turns(config)
-    yield from _reward_function(config.custom_reward_function)
+    yield from _reward_function(config)
     if agent.episodes_dir is not None:
         yield from unwritable("agent.episodes_dir", agent.episodes_dir)
     if agent.environment.isolation == "ray" and not config.trainer.use_ray:
@@ -230,17 +273,35 @@ def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
     if environment.name and environment.path:
         yield f"{key}.name and {key}.path both name an environment: give one of them"
     elif environment.path:
-        yield from missing_file(f"{key}.path", environment.path)
         if environment.cls is None:
             yield f"{key}.cls is missing: which class of {environment.path}?"
+        own = environment.cls or "__name__"
+        unusable = [*user_file(f"{key}.path", environment.path, f"{key}.cls", own)]
+        yield from unusable or _arguments(key, environment, f"{environment.path}:{own}")
     elif environment.name:
         kind, _, rest = environment.name.partition(":")
         if not rest:
             yield f"{key}.name={environment.name} must be one of {ENVIRONMENT_NAMES}"
         elif kind in LIBRARIES and importlib.util.find_spec(kind) is None:
             yield f"{key}.name={environment.name} needs the package: pip install {LIBRARIES[kind].package}"
+        elif rest and kind not in LIBRARIES:
+            found = partial(load_object, environment.name, "environment")
+            unusable = [*failure(f"{key}.name={environment.name}", found)]
+            yield from unusable or _arguments(key, environment, environment.name)
     else:
         yield f"{key} names no environment: give name, or path and cls"
+
+
+def _arguments(key: str, environment: EnvironmentChoice, source: str) -> Iterator[str]:
+    """Requires that a class or function of a user's takes `kwargs`, without making an environment."""
+    template = environment.prompt_template
+    kwargs = environment.kwargs if template is None else {**environment.kwargs, "prompt_template": template}
+    make = load_object(source, "environment")
+    if kwargs and callable(make):
+        try:
+            taker_of(make, kwargs)
+        except ValueError as error:
+            yield f"{key}.kwargs: {error}"
 
 
 def _turns(config: PPOConfig) -> Iterator[str]:
@@ -269,12 +330,11 @@ def _walls(unsafe: bool) -> Iterator[str]:
         log.warning("agent.tools_unsafe=true, and on this machine %s", missing)
 
 
-def _reward_function(custom: CustomRewardFunctionConfig) -> Iterator[str]:
+def _reward_function(config: PPOConfig) -> Iterator[str]:
     """Requires that the reward function can be called with a trajectory, and with the environment as a second."""
+    custom = config.custom_reward_function
     if custom.path is None:
         return
-    from data.loading import load_extern_object
-
     try:
         parameters = inspect.signature(load_extern_object(custom.path, custom.name)).parameters.values()
     except Exception:
@@ -305,20 +365,23 @@ def read_model_config(path: str) -> dict[str, Any]:
             held = json.dumps(entries)[:40]
             raise ValueError(f"its config.json holds {held}, which is no mapping; take the model's own")
         return entries
-    if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path):
+    if not HUB_NAME.fullmatch(path):
         raise ValueError(f"is not a folder (seen from {Path.cwd()}) and cannot be a hub name")
     from transformers import AutoConfig
 
     return dict(AutoConfig.from_pretrained(path).to_dict())
 
 
-def check_models(config: PPOConfig, read: Callable[[str], dict[str, Any]]) -> Iterator[str]:
-    """Requires that the models exist, and that a full row fits their context."""
+def check_models(config: PPOConfig, read: Callable[[str], dict[str, Any]], ask_hub: bool) -> Iterator[str]:
+    """Requires that the models exist, and that a full row fits their context; the hub's only with `ask_hub`."""
     policy = config.actor_rollout_ref.model
     if policy.path is None:
         yield "actor_rollout_ref.model.path is missing: give a model folder or a hub name (org/name)"
     for key, model in trained_models(config).items():
         if model.path is None or (model is not policy and model.path == policy.path):
+            continue
+        if not ask_hub and not Path(model.path).is_dir() and HUB_NAME.fullmatch(model.path):
+            log.info("%s.path=%s is no folder here: left unchecked, as the hub is not asked", key, model.path)
             continue
         try:
             entries = read(model.path)

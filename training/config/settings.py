@@ -6,6 +6,7 @@ documents it: `--help` and configs/ppo_trainer.yaml show that text, and the firs
 A config never changes after loading; what follows from several fields is a property here, derived in one place.
 """
 
+import importlib.util
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -326,7 +327,8 @@ class FilterGroupsConfig(Section):
 
     enable: bool = False  #: draw further groups until a step's all have different rewards within themselves
     metric: str = "seq_reward"  #: what must differ: seq_reward, or a number that the reward function returns beside it
-    max_num_gen_batches: PositiveInt = 10  #: batches to draw for a step at most; then it makes do with what there is
+    #: batches to draw for a step at most; then it makes do with what there is; 0 = no limit
+    max_num_gen_batches: NonNegativeInt = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,6 +383,11 @@ class TrainerConfig(Section):
     def num_ranks(self) -> int:
         """Counts the processes over all machines."""
         return self.nnodes * self.n_gpus_per_node
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Lists the loggers whose package is there."""
+        return tuple(name for name in self.logger if name in ("console", "file") or importlib.util.find_spec(name))
 
     @property
     def use_ray(self) -> bool:
