@@ -188,9 +188,8 @@ def check_step(answer: Any, where: str, max_chars: int = MAX_OBSERVATION_CHARS) 
     if info is not None and not isinstance(info, Mapping):
         raise BadEnvironment(f"{where} returned the info {shown(info)}; allowed: a dict")
     endings = [check_done(done, where) for done in dones]
-    return StepResult(
-        check_observation(observation, where, max_chars), check_reward(reward, where), any(endings), dict(info or {})
-    )
+    seen, paid = check_observation(observation, where, max_chars), check_reward(reward, where)
+    return StepResult(seen, paid, any(endings), dict(info or {}))
 
 
 def check_observation(observation: Any, where: str, max_chars: int = MAX_OBSERVATION_CHARS) -> Observation:

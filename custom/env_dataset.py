@@ -58,18 +58,15 @@ class CustomEnvDataset(RLHFDataset):
         if tokenizer is None and tokenizer_kwargs:
             fix = "give the tokenizer, or set data.apply_chat_template_kwargs"
             raise ValueError(f"tokenizer_kwargs without a tokenizer have no effect: {fix}")
-        self.description: dict[str, Any] | None = None
-        if env is None:
-            self.description = read_description(data_files)
+        self.description = read_description(data_files) if env is None else None
+        if self.description:
             env = make_environment(self.description["environment"], self.description["kwargs"])
             num_rows, first_seed = self.description["num_rows"], self.description["first_seed"]
         self.env, self.tokenizer, self.config, self.processor = env, tokenizer, config, processor
-        self.num_rows = len(env) if hasattr(env, "__len__") else num_rows
-        self.first_seed = first_seed
+        self.num_rows, self.first_seed = len(env) if hasattr(env, "__len__") else num_rows, first_seed
         # A file's name without its folder: it ends up in the names of validation metrics.
-        self.data_source = (
-            str(self.description["environment"]).rpartition("/")[2] if self.description else type(env).__name__
-        )
+        named = str(self.description["environment"]) if self.description else type(env).__name__
+        self.data_source = named.rpartition("/")[2]
         settings = {} if config is None else config.apply_chat_template_kwargs
         self.tokenizer_kwargs: dict[str, Any] = {**settings, **(tokenizer_kwargs or {})}
 
@@ -122,12 +119,12 @@ def read_description(data_files: str | Sequence[str] | None) -> dict[str, Any]:
     files = [data_files] if isinstance(data_files, str | Path) else list(data_files or [])
     if len(files) != 1:
         raise ValueError(f"CustomEnvDataset needs env, or one data file that describes it; given {files}")
-    example = '{"environment": "gymnasium:FrozenLake-v1", "kwargs": {}, "num_rows": 1000, "first_seed": 0}'
+    example = {"environment": "gymnasium:FrozenLake-v1", "kwargs": {}, "num_rows": 1000, "first_seed": 0}
+    form = json.dumps(example)
     try:
         content = json.loads(Path(files[0]).expanduser().read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{files[0]} is not JSON ({error}); it describes an environment: {example}") from error
-    defaults = {"kwargs": {}, "num_rows": 1000, "first_seed": 0}
-    if not isinstance(content, dict) or "environment" not in content or content.keys() - {"environment", *defaults}:
-        raise ValueError(f"{files[0]} does not describe an environment; allowed: {example}")
-    return defaults | content
+        raise ValueError(f"{files[0]} is not JSON ({error}); it describes an environment: {form}") from error
+    if not isinstance(content, dict) or "environment" not in content or content.keys() - example.keys():
+        raise ValueError(f"{files[0]} does not describe an environment; allowed: {form}")
+    return example | content

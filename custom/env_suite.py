@@ -50,6 +50,5 @@ class EnvironmentSuite:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes a checkpoint's weights over, those of environments that are still there."""
-        self.weights = [
-            float(state["weights"].get(name, weight)) for name, weight in zip(self.names, self.weights, strict=True)
-        ]
+        kept = dict(zip(self.names, self.weights, strict=True)) | state["weights"]
+        self.weights = [float(kept[name]) for name in self.names]

@@ -20,7 +20,7 @@ from custom.adapters.base import ENVIRONMENT_NAMES
 from custom.adapters.make import make_environment
 from custom.env import check_reward, reset_environment, shown, step_environment
 from custom.reward_score import default_compute_score
-from data.names import unknown_name
+from data.names import registered, registering
 from data.protocol import DataProto
 from data.token_rewards import place_outcome_rewards
 
@@ -35,15 +35,7 @@ NO_FUNCTION = (
 
 def register_reward_manager(name: str) -> Callable[[type], type]:
     """Makes a class available as `reward_model.reward_manager=name`; a class decorator."""
-
-    def register(cls: type) -> type:
-        taken = REWARD_MANAGER_REGISTRY.setdefault(name, cls)
-        if taken is not cls:
-            fix = f"choose another name for {cls.__name__}"
-            raise ValueError(f"reward manager {name!r} is already {taken.__name__}; {fix}")
-        return cls
-
-    return register
+    return registering(REWARD_MANAGER_REGISTRY, "reward manager", name)
 
 
 register = register_reward_manager  # verl's name
@@ -51,9 +43,7 @@ register = register_reward_manager  # verl's name
 
 def get_reward_manager_cls(name: str) -> type:
     """Returns the class registered under `name`; ValueError with the names there are."""
-    if name not in REWARD_MANAGER_REGISTRY:
-        raise unknown_name("reward_model.reward_manager", name, REWARD_MANAGER_REGISTRY)
-    return REWARD_MANAGER_REGISTRY[name]
+    return registered(REWARD_MANAGER_REGISTRY, "reward_model.reward_manager", name)
 
 
 def decode_sampled(tokenizer: PreTrainedTokenizerBase, tensors: TensorDict) -> list[str]:
@@ -111,7 +101,6 @@ class NaiveRewardManager:
         """
         columns = ("reward_model", self.reward_fn_key)
         data.require("prompts", "responses", "response_mask", "attention_mask", *columns, by=type(self).__name__)
-        assert data.batch is not None
         samples = self._read(data.batch, data.non_tensor_batch)
         results = self._score(samples)
         scores = [_score_of(result, *numbered) for result, numbered in zip(results, enumerate(samples), strict=True)]
@@ -286,16 +275,13 @@ class ConfiguredRewardManager(CustomRewardManager):
         problems = [] if config.custom_reward_function.path is None else [NO_FUNCTION]
         if unknown := sorted(settings.keys() - {"environment", "kwargs"}):
             problems.append(f"reward_model.reward_kwargs has {', '.join(unknown)}; allowed: environment and its kwargs")
-        name = settings.get("environment")
+        name, setting = settings.get("environment"), "reward_model.reward_kwargs.environment"
         if name is not None and not (isinstance(name, str) and all(name.rpartition(":")[::2])):
-            problems.append(
-                f"reward_model.reward_kwargs.environment={name!r} must be {ENVIRONMENT_NAMES} or /path/to/file.py:CLASS"
-            )
+            problems.append(f"{setting}={name!r} must be {ENVIRONMENT_NAMES} or /path/to/file.py:CLASS")
         if name is None and config.data.custom_cls.path is None and not config.environments:
             problems.append(
-                "reward_model.reward_manager=custom has no environment to ask: set "
-                "reward_model.reward_kwargs.environment, or take rows that name theirs: "
-                "data.custom_cls.path=custom/env_dataset.py data.custom_cls.name=CustomEnvDataset"
+                f"reward_model.reward_manager=custom has no environment to ask: set {setting}, or take rows that name "
+                "theirs: data.custom_cls.path=custom/env_dataset.py data.custom_cls.name=CustomEnvDataset"
             )
         return problems
 

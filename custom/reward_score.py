@@ -71,9 +71,7 @@ def last_number(text: str) -> str | None:
 def score_gsm8k(solution_str: str, ground_truth: str, method: Literal["strict", "flexible"] = "strict") -> float:
     """Scores 1.0 or 0.0; numbers are compared as numbers, so that 7.0 is 7."""
     if method not in ("strict", "flexible"):
-        raise ValueError(
-            f"method={method!r} is unknown; allowed: strict (the number after '####'), flexible (the last number)"
-        )
+        raise ValueError(f"method={method!r} is unknown; allowed: strict (number after '####'), flexible (last number)")
     if method == "strict":
         _, marker, tail = solution_str.rpartition("####")
         match = NUMBER.match(tail.lstrip(" $")) if marker else None
@@ -133,9 +131,7 @@ def score_reasoning_gym(name: str, solution_str: str, extra_info: dict[str, Any]
     The verifier runs in a process of its own (custom/verifier.py); an answer that it trips over scores 0.
     """
     if "entry" not in extra_info:
-        raise ValueError(
-            f"{REASONING_GYM}{name}: extra_info has no 'entry', the task's entry as JSON (json.dumps(dataset[i]))"
-        )
+        raise ValueError(f"{REASONING_GYM}{name}: extra_info has no 'entry', which is json.dumps(dataset[i])")
     entry = json.loads(extra_info["entry"])
     if name == "composite":
         name = entry["metadata"]["source_dataset"]

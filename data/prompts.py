@@ -134,6 +134,4 @@ def pad_token_id(tokenizer: "PreTrainedTokenizerBase") -> int:
     for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token_id is not None:
             return token_id
-    raise ValueError(
-        f"tokenizer {tokenizer.name_or_path!r} has neither a pad_token nor an eos_token; set tokenizer.pad_token"
-    )
+    raise ValueError(f"{tokenizer.name_or_path!r} has neither a pad_token nor an eos_token; set tokenizer.pad_token")

@@ -95,7 +95,7 @@ class RLHFDataset(Dataset):
         if not config.filter_overlong_prompts and config.truncation != "error":
             return rows
         with ThreadPoolExecutor(config.filter_overlong_prompts_workers) as pool:
-            lengths = list(pool.map(lambda row: len(self._encode(row)), rows))
+            lengths = list(pool.map(lambda row: len(self._encode(self._build_messages(dict(row)))), rows))
         overlong = [number for number, length in enumerate(lengths) if length > limit]
         if overlong and not config.filter_overlong_prompts:
             worst = overlong[0]
@@ -111,25 +111,19 @@ class RLHFDataset(Dataset):
         return len(self.dataframe)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        source = dict(self.dataframe[item])
+        source, config = dict(self.dataframe[item]), self.config
         origin, messages = _origin(source), self._build_messages(source)
         row = {key: value for key, value in source.items() if key not in (self.prompt_key, ORIGIN)}
         index = _entry(row, "extra_info", "index")
         row["index"] = row.get("index", item) if index is None else index
-        if self.config.return_raw_chat:
+        if config.return_raw_chat:
             row["raw_prompt"] = messages
-        token_ids = encode_chat(self.tokenizer, messages, **self.config.apply_chat_template_kwargs)
+        token_ids = self._encode(messages)
         row |= {"input_ids": token_ids, "attention_mask": [1] * len(token_ids)}
-        return normalise_row(
-            row,
-            max_prompt_length=self.config.max_prompt_length,
-            pad_token_id=pad_token_id(self.tokenizer),
-            truncation=self.config.truncation,
-            where=origin,
-        )
+        limit, pad = config.max_prompt_length, pad_token_id(self.tokenizer)
+        return normalise_row(row, max_prompt_length=limit, pad_token_id=pad, truncation=config.truncation, where=origin)
 
-    def _encode(self, row: Mapping[str, Any]) -> list[int]:
-        messages = self._build_messages(dict(row))
+    def _encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return encode_chat(self.tokenizer, messages, **self.config.apply_chat_template_kwargs)
 
     def _check_rows(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -208,36 +202,28 @@ def _read_parquet(path: Path) -> list[Any]:
     return rows
 
 
-def _decode(content: bytes, path: Path, first_line: int = 1) -> str:
+def _parse(content: bytes, path: Path, first_line: int = 1) -> Any:
     try:
-        return content.decode("utf-8")
+        return json.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = first_line + content[: error.start].count(b"\n")
         raise ValueError(f"{path} line {line} is not UTF-8: {error}. Save the file as UTF-8") from error
+    except json.JSONDecodeError as error:
+        fault = f"line {first_line + error.lineno - 1} is not JSON: {error.msg} at column {error.colno}"
+        raise ValueError(f"{path} {fault}. One object per line is .jsonl, a list .json") from error
 
 
 def _read_json(path: Path) -> list[Any]:
-    text = _decode(path.read_bytes(), path)
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}. One object per line is .jsonl") from error
+    content = _parse(path.read_bytes(), path)
     if not isinstance(content, list):
         raise ValueError(f"{path} holds a {type(content).__name__}; a .json data file holds a list of objects")
     return content
 
 
 def _read_jsonl(path: Path) -> list[Any]:
-    def parse(number: int, line: bytes) -> Any:
-        text = _decode(line, path, first_line=number)
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} line {number} is not JSON: {error}") from error
-
     # As bytes, because a decoder of the whole file does not know the line it fails in.
     with path.open("rb") as lines:
-        return [parse(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+        return [_parse(line.rstrip(), path, number) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def normalise_row(
@@ -284,10 +270,8 @@ def _real_tokens(row: Mapping[str, Any], where: str) -> list[int]:
     if input_ids.is_floating_point() or input_ids.is_complex() or input_ids.dtype == torch.bool:
         raise ValueError(f"{where}: input_ids are {input_ids.dtype}; allowed: integers, as tokenizer.encode gives them")
     token_ids = input_ids.long()[mask.bool()].tolist()
-    if min(token_ids) < 0:
-        raise ValueError(
-            f"{where}: input_ids has {min(token_ids)}; token ids start at 0, padding needs attention_mask 0"
-        )
+    if (lowest := min(token_ids)) < 0:
+        raise ValueError(f"{where}: input_ids has {lowest}; token ids start at 0, padding needs attention_mask 0")
     return token_ids
 
 
@@ -303,16 +287,13 @@ def truncate(token_ids: list[int], max_length: int, truncation: str, where: str)
     excess = len(token_ids) - max_length
     if excess <= 0:
         return token_ids
-    if truncation == "left":
-        return token_ids[excess:]
-    if truncation == "right":
-        return token_ids[:max_length]
-    if truncation == "middle":
-        start = max_length // 2
-        return token_ids[:start] + token_ids[start + excess :]
     if truncation == "error":
         raise _overlong_error(where, len(token_ids), max_length)
-    raise ValueError(f"data.truncation={truncation!r} is unknown; allowed: left, right, middle, error")
+    kept_ahead = {"left": 0, "right": max_length, "middle": max_length // 2}
+    if truncation not in kept_ahead:
+        raise ValueError(f"data.truncation={truncation!r} is unknown; allowed: {', '.join(kept_ahead)}, error")
+    start = kept_ahead[truncation]
+    return token_ids[:start] + token_ids[start + excess :]
 
 
 def _overlong_error(where: str, length: int, limit: int, others: int = 0) -> ValueError:

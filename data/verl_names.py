@@ -44,7 +44,6 @@ class VerlMethods:
         def _tensors(self) -> dict[str, Tensor]: ...
         def select_idxs(self, idxs: RowIndex) -> Self: ...
         def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self: ...
-        def split(self, split_size: int) -> list[Self]: ...
         def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> Self: ...
         @classmethod
         def from_dict(cls, *args: Any, **kwargs: Any) -> Self: ...
@@ -59,10 +58,8 @@ class VerlMethods:
     def from_items(cls, data_list: Sequence[Any]) -> Self:
         """Stacks rows into a batch: the inverse of indexing by int. meta_info is the first row's."""
         first = data_list[0]
-        batch = None if first.batch is None else torch.stack([item.batch for item in data_list])
-        arrays = {
-            key: object_array([item.non_tensor_batch[key] for item in data_list]) for key in first.non_tensor_batch
-        }
+        batch = None if first.batch is None else torch.stack([row.batch for row in data_list])
+        arrays = {key: object_array([row.non_tensor_batch[key] for row in data_list]) for key in first.non_tensor_batch}
         return cls(batch, arrays, first.meta_info)
 
     @classmethod
@@ -197,11 +194,7 @@ class VerlMethods:
         return unfolded
 
     def make_iterator(
-        self,
-        mini_batch_size: int,
-        epochs: int,
-        seed: int | None = None,
-        dataloader_kwargs: Mapping[str, Any] | None = None,
+        self, mini_batch_size: int, epochs: int, seed: int | None = None, dataloader_kwargs: dict | None = None
     ) -> Iterator[Self]:
         """Yields mini-batches of `mini_batch_size` rows, `epochs` times over, in a new order each where asked to.
 
@@ -220,11 +213,8 @@ class VerlMethods:
 
     def _mini_batches(self, size: int, epochs: int, shuffle: bool, generator: torch.Generator | None) -> Iterator[Self]:
         for _ in range(epochs):
-            if shuffle:
-                for rows in torch.randperm(len(self), generator=generator).split(size):
-                    yield self.select_idxs(rows)
-            else:
-                yield from self.split(size)
+            order = torch.randperm(len(self), generator=generator) if shuffle else torch.arange(len(self))
+            yield from map(self.select_idxs, order.split(size))
 
 
 Rows = TypeVar("Rows", bound=VerlMethods)

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
@@ -26,12 +25,7 @@ from training.config import PPOConfig
 from training.config.section import anchored
 from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction
-from training.run.episodes import (
-    FailureWatch,
-    episode_metrics,
-    require_same_tasks,
-    write_episodes,
-)
+from training.run.episodes import FailureWatch, episode_metrics, require_same_tasks, write_episodes
 from training.run.metric_utils import StepTimer
 from training.run.roles import ResourcePoolManager, Role
 from training.run.trial import try_agents
@@ -48,22 +42,9 @@ def environment_rewards(data: DataProto) -> Tensor:
     return data.batch["environment_rewards"]
 
 
-class Slots(Dataset):
-    """Stands for a dataset of episodes: row i says that there is an i-th."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, i: int) -> dict[str, int]:
-        return {"slot": i}
-
-
-def collate_slots(rows: list[dict[str, int]]) -> dict[str, np.ndarray]:
-    """Joins the rows of `Slots`."""
-    return {"slot": np.array([row["slot"] for row in rows])}
+def collate_slots(rows: list[int]) -> dict[str, np.ndarray]:
+    """Joins rows of a range, which stands for a dataset: row i says that there is an i-th episode."""
+    return {"slot": np.array(rows)}
 
 
 class AgentTrainer(RayPPOTrainer):
@@ -94,9 +75,9 @@ class AgentTrainer(RayPPOTrainer):
         self.specs = list(specs) if specs is not None else agent_specs(config, agent_cls)
         self.suite = make_suite(config, self.specs)
         self.failures = FailureWatch(config.agent.max_failure_rate)
-        kwargs.setdefault("train_dataset", Slots(config.prompts_per_step))
+        kwargs.setdefault("train_dataset", range(config.prompts_per_step))
         if config.agent.val_length:
-            kwargs.setdefault("val_dataset", Slots(config.agent.val_length))
+            kwargs.setdefault("val_dataset", range(config.agent.val_length))
         super().__init__(
             config,
             tokenizer,
@@ -164,9 +145,7 @@ class AgentTrainer(RayPPOTrainer):
                 write_episodes(Path(folder), batch)
             # A full disk costs the records, not the run.
             except OSError as error:
-                logger.warning(
-                    "episodes of step %d were not written to agent.episodes_dir: %s", self.global_steps, error
-                )
+                logger.warning("agent.episodes_dir: step %d was not written: %s", self.global_steps, error)
         # With the records there, which show the difference.
         if not self.config.agent.allow_different_tasks:
             require_same_tasks(facts, self.suite.names)

@@ -89,10 +89,10 @@ def _taxi(env: Any) -> Legend:
 
 
 def _taxi_picture(env: Any) -> str:
-    row, column, passenger, destination = env.decode(env.s)
+    row, column, passenger, target = env.decode(env.s)
     stops = dict(zip(env.locs, "RGYB", strict=True))
     places = [f"{letter} (row {at[0]}, column {at[1]})" for at, letter in stops.items()]
-    waiting, goal = env.locs[passenger] if passenger < len(env.locs) else None, env.locs[destination]
+    waiting, goal = env.locs[passenger] if passenger < len(env.locs) else None, env.locs[target]
 
     def cell(at: tuple[int, int]) -> str:
         taxi = ("T" if waiting else "TP") if at == (row, column) else ""
@@ -105,9 +105,7 @@ def _taxi_picture(env: Any) -> str:
     ]
     border = "+" + "-" * (len(lines[0]) - 2) + "+"
     where = f"is at {places[passenger]}" if waiting else "is in the taxi"
-    said = (
-        f"The taxi is at row {row}, column {column}. The passenger {where}. The destination is {places[destination]}."
-    )
+    said = f"The taxi is at row {row}, column {column}. The passenger {where}. The destination is {places[target]}."
     return "\n".join([said, border, *lines, border])
 
 
@@ -134,14 +132,12 @@ def _letters(desc: Any) -> list[list[str]]:
     return [[bytes(letter).decode() for letter in row] for row in desc]
 
 
-def _grid(letters: Sequence[Sequence[str]], state: int) -> str:
+def _grid(signs: Sequence[Sequence[str]], state: int) -> str:
     """Draws a map of cells three characters wide, the player's in brackets, below a line that says where that is."""
-    at = divmod(state, len(letters[0]))
-    cells = [
-        [f"[{sign}]" if (y, x) == at else f" {sign} " for x, sign in enumerate(row)] for y, row in enumerate(letters)
-    ]
-    lines = ["".join(row).rstrip() for row in cells]
-    return "\n".join([f"You are at row {at[0]}, column {at[1]}, on {letters[at[0]][at[1]]}.", *lines])
+    at = divmod(state, len(signs[0]))
+    rows = [[f"[{sign}]" if (y, x) == at else f" {sign} " for x, sign in enumerate(row)] for y, row in enumerate(signs)]
+    lines = ["".join(row).rstrip() for row in rows]
+    return "\n".join([f"You are at row {at[0]}, column {at[1]}, on {signs[at[0]][at[1]]}.", *lines])
 
 
 def _slipping(env: Any) -> str:

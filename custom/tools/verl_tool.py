@@ -80,7 +80,5 @@ def read_tool_config(path: str) -> Iterator[Tool]:
     for entry in OmegaConf.load(path).tools:
         module, _, name = entry.class_name.rpartition("." if ":" not in entry.class_name else ":")
         made = load_object(f"{module}:{name}", f"{path}:")
-        settings, schema = (
-            OmegaConf.to_container(entry.get(key) or OmegaConf.create()) for key in ("config", "tool_schema")
-        )
-        yield made() if issubclass(made, Tool) else VerlTool(made(settings, entry.tool_schema), schema)
+        config, schema = (OmegaConf.to_container(entry.get(k) or OmegaConf.create()) for k in ("config", "tool_schema"))
+        yield made() if issubclass(made, Tool) else VerlTool(made(config, entry.tool_schema), schema)

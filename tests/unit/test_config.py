@@ -1476,3 +1476,12 @@ def test_rows_that_cannot_be_used_are_problems(runnable: list[str], tmp_path: Pa
 def test_a_folder_for_episodes_that_cannot_be_written_is_named(runnable: list[str]) -> None:
     game = ["agent.environment.name=gymnasium:FrozenLake-v1", "agent.episodes_dir=/dev/null/x"]
     assert any("agent.episodes_dir=/dev/null/x: /dev/null is not a folder" in text for text in checked(runnable, *game))
+
+
+def test_verls_config_classes_are_constructors() -> None:
+    import training.config as names
+
+    actor = names.FSDPActorConfig(ppo_mini_batch_size=4, optim=names.OptimizerConfig(lr=3e-6))
+    assert (actor.ppo_mini_batch_size, actor.optim.lr) == (4, 3e-6)
+    assert names.FSDPCriticConfig(enable=True).enable and names.HFModelConfig(path="m").path == "m"
+    assert names.AlgoConfig(gamma=0.9).gamma == 0.9 and names.RolloutConfig(n=4).n == 4

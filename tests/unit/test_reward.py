@@ -301,7 +301,7 @@ def test_registry_names_the_nearest_and_refuses_a_taken_name():
     assert get_reward_manager_cls("batch") is BatchRewardManager
     with pytest.raises(ValueError, match=r"'naiv' is unknown; allowed: batch, custom, naive.*Did you mean 'naive'\?"):
         get_reward_manager_cls("naiv")
-    with pytest.raises(ValueError, match="'naive' is already NaiveRewardManager"):
+    with pytest.raises(ValueError, match=r"'naive' is already registered by .*NaiveRewardManager"):
         register_reward_manager("naive")(BatchRewardManager)
     assert register_reward_manager("naive")(NaiveRewardManager) is NaiveRewardManager
 

@@ -133,7 +133,7 @@ def test_postprocessing_truncates_or_pads(truncation, kept):
 
 def test_postprocessing_refuses_what_is_too_long_unless_told_how_to_cut():
     ids = torch.ones(1, 5, dtype=torch.int64)
-    with pytest.raises(ValueError, match="5 tokens exceeds max_length=3; raise it, or set truncation"):
+    with pytest.raises(ValueError, match=r"5 tokens, .*max_prompt_length is 3.* data\.truncation to left"):
         batch.postprocess_data(ids, ids, 3, 0)
     with pytest.raises(ValueError, match="truncation='centre' is unknown; allowed: left, right, middle, error"):
         batch.postprocess_data(ids, ids, 3, 0, truncation="centre")

@@ -1,11 +1,6 @@
 """How a batch is cut, grouped and reduced, with the names by which verl's users know it."""
 
-from training.batch.batching import (
-    ceildiv,
-    get_seqlen_balanced_partitions,
-    karmarkar_karp,
-    roundup_divisible,
-)
+from training.batch.batching import ceildiv, get_seqlen_balanced_partitions, karmarkar_karp, roundup_divisible
 from training.batch.torch_functional import clip_by_value, masked_mean, masked_var, masked_whiten
 from training.batch.verl_names import (
     distributed_masked_mean,

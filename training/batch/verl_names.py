@@ -130,11 +130,16 @@ def masked_sum(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None 
     return torch.where(mask.bool(), values, 0).sum(axis, dtype=torch.float64).to(values.dtype)
 
 
+def _over_ranks(numbers: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+    """Reduces in place over all ranks, where there are several."""
+    if dist.is_initialized():
+        dist.all_reduce(numbers, operation)
+    return numbers
+
+
 def distributed_masked_mean(local_tensor: Tensor, local_mask: Tensor) -> Tensor:
     """Averages over the mask and over all ranks."""
-    sums = torch.stack([(local_tensor * local_mask).sum(), local_mask.sum()])
-    if dist.is_initialized():
-        dist.all_reduce(sums)
+    sums = _over_ranks(torch.stack([(local_tensor * local_mask).sum(), local_mask.sum()]))
     return sums[0] / sums[1].clamp(min=1e-8)
 
 
@@ -142,15 +147,10 @@ def distributed_mean_max_min_std(
     local_tensor: Tensor, compute_max: bool = True, compute_min: bool = True, compute_std: bool = True
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Computes mean, max, min and sample standard deviation over all ranks' entries; None of what is not wanted."""
-    sums = torch.stack([local_tensor.sum(), torch.ones_like(local_tensor).sum()])
-    extremes = torch.stack([local_tensor.max(), -local_tensor.min()])
-    if dist.is_initialized():
-        dist.all_reduce(sums)
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    sums = _over_ranks(torch.stack([local_tensor.sum(), torch.ones_like(local_tensor).sum()]))
+    extremes = _over_ranks(torch.stack([local_tensor.max(), -local_tensor.min()]), dist.ReduceOp.MAX)
     mean = sums[0] / sums[1]
-    squares = ((local_tensor - mean) ** 2).sum()
-    if dist.is_initialized():
-        dist.all_reduce(squares)
+    squares = _over_ranks(((local_tensor - mean) ** 2).sum())
     std = (squares / (sums[1] - 1).clamp(min=1)).sqrt() if compute_std else None
     return mean, extremes[0] if compute_max else None, -extremes[1] if compute_min else None, std
 
@@ -192,22 +192,14 @@ def postprocess_data(
         truncation: which part of a longer sequence is lost: left, right, middle; or error.
     Returns: input_ids, attention_mask: (batch, max_length).
     """
+    from data.rl_dataset import truncate
+
     length = input_ids.shape[-1]
     if length <= max_length:
         ids = pad_sequence_to_length(input_ids, max_length, pad_token_id, left_pad)
         return ids, pad_sequence_to_length(attention_mask, max_length, 0, left_pad)
-    if truncation == "error":
-        raise ValueError(
-            f"a sequence of {length} tokens exceeds max_length={max_length}; "
-            "raise it, or set truncation to left, right or middle"
-        )
-    kept_ahead = {"left": 0, "middle": max_length // 2, "right": max_length}
-    if truncation not in kept_ahead:
-        raise ValueError(f"truncation='{truncation}' is unknown; allowed: left, right, middle, error")
-    ahead = kept_ahead[truncation]
-    tail_start = length - (max_length - ahead)
-    ids, mask = (torch.cat([x[..., :ahead], x[..., tail_start:]], dim=-1) for x in (input_ids, attention_mask))
-    return ids, mask
+    kept = truncate(list(range(length)), max_length, truncation, "postprocess_data")
+    return input_ids[..., kept], attention_mask[..., kept]
 
 
 # Learning-rate schedules: factors of the optimizer's own rate, after a linear warm-up
@@ -258,12 +250,6 @@ def get_wsd_schedule_with_warmup(
     import transformers
 
     stable = int(stable_ratio * (num_training_steps - num_warmup_steps))
-    return transformers.get_wsd_schedule(
-        optimizer,
-        num_warmup_steps=num_warmup_steps,
-        num_stable_steps=stable,
-        num_decay_steps=num_training_steps - num_warmup_steps - stable,
-        min_lr_ratio=min_lr_ratio,
-        num_cycles=num_cycles,
-        last_epoch=last_epoch,
-    )
+    decay = num_training_steps - num_warmup_steps - stable
+    shape = {"min_lr_ratio": min_lr_ratio, "num_cycles": num_cycles, "last_epoch": last_epoch}
+    return transformers.get_wsd_schedule(optimizer, num_warmup_steps, decay, num_stable_steps=stable, **shape)

@@ -9,6 +9,7 @@ from training.config.settings import (
     ActorConfig,
     ActorRolloutRefConfig,
     AgentConfig,
+    AlgorithmConfig,
     CriticConfig,
     CriticModelConfig,
     DataConfig,
@@ -23,3 +24,7 @@ from training.config.settings import (
     RolloutConfig,
     TrainerConfig,
 )
+
+# Under verl's names, with our fields.
+FSDPActorConfig, FSDPCriticConfig, FSDPOptimizerConfig = ActorConfig, CriticConfig, OptimConfig
+OptimizerConfig, HFModelConfig, AlgoConfig = OptimConfig, ModelConfig, AlgorithmConfig

@@ -3,19 +3,15 @@
 from training.config.settings import KLControlConfig, LossAggMode
 from training.core_algos.advantages import (
     AdvantageEstimator,
-    HasGamma,
     compute_gae_advantage_return,
     compute_grpo_outcome_advantage,
     compute_reinforce_plus_plus_outcome_advantage,
     compute_rloo_outcome_advantage,
     discounted_returns,
     gae_advantage_return_unwhitened,
-    gae_scan,
 )
 from training.core_algos.aggregation import LOSS_AGG_MODES, GlobalBatchInfo, agg_loss, denominators, token_fraction
 from training.core_algos.kl_and_values import (
-    KL_KINDS,
-    MAX_LOG_RATIO,
     AdaptiveKLController,
     FixedKLController,
     compute_value_loss,
@@ -26,7 +22,6 @@ from training.core_algos.policy_losses import PolicyLossConfig, compute_policy_l
 from training.core_algos.registry import (
     ADV_ESTIMATOR_REGISTRY,
     POLICY_LOSS_REGISTRY,
-    AdvEstimatorFn,
     PolicyLossFn,
     call_adv_estimator,
     estimator_needs,

@@ -159,9 +159,6 @@ class _GroupedScores:
     size: Tensor
     deviation: Tensor
 
-    def total(self, per_row: Tensor) -> Tensor:
-        return _group_total(per_row, self.ids)
-
     def advantages(self, compared: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Spreads `compared` (batch,) over each row's sampled tokens; a group of one keeps its raw score.
 
@@ -222,7 +219,7 @@ def compute_grpo_outcome_advantage(
     group = _grouped_scores(token_level_rewards, response_mask, index)
     if not norm_adv_by_std_in_grpo:
         return group.advantages(group.deviation, response_mask)
-    std = (group.total(group.deviation**2) / (group.size - 1).clamp(min=1)).sqrt()
+    std = (_group_total(group.deviation**2, group.ids) / (group.size - 1).clamp(min=1)).sqrt()
     return group.advantages(group.deviation / (std + epsilon), response_mask)
 
 

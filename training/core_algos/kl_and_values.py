@@ -75,9 +75,7 @@ class AdaptiveKLController:
     def __init__(self, init_kl_coef: float, target_kl: float, horizon: float) -> None:
         if target_kl <= 0 or horizon <= 0:
             raise ValueError(f"kl_ctrl needs target_kl > 0 and horizon > 0; given {target_kl} and {horizon}")
-        self.value = init_kl_coef
-        self.target = target_kl
-        self.horizon = horizon
+        self.value, self.target, self.horizon = init_kl_coef, target_kl, horizon
 
     def update(self, current_kl: float, n_steps: int) -> None:
         """Takes one step of control after `n_steps` samples whose mean KL was `current_kl` nats."""

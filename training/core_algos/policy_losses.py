@@ -67,9 +67,7 @@ def compute_policy_loss_vanilla(
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
     if config.clip_ratio_c <= 1:
-        raise ValueError(
-            f"clip_ratio_c={config.clip_ratio_c} must be above 1: it bounds the ratio where A < 0, 3.0 is usual"
-        )
+        raise ValueError(f"clip_ratio_c={config.clip_ratio_c} must be above 1: it bounds the ratio where A < 0")
     counts = config.global_batch_info
 
     # Masked before the exponential, so that padding's log-probs reach neither the loss nor its gradient.

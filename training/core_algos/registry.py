@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from data.names import unknown_name
+from data.names import registered, registering
 
 AdvEstimatorFn = Callable[..., tuple[Tensor, Tensor]]
 PolicyLossFn = Callable[..., tuple[Tensor, dict[str, Any]]]
@@ -21,29 +21,13 @@ POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
 _DECLARED_NEEDS: dict[str, tuple[str, ...]] = {}
 # Batch fields that an estimator registered without `needs` may name as arguments.
 _BATCH_FIELDS = (
-    "values",
-    "index",
-    "reward_baselines",
-    "old_log_probs",
-    "ref_log_prob",
-    "rollout_log_probs",
-    "sum_pi_squared",
-    "turn_ids",
-    "episode_id",
+    *("values", "index", "reward_baselines", "old_log_probs", "ref_log_prob", "rollout_log_probs", "sum_pi_squared"),
+    *("turn_ids", "episode_id"),
 )
 
 
 def _plain(name: str | Enum) -> str:
     return str(name.value) if isinstance(name, Enum) else name
-
-
-def _register(registry: dict[str, Callable[..., Any]], what: str, name: str, fn: Callable[..., Any]) -> None:
-    taken = registry.setdefault(name, fn)
-    if taken is not fn:
-        raise ValueError(
-            f"{what} '{name}' is already registered by {taken.__module__}.{taken.__qualname__}; "
-            f"register {fn.__module__}.{fn.__qualname__} under another name"
-        )
 
 
 def register_adv_est(name: str | Enum, needs: tuple[str, ...] = ()) -> Callable[[AdvEstimatorFn], AdvEstimatorFn]:
@@ -56,7 +40,7 @@ def register_adv_est(name: str | Enum, needs: tuple[str, ...] = ()) -> Callable[
     """
 
     def decorate(fn: AdvEstimatorFn) -> AdvEstimatorFn:
-        _register(ADV_ESTIMATOR_REGISTRY, "advantage estimator", _plain(name), fn)
+        registering(ADV_ESTIMATOR_REGISTRY, "advantage estimator", _plain(name))(fn)
         if needs:
             _DECLARED_NEEDS[_plain(name)] = tuple(needs)
         return fn
@@ -66,9 +50,7 @@ def register_adv_est(name: str | Enum, needs: tuple[str, ...] = ()) -> Callable[
 
 def get_adv_estimator_fn(name: str | Enum) -> AdvEstimatorFn:
     """Finds the estimator registered as `name`; ValueError lists the known names."""
-    if _plain(name) not in ADV_ESTIMATOR_REGISTRY:
-        raise unknown_name("algorithm.adv_estimator", _plain(name), ADV_ESTIMATOR_REGISTRY)
-    return ADV_ESTIMATOR_REGISTRY[_plain(name)]
+    return registered(ADV_ESTIMATOR_REGISTRY, "algorithm.adv_estimator", _plain(name))
 
 
 def estimator_needs(name: str | Enum) -> tuple[str, ...]:
@@ -93,10 +75,8 @@ def call_adv_estimator(name: str | Enum, **offered: Any) -> tuple[Tensor, Tensor
     required = {p.name for p in parameters if p.name in named and p.default is p.empty}
     missing = (required | set(_DECLARED_NEEDS.get(_plain(name), ()))) - offered.keys()
     if missing:
-        raise ValueError(
-            f"advantage estimator '{_plain(name)}' needs {', '.join(sorted(missing))}; "
-            f"given: {', '.join(sorted(offered))}"
-        )
+        given = ", ".join(sorted(offered))
+        raise ValueError(f"advantage estimator '{_plain(name)}' needs {', '.join(sorted(missing))}; given: {given}")
     return fn(**{key: value for key, value in offered.items() if takes_all or key in named})
 
 
@@ -108,16 +88,9 @@ def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLos
     `agg_loss` divides by the whole mini-batch's counts there. A metric that is a plain number, no tensor, counts as
     the micro-batch's mean and is weighted with its tokens.
     """
-
-    def decorate(fn: PolicyLossFn) -> PolicyLossFn:
-        _register(POLICY_LOSS_REGISTRY, "policy loss", _plain(name), fn)
-        return fn
-
-    return decorate
+    return registering(POLICY_LOSS_REGISTRY, "policy loss", _plain(name))
 
 
 def get_policy_loss_fn(name: str | Enum) -> PolicyLossFn:
     """Finds the policy loss registered as `name`; ValueError lists the known names."""
-    if _plain(name) not in POLICY_LOSS_REGISTRY:
-        raise unknown_name("actor_rollout_ref.actor.policy_loss.loss_mode", _plain(name), POLICY_LOSS_REGISTRY)
-    return POLICY_LOSS_REGISTRY[_plain(name)]
+    return registered(POLICY_LOSS_REGISTRY, "actor_rollout_ref.actor.policy_loss.loss_mode", _plain(name))

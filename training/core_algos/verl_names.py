@@ -11,11 +11,7 @@ from torch import Tensor
 
 from training.batch.verl_names import entropy_from_logits
 from training.config.settings import LossAggMode
-from training.core_algos.advantages import (
-    compute_grpo_outcome_advantage,
-    compute_rloo_outcome_advantage,
-    gae_scan,
-)
+from training.core_algos.advantages import compute_grpo_outcome_advantage, compute_rloo_outcome_advantage, gae_scan
 from training.core_algos.aggregation import GlobalBatchInfo, agg_loss
 from training.core_algos.kl_and_values import kl_penalty
 from training.core_algos.policy_losses import PolicyLossConfig, compute_policy_loss_vanilla
@@ -53,10 +49,8 @@ def compute_policy_loss(
     config = PolicyLossConfig(
         clip_ratio=cliprange, clip_ratio_low=cliprange_low, clip_ratio_high=cliprange_high, clip_ratio_c=clip_ratio_c
     )
-    loss, metrics = compute_policy_loss_vanilla(
-        old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config
-    )
-    return loss, metrics["actor/pg_clipfrac"], metrics["actor/ppo_kl"], metrics["actor/pg_clipfrac_lower"]
+    loss, means = compute_policy_loss_vanilla(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config)
+    return loss, means["actor/pg_clipfrac"], means["actor/ppo_kl"], means["actor/pg_clipfrac_lower"]
 
 
 def compute_ppo_loss(
@@ -74,10 +68,7 @@ def compute_ppo_loss(
 
 
 def compute_entropy_loss(
-    logits: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: LossAggMode = "token-mean",
-    **counts: Unpack[GlobalBatchInfo],
+    logits: Tensor, response_mask: Tensor, loss_agg_mode: LossAggMode = "token-mean", **counts: Unpack[GlobalBatchInfo]
 ) -> Tensor:
     """Aggregates the policy's entropy in nats as `agg_loss` does, from logits (batch, response_len, vocabulary)."""
     return agg_loss(entropy_from_logits(logits), response_mask, loss_agg_mode, **counts)
