@@ -141,13 +141,10 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY):
         policy = config.actor_rollout_ref
-        return (
-            f"{text[:300]}. Memory ran out: lower ppo_max_token_len_per_gpu (the actor's is "
-            f"{policy.actor.ppo_max_token_len_per_gpu}) or ppo_micro_batch_size_per_gpu, also of log_prob and critic; "
-            f"rollout.gpu_memory_utilization ({policy.rollout.gpu_memory_utilization}) and max_num_seqs "
-            f"({policy.rollout.max_num_seqs}); or set model.enable_gradient_checkpointing, or "
-            "fsdp_config.param_offload and optimizer_offload, to true"
-        )
+        fix = f"lower ppo_max_token_len_per_gpu (the actor's is {policy.actor.ppo_max_token_len_per_gpu}), "
+        fix += "the like of log_prob and critic, rollout.gpu_memory_utilization and max_num_seqs; or set "
+        fix += "model.enable_gradient_checkpointing, fsdp_config.param_offload and optimizer_offload to true"
+        return f"{text[:300]}. Memory ran out: {fix}"
     in_step = any(frame.name == "train_step" for frame in traceback.extract_tb(error.__traceback__))
     return text if isinstance(error, ValueError | OSError | ImportError) and not in_step else None
 

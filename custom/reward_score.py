@@ -78,7 +78,10 @@ def score_gsm8k(solution_str: str, ground_truth: str, method: Literal["strict", 
         answer = match.group().replace(",", "") if match else None
     else:
         answer = last_number(solution_str)
-    return float(answer is not None and Decimal(answer) == Decimal(ground_truth.replace(",", "")))
+    truth = str(ground_truth).strip().replace(",", "")
+    if not NUMBER.fullmatch(truth):
+        raise ValueError(f"openai/gsm8k: ground_truth={ground_truth!r} must be a number")
+    return float(answer is not None and Decimal(answer) == Decimal(truth))
 
 
 @cache
@@ -108,8 +111,8 @@ def score_search(solution_str: str, ground_truth: Any) -> float:
         return re.sub(r"\b(a|an|the)\b|[^\w\s]|_", " ", str(text).lower()).split()
 
     tagged = re.findall(r"<answer>(.*?)</answer>", solution_str, flags=re.DOTALL)
-    target = ground_truth["target"]
-    truths = [target] if isinstance(target, str) else list(target)
+    target = ground_truth["target"] if isinstance(ground_truth, dict) else ground_truth
+    truths = list(target) if isinstance(target, list | tuple) else [target]
     return float(bool(tagged) and plain(tagged[-1]) in map(plain, truths))
 
 

@@ -68,8 +68,10 @@ class RLHFDataset(Dataset):
         require_ground_truth: bool = True,
     ) -> None:
         self.tokenizer, self.config, self.processor = tokenizer, config, processor
-        self.prompt_key, self.max_samples = config.prompt_key, max_samples
+        # Subclasses written for verl read them here.
+        self.__dict__.update(vars(config), num_workers=config.filter_overlong_prompts_workers)
         self.data_files = [data_files] if isinstance(data_files, str | Path) else list(data_files)
+        self.original_data_files, self.max_samples = self.data_files, max_samples
         self.require_ground_truth = require_ground_truth
         self.dataframe: Any = []
         self._read_files_and_tokenize()

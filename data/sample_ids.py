@@ -36,9 +36,4 @@ def step_info(*, step: int, seed: int, seeded: bool, validate: bool) -> dict[str
         seed: of the run.
         seeded: turns go in lockstep, so that the same seeds give the same batches.
     """
-    return {
-        "global_steps": step,
-        "seed": seed,
-        "seeded": seeded,
-        "validate": validate,
-    }
+    return {"global_steps": step, "seed": seed, "seeded": seeded, "validate": validate}

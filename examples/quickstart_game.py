@@ -5,6 +5,7 @@ Invariant: its observations are words that the quickstart's tiny model knows.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from custom.envs.guess_number import GuessNumber
@@ -17,6 +18,9 @@ class TerseGuessNumber(GuessNumber):
         """Draws the number."""
         super().reset(seed)
         return "guess"
+
+    def sample_action(self, generator: random.Random) -> str:
+        return str(generator.randint(1, 10))
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """Answers higher, lower or correct."""

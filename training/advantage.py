@@ -13,13 +13,7 @@ from torch import Tensor
 from data.containers import row_blocks
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
-from training.core_algos import (
-    AdaptiveKLController,
-    FixedKLController,
-    call_adv_estimator,
-    estimator_needs,
-    kl_penalty,
-)
+from training.core_algos import AdaptiveKLController, FixedKLController, call_adv_estimator, estimator_needs, kl_penalty
 
 KLController = AdaptiveKLController | FixedKLController
 

@@ -132,7 +132,8 @@ class RayPPOTrainer:
         self.row_stream = self._endless_rows()
         self.pools: list[Any] = []
         self._make_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
-        self.alarms = Alarms(config, getattr(tokenizer, "eos_token_id", None), self.steps_per_epoch)
+        paid = getattr(reward_fn, "__name__", "") == "environment_rewards"
+        self.alarms = Alarms(config, getattr(tokenizer, "eos_token_id", None), self.steps_per_epoch, paid)
 
     # Set-up
 
@@ -144,7 +145,10 @@ class RayPPOTrainer:
         train_sampler: Sampler[int] | None,
     ) -> None:
         data = self.config.data
-        common = {"collate_fn": self._collator(collate_fn), "num_workers": data.dataloader_num_workers}
+        common = {
+            "collate_fn": self._collator(collate_fn),
+            "num_workers": 0 if self.config.environments else data.dataloader_num_workers,
+        }
         rows = num_rows(train_dataset)
         self.order = EpochOrder(rows, self.seed, data.shuffle, train_sampler)
         prompts = self.config.prompts_per_step
@@ -308,11 +312,7 @@ class RayPPOTrainer:
         self._dump(batch, self.config.trainer.rollout_data_dir)
         self.on_batch(batch)
         metrics |= drawn | self._step_metrics(batch, timer)
-        if self.config.trainer.alarms != "off":
-            with timer("alarms"):
-                metrics |= self.alarms.check(batch, metrics, self.global_steps)
-            metrics["timing_s/alarms"] = timer.seconds["alarms"]
-        return metrics
+        return metrics | self.alarms.check(batch, metrics, self.global_steps)
 
     def on_batch(self, batch: DataProto) -> None:
         """Sees each batch with all its fields, once it is trained on, or scored for validation: a hook to override."""
@@ -507,12 +507,15 @@ class RayPPOTrainer:
             "epoch": self.epoch,
             "rows_done": self.rows_done,
             "kl_coef": float(self.kl_controller.value),
+            "alarms": self.alarms.state_dict(),
         }
 
     def load_driver_state(self, state: Mapping[str, Any]) -> None:
         """Takes a checkpoint's `driver_state` over."""
         self.global_steps, self.epoch = state["global_steps"], state["epoch"]
         self.rows_done, self.kl_controller.value = state["rows_done"], state["kl_coef"]
+        if "alarms" in state:
+            self.alarms.load_state_dict(state["alarms"])
 
     def load_checkpoint(self) -> None:
         """Goes on from the checkpoint that the config names, if there is one; a part that it may lack starts anew."""
@@ -520,6 +523,8 @@ class RayPPOTrainer:
         needs = ("actor",) if trainer.resume_with_changes else tuple(parts)
         folder = checkpoint.find_checkpoint(self.run_dir, trainer.resume_mode, trainer.resume_from_path, needs)
         if folder is None:
+            if not trainer.val_only:
+                checkpoint.set_aside(self.run_dir)
             return
         for name, group in parts.items():
             if (folder / name).exists():

@@ -6,6 +6,7 @@ elsewhere. Invariant: the config never changes here; how a batch is cut for upda
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +34,10 @@ from workers.ranks.process import expandable_segments, start_worker, strictly_de
 from workers.ranks.worker_group import Dispatch, register
 from workers.rollout.base import BaseRollout
 from workers.rollout.canary import Canary
+from workers.rollout.engine import Engine
 from workers.rollout.weight_sync import iter_weights, weight_manifest
 
+logger = logging.getLogger(__name__)
 Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
 
 
@@ -116,7 +119,11 @@ class ActorRolloutRefWorker(TrainedWorker):
         self.rollout.wake_up("kv_cache")
         return self.canary.compare(actor) if self.canary and actor is not None else {}
 
-    def _canary(self) -> Canary:
+    def _canary(self) -> Canary | None:
+        if type(self.rollout).score is Engine.score or self.rollout.max_model_len < 3:
+            logger.warning("%s scores nothing: no alarm watches the weight sync", type(self.rollout).__name__)
+            return None
+
         def render(messages: list[dict[str, str]]) -> list[int]:
             return encode_chat(self.spec.tokenizer, messages, **self.config.data.apply_chat_template_kwargs)
 

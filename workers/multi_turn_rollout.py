@@ -55,9 +55,7 @@ class AgentRollout:
         self.config, self.engine, self.group = config, engine, group
         self.specs = list(specs)
         self.tokens = TurnTokens(
-            tokenizer,
-            template_kwargs=dict(config.data.apply_chat_template_kwargs),
-            eos_token_ids=engine.eos_token_ids,
+            tokenizer, template_kwargs=dict(config.data.apply_chat_template_kwargs), eos_token_ids=engine.eos_token_ids
         )
         self.pool = open_pool(config, specs) if is_leader(group) else None
         schemas = self.pool.tool_schemas if self.pool is not None else []

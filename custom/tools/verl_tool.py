@@ -58,14 +58,15 @@ class VerlTool(Tool):
     def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
         function = schema["function"]
         self.tool = tool
-        self.definition = ToolDefinition(function["name"], function["description"], function["parameters"])
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        self.definition = ToolDefinition(function["name"], function.get("description") or "", parameters)
 
     def execute(self, **arguments: Any) -> Any:
         """Runs the call to its end."""
         return asyncio.run(self._call(arguments))
 
     async def _call(self, arguments: dict[str, Any]) -> Any:
-        created = await self.tool.create()
+        created = await self.tool.create(str(uuid.uuid4()))
         instance = created[0] if isinstance(created, tuple) else created
         try:
             answer = await self.tool.execute(instance, arguments)

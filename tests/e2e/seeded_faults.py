@@ -156,6 +156,16 @@ def estimator(change: Callable[..., Any]) -> Fault:
     return wrong
 
 
+def clamped(own: Any, *args: Any, **kwargs: Any) -> Any:
+    advantages, returns = own(*args, **kwargs)
+    return advantages.clamp(min=0), returns
+
+
+def a_token_late(own: Any, *args: Any, **kwargs: Any) -> Any:
+    advantages, returns = own(*args, **kwargs)
+    return advantages.roll(1, 1), returns
+
+
 def rolled_index(own: Any, *args: Any, index: Any, **kwargs: Any) -> Any:
     return own(*args, index=np.roll(index, 1), **kwargs)
 
@@ -247,6 +257,25 @@ def repeated_batch(trainer: Any) -> None:
     worker(trainer).run_episodes = patched
 
 
+def first_turn_only(batch: DataProto) -> None:
+    batch.batch["response_mask"] *= batch.batch["turn_ids"] == 0
+
+
+def doubled(given: torch.Tensor, batch: DataProto) -> torch.Tensor:
+    return 2 * given
+
+
+def repeated_seeds(trainer: Any) -> None:
+    describe, held = trainer.prompt_batch, []
+
+    def patched(*args: Any, **kwargs: Any) -> DataProto:
+        held.append(describe(*args, **kwargs))
+        held[-1].non_tensor_batch["env_seed"] = held[0].non_tensor_batch["env_seed"]
+        return held[-1]
+
+    trainer.prompt_batch = patched
+
+
 def repeated_prompts(trainer: Any) -> None:
     step, held = trainer.prompt_batch, []
 
@@ -320,7 +349,7 @@ def at_the_end(given: torch.Tensor, batch: DataProto) -> torch.Tensor:
 
 
 def masked_away(batch: DataProto) -> None:
-    batch.batch["response_mask"][: int(0.7 * len(batch))] = 0
+    batch.batch["response_mask"][: int(0.9 * len(batch))] = 0
 
 
 def attended(batch: DataProto) -> None:

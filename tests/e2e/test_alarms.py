@@ -12,11 +12,12 @@ import pytest
 from main import build_trainer
 from tests.e2e import seeded_faults as faults
 from tests.e2e.seeded_faults import Fault
+from tests.e2e.test_agents import forgetful_game as forgetful_game
 from tests.e2e.test_agents import game_config, playing, playing_in_turn
 from tests.e2e.test_training import read_steps, tiny_config
 from training.config import PPOConfig
-from training.core_algos import registry
-from training.run.alarms import ADVICE, AlarmStop
+from training.core_algos import register_adv_est, registry
+from training.run.alarms import ADVICE, Alarms, AlarmStop
 
 BEGINS = 2
 GRPO = (
@@ -66,6 +67,12 @@ GAME: dict[str, tuple[Fault, str, tuple[str, ...]]] = {
     "a group lost a member": (faults.column("uid", faults.lost_member), "group_size", GRPO),
     "the estimator's groups shuffled": (faults.estimator(faults.rolled_index), "advantages_wrong", GRPO),
     "advantages negated": (faults.estimator(faults.negated), "advantages_wrong", GRPO),
+    "advantages never negative": (faults.estimator(faults.clamped), "advantages_wrong", GRPO),
+    "advantages a token late": (faults.estimator(faults.a_token_late), "advantages_wrong", GRPO),
+    "only the first turn is trained on": (faults.generated(faults.first_turn_only), "tokens_left_out", GRPO),
+    "scores doubled": (faults.scores(faults.doubled), "reward_differs", GRPO),
+    "the games of the step before": (faults.repeated_seeds, "prompts_repeat", GRPO),
+    "learning rate of a typing error": (faults.rate(0.5), "kl_explodes", GRPO),
     "advantages of other rows": (faults.estimator(faults.of_other_rows), "advantages_wrong", GRPO),
     "advantages lost": (faults.estimator(faults.nothing), "advantages_zero", GRPO),
     "chat template changed": (faults.template, "template_changed", GRPO),
@@ -111,6 +118,7 @@ def watch(config: PPOConfig, fault: Fault = no_fault, begins: int = BEGINS) -> l
         if begins == 0:
             fault(trainer)
         trainer.fit()
+        assert not trainer.alarms.broken
     finally:
         trainer.shutdown()
         registry.ADV_ESTIMATOR_REGISTRY.update(before)
@@ -168,6 +176,61 @@ def test_entropy_that_collapses_is_named(tiny_game: Path, tmp_path: Path) -> Non
 )
 def test_a_run_without_a_fault_raises_no_alarm(tiny_game: Path, tmp_path: Path, settings: tuple[str, ...]) -> None:
     assert not any(watch(game_config(tiny_game, tmp_path, "trainer.total_training_steps=6", *settings)))
+
+
+@pytest.mark.parametrize("settings", [GRPO, (*PPO, "critic.ppo_mini_batch_size=8")])
+def test_episodes_of_several_rows_and_dummies_raise_no_alarm(forgetful_game, tmp_path, settings) -> None:
+    more = ("trainer.total_training_steps=6", "data.max_prompt_length=40")
+    assert not any(watch(game_config(forgetful_game, tmp_path, *settings, *more)))
+
+
+def test_a_critic_that_has_learned_nothing_yet_may_be_constant(tiny_game: Path, tmp_path: Path) -> None:
+    settings = ("trainer.total_training_steps=4", "critic.optim.lr_warmup_steps=3", *PPO)
+    assert not any(watch(game_config(tiny_game, tmp_path, *settings)))
+
+
+@pytest.mark.parametrize("what", ["no weight is synced", "tensors are swapped", "dropout in the update"])
+def test_a_short_type_is_measured_by_the_runs_own_noise(tiny_game: Path, tmp_path: Path, what: str) -> None:
+    fault, name, settings = GAME[what]
+    half = [f"actor_rollout_ref.{part}.dtype=bfloat16" for part in ("model", "rollout")]
+    assert_named(
+        watch(game_config(tiny_game, tmp_path, "trainer.total_training_steps=3", *settings, *half), fault), name
+    )
+
+
+def test_an_estimator_of_ones_own_against_the_rewards_is_named(tiny_game: Path, tmp_path: Path) -> None:
+    @register_adv_est("against")
+    def against(token_level_rewards: Any, response_mask: Any, index: Any, **kwargs: Any) -> Any:
+        grpo = registry.ADV_ESTIMATOR_REGISTRY["grpo"]
+        advantages, returns = grpo(token_level_rewards, response_mask, index=index)
+        return -advantages, -returns
+
+    try:
+        config = game_config(tiny_game, tmp_path, *GRPO, "algorithm.adv_estimator=against")
+        assert all("advantages_wrong" in found for found in watch(config))
+    finally:
+        del registry.ADV_ESTIMATOR_REGISTRY["against"]
+
+
+def test_a_batch_that_lacks_a_column_costs_a_rule_and_not_the_run(tiny_game: Path, tmp_path: Path, caplog) -> None:
+    trainer = build_trainer(game_config(tiny_game, tmp_path, *GRPO))
+    trainer.init_workers()
+    seen: list[Any] = []
+    trainer.on_batch = seen.append
+    trainer.fit()
+    batch = seen[-1]
+    del batch.non_tensor_batch["uid"]
+    metrics = {"actor/entropy": float("nan")}
+    found = Alarms(trainer.config, None, 1).check(batch, metrics, 1)
+    assert "alarms/not_finite" in found
+    assert "alarms do without the rule wrong_groups: KeyError: 'uid'" in caplog.text
+
+
+def test_a_template_that_changed_between_two_runs_is_named(tiny_game: Path, tmp_path: Path) -> None:
+    settings = ("trainer.save_freq=1", "trainer.resume_mode=auto", *GRPO)
+    assert not any(watch(game_config(tiny_game, tmp_path, "trainer.total_training_steps=1", *settings)))
+    config = game_config(tiny_game, tmp_path, "trainer.total_training_steps=2", *settings)
+    assert "template_changed" in watch(config, faults.template, begins=2)[-1]
 
 
 def test_alarms_change_no_number(tiny_game: Path, tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ numbers.
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from statistics import median
+from typing import Any
 
 import psutil
 
@@ -20,7 +22,8 @@ from training.batch.episode_rows import EpisodeRows
 from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
 from training.core_algos import AdvantageEstimator, estimator_needs
-from training.run.batch_faults import FEWEST_EPISODES, UNLIKELY, Finding, find_faults
+from training.run.batch_faults import FEWEST_EPISODES, UNLIKELY, Finding, batch_rules
+from training.run.metric_utils import StepTimer
 
 logger = logging.getLogger(__name__)
 Metrics = Mapping[str, float]
@@ -41,10 +44,12 @@ ADVICE = {
     "prompts_pinned": "data.max_prompt_length: cut prompts are not the tasks that were meant",
     "nothing_sampled": "environments that fail, and max_model_len: these episodes train nothing",
     "entropy_collapse": "the learning rate, the sign of entropy_coeff, and what the policy says (episodes_dir)",
+    "kl_explodes": "the learning rate and grad_clip: after one such step a policy hardly recovers",
     "kl_jump": "the learning rate, ppo_epochs, grad_clip: one step changes the policy too much",
     "reference_differs": "ref.model and its dtype: before the first update the reference is the policy",
     "reference_moves": "the reference policy: it changes with the policy, so that the KL holds nothing",
     "equal_answers": "the sampling seeds of a group's members, and rollout.temperature",
+    "tokens_left_out": "response_mask, unless they are meant to be left out",
     "unsampled_tokens": "response_mask and turn_ids: is one shifted, or made of the attention mask?",
     "end_ignored": "the engine's stop tokens against the tokenizer's eos_token_id",
     "reward_misplaced": "what turns scores into token_level_scores: shifted, or placed by another mask?",
@@ -65,9 +70,12 @@ WAITS = {
     *("reward_constant", "advantages_zero", "length_pinned", "prompts_pinned", "nothing_sampled"),
     *("values_constant", "rate_zero", "throughput_falls", "memory_grows", "kl_jump"),
 }
+# A step that takes so many seconds more than usual is no accident.
+LONGER_S = 1.0
 # Steps that are remembered.
 MEMORY = 20
-# At most so far apart are engine and trainer, with float32 throughout, and with a shorter type in either.
+# At most so far apart are engine and trainer, with float32 throughout, and with a shorter type in either. There the
+# first two begin at four times what the run's first step has, which is noise, but for what is broken from the start.
 LIMITS = {
     # Mean over the canaries' tokens, nats. They are of random tokens, to which short types do worst.
     "canary": (1e-3, 0.25),
@@ -77,7 +85,7 @@ LIMITS = {
     # Mean over the sampled tokens of a row's turn, or of its later turns, of probabilities.
     "turn": (0.01, 0.3),
     # Mean over a micro-batch's tokens, nats.
-    "ratio": (1e-3, 0.05),
+    "ratio": (1e-3, 0.03),
 }
 
 
@@ -92,29 +100,50 @@ class Alarms:
         config: the run's; `trainer.alarms` says what an alarm does.
         eos_token_id: ends a turn.
         steps_per_epoch: after how many steps prompts come again.
+        paid_by_environment: scores are the environment's rewards, and nothing else.
     """
 
-    def __init__(self, config: PPOConfig, eos_token_id: int | None, steps_per_epoch: int) -> None:
+    def __init__(
+        self, config: PPOConfig, eos_token_id: int | None, steps_per_epoch: int, paid_by_environment: bool = False
+    ) -> None:
         self.config, self.steps_per_epoch = config, steps_per_epoch
         self.eos_token_id = None if config.actor_rollout_ref.rollout.ignore_eos else eos_token_id
         policy = config.actor_rollout_ref
-        whole = policy.model.dtype == policy.rollout.dtype == "float32"
-        self.limits = {name: limits[0 if whole else 1] for name, limits in LIMITS.items()}
+        self.whole = policy.model.dtype == policy.rollout.dtype == "float32"
+        self.limits = {name: limits[0 if self.whole else 1] for name, limits in LIMITS.items()}
+        self.paid_by_environment = paid_by_environment
         self.past: deque[Metrics] = deque(maxlen=MEMORY)
         self.since: dict[str, int] = {}
         # By data source: the best reward, whether rewards ever varied, and for how many episodes they have not now.
         self.rewards: dict[str, tuple[float, bool, int]] = defaultdict(lambda: (float("-inf"), False, 0))
         self.solved = False
-        self.last_batch = self.last_prompts = 0
+        self.last_batch = self.last_prompts = self.last_seeds = 0
+        self.broken: set[str] = set()
         self.template: float | None = None
+        self.noise: dict[str, float] = {}
         self.standing: list[str] = []
 
     def check(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, float]:
         """Looks at a step, once it is made; returns `alarms/count`, and alarms/NAME: for how many steps each stands."""
+        if self.config.trainer.alarms == "off":
+            return {}
+        timer = StepTimer()
+        with timer("alarms"):
+            counts = self._check(batch, metrics, step)
+        return {**counts, "timing_s/alarms": timer.seconds["alarms"]}
+
+    def _check(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, float]:
         metrics = {**metrics, "perf/driver_memory_gib": psutil.Process().memory_info().rss / 2**30}
         found: dict[str, str] = {}
-        for name, what in self._findings(batch, metrics, step):
-            found.setdefault(name, what)
+        for rule in self._rules(batch, metrics, step):
+            try:
+                for name, what in rule:
+                    found.setdefault(name, what)
+            # A batch or a metric of a user's own may lack or hold anything.
+            except Exception as error:
+                if rule.__name__ not in self.broken:
+                    logger.warning("alarms do without the rule %s: %s: %s", rule.__name__, type(error).__name__, error)
+                self.broken.add(rule.__name__)
         self.past.append(metrics)
         self.since = {name: self.since.get(name, step) for name in found}
         ages = {name: step - since + 1 for name, since in self.since.items()}
@@ -133,26 +162,37 @@ class Alarms:
         if self.standing and self.config.trainer.alarms == "stop":
             raise AlarmStop("\n".join([*self.standing, "trainer.alarms=stop ends the run; warn goes on all the same"]))
 
-    def _findings(self, batch: DataProto, metrics: Metrics, step: int) -> Iterator[Finding]:
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps."""
+        return {"template": self.template, "rewards": {name: list(own) for name, own in self.rewards.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from `state_dict`."""
+        self.template = state["template"]
+        self.rewards.update({name: tuple(own) for name, own in state["rewards"].items()})
+
+    def _rules(self, batch: DataProto, metrics: Metrics, step: int) -> list[Any]:
+        """Lists the rules, as generators."""
         name, agent = self.config.algorithm.adv_estimator, self.config.agent
         needs = estimator_needs(name)
-        known = name in set(AdvantageEstimator) and "values" not in needs
+        own = name not in set(AdvantageEstimator)
+        known = "values" not in needs and ("index" in needs or not own)
         episodes = EpisodeRows(batch)
-        yield from find_faults(
+        count = int(episodes.real.numpy()[episodes.first].sum())
+        rules = batch_rules(
             batch,
             episodes,
             group_size=self.config.actor_rollout_ref.rollout.n,
             same_tasks=not (self.config.environments and agent.allow_different_tasks),
             by_group="index" in needs if known else None,
+            own_estimator=own,
             eos_token_id=self.eos_token_id,
+            paid_by_environment=self.paid_by_environment,
         )
-        yield from self._repeats(batch)
-        yield from self._rewards(batch, episodes, metrics)
-        yield from self._engine(metrics)
-        yield from self._update(batch, metrics, step)
-        yield from self._lengths(metrics)
-        yield from self._jumps(metrics)
-        yield from self._machine(metrics)
+        rules += [self._repeats(batch), self._rewards(batch, episodes, metrics), self._numbers(metrics)]
+        rules += [self._engine(metrics), self._update(metrics), self._reference(batch, metrics, step)]
+        rules += [self._jumps(metrics), self._machine(metrics)]
+        return rules + ([self._lengths(metrics)] if count >= FEWEST_EPISODES else [])
 
     def _of_past(self, name: str) -> list[float]:
         return [metrics[name] for metrics in self.past if name in metrics]
@@ -166,9 +206,14 @@ class Alarms:
         log_probs = tensors.get("rollout_log_probs")
         if answers == self.last_batch and (log_probs is None or -log_probs.sum() > UNLIKELY):
             yield "batch_repeats", "every prompt and every answer equals those of the step before"
-        elif prompts == self.last_prompts and not self.config.environments and self.steps_per_epoch > 1:
+        seeds = batch.non_tensor_batch.get("env_seed")
+        drawn = hash(tuple(seeds.tolist())) if seeds is not None else 0
+        varied = bool((tensors["prompts"] != tensors["prompts"][:1]).any()) and seeds is None
+        if prompts == self.last_prompts and varied and self.steps_per_epoch > 1:
             yield "prompts_repeat", f"all prompts equal those of the step before, in epochs of {self.steps_per_epoch}"
-        self.last_batch, self.last_prompts = answers, prompts
+        elif drawn and drawn == self.last_seeds:
+            yield "prompts_repeat", "every episode has the seed of one of the step before"
+        self.last_batch, self.last_prompts, self.last_seeds = answers, prompts, drawn
 
     def _rewards(self, batch: DataProto, episodes: EpisodeRows, metrics: Metrics) -> Iterator[Finding]:
         """Finds sources of data whose rewards do not vary, but for those that are at their best."""
@@ -191,25 +236,37 @@ class Alarms:
         if constant:
             yield "reward_constant", "; ".join(constant)
         largest = max(abs(metrics.get(f"critic/advantages/{kind}", 1.0)) for kind in ("min", "max"))
-        if largest < 1e-8 and not constant and not self.solved:
+        enough = sum(map(len, by_source.values())) >= FEWEST_EPISODES
+        if largest < 1e-8 and not constant and not self.solved and enough:
             yield "advantages_zero", "every advantage of the batch is 0"
 
     # What the metrics say
 
+    def _numbers(self, metrics: Metrics) -> Iterator[Finding]:
+        parts = ("actor/", "critic/", "training/", "canary/")
+        wrong = [name for name, value in metrics.items() if name.startswith(parts) and not math.isfinite(value)]
+        if wrong:
+            yield "not_finite", f"{', '.join(wrong[:5])}"
+
+    def _limit(self, name: str, value: float) -> float:
+        limit = self.limits[name]
+        return limit if self.whole else min(limit, self.noise.setdefault(name, 4 * value + 0.01))
+
     def _engine(self, metrics: Metrics) -> Iterator[Finding]:
         """Compares what engine and trainer make of the same tokens."""
-        difference, limits = metrics.get("canary/difference", 0.0), self.limits
-        if difference > limits["canary"]:
+        difference = metrics.get("canary/difference", 0.0)
+        if difference > (limit := self._limit("canary", difference)):
             given = f"engine and actor differ by {difference:.2g} nats a token on the canaries"
-            yield "engine_differs", f"{given} (limit {limits['canary']:g})"
+            yield "engine_differs", f"{given} (limit {limit:.2g})"
         moved, lag = metrics.get("canary/actor_moved"), metrics.get("canary/lag", 0.0)
         if moved is not None:
-            kept = metrics["canary/engine_moved"] == 0 < moved
-            if kept or lag > max(0.05 * moved, limits["lag"]):
+            learned = metrics.get("actor/grad_norm", 0.0) > 0 and metrics.get("actor/lr", 0.0) > 0
+            # In a short type the least change of a weight moves the actor, and may be rounded away by the engine.
+            kept = metrics["canary/engine_moved"] == 0 < moved and learned
+            if kept or lag > max(0.05 * moved, self._limit("lag", lag)):
                 text = "kept its old weights" if kept or lag > 0.95 * moved else "did not move as the actor did"
                 given = f"the actor's log-probs of the canaries moved by {moved:.2g}, the engine's lag by {lag:.2g}"
                 yield "engine_stale", f"the engine {text}: {given} nats a token"
-            learned = metrics.get("actor/grad_norm", 0.0) > 0 and metrics.get("actor/lr", 0.0) > 0
             if moved == 0 and learned and not metrics.get("actor/skipped_updates"):
                 yield "policy_still", "an update with a gradient left the policy's log-probs bitwise as they were"
         rollout = self.config.actor_rollout_ref.rollout
@@ -229,8 +286,8 @@ class Alarms:
         if name in metrics and not metrics[name] <= self.limits[limit]:
             yield alarm, f"{name}={metrics[name]:.3g}{where} is above {self.limits[limit]:g}"
 
-    def _update(self, batch: DataProto, metrics: Metrics, step: int) -> Iterator[Finding]:
-        """Looks at gradients, rates, values and the reference."""
+    def _update(self, metrics: Metrics) -> Iterator[Finding]:
+        """Looks at gradients, rates and values."""
         for part in ("actor", "critic"):
             norm = metrics.get(f"{part}/grad_norm", 1.0)
             if metrics.get(f"{part}/skipped_updates") or norm != norm:
@@ -241,9 +298,10 @@ class Alarms:
             own = self.config.actor_rollout_ref.actor.optim if part == "actor" else self.config.critic.optim
             if metrics.get(f"{part}/lr") == 0 < own.lr and self._of_past(f"{part}/lr"):
                 yield "rate_zero", f"{part}/lr is 0"
-        if metrics.get("critic/values/max", 1.0) == metrics.get("critic/values/min", 0.0):
+        rates, norms = self._of_past("critic/lr"), self._of_past("critic/grad_norm")
+        learned = any(rate > 0 and norm > 0 for rate, norm in zip(rates, norms, strict=False))
+        if learned and metrics.get("critic/values/max", 1.0) == metrics.get("critic/values/min", 0.0):
             yield "values_constant", f"every value is {metrics['critic/values/max']:g}"
-        yield from self._reference(batch, metrics, step)
 
     def _reference(self, batch: DataProto, metrics: Metrics, step: int) -> Iterator[Finding]:
         tensors = batch.batch
@@ -262,16 +320,19 @@ class Alarms:
 
     def _lengths(self, metrics: Metrics) -> Iterator[Finding]:
         if self.eos_token_id is not None:
-            turns = metrics.get("agent/turns/mean", 0.0) * metrics.get("agent/episodes", 0.0)
-            shares = {"answers fill data.max_response_length": metrics.get("response_length/clip_ratio", 0.0)}
-            shares["turns were cut at their limit"] = metrics.get("agent/cut_turns", 0.0) / max(turns, 1.0)
-            for what, share in shares.items():
-                if share >= 0.95:
+            episodes = max(metrics.get("agent/episodes", 0.0), 1.0)
+            turns = episodes * metrics.get("agent/turns/mean", 1.0)
+            for what, share in {
+                "answers fill data.max_response_length": metrics.get("response_length/clip_ratio", 0.0),
+                "episodes overflow it": metrics.get("agent/ending/overflow", 0.0) / episodes,
+                "turns were cut at their limit": metrics.get("agent/cut_turns", 0.0) / turns,
+            }.items():
+                if share >= (0.95 if "turns" in what else 0.7):
                     yield "length_pinned", f"{share:.0%} of {what}"
         cuts = self.config.data.truncation != "error" and not self.config.environments
         if cuts and (share := metrics.get("prompt_length/clip_ratio", 0.0)) >= 0.5:
             yield "prompts_pinned", f"{share:.0%} of prompts fill data.max_prompt_length"
-        if (share := metrics.get("response/aborted_ratio", 0.0)) > 0.5:
+        if (share := metrics.get("response/aborted_ratio", 0.0)) > 0.75:
             yield "nothing_sampled", f"{share:.0%} of episodes have no token to train on"
 
     def _jumps(self, metrics: Metrics) -> Iterator[Finding]:
@@ -282,6 +343,8 @@ class Alarms:
         for name in ("actor/ppo_kl", "actor/kl_loss", "actor/reward_kl_penalty"):
             value, past = metrics.get(name, 0.0), self._of_past(name)
             most = max(map(abs, past)) if len(past) >= 2 else float("inf")
+            if abs(value) > 2.0 and name == "actor/ppo_kl":
+                yield "kl_explodes", f"a step moved the policy by {value:.3g} nats a token"
             if abs(value) > (0.5 if name == "actor/ppo_kl" else 2.0) or abs(value) > max(0.2, 5 * most):
                 yield "kl_jump", f"{name}={value:.3g}, {most:.2g} was the most so far"
 
@@ -289,14 +352,12 @@ class Alarms:
         """Looks for throughput that falls and host memory that grows."""
         past = self._of_past("perf/throughput")
         now = metrics.get("perf/throughput", 0.0)
-        if len(past) >= 3 and 0 < now < median(past) / 3:
-            grown = {
-                name: value / max(median(self._of_past(name) or [value]), 1e-3)
-                for name, value in metrics.items()
-                if name.startswith("timing_s/") and name != "timing_s/step"
-            }
-            most = max(grown, key=lambda name: grown[name], default="")
-            given = f"{most}={metrics.get(most, 0.0):.3g} s is {grown.get(most, 0.0):.2g} times the usual"
+        sections = [name for name in metrics if name.startswith("timing_s/")]
+        longer = {name: metrics[name] - median(self._of_past(name) or [metrics[name]]) for name in sections}
+        # Of short steps the machine's other work makes more.
+        if len(past) >= 3 and 0 < now < median(past) / 3 and longer.pop("timing_s/step", 0.0) > LONGER_S:
+            most = max(longer, key=lambda name: longer[name])
+            given = f"{most}={metrics[most]:.3g} s is {longer[most]:.3g} s longer than usual"
             yield "throughput_falls", f"{now:.3g} tokens/s, {median(past):.3g} is usual; {given}"
         for name in ("perf/driver_memory_gib", "perf/rank_memory_gib"):
             sizes = [*self._of_past(name), metrics.get(name, 0.0)]

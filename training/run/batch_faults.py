@@ -23,37 +23,43 @@ Finding = tuple[str, str]
 UNLIKELY = 23.0
 # Of pairs of episodes those that advantages may order otherwise than rewards do: where they are compared within groups
 # nearly none, else more, as a late reward counts for more tokens; 0.5 is chance.
-MOST_WRONG = {True: 0.05, False: 0.4}
+MOST_WRONG, MOST_WRONG_OF_OWN = {True: 0.05, False: 0.4}, 0.7
 MOST_COMPARED = 256
 FEWEST_EPISODES = 8
 
 
-def find_faults(
+def batch_rules(
     batch: DataProto,
     episodes: EpisodeRows,
     *,
     group_size: int,
     same_tasks: bool,
     by_group: bool | None,
+    own_estimator: bool = False,
     eos_token_id: int | None,
-) -> Iterator[Finding]:
-    """Finds what is wrong with a batch that a step was trained on.
+    paid_by_environment: bool,
+) -> list[Iterator[Finding]]:
+    """Lists the rules that find what is wrong with a batch that a step was trained on.
 
     Args:
         group_size: episodes of a group.
         same_tasks: a group's episodes have the same prompt.
         by_group: the estimator's advantages follow the rewards' differences within groups, or (False) from the batch's
             mean; None: nothing is known of them.
+        own_estimator: a user's, which may weigh rewards in its own way, but hardly against them.
         eos_token_id: ends a turn; None: may stand within one.
+        paid_by_environment: the scores are the environment's rewards, and nothing else.
     """
-    yield from not_finite(batch)
-    yield from wrong_tokens(batch, eos_token_id)
-    yield from misplaced_rewards(batch)
-    yield from other_rewards(batch, episodes)
-    yield from wrong_groups(batch, episodes, group_size, same_tasks)
-    if by_group is not None:
-        yield from other_advantages(batch, episodes, by_group)
-    yield from equal_answers(batch, episodes)
+    return [
+        not_finite(batch),
+        wrong_tokens(batch, eos_token_id),
+        misplaced_rewards(batch),
+        other_rewards(batch, episodes, paid_by_environment),
+        wrong_groups(batch, episodes, group_size, same_tasks),
+        equal_answers(batch, episodes),
+        *([] if by_group is None else [other_advantages(batch, episodes, by_group, own_estimator)]),
+        *([uneven_advantages(batch, episodes)] if by_group and group_size > 1 and not own_estimator else []),
+    ]
 
 
 def place(batch: DataProto, row: int, token: int) -> str:
@@ -89,6 +95,9 @@ def wrong_tokens(batch: DataProto, eos_token_id: int | None) -> Iterator[Finding
     if count := int(unsampled.sum()):
         of = f"{count} of {int(mask.sum())} tokens that are trained on"
         yield "unsampled_tokens", f"{of} were not sampled by the policy, first {first_place(batch, unsampled)}"
+    if turns is not None and (left := (turns >= 0) & ~mask & mask.any(1, keepdim=True)).any():
+        given = f"{int(left.sum())} sampled tokens are not trained on, though others of their rows are"
+        yield "tokens_left_out", f"{given}, first {first_place(batch, left)}"
     if turns is not None and eos_token_id is not None:
         within = mask & (tensors["responses"] == eos_token_id)
         within[:, :-1] &= turns[:, :-1] == turns[:, 1:]
@@ -124,13 +133,16 @@ def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
             yield "reward_misplaced", f"no reward stands on the last sampled token, but on {first_place(batch, given)}"
 
 
-def other_rewards(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+def other_rewards(batch: DataProto, episodes: EpisodeRows, paid_by_environment: bool) -> Iterator[Finding]:
     """Finds episodes whose rows hold other rewards than the environment gave."""
+    paid = batch.batch.get("environment_rewards")
+    if paid_by_environment and paid is not None and (wrong := batch.batch["token_level_scores"] != paid).any():
+        yield "reward_differs", f"a score is not what the environment gave: {first_place(batch, wrong)}"
     facts, ids = batch.non_tensor_batch.get("episode_facts"), batch.non_tensor_batch.get("episode_id")
     if facts is None or ids is None or "environment_rewards" not in batch.batch:
         return
     sums = batch.batch["environment_rewards"].sum(1).tolist()
-    for rows in episodes.rows:
+    for rows in (rows for rows in episodes.rows if episodes.real[rows[0]]):
         fact = facts[rows[0]]
         held = sum(sums[row] for row in rows)
         if fact is not None and not math.isclose(held, fact["reward"], rel_tol=1e-3, abs_tol=1e-4):
@@ -164,7 +176,7 @@ def grouped(batch: DataProto, episodes: EpisodeRows) -> dict[str, list[int]]:
     return groups
 
 
-def other_advantages(batch: DataProto, episodes: EpisodeRows, by_group: bool) -> Iterator[Finding]:
+def other_advantages(batch: DataProto, episodes: EpisodeRows, by_group: bool, own: bool) -> Iterator[Finding]:
     """Finds advantages that do not follow the rewards they were made of: of two episodes the better has less."""
     tensors = batch.batch
     tokens = episodes.fold(tensors["response_mask"].sum(1)).numpy()
@@ -176,16 +188,31 @@ def other_advantages(batch: DataProto, episodes: EpisodeRows, by_group: bool) ->
     groups = [[number[row] for row in rows] for rows in grouped(batch, episodes).values()]
     pairs = wrong = 0
     for members in groups if by_group else [[*number.values()][:MOST_COMPARED]]:
-        own = np.array([i for i in members if tokens[i] > 0], dtype=np.int64)
-        better = rewards[own][:, None] > rewards[own] + 1e-6
+        live = np.array([i for i in members if tokens[i] > 0], dtype=np.int64)
+        better = rewards[live][:, None] > rewards[live] + 1e-6
         pairs += int(better.sum())
-        wrong += int((better & (advantages[own][:, None] < advantages[own] - 1e-6)).sum())
-    if pairs >= FEWEST_EPISODES and wrong > MOST_WRONG[by_group] * pairs:
+        wrong += int((better & (advantages[live][:, None] < advantages[live] - 1e-6)).sum())
+    if pairs >= FEWEST_EPISODES and wrong > (MOST_WRONG_OF_OWN if own else MOST_WRONG[by_group]) * pairs:
         base = "of a group's" if by_group else "of the batch's"
         yield (
             "advantages_wrong",
             f"in {wrong} of {pairs} pairs {base} episodes the better one has the smaller advantage",
         )
+
+
+def uneven_advantages(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+    """Finds advantages that vary within an answer, or do not cancel out in their group."""
+    mask, advantages = batch.batch["response_mask"].bool(), batch.batch["advantages"]
+    highest = advantages.masked_fill(~mask, -math.inf).amax(1)
+    spread = highest - advantages.masked_fill(~mask, math.inf).amin(1)
+    if (uneven := spread > 1e-4 * highest.abs().clamp(min=1)).any():
+        first = first_place(batch, uneven[:, None] & mask)
+        yield "advantages_wrong", f"they vary within {int(uneven.sum())} answers, first in that of {first}"
+    live = mask.any(1)
+    for uid, rows in grouped(batch, episodes).items():
+        if live[rows].all() and abs(mean := highest[rows].mean().item()) > 1e-3 * max(1.0, highest[rows].abs().max()):
+            yield "advantages_wrong", f"those of group {uid} have the mean {mean:.2g}, not 0"
+            return
 
 
 def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
@@ -200,7 +227,7 @@ def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
         return
     said = tensors["response_mask"].numpy().astype(bool)
     said = said & (tensors["turn_ids"].numpy() == 0) if "turn_ids" in tensors else said
-    ids, chances = tensors["responses"].numpy(), np.where(said, log_probs.numpy(), 0).sum(1, dtype=np.float64)
+    ids, chances = tensors["responses"].numpy(), np.where(said, log_probs.float().numpy(), 0).sum(1, dtype=np.float64)
     equal, expected, worst = 0, 0.0, ""
     for uid, rows in grouped(batch, episodes).items():
         first, *others = (ids[row][said[row]].tobytes() for row in rows)

@@ -234,6 +234,16 @@ def saved_steps(run_dir: Path, needs: Sequence[str] = ()) -> list[int]:
     return sorted(int(match[1]) for path, match in found if match and all((path / name).exists() for name in needs))
 
 
+def set_aside(run_dir: Path) -> None:
+    """Takes another run's checkpoints out of the way of one that begins: global_step_N becomes global_step_N.old."""
+    (run_dir / LATEST).unlink(missing_ok=True)
+    for step in saved_steps(run_dir):
+        folder = run_dir / f"global_step_{step}"
+        shutil.rmtree(f"{folder}.old", ignore_errors=True)
+        folder.rename(f"{folder}.old")
+        logger.warning("%s is of another run: it is %s.old now", folder, folder.name)
+
+
 def find_checkpoint(
     run_dir: Path, resume_mode: str, resume_from_path: str | None, needs: Sequence[str] = ()
 ) -> Path | None:

@@ -122,7 +122,7 @@ def tell(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:
     if not trial.readable and paid.get("random") == paid.get("garbage"):
         logger.warning(
             "%s has no sample_action(generator), and random words are as good as unreadable ones: the trial shows "
-            "little. It returns a readable action, drawn from the random.Random",
+            "little. Such a method returns a readable action, drawn from the generator",
             name,
         )
     for player in [player for player, value in paid.items() if value > paid.get("random", value) + 1e-9]:

@@ -65,11 +65,7 @@ def save(
 
 
 def load(
-    folder: Path,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scheduler: Scheduler,
-    contents: Collection[str],
+    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Scheduler, contents: Collection[str]
 ) -> None:
     """Reads the parts in `contents` into the live objects, in place.
 
