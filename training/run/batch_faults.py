@@ -136,7 +136,8 @@ def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
 def other_rewards(batch: DataProto, episodes: EpisodeRows, paid_by_environment: bool) -> Iterator[Finding]:
     """Finds episodes whose rows hold other rewards than the environment gave."""
     paid = batch.batch.get("environment_rewards")
-    if paid_by_environment and paid is not None and (wrong := batch.batch["token_level_scores"] != paid).any():
+    live = batch.batch["response_mask"].any(1, keepdim=True)  # dummies keep what they are copies of
+    if paid_by_environment and paid is not None and (wrong := live & (batch.batch["token_level_scores"] != paid)).any():
         yield "reward_differs", f"a score is not what the environment gave: {first_place(batch, wrong)}"
     facts, ids = batch.non_tensor_batch.get("episode_facts"), batch.non_tensor_batch.get("episode_id")
     if facts is None or ids is None or "environment_rewards" not in batch.batch:
