@@ -233,6 +233,24 @@ def test_a_template_that_changed_between_two_runs_is_named(tiny_game: Path, tmp_
     assert "template_changed" in watch(config, faults.template, begins=2)[-1]
 
 
+def test_rare_rewards_may_stay_away_for_as_long_as_chance_has_it(tiny_game: Path, tmp_path: Path) -> None:
+    """Once one episode in sixteen earned something, 96 without are no accident in thousands, and 160 are."""
+    trainer = build_trainer(game_config(tiny_game, tmp_path, *GRPO))
+    trainer.init_workers()
+    seen: list[Any] = []
+    trainer.on_batch = seen.append
+    trainer.fit()
+    batch, alarms = seen[-1], Alarms(trainer.config, None, 1)
+    scores = batch.batch["token_level_scores"]
+    rang = []
+    for step in range(1, 8):
+        scores.zero_()
+        if step == 1:
+            scores[:2, 0] = 1.0
+        rang.append("alarms/reward_constant" in alarms.check(batch, {}, step))
+    assert len(batch) == 32 and rang == [False] * 6 + [True]
+
+
 def test_alarms_change_no_number(tiny_game: Path, tmp_path: Path) -> None:
     runs = {}
     for what in ("warn", "off"):

@@ -72,6 +72,8 @@ WAITS = {
 }
 # A step that takes so many seconds more than usual is no accident.
 LONGER_S = 1.0
+# Rewards of a source that are remembered, and the chance below which their constancy is no accident.
+PAST_REWARDS, CHANCE = 256, 1e-4
 # Steps that are remembered.
 MEMORY = 20
 # At most so far apart are engine and trainer, with float32 throughout, and with a shorter type in either. There the
@@ -114,8 +116,9 @@ class Alarms:
         self.paid_by_environment = paid_by_environment
         self.past: deque[Metrics] = deque(maxlen=MEMORY)
         self.since: dict[str, int] = {}
-        # By data source: the best reward, whether rewards ever varied, and for how many episodes they have not now.
-        self.rewards: dict[str, tuple[float, bool, int]] = defaultdict(lambda: (float("-inf"), False, 0))
+        # By data source: the best reward, the last rewards of steps in which they varied, and for how many episodes
+        # they have not now.
+        self.rewards: dict[str, tuple[float, list[float], int]] = defaultdict(lambda: (float("-inf"), [], 0))
         self.solved = False
         self.last_batch = self.last_prompts = self.last_seeds = 0
         self.broken: set[str] = set()
@@ -226,11 +229,13 @@ class Alarms:
                 by_source[str(names[rows[0]])].append(sum(scores[row] for row in rows))
         constant = []
         for name, rewards in by_source.items():
-            best, varied, count = self.rewards[name]
+            best, past, count = self.rewards[name]
             best, same = max(best, *rewards), max(rewards) == min(rewards)
-            count = count + len(rewards) if same and not (varied and rewards[0] == best) else 0
-            self.rewards[name] = best, varied or not same, count
-            if count >= 2 * FEWEST_EPISODES:
+            count = count + len(rewards) if same and not (past and rewards[0] == best) else 0
+            self.rewards[name] = best, past if same else (past + rewards)[-PAST_REWARDS:], count
+            # Where few episodes earn anything, several steps may well go without.
+            others = sum(reward != rewards[0] for reward in past) / len(past) if past else 1.0
+            if count >= 2 * FEWEST_EPISODES and count * others > -math.log(CHANCE):
                 constant.append(f"all {count} episodes of {name} got {rewards[0]:g}")
         self.solved = all(max(own) == min(own) == self.rewards[name][0] for name, own in by_source.items())
         if constant:
