@@ -11,7 +11,7 @@ import main
 from tests.conftest import PROJECT
 from tests.e2e.test_agents import AGENT, GAMES, GRPO, fit, game_config, playing
 from tests.e2e.test_training import read_steps
-from training.config.loader import to_yaml
+from training.config.loader import ConfigError, to_yaml
 from training.run.checkpoint import load_driver_state
 from training.run.episodes import EnvironmentsFail
 
@@ -48,12 +48,13 @@ def test_one_that_begins_to_fail_stops_the_run_after_three_steps(tiny_game, tmp_
     assert len(read_steps(tmp_path / "run")) == 2
 
 
-def test_all_environments_that_cannot_be_built_are_listed_with_their_names(tiny_game, tmp_path, capsys) -> None:
+def test_all_environments_that_cannot_be_built_are_listed_with_their_names(tiny_game, tmp_path) -> None:
     entries = f"env_template=[{{path: {GAMES}, cls: Nobody}}, {{path: {GAMES}, cls: Doomed, kwargs: {{no: 1}}}}]"
-    code = run(write(game_config(tiny_game, tmp_path / "run", f"~{AGENT}.path", f"~{AGENT}.cls", entries), tmp_path))
-    said = capsys.readouterr().err
-    assert code == 2 and "2 problems in the configuration:" in said
-    assert "environment Nobody cannot be built" in said and "environment Doomed cannot be built" in said
+    with pytest.raises(ConfigError) as raised:
+        game_config(tiny_game, tmp_path / "run", f"~{AGENT}.path", f"~{AGENT}.cls", entries)
+    said = str(raised.value)
+    assert "2 problems in the configuration:" in said
+    assert "does not define 'Nobody'" in said and "env_template[1].kwargs: Doomed takes" in said
 
 
 def test_a_group_whose_members_get_different_tasks_stops_the_run_unless_that_is_meant(tiny_game, tmp_path) -> None:

@@ -93,13 +93,18 @@ def assert_same_end(one: Path, other: Path, steps: int = STEPS) -> None:
     assert [line["step"] for line in metrics(one)] == list(range(steps + 1))
 
 
+def finish(argv: list[str]) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
 def check_kills(
     task: Path, folder: Path, engine: str, kills: int, seed: int, ranks: int = 1, steps: int = STEPS
 ) -> None:
     rng = random.Random(seed)
     whole, broken = folder / "whole", folder / "broken"
     argv = command(task, whole, engine, ranks, steps)
-    subprocess.run(argv, check=True, capture_output=True)
+    finish(argv)
     argv = command(task, broken, engine, ranks, steps)
     killed = in_a_save = 0
     while killed < kills:
@@ -109,7 +114,7 @@ def check_kills(
         in_a_save += bool(list(broken.glob("*.incomplete")))
     print(f"{killed} kills, {in_a_save} of them in a save")
     assert killed >= kills // 2
-    subprocess.run(argv, check=True, capture_output=True)
+    finish(argv)
     assert_same_end(whole, broken, steps)
     assert not list(broken.glob("*.incomplete"))
     assert len(list(broken.glob("global_step_*"))) == 2
