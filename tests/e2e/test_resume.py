@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import signal
@@ -59,7 +60,9 @@ def steps_logged(run_dir: Path) -> int:
 
 def run_and_kill(argv: list[str], run_dir: Path, rng: random.Random) -> bool:
     """Starts the run and kills it at a random moment after its first new step; True where it had ended before."""
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=own_environment()
+    )
     before = steps_logged(run_dir)
     while process.poll() is None and steps_logged(run_dir) <= before:
         time.sleep(0.01)
@@ -93,8 +96,13 @@ def assert_same_end(one: Path, other: Path, steps: int = STEPS) -> None:
     assert [line["step"] for line in metrics(one)] == list(range(steps + 1))
 
 
+def own_environment() -> dict[str, str]:
+    """Without the port on which an engine of this process's, of another test, may still listen."""
+    return {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
+
+
 def finish(argv: list[str]) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True)
+    done = subprocess.run(argv, capture_output=True, text=True, env=own_environment())
     assert done.returncode == 0, done.stderr[-5000:]
 
 
