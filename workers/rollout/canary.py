@@ -34,7 +34,7 @@ class Canary:
     def __init__(self, engine: BaseRollout, vocab_size: int, render: Callable[..., list[int]]) -> None:
         self.engine, self.render = engine, render
         # A place is left for the token that an engine samples behind what it scores.
-        length = max(min(LENGTH, engine.max_model_len - 1), 2)
+        length = min(LENGTH, engine.max_model_len - 1)
         self.ids = torch.randint(vocab_size, (SEQUENCES, length), generator=torch.Generator().manual_seed(0))
         self.last: tuple[Tensor, Tensor] | None = None
 

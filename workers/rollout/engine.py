@@ -78,7 +78,7 @@ class Engine(ABC):
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Returns log-probs at temperature 1 of every token but the first, in nats; samples nothing."""
-        raise NotImplementedError(f"{type(self).__name__} cannot score: trainer.alarms=off does without")
+        raise NotImplementedError(f"{type(self).__name__} has no score")
 
     def begin(self) -> None:  # noqa: B027  (optional hook)
         """Drops caches before each batch of episodes, so that a batch's results depend on its inputs alone."""
