@@ -263,8 +263,11 @@ ESCAPES = """
         except OSError:
             return False
         return True
+    def fork():
+        if os.fork() == 0:
+            os._exit(0)
     print("read", tries(open, {file!r}), "write", tries(open, {file!r}, "a"), "own", tries(open, "own", "w"))
-    print("socket", tries(socket.socket), "fork", tries(os.fork))
+    print("socket", tries(socket.socket), "fork", tries(fork))
 """
 
 
