@@ -54,8 +54,11 @@ def command(task: Path, run_dir: Path, engine: str, ranks: int = 1, steps: int =
 
 
 def steps_logged(run_dir: Path) -> int:
-    path = run_dir / "metrics.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else 0
+    # A run that starts anew sets the file aside, at any moment.
+    try:
+        return len((run_dir / "metrics.jsonl").read_text().splitlines())
+    except FileNotFoundError:
+        return 0
 
 
 def run_and_kill(argv: list[str], run_dir: Path, rng: random.Random) -> bool:
