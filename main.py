@@ -3,8 +3,6 @@
 What is wrong before the first step ends the run with one line, as lack of memory does; `--debug` shows the traceback.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -16,6 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from training.config import PPOConfig
 from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, explain, load_config
+from training.config.texts import say
 from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, ray_cluster, say_busy_cores
 from training.run.records import held
 
@@ -47,18 +46,11 @@ def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]
     data = config.data
     train = create_dataset(data.train_files, data, tokenizer, max_samples=data.train_max_samples)
     val = create_dataset(data.val_files, data, tokenizer, max_samples=data.val_max_samples) if data.val_files else None
-    sampler = None
-    if data.sampler.class_path:
-        sampler = load_extern_object(data.sampler.class_path, str(data.sampler.class_name))(train, data)
-    return RayPPOTrainer(
-        config,
-        tokenizer,
-        reward_fn=load_reward_manager(config, tokenizer, num_examine=0),
-        val_reward_fn=load_reward_manager(config, tokenizer, num_examine=1),
-        train_dataset=train,
-        val_dataset=val,
-        train_sampler=sampler,
-    )
+    own = data.sampler
+    sampler = load_extern_object(own.class_path, str(own.class_name))(train, data) if own.class_path else None
+    datasets = {"train_dataset": train, "val_dataset": val, "train_sampler": sampler}
+    reward_fn, val_reward_fn = (load_reward_manager(config, tokenizer, num_examine=shown) for shown in (0, 1))
+    return RayPPOTrainer(config, tokenizer, reward_fn=reward_fn, val_reward_fn=val_reward_fn, **datasets)
 
 
 def main(argv: list[str]) -> int:
@@ -93,13 +85,10 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     run_dir = Path(trainer.run_dir).absolute()
     try:
         unsaved = train(loaded.config, signals)
-    # Found by trying: environments that do not start.
-    except ConfigError as error:
+    # The first is found by trying: environments that do not start.
+    except (ConfigError, AlarmStop, EnvironmentsFail) as error:
         print(error, file=sys.stderr)
-        return 2
-    except (AlarmStop, EnvironmentsFail) as error:
-        print(error, file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     except Exception as error:
         line = in_one_line(error, loaded.config)
         if debug or line is None:
@@ -140,11 +129,8 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
     """
     text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY):
-        policy = config.actor_rollout_ref
-        fix = f"lower ppo_max_token_len_per_gpu (the actor's is {policy.actor.ppo_max_token_len_per_gpu}), "
-        fix += "the like of log_prob and critic, rollout.gpu_memory_utilization and max_num_seqs; or set "
-        fix += "model.enable_gradient_checkpointing, fsdp_config.param_offload and optimizer_offload to true"
-        return f"{text[:300]}. Memory ran out: {fix}"
+        budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+        return say("out_of_memory", what=text[:300], budget=budget)
     in_step = any(frame.name == "train_step" for frame in traceback.extract_tb(error.__traceback__))
     return text if isinstance(error, ValueError | OSError | ImportError) and not in_step else None
 

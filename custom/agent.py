@@ -14,21 +14,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
+from custom import env
 from custom.adapters.make import make_environment
-from custom.env import (
-    MAX_OBSERVATION_CHARS,
-    BadEnvironment,
-    Message,
-    Observation,
-    StepResult,
-    Trajectory,
-    check_observation,
-    check_reward,
-    reset_environment,
-    shown,
-    step_environment,
-    takes_keyword,
-)
+from custom.env import MAX_OBSERVATION_CHARS, BadEnvironment, Message, Observation, StepResult, Trajectory
 from custom.tools import MultiTurnManager, ToolRegistry, get_parser, load_tools
 from data.loading import load_extern_object
 
@@ -64,7 +52,7 @@ class Agent:
     def reset(self, seed: int) -> list[Message]:
         """Starts an episode and returns the system message, if there is one, and the first user message."""
         self.trajectory = Trajectory(seed=seed)
-        observation = self._with_state(reset_environment(self.environment, seed, self.max_observation_chars))
+        observation = self._with_state(env.reset_environment(self.environment, seed, self.max_observation_chars))
         prefix = _text_of(self.environment, "get_prompt_prefix")
         self.trajectory.states.append(observation)
         messages = as_user_messages(observation)
@@ -90,7 +78,7 @@ class Agent:
         if self.reward_fn is None:
             return None
         arguments = (self.trajectory, self.environment)[: 2 if _takes_environment(self.reward_fn) else 1]
-        return check_reward(self.reward_fn(*arguments), "reward_fn")
+        return env.check_reward(self.reward_fn(*arguments), "reward_fn")
 
     def close(self) -> None:
         """Closes the environment, where it can be closed."""
@@ -98,13 +86,13 @@ class Agent:
 
     def _play(self, response_text: str) -> StepResult:
         if self.tools is None:
-            result = step_environment(self.environment, response_text, self.max_observation_chars)
+            result = env.step_environment(self.environment, response_text, self.max_observation_chars)
             return result._replace(observation=self._with_state(result.observation))
         manager = MultiTurnManager(self.tools, self.parser, self.environment, self.max_observation_chars)
         turn = manager.step(response_text)
         calls = [{"name": c.name, "ok": c.ok, "error_kind": c.error_kind, "seconds": c.seconds} for c in turn.calls]
         observation = turn.observation if calls else self._with_state(turn.observation)
-        reward = check_reward(turn.reward, "a tool")
+        reward = env.check_reward(turn.reward, "a tool")
         return StepResult(observation, reward, turn.done, {**turn.info, "tool_calls": calls})
 
     def _with_state(self, observation: Observation) -> Observation:
@@ -116,7 +104,7 @@ class Agent:
         text = messages[-1]["content"]
         messages[-1] = {**messages[-1], "content": f"{text}\n{state}" if text else state}
         joined = messages[0]["content"] if isinstance(observation, str) else messages
-        return check_observation(joined, "get_state_description", self.max_observation_chars)
+        return env.check_observation(joined, "get_state_description", self.max_observation_chars)
 
 
 def as_user_messages(observation: Observation) -> list[Message]:
@@ -145,21 +133,21 @@ class CheckedAgent(Agent):
         """Starts an episode and returns the agent's first messages."""
         self.trajectory = Trajectory(seed=seed)
         where = f"{type(self.inner).__name__}.reset"
-        messages = as_user_messages(check_observation(self.inner.reset(seed), where, self.max_observation_chars))
+        messages = as_user_messages(env.check_observation(self.inner.reset(seed), where, self.max_observation_chars))
         if not messages:
             raise BadEnvironment(f"{where} returned no message; allowed: one or more")
         self.trajectory.states.append(_as_observation(messages))
         return messages
 
     def _play(self, response_text: str) -> StepResult:
-        result = step_environment(self.inner, response_text, self.max_observation_chars)
+        result = env.step_environment(self.inner, response_text, self.max_observation_chars)
         return result._replace(observation=_as_observation(result.observation))
 
     def episode_reward(self, ending: str) -> float | None:
         """Returns the reward_fn's value, else the agent's own, where it has one."""
         value = _call(self.inner, "episode_reward", ending)
         if self.reward_fn is None and value is not None:
-            return check_reward(value, f"{type(self.inner).__name__}.episode_reward")
+            return env.check_reward(value, f"{type(self.inner).__name__}.episode_reward")
         return super().episode_reward(ending)
 
     def close(self) -> None:
@@ -207,19 +195,18 @@ class AgentSpec:
             make = load_extern_object(self.agent_path, self.agent_name)
         if make is None or make is Agent:
             return Agent(environment, reward_fn=reward_fn, **settings)
-        accepted = {name: value for name, value in settings.items() if takes_keyword(make, name)}
+        accepted = {name: value for name, value in settings.items() if env.takes_keyword(make, name)}
         inner = make(*([] if environment is None else [environment]), **accepted)
         return CheckedAgent(inner, reward_fn, limit)
 
     def _make_environment(self) -> Any:
-        source, kwargs = self.environment, dict(self.kwargs)
+        source = self.environment
         if source is None and (self.agent_path or self.agent_cls):
             return None
         if not isinstance(source, type) and callable(getattr(source, "step", None)):
             return copy_environment(source)
-        if self.prompt_template is not None:
-            kwargs["prompt_template"] = self.prompt_template
-        return make_environment(source, kwargs)
+        template = {} if self.prompt_template is None else {"prompt_template": self.prompt_template}
+        return make_environment(source, {**self.kwargs, **template})
 
     def _reward_fn(self) -> RewardFn | None:
         function = self.reward_fn
@@ -241,12 +228,10 @@ def copy_environment(environment: Any) -> Any:
 
 def _takes_environment(reward_fn: RewardFn) -> bool:
     """Says whether a second argument is wanted: one without a default, or one that is named so."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = list(inspect.signature(reward_fn).parameters.values())
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return True
-    second = [p for p in parameters if p.kind in positional][1:2]
-    return any(p.default is p.empty or p.name in ("environment", "env") for p in second)
+    parameters = inspect.signature(reward_fn).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    wanted = any(p.default is p.empty or p.name in ("environment", "env") for p in positional[1:2])
+    return wanted or any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def _as_observation(observation: Observation) -> Observation:
@@ -266,5 +251,5 @@ def _call(thing: Any, method: str, *arguments: Any) -> Any:
 def _text_of(environment: Any, method: str) -> str:
     text = _call(environment, method) if hasattr(environment, method) else ""
     if not isinstance(text, str):
-        raise BadEnvironment(f"{type(environment).__name__}.{method} returned {shown(text)}; allowed: a string")
+        raise BadEnvironment(f"{type(environment).__name__}.{method} returned {env.shown(text)}; allowed: a string")
     return text

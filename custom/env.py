@@ -25,6 +25,9 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 ROLES = ("system", "user", "assistant", "tool")
 # The keys of a message that chat templates read.
 MESSAGE_KEYS = ("role", "content", "name", "tool_call_id")
+# What `reset` and `step` may return, for error messages.
+OBSERVATIONS = f"a string, or a list of messages {{'role': one of {', '.join(ROLES)}, 'content': string}}"
+STEPS = "(observation, reward, done, info) or (observation, reward, terminated, truncated, info)"
 
 Message: TypeAlias = dict[str, str]
 Observation: TypeAlias = str | list[Message]
@@ -180,10 +183,7 @@ def step_environment(env: Any, action: str, max_chars: int = MAX_OBSERVATION_CHA
 def check_step(answer: Any, where: str, max_chars: int = MAX_OBSERVATION_CHARS) -> StepResult:
     """Returns what a step gave, four values or gymnasium's five, as checked values; else BadEnvironment."""
     if not isinstance(answer, tuple | list) or len(answer) not in (4, 5):
-        raise BadEnvironment(
-            f"{where} returned {shown(answer)}; allowed: (observation, reward, done, info) or "
-            "(observation, reward, terminated, truncated, info)"
-        )
+        raise BadEnvironment(f"{where} returned {shown(answer)}; allowed: {STEPS}")
     observation, reward, *dones, info = answer
     if info is not None and not isinstance(info, Mapping):
         raise BadEnvironment(f"{where} returned the info {shown(info)}; allowed: a dict")
@@ -197,10 +197,7 @@ def check_observation(observation: Any, where: str, max_chars: int = MAX_OBSERVA
     if isinstance(observation, str):
         return cut_middle(_encodable(observation), max_chars)
     if not isinstance(observation, list) or not all(_is_message(message) for message in observation):
-        raise BadEnvironment(
-            f"{where} returned the observation {shown(observation)}; allowed: a string, or a list of messages "
-            f"{{'role': one of {', '.join(ROLES)}, 'content': string}}"
-        )
+        raise BadEnvironment(f"{where} returned the observation {shown(observation)}; allowed: {OBSERVATIONS}")
     if len(observation) > MAX_MESSAGES:
         raise BadEnvironment(f"{where} returned {len(observation)} messages; allowed: {MAX_MESSAGES}")
     share = max_chars // max(len(observation), 1)

@@ -64,6 +64,7 @@ class Sample:
     extra_info: dict[str, Any]
 
 
+@register_reward_manager("dapo")
 @register_reward_manager("naive")
 class NaiveRewardManager:
     """Scores row by row: compute_score(data_source=, solution_str=, ground_truth=, extra_info=, **reward_kwargs).
@@ -78,6 +79,10 @@ class NaiveRewardManager:
             names, "score" too; by default the built-in rules by data source. An entry named "reward" scores nothing,
             and in validation the trainer's own "reward", the sum of each row's rewards, stands in its place.
         reward_fn_key: the column that holds the data source.
+        max_resp_len, overlong_buffer_cfg: take reward from responses that come near the limit, in tokens
+            (arXiv:2503.14476, eq. 13): with a buffer of `len` = b before the limit L a response of n > L - b loses
+            penalty_factor * (n - (L - b)) / b, if `enable` is set; with `log`, overlong_reward and overlong are further
+            values. `load_reward_manager` gives data.max_response_length and reward_model.overlong_buffer.
         reward_kwargs: further keyword arguments for compute_score.
     """
 
@@ -87,11 +92,17 @@ class NaiveRewardManager:
         num_examine: int,
         compute_score: Callable[..., Any] | None = None,
         reward_fn_key: str = "data_source",
+        max_resp_len: int | None = None,
+        overlong_buffer_cfg: Any = None,
         **reward_kwargs: Any,
     ) -> None:
         self.tokenizer, self.num_examine = tokenizer, num_examine
         self.compute_score: Callable[..., Any] = compute_score or default_compute_score
         self.reward_fn_key, self.reward_kwargs = reward_fn_key, reward_kwargs
+        self.buffer = overlong_buffer_cfg if overlong_buffer_cfg and overlong_buffer_cfg.enable else None
+        self.limit = max_resp_len or 0
+        if self.buffer and not 0 < self.buffer.len <= self.limit:
+            raise ValueError(f"overlong_buffer.len={self.buffer.len} must be 1 to max_resp_len={self.limit} tokens")
 
     def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
         """Returns rewards (batch, response_len) float32, each row's score on its last sampled token.
@@ -104,11 +115,21 @@ class NaiveRewardManager:
         samples = self._read(data.batch, data.non_tensor_batch)
         results = self._score(samples)
         scores = [_score_of(result, *numbered) for result, numbered in zip(results, enumerate(samples), strict=True)]
+        infos = _extra_infos(results, scores)
+        mask = data.batch["response_mask"]
+        scores, more = self._adjusted(scores, mask.sum(-1).tolist())
         self._print_examples(data.batch, samples, scores)
-        rewards = place_outcome_rewards(torch.tensor(scores), data.batch["response_mask"])
-        if not return_dict:
-            return rewards
-        return {"reward_tensor": rewards, "reward_extra_info": _extra_infos(results, scores)}
+        rewards = place_outcome_rewards(torch.tensor(scores), mask)
+        return {"reward_tensor": rewards, "reward_extra_info": infos | more} if return_dict else rewards
+
+    def _adjusted(self, scores: list[float], lengths: list[int]) -> tuple[list[float], dict[str, list[Any]]]:
+        """Takes from scores what the buffer says of the numbers of sampled tokens; returns further values, too."""
+        if self.buffer is None:
+            return scores, {}
+        size, factor = self.buffer.len, self.buffer.penalty_factor
+        losses = [min((self.limit - size - length) / size * factor, 0.0) for length in lengths]
+        told = {"overlong_reward": losses, "overlong": [loss < 0 for loss in losses]}
+        return [a + b for a, b in zip(scores, losses, strict=True)], told if self.buffer.log else {}
 
     def _read(self, tensors: TensorDict, columns: dict[str, np.ndarray]) -> list[Sample]:
         texts = decode_sampled(self.tokenizer, tensors)
@@ -145,6 +166,9 @@ class NaiveRewardManager:
             prompt = self.tokenizer.decode(prompt_ids[attended], skip_special_tokens=True)
             print(f"[{sample.data_source}] prompt: {prompt}\nresponse: {sample.solution_str}")
             print(f"truth: {sample.ground_truth}\nscore: {scores[row]:g}")
+
+
+DAPORewardManager = NaiveRewardManager  # verl's name, with the limits above
 
 
 @register_reward_manager("batch")

@@ -56,10 +56,8 @@ def default_compute_score(
         return score_search(solution_str, ground_truth)
     if data_source.startswith(REASONING_GYM):
         return score_reasoning_gym(data_source.removeprefix(REASONING_GYM), solution_str, extra_info or {})
-    raise ValueError(
-        f"no scoring rule for data_source={data_source!r}; allowed: {', '.join(SOURCES)}. "
-        "Set custom_reward_function.path to a file with your compute_score"
-    )
+    fix = "Set custom_reward_function.path to a file with your compute_score"
+    raise ValueError(f"no scoring rule for data_source={data_source!r}; allowed: {', '.join(SOURCES)}. {fix}")
 
 
 def last_number(text: str) -> str | None:

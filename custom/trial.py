@@ -74,19 +74,16 @@ def as_trial(fields: Mapping[str, Any] | None) -> Trial | None:
 def play_trial(agent: Any, seed: int, episodes: int, max_turn: int) -> Trial:
     """Has every player play `episodes` episodes of at most `max_turn` turns, the same tasks for each."""
     environment, end = agent.environment, time.monotonic() + LONGEST_S
-    results: dict[str, list[Played]] = {player: [] for player in PLAYERS}
+    rounds: list[dict[str, Played | None]] = []
     differs = False
     # In turn, so that each has played where time runs out.
     for number in range(episodes):
-        played: dict[str, Played] = {}
-        for player in PLAYERS:
-            if result := _play(agent, player, seed + number, max_turn, end):
-                played[player] = result
-                results[player].append(result)
-        clean = {player: result for player, result in played.items() if not result.error}
+        rounds.append({player: _play(agent, player, seed + number, max_turn, end) for player in PLAYERS})
+        clean = {player: result for player, result in rounds[-1].items() if result and not result.error}
         begins = [result.first for result in clean.values()]
         answers = [result.told for player, result in clean.items() if player != "garbage"]
         differs |= any(one != begins[0] for one in begins) or any(one != answers[0] for one in answers)
+    results = {player: [result for played in rounds if (result := played[player])] for player in PLAYERS}
     outcomes = {player: _outcome(played) for player, played in results.items() if played}
     readable = _own_action(environment, random.Random(seed)) is not None
     told = next((result.told for result in results["random"] if result.told), [])
@@ -118,9 +115,7 @@ def _play(agent: Any, player: str, seed: int, max_turn: int, end: float) -> Play
     return played
 
 
-def _answer(
-    player: str, turn: int, environment: Any, generator: random.Random, said: Sequence[Mapping[str, str]]
-) -> str:
+def _answer(player: str, turn: int, environment: Any, generator: random.Random, said: list[Message]) -> str:
     """Returns what the player says: a readable action where the environment has one, else a word of what was said."""
     if player == "garbage" or (player == "quitting" and turn > 0):
         return generator.choice(GARBAGE)

@@ -11,16 +11,19 @@ import logging
 import os
 import secrets
 import select
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from subprocess import PIPE, Popen
+from typing import Any, TypeAlias
 
 from custom.confine import Limits, adopt_orphans, confine, die_with_parent, kill_tree
 from custom.env import check_reward
+
+# Judges an answer (None: there is none) to a task's entry.
+Verifier: TypeAlias = Callable[[str | None, dict[str, Any]], Any]
 
 logger = logging.getLogger(__name__)
 # For an answer, and for the process to be ready for the first.
@@ -40,7 +43,7 @@ class VerifierProcess:
     def __init__(self, package: str = "reasoning_gym") -> None:
         self.package = package
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Popen[bytes] | None = None
 
     def score(self, name: str, answer: str, entry: str) -> float:
         """Returns the score of an answer to a task's entry (JSON), 0 to 1. Raises ValueError for an unknown task."""
@@ -62,18 +65,16 @@ class VerifierProcess:
                 return 0.0
         raise ValueError(str(reply["refused"]))
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> Popen[bytes]:
         """Returns the process, ready for an answer."""
         if self._process is None or self._process.poll() is not None:
             self._end()
             command = [sys.executable, "-c", START, str(Path(__file__).resolve().parents[1]), self.package]
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0
-            )
+            self._process = Popen(command, stdin=PIPE, stdout=PIPE, start_new_session=True, bufsize=0)
             self._read(self._process, START_S)
         return self._process
 
-    def _read(self, process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any]:
+    def _read(self, process: Popen[bytes], seconds: float) -> dict[str, Any]:
         """Reads the one line that is to come. Raises ValueError where it is late, too long, no object, or not alone."""
         assert process.stdout is not None
         line, end = b"", time.monotonic() + seconds
@@ -119,9 +120,7 @@ def _reply(number: str, name: str, answer: str, entry: str) -> dict[str, Any]:
     return {"number": number, "score": judge(verifier, answer, json.loads(entry))[0]}
 
 
-def judge(
-    verifier: Callable[[str | None, dict[str, Any]], Any], answer: str | None, entry: dict[str, Any]
-) -> tuple[float, str]:
+def judge(verifier: Verifier, answer: str | None, entry: dict[str, Any]) -> tuple[float, str]:
     """Returns (score, error): the verifier's score; 0 and what was wrong, where it raises or gives no finite number."""
     try:
         return check_reward(verifier(answer, entry), "the verifier"), ""

@@ -13,8 +13,10 @@ from torch import Tensor
 
 # Positions of rows, which may repeat, or a mask over all of them.
 RowIndex: TypeAlias = Sequence[int] | Sequence[bool] | np.ndarray | Tensor
-# By their bytes.
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+# Names of fields; None: all of them.
+Keys: TypeAlias = Sequence[str] | None
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
@@ -22,7 +24,7 @@ def object_array(values: Sequence[Any]) -> np.ndarray:
     return np.fromiter(values, dtype=object, count=len(values))
 
 
-def pick(part: dict[str, Any], keys: Sequence[str] | None, name: str) -> dict[str, Any]:
+def pick(part: dict[str, Any], keys: Keys, name: str) -> dict[str, Any]:
     """Returns the named entries, all of them for None; KeyError lists what `name` has."""
     if missing := [key for key in keys or [] if key not in part]:
         raise KeyError(f"{missing} not in {name}, which has: {', '.join(sorted(part)) or 'nothing'}")
@@ -114,7 +116,8 @@ def to_bytes(tensor: Tensor) -> Packed:
     and equal floats may have other bits: `from_bytes` gives back every bit.
     """
     flat = tensor.detach().cpu().contiguous().flatten()
-    kind = torch.uint8 if flat.element_size() > 8 else INTEGERS[flat.element_size()]
+    # Bytes where no integer is as wide.
+    kind = getattr(torch, f"int{8 * flat.element_size()}", torch.uint8)
     bits, shape, runs = flat.view(kind).numpy(), tuple(tensor.shape), None
     if tensor.dim() == 2 and bits.size == tensor.numel() > 0:
         matrix = bits.reshape(shape)
@@ -146,9 +149,5 @@ def _commonest(values: np.ndarray) -> int:
 
 def _repeats(matrix: np.ndarray, value: int) -> np.ndarray:
     """Counts how often each row begins with the value."""
-    counts = np.zeros(len(matrix), np.int64)
-    for i in np.flatnonzero(matrix[:, 0] == value):
-        other = matrix[i] != value
-        first = other.argmax()
-        counts[i] = first if other[first] else len(other)
-    return counts
+    other = matrix != value
+    return np.where(other.any(axis=1), other.argmax(axis=1), matrix.shape[1])

@@ -3,21 +3,16 @@
 Invariant: the order is a pure function of (seed, epoch), so that a resumed run continues inside an epoch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset, Sampler
 
-from data.prompts import encode_chat, pad_token_id
+from data.prompts import Tokenizer, encode_chat, pad_token_id
 from data.rl_dataset import collate_fn, normalise_row
 from data.seeding import seed_for
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class EpochOrder(Sampler[int]):
@@ -71,7 +66,7 @@ class PromptCollator:
     """
 
     config: Any
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     collate: Callable[[list[dict[str, Any]]], dict[str, Any]] = collate_fn
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:

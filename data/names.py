@@ -1,7 +1,5 @@
 """Names that settings choose from: their registries, and errors that say what is allowed, and the nearest of it."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar

@@ -10,16 +10,21 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tokenizers import Regex, pre_tokenizers
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 logger = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
+Messages = Sequence[Message]
+# Chat messages, or one user message.
+Prompt = str | Messages
+Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
+Processor: TypeAlias = "ProcessorMixin | None"
 
 # Breaks a special token's text in messages, `<` MARK `|im_end|>`; a noncharacter of Unicode, which texts do not have.
 MARK = "\ufdd0"
@@ -37,17 +42,13 @@ def _say_chatml_is_used(tokenizer_name: str) -> None:
     logger.warning("tokenizer %r has no chat template; prompts are rendered as ChatML", tokenizer_name)
 
 
-def as_messages(prompt: str | Sequence[Message]) -> list[Message]:
+def as_messages(prompt: Prompt) -> list[Message]:
     """Makes one user message of a plain string; a list of messages stays as it is."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
 def render_chat(
-    tokenizer: "PreTrainedTokenizerBase",
-    prompt: str | Sequence[Message],
-    *,
-    add_generation_prompt: bool = True,
-    **template_kwargs: Any,
+    tokenizer: Tokenizer, prompt: Prompt, *, add_generation_prompt: bool = True, **template_kwargs: Any
 ) -> str:
     """Renders a conversation by the tokenizer's chat template, or as ChatML where it has none.
 
@@ -64,9 +65,7 @@ def render_chat(
     )
 
 
-def encode_chat(
-    tokenizer: "PreTrainedTokenizerBase", prompt: str | Sequence[Message], **template_kwargs: Any
-) -> list[int]:
+def encode_chat(tokenizer: Tokenizer, prompt: Prompt, **template_kwargs: Any) -> list[int]:
     """Tokenises `render_chat`'s text, which is ready for the assistant to continue.
 
     Special tokens that the messages spell are encoded as text.
@@ -75,7 +74,7 @@ def encode_chat(
     return encode_rendered(tokenizer, render_chat(tokenizer, messages, **template_kwargs))
 
 
-def special_texts(tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
+def special_texts(tokenizer: Tokenizer) -> frozenset[str]:
     """Returns the texts of the tokenizer's special tokens."""
     added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
     return frozenset([*added, *tokenizer.all_special_tokens])
@@ -104,7 +103,7 @@ def _beginnings(texts: frozenset[str]) -> re.Pattern[str]:
     return re.compile("|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()) or "(?!)")
 
 
-def encode_rendered(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
     """Tokenises what was rendered from marked messages: what MARK breaks is ordinary text."""
     if MARK not in text:
         return tokenizer.encode(text, add_special_tokens=False)
@@ -115,7 +114,7 @@ def encode_rendered(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int
 
 
 @functools.lru_cache(maxsize=4)
-def _that_drops_marks(tokenizer: "PreTrainedTokenizerBase", _size: int) -> "PreTrainedTokenizerBase":
+def _that_drops_marks(tokenizer: Tokenizer, _size: int) -> Tokenizer:
     """Copies a fast tokenizer; the copy drops marks as its last step before the model, when special tokens are found.
 
     The model never sees text across a mark: a vocabulary of whole words has the special tokens' texts among them.
@@ -129,7 +128,7 @@ def _that_drops_marks(tokenizer: "PreTrainedTokenizerBase", _size: int) -> "PreT
     return dropping
 
 
-def pad_token_id(tokenizer: "PreTrainedTokenizerBase") -> int:
+def pad_token_id(tokenizer: Tokenizer) -> int:
     """Returns the id that fills masked positions: the padding token's, else the end-of-sequence token's."""
     for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token_id is not None:

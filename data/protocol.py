@@ -11,8 +11,8 @@ A batch of two rows, P = 3 prompt and R = 5 response positions; row 0 has two tu
     response_mask  [1  1  0  1  0]   [1  1  1  0 0]   1 on what the policy sampled
     turn_ids       [0  0 -1  1 -1]   [0  0  0 -1 -1]
 
-`FIELDS` lists every field of a batch, with its writer. Masks are int8: a byte, and all works that verl's users do with
-int64 masks (`mask.sum(dim=1)`, `mask * x`, `1 - mask`, `-mask`; bool refuses the last two, uint8 wraps around).
+`fields.yaml` lists every field of a batch, with its writer. Masks are int8: a byte, and all works that verl's users do
+with int64 masks (`mask.sum(dim=1)`, `mask * x`, `1 - mask`, `-mask`; bool refuses the last two, uint8 wraps around).
 Token ids are int32; `.long()` makes an index of them. What generation returns has no `input_ids` and `position_ids`,
 which say nothing new: `torch.cat([prompts, responses], 1)` and `(attention_mask.cumsum(1) - 1).clamp(min=0)`.
 
@@ -24,28 +24,18 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import yaml
 from tensordict import TensorDict
 from torch import Tensor
 
-from data.containers import RowIndex, from_bytes, merge_meta_info, object_array, pick, to_bytes, union_dicts
-from data.verl_names import AUTO_PADDING, VerlMethods
-from data.verl_names import DataProtoConfig as DataProtoConfig
-from data.verl_names import DataProtoFuture as DataProtoFuture
-from data.verl_names import all_gather_data_proto as all_gather_data_proto
-from data.verl_names import deserialize_single_tensor as deserialize_single_tensor
-from data.verl_names import deserialize_tensordict as deserialize_tensordict
-from data.verl_names import fold_batch_dim as fold_batch_dim
-from data.verl_names import list_of_dict_to_dict_of_list as list_of_dict_to_dict_of_list
-from data.verl_names import serialize_single_tensor as serialize_single_tensor
-from data.verl_names import serialize_tensordict as serialize_tensordict
-from data.verl_names import unfold_batch_dim as unfold_batch_dim
-from data.verl_names import union_numpy_dict as union_numpy_dict
-from data.verl_names import union_two_dict as union_two_dict
-from data.verl_names import unpad_dataproto as unpad_dataproto
+from data.containers import Keys, RowIndex, from_bytes, merge_meta_info, object_array, pick, to_bytes, union_dicts
+from data.verl_names import *  # noqa: F403  (offered here)
+from data.verl_names import AUTO_PADDING, MetaInfo, VerlMethods
 
 DUMMY_UID = "dummy"
 
@@ -59,39 +49,8 @@ class Field(NamedTuple):
     meaning: str
 
 
-FIELDS: dict[str, Field] = {
-    "input_ids": Field("(B,P)", "int64", "the dataset", "the prompt, padded on the left"),
-    "position_ids": Field("(B,P)", "int64", "the dataset", "0 for the first real token, then counting"),
-    # Out of the dataset (B,P) int64.
-    "attention_mask": Field("(B,P+R)", "int8", "generate_sequences", "1 on real tokens, sampled or not"),
-    "prompts": Field("(B,P)", "int32", "generate_sequences", "padded on the left"),
-    "responses": Field("(B,R)", "int32", "generate_sequences", "all that follows the prompt, padded on the right"),
-    "response_mask": Field("(B,R)", "int8", "generate_sequences", "1 on tokens that the policy sampled"),
-    "rollout_log_probs": Field("(B,R)", "float32", "generate_sequences", "the engine's log-probs of sampled tokens"),
-    "turn_ids": Field("(B,R)", "int16", "generate_sequences", "turn of each sampled token, -1 elsewhere"),
-    "token_level_scores": Field("(B,R)", "float32", "compute_reward", "rewards as given, before any KL term"),
-    "token_level_rewards": Field("(B,R)", "float32", "apply_kl_penalty", "scores less the KL term, if there is one"),
-    "old_log_probs": Field("(B,R)", "float32", "compute_log_prob", "the actor's log-probs before this step's update"),
-    "ref_log_prob": Field("(B,R)", "float32", "compute_ref_log_prob", "the reference policy's log-probs"),
-    "values": Field("(B,R)", "float32", "compute_values", "the critic's values"),
-    "advantages": Field("(B,R)", "float32", "compute_advantage", "zero outside response_mask"),
-    "returns": Field("(B,R)", "float32", "compute_advantage", "the critic's targets, zero outside response_mask"),
-    "uid": Field("(B,)", "object: str", "sample_ids", "prompt group: equal for a prompt's n samples"),
-    "episode_id": Field("(B,)", "object: str", "sample_ids", "several rows may belong to one episode"),
-    "group_index": Field("(B,)", "int64", "sample_ids", "number of the prompt in the step; seeds sampling"),
-    "sample_index": Field("(B,)", "int64", "sample_ids", "number of the sample in its group; seeds it"),
-    # Of an episode in an environment done, max_turns …
-    "ending": Field("(B,)", "object: str", "generate_sequences", "stop or length; of an episode as it ended"),
-    "environment_rewards": Field("(B,R)", "float32", "run_episodes", "an environment's, each on its turn's last token"),
-    "episode_row": Field("(B,)", "int64", "run_episodes", "number of the row in its episode"),
-    "episode_facts": Field("(B,)", "object: dict", "run_episodes", "for metrics, in an episode's first row; else None"),
-    "agent_index": Field("(B,)", "int64", "describe_episodes", "number of the agent, which chooses the environment"),
-    "env_seed": Field("(B,)", "int64", "describe_episodes", "what the environment is reset with"),
-    "raw_prompt_ids": Field("(B,)", "object: list[int]", "the dataset", "the prompt's ids without padding"),
-    "data_source": Field("(B,)", "object: str", "the dataset", "chooses the scoring function"),
-    "reward_model": Field("(B,)", "object: dict", "the dataset", "holds ground_truth"),
-    "extra_info": Field("(B,)", "object: dict", "the dataset", "anything else that a reward function wants"),
-}
+TABLE: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("fields.yaml").read_text(encoding="utf-8"))
+FIELDS = {name: Field(*entry) for name, entry in TABLE.items()}
 
 
 @dataclass
@@ -125,7 +84,7 @@ class DataProto(VerlMethods):
         cls,
         tensors: Mapping[str, Tensor] | None = None,
         non_tensors: Mapping[str, np.ndarray | Sequence[Any]] | None = None,
-        meta_info: dict[str, Any] | None = None,
+        meta_info: MetaInfo = None,
         num_batch_dims: int = 1,
         auto_padding: bool = False,
     ) -> "DataProto":
@@ -144,10 +103,7 @@ class DataProto(VerlMethods):
 
     @classmethod
     def from_single_dict(
-        cls,
-        data: Mapping[str, Tensor | np.ndarray],
-        meta_info: dict[str, Any] | None = None,
-        auto_padding: bool = False,
+        cls, data: Mapping[str, Tensor | np.ndarray], meta_info: MetaInfo = None, auto_padding: bool = False
     ) -> "DataProto":
         """Sorts tensors from arrays for `from_dict`; takes what a DataLoader with the dataset's `collate_fn` yields."""
         if wrong := {k: type(v).__name__ for k, v in data.items() if not isinstance(v, Tensor | np.ndarray)}:
@@ -186,9 +142,7 @@ class DataProto(VerlMethods):
         if isinstance(item, int | np.integer):
             if not -len(self) <= item < len(self):
                 raise IndexError(f"row {item} of a DataProto with {len(self)} rows")
-            row = int(item)
-            arrays = {key: array[row] for key, array in self.non_tensor_batch.items()}
-            return DataProtoItem(None if self.batch is None else self.batch[row], arrays, dict(self.meta_info))
+            return DataProtoItem(*self._at(int(item)))
         return self.select_idxs(item)
 
     def check_consistency(self) -> None:
@@ -203,9 +157,7 @@ class DataProto(VerlMethods):
     def require(self, *fields: str, by: str) -> None:
         """Raises KeyError naming the first field that is missing and the step that should have written it."""
         present = self._tensors().keys() | self.non_tensor_batch.keys()
-        for name in fields:
-            if name in present:
-                continue
+        for name in (name for name in fields if name not in present):
             known = FIELDS.get(name)
             origin = f"{known.shape} {known.dtype}, written by {known.writer}" if known else "not a field of FIELDS"
             raise KeyError(f"{by} needs {name!r} ({origin}); the batch has {', '.join(sorted(present)) or 'nothing'}")
@@ -214,9 +166,9 @@ class DataProto(VerlMethods):
 
     def select(
         self,
-        batch_keys: Sequence[str] | None = None,
-        non_tensor_batch_keys: Sequence[str] | None = None,
-        meta_info_keys: Sequence[str] | None = None,
+        batch_keys: Keys = None,
+        non_tensor_batch_keys: Keys = None,
+        meta_info_keys: Keys = None,
         deepcopy: bool = False,
     ) -> "DataProto":
         """Takes the named fields; None means all of that part, [] none of it. Tensors are shared."""
@@ -228,10 +180,7 @@ class DataProto(VerlMethods):
         return copy.deepcopy(selected) if deepcopy else selected
 
     def pop(
-        self,
-        batch_keys: Sequence[str] | None = None,
-        non_tensor_batch_keys: Sequence[str] | None = None,
-        meta_info_keys: Sequence[str] | None = None,
+        self, batch_keys: Keys = None, non_tensor_batch_keys: Keys = None, meta_info_keys: Keys = None
     ) -> "DataProto":
         """Moves the named fields out of this DataProto into a new one; None means none."""
         popped = self.select(batch_keys or [], non_tensor_batch_keys or [], meta_info_keys or [])
@@ -265,15 +214,18 @@ class DataProto(VerlMethods):
             index = index.nonzero().squeeze(-1)
         elif index.numel() == 0:
             index = index.long()
-        rows = index.numpy()
-        arrays = {key: array[rows] for key, array in self.non_tensor_batch.items()}
-        return DataProto(None if self.batch is None else self.batch[index], arrays, self.meta_info)
+        return DataProto(*self._at(index))
 
     def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> "DataProto":
         """Takes rows start to end as a view: no tensor is copied."""
-        rows = slice(start, end, step)
+        return DataProto(*self._at(slice(start, end, step)))
+
+    def _at(self, place: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """Takes from every part what is at a row, a slice or a tensor of positions."""
+        # numpy takes a tensor of one entry for a number.
+        rows = place.numpy() if isinstance(place, Tensor) else place
         arrays = {key: array[rows] for key, array in self.non_tensor_batch.items()}
-        return DataProto(None if self.batch is None else self.batch[rows], arrays, self.meta_info)
+        return None if self.batch is None else self.batch[place], arrays, dict(self.meta_info)
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> "DataProto":
         """Repeats every row `repeat_times` times: 0 0 1 1 when interleaved, else 0 1 0 1."""

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -26,14 +26,12 @@ from torch.utils.data import Dataset, Subset
 
 from data.containers import object_array
 from data.loading import load_extern_object
-from data.prompts import as_messages, encode_chat, pad_token_id
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+from data.prompts import Messages, Processor, Tokenizer, as_messages, encode_chat, pad_token_id
 
 logger = logging.getLogger(__name__)
 # The key under which a row says which file and line it comes from.
 ORIGIN = "__origin__"
+Files = str | Sequence[str]
 
 
 class RLHFDataset(Dataset):
@@ -59,10 +57,10 @@ class RLHFDataset(Dataset):
 
     def __init__(
         self,
-        data_files: str | Sequence[str],
-        tokenizer: "PreTrainedTokenizerBase",
+        data_files: Files,
+        tokenizer: Tokenizer,
         config: Any,
-        processor: "ProcessorMixin | None" = None,
+        processor: Processor = None,
         max_samples: int = -1,
         *,
         require_ground_truth: bool = True,
@@ -105,7 +103,7 @@ class RLHFDataset(Dataset):
         logger.info("dropped %d of %d prompts longer than %d tokens", len(overlong), len(lengths), limit)
         return [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
 
-    def _build_messages(self, example: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
+    def _build_messages(self, example: dict[str, Any]) -> Messages:
         """Returns a row's chat messages; may take columns out of the row, which is a copy."""
         return as_messages(example[self.prompt_key])
 
@@ -125,7 +123,7 @@ class RLHFDataset(Dataset):
         limit, pad = config.max_prompt_length, pad_token_id(self.tokenizer)
         return normalise_row(row, max_prompt_length=limit, pad_token_id=pad, truncation=config.truncation, where=origin)
 
-    def _encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def _encode(self, messages: Messages) -> list[int]:
         return encode_chat(self.tokenizer, messages, **self.config.apply_chat_template_kwargs)
 
     def _check_rows(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -328,11 +326,7 @@ def _column(key: str, entries: list[Any]) -> Tensor | np.ndarray:
 
 
 def create_dataset(
-    data_files: str | Sequence[str],
-    data_config: Any,
-    tokenizer: "PreTrainedTokenizerBase",
-    processor: "ProcessorMixin | None" = None,
-    max_samples: int = -1,
+    data_files: Files, data_config: Any, tokenizer: Tokenizer, processor: Processor = None, max_samples: int = -1
 ) -> Dataset:
     """Makes the Dataset of `data.custom_cls.path` and `.name` where a path is set, else an RLHFDataset.
 

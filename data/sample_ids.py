@@ -5,8 +5,6 @@
 Invariant: they depend on (step, group, sample) alone, so that a resumed run gives the same.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

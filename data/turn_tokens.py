@@ -16,16 +16,13 @@ the template now has it, starts a new row.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
-from data.prompts import Message, encode_rendered, marked, render_chat, special_texts
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from data.prompts import Message, Messages, Tokenizer, encode_rendered, marked, render_chat, special_texts
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +37,7 @@ class TemplateRefusal(ValueError):
     """Says that the chat template does not take a conversation: its roles, their order, or what is in them."""
 
 
-@dataclass(frozen=True)
-class Join:
+class Join(NamedTuple):
     """Says how a conversation goes on behind a sampled turn.
 
     Attributes:
@@ -53,7 +49,7 @@ class Join:
     rewritten: list[int] | None = None
 
 
-def fold_system_message(messages: Sequence[Message]) -> list[Message]:
+def fold_system_message(messages: Messages) -> list[Message]:
     """Puts the system message's text in front of the first user message, for templates that refuse the role.
 
     `[system "Be brief.", user "2 + 2?"]` becomes `[user "Be brief.\\n\\n2 + 2?"]`. Without a user message behind it,
@@ -78,14 +74,12 @@ class TurnTokens:
     Raises: TemplateRefusal, from every method that renders, where the template refuses a conversation.
     """
 
-    def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", *, template_kwargs: dict[str, Any], eos_token_ids: Sequence[int]
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, template_kwargs: dict[str, Any], eos_token_ids: Sequence[int]) -> None:
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs)
         self.eos_token_ids = frozenset(eos_token_ids)
 
-    def prompt(self, messages: Sequence[Message], tools: Tools = None) -> list[int]:
+    def prompt(self, messages: Messages, tools: Tools = None) -> list[int]:
         """Returns the ids that the model is asked to continue: all messages and the generation prompt."""
         return self._encode(self._render(messages, tools))
 
@@ -96,16 +90,9 @@ class TurnTokens:
         tokens that the template writes itself around turns. Other markers stay, special or not: `<tool_call>`,
         `[TOOL_CALLS]` and `<think>` are for parsers.
         """
-        kept = [token_id for token_id in token_ids if token_id not in self._silent_ids]
-        return self._decode(kept)
+        return self._decode([token_id for token_id in token_ids if token_id not in self._silent_ids])
 
-    def join(
-        self,
-        messages: Sequence[Message],
-        sampled_ids: Sequence[int],
-        new_messages: Sequence[Message],
-        tools: Tools = None,
-    ) -> Join:
+    def join(self, messages: Messages, sampled_ids: Sequence[int], new_messages: Messages, tools: Tools = None) -> Join:
         """Returns what follows a sampled turn, up to the next generation prompt.
 
         Args:
@@ -162,7 +149,7 @@ class TurnTokens:
             self._check_row(row, self.prompt(following, tools))
             messages = following
 
-    def _check_texts(self, messages: Sequence[Message], tools: Tools) -> None:
+    def _check_texts(self, messages: Messages, tools: Tools) -> None:
         name, rendered = self.tokenizer.name_or_path, self._render(messages, tools)
         for message in messages:
             if message["content"] in rendered:
@@ -173,9 +160,7 @@ class TurnTokens:
                 raise ValueError(f"{fault}; let the environment answer in another role, or set another template")
             logger.warning("%s", fault)
 
-    def _as_sampled(
-        self, messages: Sequence[Message], answer: str, following: Sequence[Message], tools: Tools
-    ) -> list[int]:
+    def _as_sampled(self, messages: Messages, answer: str, following: Messages, tools: Tools) -> list[int]:
         """Returns the ids of an answer as the template would have them behind the prompt."""
         before, after = self._render(messages, tools), self._render(following, tools)
         start = len(before.rstrip())
@@ -203,12 +188,12 @@ class TurnTokens:
             )
         logger.warning("%r tokenises the boundary of two turns differently: %r, at once %r", name, joined, whole)
 
-    def _render(self, messages: Sequence[Message], tools: Tools = None, *, add_generation_prompt: bool = True) -> str:
+    def _render(self, messages: Messages, tools: Tools = None, *, add_generation_prompt: bool = True) -> str:
         if messages and messages[0]["role"] == "system" and not self.accepts_system:
             messages = fold_system_message(messages)
         return self._render_as_is(self._marked(messages), marked(tools, self._special_texts), add_generation_prompt)
 
-    def _marked(self, messages: Sequence[Message]) -> list[Message]:
+    def _marked(self, messages: Messages) -> list[Message]:
         """Marks the special tokens that messages spell.
 
         The policy's turns keep those that it may have sampled for its environment to read, such as `[TOOL_CALLS]`.
@@ -216,7 +201,7 @@ class TurnTokens:
         own, others = self._silent_texts, self._special_texts
         return [marked(message, own if message.get("role") == "assistant" else others) for message in messages]
 
-    def _render_as_is(self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool) -> str:
+    def _render_as_is(self, messages: Messages, tools: Tools, add_generation_prompt: bool) -> str:
         variables = self.template_kwargs if tools is None else {**self.template_kwargs, "tools": list(tools)}
         try:
             return render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt, **variables)
@@ -226,6 +211,11 @@ class TurnTokens:
                 f"the chat template of {self.tokenizer.name_or_path!r} refuses a conversation of {roles}: {error}. "
                 "Let the environment answer with messages that the template takes, or set another template"
             ) from error
+
+    def _render_if_taken(self, messages: Messages, add_generation_prompt: bool) -> str:
+        with suppress(ValueError):
+            return self._render_as_is(messages, None, add_generation_prompt)
+        return ""
 
     def _encode(self, text: str) -> list[int]:
         # An environment may hand over halves of surrogate pairs, which no tokenizer takes.
@@ -239,10 +229,7 @@ class TurnTokens:
     def accepts_system(self) -> bool:
         """Tells whether the template renders a system message; logged where it does not."""
         probe = [{"role": "system", "content": PLACEHOLDER}, _user("Hello")]
-        try:
-            accepted = PLACEHOLDER in self._render_as_is(probe, None, True)
-        except ValueError:
-            accepted = False
+        accepted = PLACEHOLDER in self._render_if_taken(probe, True)
         if not accepted:
             name = self.tokenizer.name_or_path
             logger.warning("the chat template of %r takes no system message; it goes into the first user message", name)
@@ -252,9 +239,7 @@ class TurnTokens:
         """Tells whether `tools=` changes what the template renders."""
         return self._render([_user("Hello")], tools) != self._render([_user("Hello")])
 
-    def _closing(
-        self, messages: Sequence[Message], new_messages: Sequence[Message], tools: Tools, **options: Any
-    ) -> str | None:
+    def _closing(self, messages: Messages, new_messages: Messages, tools: Tools, **options: Any) -> str | None:
         """Returns what the template renders behind an assistant's text; None where it leaves that text out."""
         placeholder = PLACEHOLDER
         given = str([self._marked([*messages, *new_messages]), tools])
@@ -297,13 +282,9 @@ class TurnTokens:
             [token for token in self.tokenizer.special_tokens_map.values() if isinstance(token, str)]
         )
         special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        turns = [_user("Hello"), _assistant("Hello"), _user("Hello")]
-        try:
-            around = special.intersection(self._encode(self._render_as_is(turns, None, False)))
-        except ValueError:
-            # A template of one turn only still has text to read.
-            around = set()
-        return self.eos_token_ids | set(named) | around
+        # A template of one turn only still has text to read.
+        turns = self._render_if_taken([_user("Hello"), _assistant("Hello"), _user("Hello")], False)
+        return self.eos_token_ids | set(named) | special.intersection(self._encode(turns))
 
     @cached_property
     def _special_texts(self) -> frozenset[str]:
@@ -321,12 +302,7 @@ def _message(role: str, text: str) -> Message:
     return {"role": role, "content": text}
 
 
-def _user(text: str) -> Message:
-    return _message("user", text)
-
-
-def _assistant(text: str) -> Message:
-    return _message("assistant", text)
+_user, _assistant = partial(_message, "user"), partial(_message, "assistant")
 
 
 def _consists_of(rendered: str, before: str, text: str, closing: str) -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor
 from data.containers import RowIndex, object_array, pick, union_dicts
 
 AUTO_PADDING = "_verl_auto_padding"
+MetaInfo = dict[str, Any] | None
 
 
 class DataProtoConfig:
@@ -63,9 +64,7 @@ class VerlMethods:
         return cls(batch, arrays, first.meta_info)
 
     @classmethod
-    def from_tensordict(
-        cls, tensor_dict: TensorDict, meta_info: dict[str, Any] | None = None, num_batch_dims: int = 1
-    ) -> Self:
+    def from_tensordict(cls, tensor_dict: TensorDict, meta_info: MetaInfo = None, num_batch_dims: int = 1) -> Self:
         """Undoes `to_tensordict`; `meta_info` adds to what the TensorDict carries."""
         values = dict(tensor_dict.items())
         return cls.from_dict(
@@ -109,11 +108,8 @@ class VerlMethods:
         tensors = content["tensors"]
         arrays = {key: array.numpy() for key, array in content["arrays"].items()}
         arrays |= {key: object_array(json.loads(text)) for key, text in content["objects"].items()}
-        return cls(
-            None if tensors is None else TensorDict(tensors, batch_size=[content["rows"]]),
-            arrays,
-            {key: json.loads(text) for key, text in content["meta_info"].items()},
-        )
+        batch = None if tensors is None else TensorDict(tensors, batch_size=[content["rows"]])
+        return cls(batch, arrays, {key: json.loads(text) for key, text in content["meta_info"].items()})
 
     # --- Looking ---
 

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, agent_specs, episode_record
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Completion, Sampling
-from workers.rollout.episode import FAILURES, Episode, Row, Turn
+from workers.rollout.episode import FAILURES, Episode, Row, Span, Turn
 from workers.rollout.turn_loop import TurnLoop
 
 # So many episodes have their environments open at once.
@@ -245,7 +246,7 @@ class Player:
             Episode(
                 group=key,
                 sample=0,
-                rows=[Row.of_record(row | {"log_probs": as_numbers(row["log_probs"])}) for row in episode["rows"]],
+                rows=[row_of(row) for row in episode["rows"]],
                 turns=[turn_of(turn) for turn in episode["turns"]],
                 ending=episode["ending"],
             )
@@ -263,6 +264,18 @@ def turn_of(record: Recorded) -> Turn:
         given = {name: record[name] for name in ("reward", "done", "tool_calls")}
         reply = StepReply(messages=record["observation"], seconds=record["env_seconds"], **given)
     return Turn(text=record["text"], finish_reason=record["finish_reason"], reply=reply)
+
+
+def row_of(record: Recorded) -> Row:
+    """Makes the row whose record this is."""
+    row, end = Row(prompt_ids=record["prompt_ids"]), 0
+    row.append_given(record["response_ids"], as_numbers(record["log_probs"]))
+    for turn, tokens in groupby(record["turn_ids"]):
+        start, end = end, end + len(list(tokens))
+        if turn >= 0:
+            row.spans.append(Span(start, end, turn))
+    row.reward_at = {place: reward for place, reward in enumerate(record["rewards"]) if reward}
+    return row
 
 
 def as_numbers(values: Sequence[float | None]) -> list[float]:

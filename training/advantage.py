@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from data.containers import row_blocks
-from data.protocol import DataProto
+from data.protocol import FIELDS, DataProto
 from training.batch.episode_rows import EpisodeRows
+from training.batch.group_filter import REWARD_INFO
 from training.core_algos import AdaptiveKLController, FixedKLController, call_adv_estimator, estimator_needs, kl_penalty
 
 KLController = AdaptiveKLController | FixedKLController
@@ -51,19 +53,35 @@ def compute_advantage(
     num_repeat: int = 1,
     norm_adv_by_std_in_grpo: bool = True,
     config: Any = None,
+    state: dict[str, Any] | None = None,
 ) -> DataProto:
     """Adds `advantages` and `returns` (B, R) by the estimator of that name.
 
-    It is handed `token_level_rewards`, `response_mask` and what it asks for. Raises ValueError where it returns another
-    shape or numbers that are not finite.
+    It is handed `token_level_rewards`, `response_mask` and what it asks for (training/config/needs.py); `state` is its
+    own. Raises ValueError where it returns another shape or numbers that are not finite.
     """
-    data.require("token_level_rewards", "response_mask", *_tensor_needs(adv_estimator), by=f"estimator {adv_estimator}")
+    needed = [name for name in estimator_needs(adv_estimator) if name in FIELDS and name != "turn_ids"]
+    data.require("token_level_rewards", "response_mask", *needed, by=f"estimator {adv_estimator}")
     episodes, width = EpisodeRows(data), data.batch["response_mask"].shape[1]
-    fields = {name: tensor for name, tensor in data.batch.items() if episodes.takes(tensor, width)}
+    fields = {
+        name: episodes.join(tensor)
+        for name, tensor in data.batch.items()
+        if episodes.takes(tensor, width) and name not in ("prompts", "attention_mask", "position_ids", "input_ids")
+    }
+    fields.setdefault("turn_ids", torch.zeros_like(fields["response_mask"]))
+    columns = {name: values[episodes.first] for name, values in data.non_tensor_batch.items()}
+    # verl's estimators know what the reward function gives by its plain name.
+    columns |= {name.removeprefix(REWARD_INFO): values for name, values in columns.items()}
     advantages, returns = call_adv_estimator(
         adv_estimator,
-        **{name: episodes.join(tensor) for name, tensor in fields.items()},
-        index=data.non_tensor_batch["uid"][episodes.first],
+        **fields,
+        batch=fields,
+        non_tensor_batch=columns,
+        index=columns["uid"],
+        episode_id=columns.get("episode_id", episodes.first),
+        role=columns.get("role", columns.get("data_source", np.full(len(episodes.first), "policy"))),
+        anchors=columns.get("anchors", [[str(uid)] for uid in columns["uid"]]),
+        state={} if state is None else state,
         gamma=gamma,
         lam=lam,
         num_repeat=num_repeat,
@@ -82,7 +100,3 @@ def compute_advantage(
             )
         data.batch[name] = tensor
     return data
-
-
-def _tensor_needs(adv_estimator: str) -> list[str]:
-    return [name for name in estimator_needs(adv_estimator) if name in ("values", "old_log_probs", "reward_baselines")]

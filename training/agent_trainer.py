@@ -138,7 +138,8 @@ class AgentTrainer(RayPPOTrainer):
         assert self.multi_turn_rollout is not None, "init_workers makes it"
         self.multi_turn_rollout.reset(gen_batch)
         facts = self.multi_turn_rollout.rollout()
-        (self.validated if gen_batch.meta_info["validate"] else self.played).extend(facts)
+        if gen_batch.meta_info.get("do_sample", True):
+            (self.validated if gen_batch.meta_info["validate"] else self.played).extend(facts)
         batch = self.multi_turn_rollout.build_update_batch()
         if folder := self.config.agent.episodes_dir:
             try:

@@ -10,7 +10,6 @@ a checkpoint needs no generator's state.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict
@@ -27,29 +26,30 @@ from data.data_order import EpochOrder, PromptCollator, num_rows
 from data.protocol import DataProto
 from data.rl_dataset import collate_fn as default_collate_fn
 from data.sample_ids import sample_ids, step_info
-from training.advantage import KLController, apply_kl_penalty, compute_advantage, compute_response_mask
+from data.token_rewards import move_to_sampled_tokens
+from training import validation
+from training.advantage import KLController, apply_kl_penalty, compute_advantage, compute_response_mask  # noqa: F401
 from training.batch.batching import arrange
-from training.batch.episode_rows import EpisodeRows
+from training.batch.episode_rows import EpisodeRows, observation_mask
 from training.batch.group_filter import collect_varied_groups
 from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
 from training.config.section import anchored
-from training.core_algos import estimator_needs, get_kl_controller
+from training.core_algos import get_kl_controller
 from training.reward import RewardFunction, compute_reward, compute_reward_async, lend_tokenizer
-from training.rollout_correction import compute_offpolicy_metrics
+from training.rollout_correction import apply_correction, measure_mismatch, read_mismatch
 from training.run import checkpoint
 from training.run.alarms import Alarms
-from training.run.episodes import readable_rows
 from training.run.metric_utils import (
     StepTimer,
     compute_data_metrics,
     compute_throughout_metrics,
     compute_timing_metrics,
-    flatten_validation_metrics,
-    process_validation_metrics,
 )
 from training.run.records import record_config
-from training.run.roles import (
+
+# Some are only offered here, where verl has them.
+from training.run.roles import (  # noqa: F401
     ResourcePoolManager,
     Role,
     default_resource_pool,
@@ -61,19 +61,6 @@ from training.run.roles import (
 from training.run.tracking import Tracking
 from workers.ranks.worker_group import ClassWithInitArgs, LocalWorkerGroup, RayWorkerGroup, create_colocated_worker_cls
 
-__all__ = [
-    "RayPPOTrainer",
-    "ResourcePoolManager",
-    "Role",
-    "apply_kl_penalty",
-    "compute_advantage",
-    "compute_response_mask",
-    "default_resource_pool",
-    "default_role_mapping",
-    "need_critic",
-    "need_reference_policy",
-    "need_reward_model",
-]
 logger = logging.getLogger(__name__)
 
 
@@ -128,6 +115,8 @@ class RayPPOTrainer:
         self.global_steps = self.epoch = self.rows_done = 0
         # Past generation, where a step must come to its end; and whether the run is to end then.
         self.in_step = False
+        # An estimator's own, of the whole run.
+        self.estimator_state: dict[str, Any] = {}
         self.asked_to_end: Callable[[], bool] = lambda: False
         self.row_stream = self._endless_rows()
         self.pools: list[Any] = []
@@ -205,7 +194,7 @@ class RayPPOTrainer:
 
     def _worker_class(self, role: Role) -> ClassWithInitArgs:
         arguments = (self.config,) if role is Role.Critic else (self.config, role.value)
-        return ClassWithInitArgs(self.role_worker_mapping[role], arguments)
+        return ClassWithInitArgs(self.role_worker_mapping[role], *arguments)
 
     # The loop
 
@@ -232,7 +221,8 @@ class RayPPOTrainer:
             try:
                 for rows in self.training_batches():
                     metrics = self.train_step(rows)
-                    if self._is_due(trainer.test_freq):
+                    last, often = self.global_steps >= self.total_training_steps, trainer.test_freq > 0
+                    if last or (often and self.global_steps % trainer.test_freq == 0):
                         metrics |= self.validate()
                     if self.saver.is_due(self.global_steps, self.total_training_steps, metrics["timing_s/step"]):
                         metrics |= self.save_checkpoint()
@@ -273,10 +263,6 @@ class RayPPOTrainer:
                 )
             self.epoch, self.rows_done = self.epoch + 1, 0
 
-    def _is_due(self, frequency: int) -> bool:
-        """Says yes every `frequency` steps (never where that is not positive), and on the last step."""
-        return self.global_steps >= self.total_training_steps or (frequency > 0 and self.global_steps % frequency == 0)
-
     def train_step(self, rows: dict[str, Any]) -> dict[str, float]:
         """Goes one step on collated rows, from prompts to new weights; returns its metrics."""
         timer = StepTimer()
@@ -309,9 +295,9 @@ class RayPPOTrainer:
                     metrics |= self.actor_rollout_wg.update_actor(batch)
             with timer("update_weights"):
                 metrics |= self.actor_rollout_wg.sync_weights()
-        self._dump(batch, self.config.trainer.rollout_data_dir)
+        validation.dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
         self.on_batch(batch)
-        metrics |= drawn | self._step_metrics(batch, timer)
+        metrics = read_mismatch(metrics) | drawn | self._step_metrics(batch, timer)
         return metrics | self.alarms.check(batch, metrics, self.global_steps)
 
     def on_batch(self, batch: DataProto) -> None:
@@ -341,21 +327,30 @@ class RayPPOTrainer:
         if settings.enable:
             batch, drawn = collect_varied_groups(self._scored_batches(rows), settings, self.config.prompts_per_step)
         else:
-            batch = self._generate_multi_turn_sequences(
-                self.prompt_batch(rows, self.config.actor_rollout_ref.rollout.n)
-            )
-            drawn = {}
+            batch, drawn = self._answers(rows), {}
         self.actor_rollout_wg.sleep_rollout()
         return batch, drawn
 
     def _scored_batches(self, rows: dict[str, Any]) -> Iterator[DataProto]:
         """Yields the rows' prompts answered and scored, then those of further rows, as they are asked for."""
         for number in itertools.count():
-            first_group = number * self.config.prompts_per_step
-            prompts = self.prompt_batch(rows, self.config.actor_rollout_ref.rollout.n, first_group)
-            batch = self._generate_multi_turn_sequences(prompts)
+            batch = self._answers(rows, number * self.config.prompts_per_step)
             yield self._add_rewards(batch, *compute_reward(batch, self.reward_fn))
             rows = next(self.row_stream)
+
+    def _answers(self, rows: dict[str, Any], first_group: int = 0) -> DataProto:
+        """Answers the rows' prompts `rollout.n` times, and once more greedily where the estimator reads that."""
+        prompts = self.prompt_batch(rows, self.config.actor_rollout_ref.rollout.n, first_group)
+        batch = self._generate_multi_turn_sequences(prompts)
+        if "reward_baselines" in self.config.estimator_needs:
+            once = self.prompt_batch(rows, 1, first_group)
+            once.meta_info["do_sample"] = False
+            greedy = self._generate_multi_turn_sequences(once)
+            episodes = EpisodeRows(greedy)
+            rewards = episodes.join(compute_reward(greedy, self.reward_fn)[0]).sum(dim=1).tolist()
+            of_group = dict(zip(greedy.non_tensor_batch["uid"][episodes.first], rewards, strict=True))
+            batch.batch["reward_baselines"] = torch.tensor([of_group[uid] for uid in batch.non_tensor_batch["uid"]])
+        return batch
 
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
         """Does the rollout itself; here every prompt is answered once."""
@@ -373,25 +368,37 @@ class RayPPOTrainer:
 
     def needs_old_log_probs(self) -> bool:
         """Says whether something reads them: in a step of a single update its own log-probs are the old ones."""
-        algorithm = self.config.algorithm
-        read = algorithm.use_kl_in_reward or "old_log_probs" in estimator_needs(algorithm.adv_estimator)
-        return read or self.plan.actor.updates > 1
+        algorithm, needs = self.config.algorithm, self.config.estimator_needs
+        correction = algorithm.rollout_correction
+        if correction.bypass_mode:
+            return False
+        read = algorithm.use_kl_in_reward or correction.corrects or "old_log_probs" in needs
+        return read or "sum_pi_squared" in needs or self.plan.actor.updates > 1
 
     def _add_old_log_probs(self, batch: DataProto, metrics: dict[str, float]) -> tuple[DataProto, dict[str, float]]:
-        """Adds `old_log_probs`; measures the entropy, and how far the engine's probabilities are from the trainer's."""
+        """Adds `old_log_probs`; measures the entropy, and how far the engine's probabilities are from the trainer's.
+
+        Tokens are then weighed, or left out, as `algorithm.rollout_correction` says.
+        """
+        batch.meta_info["sum_pi_squared"] = "sum_pi_squared" in self.config.estimator_needs
         result = self.actor_rollout_wg.compute_log_prob(batch)
         entropies = result.pop(batch_keys=["entropys"]).batch["entropys"]
         batch = batch.union(result)
         tensors, mask = batch.batch, batch.batch["response_mask"]
         metrics["actor/old_entropy"] = masked_mean(entropies, mask).item()
         if "rollout_log_probs" in tensors:
-            shares, largest = compute_offpolicy_metrics(
+            shares, largest = measure_mismatch(
                 tensors["old_log_probs"], tensors["rollout_log_probs"], mask, turn_ids=tensors.get("turn_ids")
             )
             metrics |= {name: value.item() for name, value in (shares | largest).items()}
+        if (correction := self.config.algorithm.rollout_correction).corrects:
+            metrics |= apply_correction(batch, correction)
         return batch, metrics
 
     def _add_rewards(self, batch: DataProto, scores: Tensor, infos: dict[str, list[Any]]) -> DataProto:
+        if self.config.algorithm.rollout_correction.corrects:
+            # What was left out since they were given must not take them along.
+            scores = move_to_sampled_tokens(scores, batch.batch["response_mask"])
         batch.batch["token_level_scores"] = scores  # (B, R)
         for name, values in infos.items():
             batch.non_tensor_batch[f"reward_info/{name}"] = np.array(values, dtype=object)
@@ -406,7 +413,14 @@ class RayPPOTrainer:
         return batch, metrics | kl_metrics
 
     def _add_advantages(self, batch: DataProto) -> DataProto:
-        algorithm = self.config.algorithm
+        algorithm, actor = self.config.algorithm, self.config.actor_rollout_ref.actor
+        shares = EpisodeRows(batch).shares() if actor.loss_agg_counts == "episodes" else None
+        if shares is not None:
+            batch.batch["episode_share"] = shares
+        if self.config.agent.observation_loss_coef:
+            batch.batch["observation_mask"] = observation_mask(batch)
+        if algorithm.rollout_correction.bypass_mode and "old_log_probs" in self.config.estimator_needs:
+            batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
         return compute_advantage(
             batch,
             algorithm.adv_estimator,
@@ -415,6 +429,7 @@ class RayPPOTrainer:
             num_repeat=self.config.actor_rollout_ref.rollout.n,
             norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
             config=algorithm,
+            state=self.estimator_state,
         )
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
@@ -426,52 +441,9 @@ class RayPPOTrainer:
             **compute_throughout_metrics(batch, timer.seconds, n_gpus=self.config.trainer.num_ranks),
         }
 
-    # Validation
-
     def validate(self) -> dict[str, float]:
-        """Scores the validation prompts, `val_kwargs.n` answers each; metrics as `val-core/SOURCE/REWARD/mean@N`."""
-        if self.val_dataloader is None:
-            return {}
-        sources: list[str] = []
-        uids: list[str] = []
-        infos: dict[str, list[Any]] = {}
-        n = self.config.actor_rollout_ref.rollout.val_kwargs.n
-        for rows in self.val_dataloader:
-            batch, scored = self._validate_batch(rows, n, first_group=len(uids) // n)
-            names = batch.non_tensor_batch.get(self.config.data.reward_fn_key, np.full(len(batch), "unknown"))
-            sources += [str(name) for name in names]
-            uids += list(batch.non_tensor_batch["uid"])
-            before = len(uids) - len(batch)
-            # A source may have entries that others have not.
-            for name in infos.keys() | scored.keys():
-                infos.setdefault(name, [None] * before).extend(scored.get(name, [None] * len(batch)))
-        nested = process_validation_metrics(sources, uids, infos, seed=self.seed)
-        return flatten_validation_metrics(nested)
-
-    def _validate_batch(self, rows: dict[str, Any], n: int, first_group: int) -> tuple[DataProto, dict[str, list[Any]]]:
-        prompts = self.prompt_batch(rows, n, first_group, validate=True)
-        batch = self._generate_multi_turn_sequences(prompts)
-        scores, infos = compute_reward(batch, self.val_reward_fn)
-        batch.batch["token_level_scores"] = scores
-        self._dump(batch, self.config.trainer.validation_data_dir, anew=first_group == 0)
-        self.on_batch(batch)
-        self._show_generations(batch, self.config.trainer.log_val_generations - first_group * n)
-        episodes = EpisodeRows(batch)
-        infos = {name: [values[i] for i in episodes.first] for name, values in infos.items()}
-        return batch.select_idxs(episodes.first), {**infos, "reward": episodes.join(scores).sum(dim=1).tolist()}
-
-    def _show_generations(self, batch: DataProto, count: int) -> None:
-        for row in readable_rows(batch.slice(0, max(0, min(count, len(batch)))), self.tokenizer):
-            logger.info("validation, reward %.3f\n%s\n--> %s", row["score"], row["input"], row["output"])
-
-    def _dump(self, batch: DataProto, folder: str | None, anew: bool = True) -> None:
-        """Writes the batch's text and scores to FOLDER/STEP.jsonl, or adds them to what is there."""
-        if folder is not None:
-            path = Path(folder) / f"{self.global_steps}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w" if anew else "a") as file:
-                for row in readable_rows(batch, self.tokenizer):
-                    file.write(json.dumps({"step": self.global_steps, **row}) + "\n")
+        """Scores the validation prompts, see `training.validation.validate`."""
+        return validation.validate(self)
 
     # Checkpoints
 
@@ -508,12 +480,14 @@ class RayPPOTrainer:
             "rows_done": self.rows_done,
             "kl_coef": float(self.kl_controller.value),
             "alarms": self.alarms.state_dict(),
+            "estimator": dict(self.estimator_state),
         }
 
     def load_driver_state(self, state: Mapping[str, Any]) -> None:
         """Takes a checkpoint's `driver_state` over."""
         self.global_steps, self.epoch = state["global_steps"], state["epoch"]
         self.rows_done, self.kl_controller.value = state["rows_done"], state["kl_coef"]
+        self.estimator_state = dict(state.get("estimator", {}))
         if "alarms" in state:
             self.alarms.load_state_dict(state["alarms"])
 

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from custom.reward_manager import get_reward_manager_cls
+from custom.reward_manager import NaiveRewardManager, get_reward_manager_cls
 from data.loading import load_extern_object
 from data.protocol import DataProto
 from data.token_rewards import move_to_sampled_tokens, place_outcome_rewards
+from training.batch.episode_rows import real_rows
 from training.config import PPOConfig
 
 RewardFunction = Callable[..., Any]
@@ -47,12 +48,16 @@ def load_reward_manager(
 
     `kwargs` go to the manager beside reward_model.reward_kwargs and win over them.
     """
-    return get_reward_manager_cls(config.reward_model.reward_manager)(
+    settings, manager = config.reward_model, get_reward_manager_cls(config.reward_model.reward_manager)
+    limits: dict[str, Any] = {}
+    if issubclass(manager, NaiveRewardManager):
+        limits = {"overlong_buffer_cfg": settings.overlong_buffer, "max_resp_len": config.data.max_response_length}
+    return manager(
         tokenizer,
         num_examine,
         compute_score=get_custom_reward_fn(config),
         reward_fn_key=config.data.reward_fn_key,
-        **{**config.reward_model.reward_kwargs, **kwargs},
+        **{**limits, **settings.reward_kwargs, **kwargs},
     )
 
 
@@ -71,6 +76,10 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
     Raises ValueError for another shape, and for NaN or infinite rewards, with the rows.
     """
     data.require("response_mask", by="compute_reward")
+    real = real_rows(data)
+    if not real.all():
+        rewards, infos = compute_reward(data.select_idxs(real), reward_fn)
+        return _among_dummies(rewards, infos, real)
     result = reward_fn(data, return_dict=True) if _takes_return_dict(reward_fn) else reward_fn(data)
     if not isinstance(result, Mapping):
         result = {"reward_tensor": result}
@@ -80,6 +89,14 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
     rewards = _as_tensor(result["reward_tensor"], mask)
     place = place_outcome_rewards if rewards.dim() == 1 else move_to_sampled_tokens
     return place(rewards, mask), _check_infos(result.get("reward_extra_info", {}), len(mask))
+
+
+def _among_dummies(rewards: Tensor, infos: RewardInfos, real: Tensor) -> tuple[Tensor, RewardInfos]:
+    """Puts what real rows got in their places; dummy rows get nothing, and no infos (None)."""
+    whole = rewards.new_zeros(len(real), rewards.shape[1])
+    whole[real] = rewards
+    told = {name: iter(values) for name, values in infos.items()}
+    return whole, {name: [next(told[name]) if kept else None for kept in real.tolist()] for name in infos}
 
 
 def compute_reward_async(data: DataProto, reward_fn: RewardFunction) -> Future[tuple[Tensor, RewardInfos]]:

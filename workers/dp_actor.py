@@ -6,34 +6,20 @@ divided by the count of the whole mini-batch, which is passed down.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from data.protocol import DataProto
-from training.config import ActorConfig, MicroBatching, UpdatePlan
-from training.core_algos import (
-    GlobalBatchInfo,
-    PolicyLossConfig,
-    agg_loss,
-    denominators,
-    get_policy_loss_fn,
-    kl_penalty,
-    token_fraction,
-)
-from training.rollout_correction import compute_offpolicy_metrics
+from training import core_algos as algos
+from training.batch.torch_functional import EntropyMode
+from training.config import ActorConfig, MicroBatching, RolloutCorrectionConfig, UpdatePlan
+from training.core_algos import GlobalBatchInfo, PolicyLossConfig
+from training.rollout_correction import measure_mismatch
+from workers.model import packing
 from workers.model.forward import PolicyModel
-from workers.model.packing import (
-    FORWARD_FIELDS,
-    ForwardBatch,
-    ForwardSettings,
-    iter_micro_batches,
-    loss_fields,
-    read_rows,
-    scatter_tokens,
-)
+from workers.model.packing import FORWARD_FIELDS, ForwardBatch, ForwardSettings
 from workers.model.update import MicroLoss, update_model
 from workers.ranks.distributed import world_size
 
@@ -46,6 +32,8 @@ class DataParallelPPOActor:
         actor_module: a transformers causal language model, or a `PolicyModel` around one.
         actor_optimizer: None for a model that is only read, such as the reference.
         forward: compute type, device and packing.
+        correction: `algorithm.rollout_correction`, of which bypass_mode is a loss.
+        observation_loss_coef: weight of the cross-entropy on tokens of `observation_mask` (ECHO), a mean over them.
     """
 
     def __init__(
@@ -53,10 +41,13 @@ class DataParallelPPOActor:
         config: ActorConfig,
         actor_module: nn.Module,
         actor_optimizer: torch.optim.Optimizer | None = None,
+        correction: RolloutCorrectionConfig | None = None,
+        observation_loss_coef: float = 0.0,
         *,
         forward: ForwardSettings | None = None,
     ) -> None:
-        self.config = config
+        self.config, self.correction = config, correction or RolloutCorrectionConfig()
+        self.observation_loss_coef = observation_loss_coef
         self.actor_module = actor_module if isinstance(actor_module, PolicyModel) else PolicyModel(actor_module)
         self.actor_optimizer = actor_optimizer
         self.settings = forward or ForwardSettings()
@@ -66,12 +57,17 @@ class DataParallelPPOActor:
     ) -> tuple[Tensor, Any]:
         """Computes log-probs and, unless `entropy` is "none", entropies of a micro-batch, each of `shape`.
 
-        The shape is (rows, response_len); where nothing was sampled they are zero.
+        The shape is (rows, response_len); where nothing was sampled they are zero. With `entropy` "squares" the second
+        are two tensors: entropies, and sums of squared probabilities.
         """
         with self.settings.autocast():
             stats = self.actor_module(inputs, temperature, entropy)
-        entropies = None if stats.entropy is None else scatter_tokens(stats.entropy, inputs, shape)
-        return scatter_tokens(stats.log_probs, inputs, shape), entropies
+        log_probs = packing.scatter_tokens(stats.log_probs, inputs, shape)
+        if stats.entropy is None:
+            return log_probs, None
+        if entropy == "squares":
+            return log_probs, [packing.scatter_tokens(values, inputs, shape) for values in stats.entropy]
+        return log_probs, packing.scatter_tokens(stats.entropy, inputs, shape)
 
     @torch.no_grad()
     def compute_log_prob(
@@ -82,15 +78,28 @@ class DataParallelPPOActor:
         `data` holds prompts, responses, response_mask, attention_mask and meta_info `temperature`. `limits` are those
         of a micro-batch; without them the update's own.
         """
+        log_probs, *others = self.token_stats(data, "value" if calculate_entropy else "none", limits)
+        return log_probs, others[0] if others else None
+
+    @torch.no_grad()
+    def token_stats(self, data: DataProto, entropy: EntropyMode, limits: MicroBatching | None = None) -> list[Tensor]:
+        """Computes log-probs, entropies and sums of squared probabilities, as far as asked for; see `forward`.
+
+        Args: see `compute_log_prob`. Returns: each (B, response_len) float32, on the CPU.
+        """
         self.actor_module.eval()
         data.require(*FORWARD_FIELDS, by="compute_log_prob")
-        mode = "value" if calculate_entropy else "none"
-        read: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        for rows, micro, inputs in iter_micro_batches(data, self.settings, limits or self.config.micro_batching):
+        kinds: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range({"none": 1, "squares": 3}.get(entropy, 2))]
+        for rows, micro, inputs in packing.iter_micro_batches(
+            data, self.settings, limits or self.config.micro_batching
+        ):
             shape = micro.batch["responses"].shape
-            read.append((rows, *self.forward(inputs, shape, data.meta_info["temperature"], mode)))
-        log_probs = read_rows([(rows, log_probs) for rows, log_probs, _ in read])
-        return log_probs, read_rows([(rows, x) for rows, _, x in read if x is not None]) if calculate_entropy else None
+            log_probs, others = self.forward(inputs, shape, data.meta_info["temperature"], entropy)
+            # None, a tensor or two of them.
+            several = others if isinstance(others, list) else [others]
+            for kind, values in zip(kinds, [log_probs, *several], strict=False):
+                kind.append((rows, values))
+        return [packing.read_rows(kind) for kind in kinds]
 
     def update_policy(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:
         """Passes over `data` as planned; returns the mean over mini-batches of `actor/*` metrics.
@@ -106,7 +115,7 @@ class DataParallelPPOActor:
             data.require("ref_log_prob", by="update_policy with actor.use_kl_loss")
         if plan is None:
             plan = UpdatePlan.of_rows(len(data), cfg.ppo_mini_batch_size, cfg.ppo_epochs, cfg.shuffle)
-        if plan.updates > 1:
+        if plan.updates > 1 and not self.correction.bypass_mode:
             data.require("old_log_probs", by="update_policy with several mini-batches")
         return update_model(
             self.actor_module,
@@ -118,11 +127,12 @@ class DataParallelPPOActor:
             grad_clip=cfg.grad_clip,
             prefix="actor",
             micro_loss=self._micro_loss,
+            loss_scale_factor=cfg.loss_scale_factor,
         )
 
     def _micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
         cfg = self.config
-        fields = loss_fields(micro, self.settings.device)
+        fields = packing.loss_fields(micro, self.settings.device)
         mask = fields["response_mask"]
         log_prob, entropy = self.forward(
             inputs, mask.shape, micro.meta_info["temperature"], "grad" if cfg.entropy_coeff else "value"
@@ -131,52 +141,53 @@ class DataParallelPPOActor:
         # sampled.
         old_log_prob = fields.get("old_log_probs")
         old_log_prob = log_prob.detach() if old_log_prob is None else old_log_prob
-        with denominators(counts):
+        bypass = self.correction.bypass_mode
+        with algos.denominators(counts, fields.get("episode_share")):
             loss, metrics = call_policy_loss(
-                cfg.policy_loss.loss_mode,
-                old_log_prob=old_log_prob,
+                "bypass_mode" if bypass else cfg.policy_loss.loss_mode,
+                old_log_prob=fields["rollout_log_probs"] if bypass else old_log_prob,
+                rollout_log_prob=fields.get("rollout_log_probs", old_log_prob),
                 log_prob=log_prob,
                 advantages=fields["advantages"],
                 response_mask=mask,
                 loss_agg_mode=cfg.loss_agg_mode,
                 config=self._loss_config(counts),
+                rollout_is_weights=fields.get("rollout_is_weights"),
             )
+            entropy_loss = algos.agg_loss(entropy, mask, cfg.loss_agg_mode, **counts) if cfg.entropy_coeff else 0
+            kl = algos.kl_penalty(log_prob, fields["ref_log_prob"], cfg.kl_loss_type) if cfg.use_kl_loss else None
+            kl_loss = None if kl is None else algos.agg_loss(kl, mask, cfg.loss_agg_mode, **counts)
         # A plain number is the micro-batch's mean, as losses written for verl return it.
-        share = token_fraction(torch.ones_like(log_prob), mask, counts)
+        share = algos.token_fraction(torch.ones_like(log_prob), mask, counts)
         metrics = {name: value if isinstance(value, Tensor) else value * share for name, value in metrics.items()}
         # The losses carry the factor of all ranks, because ranks average their gradients.
         ranks = world_size()
         metrics = {"actor/pg_loss": loss / ranks, **metrics}
-        metrics["actor/entropy"] = agg_loss(entropy.detach(), mask, "token-mean", **counts) / ranks
+        metrics["actor/entropy"] = algos.agg_loss(entropy.detach(), mask, "token-mean", **counts) / ranks
         if cfg.entropy_coeff:
-            loss = loss - cfg.entropy_coeff * agg_loss(entropy, mask, cfg.loss_agg_mode, **counts)
-        if cfg.use_kl_loss:
-            kl = kl_penalty(log_prob, fields["ref_log_prob"], cfg.kl_loss_type)
-            kl_loss = agg_loss(kl, mask, cfg.loss_agg_mode, **counts)
+            loss = loss - cfg.entropy_coeff * entropy_loss
+        if kl_loss is not None:
             loss = loss + cfg.kl_loss_coef * kl_loss
             metrics |= {"actor/kl_loss": kl_loss / ranks}
         if "old_log_probs" in fields and (updates := micro.meta_info.get("updates_to_come")):
             # Only this one of them adds to the mean over all.
-            apart = agg_loss((log_prob.detach() - old_log_prob).abs(), mask, "token-mean", **counts)
+            apart = algos.agg_loss((log_prob.detach() - old_log_prob).abs(), mask, "token-mean", **counts)
             metrics["actor/first_update_diff"] = apart * updates / ranks
+        if self.observation_loss_coef:
+            said = fields["observation_mask"].bool()
+            observed = -torch.where(said, log_prob, 0).sum() / max(micro.meta_info["observation_tokens"], 1)
+            loss = loss + self.observation_loss_coef * observed * ranks
+            metrics["actor/observation_loss"] = observed
         if "rollout_log_probs" not in fields or "old_log_probs" in fields:
             return MicroLoss(loss, metrics, {})
-        shares, maxima = compute_offpolicy_metrics(
+        shares, maxima = measure_mismatch(
             log_prob.detach(), fields["rollout_log_probs"], mask, counts["batch_num_tokens"], fields.get("turn_ids")
         )
         return MicroLoss(loss, metrics | shares, maxima)
 
     def _loss_config(self, counts: GlobalBatchInfo) -> PolicyLossConfig:
-        cfg = self.config
-        return PolicyLossConfig(
-            clip_ratio=cfg.clip_ratio,
-            clip_ratio_low=cfg.clip_ratio_low,
-            clip_ratio_high=cfg.clip_ratio_high,
-            clip_ratio_c=cfg.clip_ratio_c,
-            loss_agg_mode=cfg.loss_agg_mode,
-            policy_loss=cfg.policy_loss,
-            global_batch_info=counts,
-        )
+        own = {name: self.config[name] for name in vars(PolicyLossConfig()) if name in vars(self.config)}
+        return PolicyLossConfig(**own, rollout_correction=self.correction, global_batch_info=counts)
 
 
 def call_policy_loss(name: str, **offered: Any) -> tuple[Tensor, dict[str, Any]]:
@@ -185,10 +196,8 @@ def call_policy_loss(name: str, **offered: Any) -> tuple[Tensor, dict[str, Any]]
     Raises:
         ValueError: it does not return (loss, metrics).
     """
-    function = get_policy_loss_fn(name)
-    parameters = inspect.signature(function).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    result = function(**{key: value for key, value in offered.items() if takes_all or key in parameters})
+    function = algos.get_policy_loss_fn(name)
+    result = function(**algos.taken(function, offered))
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise ValueError(
             f"policy loss '{name}' must return (loss, metrics), metrics being a dict; it returned "

@@ -10,17 +10,10 @@ from torch import Tensor, nn
 
 from data.protocol import DataProto
 from training.config import CriticConfig, UpdatePlan
-from training.core_algos import GlobalBatchInfo, compute_value_loss
+from training.core_algos import GlobalBatchInfo, compute_value_loss, denominators
+from workers.model import packing
 from workers.model.forward import ValueModel
-from workers.model.packing import (
-    FORWARD_FIELDS,
-    ForwardBatch,
-    ForwardSettings,
-    iter_micro_batches,
-    loss_fields,
-    read_rows,
-    scatter_tokens,
-)
+from workers.model.packing import FORWARD_FIELDS, ForwardBatch, ForwardSettings
 from workers.model.update import MicroLoss, update_model
 from workers.ranks.distributed import world_size
 
@@ -47,10 +40,12 @@ class DataParallelPPOCritic:
         self.critic_module.eval()
         data.require(*FORWARD_FIELDS, by="compute_values")
         read: list[tuple[Tensor, Tensor]] = []
-        for rows, micro, inputs in iter_micro_batches(data, self.settings, self.config.micro_batching):
+        for rows, micro, inputs in packing.iter_micro_batches(data, self.settings, self.config.micro_batching):
             with self.settings.autocast():
-                read.append((rows, scatter_tokens(self.critic_module(inputs), inputs, micro.batch["responses"].shape)))
-        return read_rows(read)
+                read.append(
+                    (rows, packing.scatter_tokens(self.critic_module(inputs), inputs, micro.batch["responses"].shape))
+                )
+        return packing.read_rows(read)
 
     def update_critic(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:
         """Regresses on `returns`, clipped around `values`, as planned; returns the mean `critic/*` of mini-batches.
@@ -76,19 +71,20 @@ class DataParallelPPOCritic:
         )
 
     def _micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
-        fields = loss_fields(micro, self.settings.device)
+        fields = packing.loss_fields(micro, self.settings.device)
         mask = fields["response_mask"]
         with self.settings.autocast():
-            vpreds = scatter_tokens(self.critic_module(inputs), inputs, mask.shape)
-        loss, clip_fraction = compute_value_loss(
-            vpreds=vpreds,
-            returns=fields["returns"],
-            values=fields["values"],
-            response_mask=mask,
-            cliprange_value=self.config.cliprange_value,
-            loss_agg_mode=self.config.loss_agg_mode,
-            **counts,
-        )
+            vpreds = packing.scatter_tokens(self.critic_module(inputs), inputs, mask.shape)
+        with denominators(counts, fields.get("episode_share")):
+            loss, clip_fraction = compute_value_loss(
+                vpreds=vpreds,
+                returns=fields["returns"],
+                values=fields["values"],
+                response_mask=mask,
+                cliprange_value=self.config.cliprange_value,
+                loss_agg_mode=self.config.loss_agg_mode,
+                **counts,
+            )
         mean = (vpreds.detach() * mask).sum() / max(counts["batch_num_tokens"] or 0, 1)
         metrics = {"vf_loss": loss / world_size(), "vf_clipfrac": clip_fraction, "vpred_mean": mean}
         return MicroLoss(loss, {f"critic/{name}": value for name, value in metrics.items()}, {})

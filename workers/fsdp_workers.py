@@ -23,7 +23,7 @@ from training.config import ActorConfig, ActorRolloutRefConfig, BatchPlan, Criti
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model import state as model_state
-from workers.model.builder import ModelSpec, find_device, torch_dtype
+from workers.model.builder import ModelSpec, find_device, require_same_vocabulary, torch_dtype
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.forward import PolicyModel, ValueModel, check_forward, forward_settings
 from workers.model.packing import FORWARD_FIELDS, ForwardSettings
@@ -38,6 +38,11 @@ from workers.rollout.engine import Engine
 from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 logger = logging.getLogger(__name__)
+# What the policy's update reads of a batch, as far as it is there.
+UPDATE_FIELDS = (
+    *("advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs", "rollout_is_weights", "turn_ids"),
+    *("episode_share", "observation_mask"),
+)
 Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
 
 
@@ -92,10 +97,14 @@ class ActorRolloutRefWorker(TrainedWorker):
             model, settings = self._load_policy(cfg.fsdp_config, trainable=True)
             self._make_trainable(model.lm, cfg, total_training_steps)
             self.tokenizer = self.spec.tokenizer
-            self.actor = DataParallelPPOActor(cfg, model, self.optimizer, forward=settings)
+            more = self.config.algorithm.rollout_correction, self.config.agent.observation_loss_coef
+            self.actor = DataParallelPPOActor(cfg, model, self.optimizer, *more, forward=settings)
             offload(model, self.optimizer, cfg.fsdp_config)
         if "ref" in self.role:
-            model, settings = self._load_policy(self.policy.ref.fsdp_config, trainable=False)
+            spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)
+            if spec != self.spec:
+                require_same_vocabulary(self.spec, spec)
+            model, settings = self._load_policy(self.policy.ref.fsdp_config, trainable=False, spec=spec)
             self.ref = DataParallelPPOActor(self.policy.actor, model, forward=settings)
             offload(model, None, self.policy.ref.fsdp_config)
         # Last, as the engine sizes its cache by what is left free.
@@ -115,7 +124,8 @@ class ActorRolloutRefWorker(TrainedWorker):
         dtype = torch_dtype(self.policy.rollout.dtype)
         with self._actor_on_device():
             self.rollout.update_weights(iter_weights(self.module, dtype), weight_manifest(self.module))
-            actor = self._canary_log_probs() if self.canary else None
+            limits = self.policy.log_prob_micro_batching
+            actor = self.actor.compute_log_prob(self.canary.batch(), limits=limits)[0] if self.canary else None
         self.rollout.wake_up("kv_cache")
         return self.canary.compare(actor) if self.canary and actor is not None else {}
 
@@ -128,10 +138,6 @@ class ActorRolloutRefWorker(TrainedWorker):
             return encode_chat(self.spec.tokenizer, messages, **self.config.data.apply_chat_template_kwargs)
 
         return Canary(self.rollout, len(self.spec.tokenizer), render)
-
-    def _canary_log_probs(self) -> torch.Tensor:
-        assert self.canary is not None
-        return self.actor.compute_log_prob(self.canary.batch(), limits=self.policy.log_prob_micro_batching)[0]
 
     @register(Dispatch.ONE_TO_ALL)
     def sleep_rollout(self) -> None:
@@ -175,12 +181,15 @@ class ActorRolloutRefWorker(TrainedWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Computes `old_log_probs` and `entropys`, (B, response_len) each."""
+        """Computes `old_log_probs` and `entropys`, with meta_info `sum_pi_squared` that too: (B, response_len) each."""
         with self._actor_on_device():
-            log_probs, entropies = self.actor.compute_log_prob(
-                self._with_temperature(data), calculate_entropy=True, limits=self.policy.log_prob_micro_batching
+            stats = self.actor.token_stats(
+                self._with_temperature(data),
+                "squares" if data.meta_info.get("sum_pi_squared") else "value",
+                self.policy.log_prob_micro_batching,
             )
-        return DataProto.from_dict(tensors={"old_log_probs": log_probs, "entropys": entropies})
+        names = ("old_log_probs", "entropys", "sum_pi_squared")
+        return DataProto.from_dict(tensors=dict(zip(names, stats, strict=False)))
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
@@ -191,11 +200,7 @@ class ActorRolloutRefWorker(TrainedWorker):
             )
         return DataProto.from_dict(tensors={"ref_log_prob": log_probs})
 
-    @register(
-        Dispatch.DP_COMPUTE_PROTO,
-        reads=(*FORWARD_FIELDS, "advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs", "turn_ids"),
-        ranks_per_chunk="ranks_per_sequence",
-    )
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=(*FORWARD_FIELDS, *UPDATE_FIELDS), ranks_per_chunk="ranks_per_sequence")
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """Calls `update_policy` once and makes one step of the schedule; returns metrics."""
         self.writer.wait_until_copied()
@@ -206,8 +211,10 @@ class ActorRolloutRefWorker(TrainedWorker):
         self.scheduler.step()
         return metrics
 
-    def _load_policy(self, fsdp: FSDPConfig, *, trainable: bool) -> tuple[PolicyModel, ForwardSettings]:
-        lm = self.spec.causal_lm(trainable=trainable)
+    def _load_policy(
+        self, fsdp: FSDPConfig, *, trainable: bool, spec: ModelSpec | None = None
+    ) -> tuple[PolicyModel, ForwardSettings]:
+        lm = (spec or self.spec).causal_lm(trainable=trainable)
         share = self.policy.actor.use_prefix_grouper
         settings = forward_settings(self.policy.model, share, lm, self.device, self.ranks_per_sequence())
         if trainable:
@@ -259,7 +266,9 @@ class CriticWorker(TrainedWorker):
             return DataProto.from_dict(tensors={"values": self.critic.compute_values(data)})
 
     @register(
-        Dispatch.DP_COMPUTE_PROTO, reads=(*FORWARD_FIELDS, "values", "returns"), ranks_per_chunk="ranks_per_sequence"
+        Dispatch.DP_COMPUTE_PROTO,
+        reads=(*FORWARD_FIELDS, "values", "returns", "episode_share"),
+        ranks_per_chunk="ranks_per_sequence",
     )
     def update_critic(self, data: DataProto) -> dict[str, float]:
         """Calls `DataParallelPPOCritic.update_critic` once and makes one step of the schedule; returns metrics."""

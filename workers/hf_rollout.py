@@ -4,14 +4,13 @@ It keeps a copy of the policy in `rollout.dtype` for itself, as every engine doe
 trick, from a generator of their own. Invariant: the same seed and logits give the same token, in whatever batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache, TopKLogitsWarper, TopPLogitsWarper
 
 from training.config import RolloutConfig
 from workers.model.builder import ModelSpec, torch_dtype
@@ -40,8 +39,7 @@ class _Row:
 
     def completion(self) -> Completion:
         """Returns what was sampled."""
-        reason = self.finish_reason
-        assert reason is not None
+        reason = self.finish_reason or "abort"
         return Completion(
             request_id=self.request_id, token_ids=self.token_ids, log_probs=self.log_probs, finish_reason=reason
         )
@@ -98,24 +96,13 @@ class HFRollout(BaseRollout):
 
         Finished rows leave the batch once they are half of it.
         """
-        ids, mask = _left_pad([row.prompt_ids for row in rows], self.pad_token_id, self.device)  # (B, L)
-        cache, alive = DynamicCache(), [row for row in rows if row.sampling.max_tokens > 0]
-        keep = torch.tensor([i for i, row in enumerate(rows) if row.sampling.max_tokens > 0], device=self.device)
-        ids, mask, batch = ids[keep], mask[keep], alive
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        batch, alive = rows, [row for row in rows if not row.finish_reason]
+        ids = _left_pad([row.prompt_ids for row in rows], self.pad_token_id).to(self.device)  # (B, L)
+        mask = _left_pad([[1] * len(row.prompt_ids) for row in rows], 0).to(self.device)
+        cache, positions = DynamicCache(), (mask.cumsum(dim=1) - 1).clamp(min=0)
         while alive:
-            logits = (
-                self.module(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    position_ids=positions,
-                    past_key_values=cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
-                .logits[:, -1]
-                .float()
-            )  # (B, vocab)
+            inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+            logits = self.module(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()  # (B, vocab)
             tokens, log_probs = sample_tokens(logits, kind, [row.generator for row in batch])
             for row, token, log_prob in zip(batch, tokens.tolist(), log_probs.tolist(), strict=True):
                 if not row.finish_reason:
@@ -143,28 +130,20 @@ def sample_tokens(logits: Tensor, sampling: Sampling, generators: Sequence[torch
     if sampling.temperature == 0:
         tokens = logits.argmax(dim=-1)
         return tokens, logits.log_softmax(dim=-1).gather(1, tokens[:, None]).squeeze(1)
-    unused = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
     if sampling.temperature != 1:
-        logits = TemperatureLogitsWarper(sampling.temperature)(unused, logits)
+        logits = logits / sampling.temperature
     if sampling.top_k > 0:
-        logits = TopKLogitsWarper(sampling.top_k)(unused, logits)
+        logits = TopKLogitsWarper(sampling.top_k)(None, logits)
     if sampling.top_p < 1:
-        logits = TopPLogitsWarper(sampling.top_p)(unused, logits)
+        logits = TopPLogitsWarper(sampling.top_p)(None, logits)
     log_probs = logits.log_softmax(dim=-1)
     # argmax(log p - log E) with E ~ Exp(1) is a draw from p.
-    tokens = (log_probs - _exponential_noise(logits, generators).log()).argmax(dim=-1)
-    return tokens, log_probs.gather(1, tokens[:, None]).squeeze(1)
-
-
-def _exponential_noise(logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
     noise = torch.empty_like(logits)
     for row, generator in zip(noise, generators, strict=True):
         row.exponential_(generator=generator)
-    return noise
+    tokens = (log_probs - noise.log()).argmax(dim=-1)
+    return tokens, log_probs.gather(1, tokens[:, None]).squeeze(1)
 
 
-def _left_pad(prompts: list[list[int]], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    width = max(len(p) for p in prompts)
-    ids = torch.tensor([[pad_token_id] * (width - len(p)) + p for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-    return ids, mask
+def _left_pad(rows: list[list[int]], filler: int) -> Tensor:
+    return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], True, filler, "left")

@@ -5,8 +5,6 @@ gives one row, or more where the model's chat template rewrites history. Invaria
 tokens stay where the engine is.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence
@@ -32,6 +30,8 @@ from workers.rollout.base import BaseRollout
 from workers.rollout.episode import FAILURES, Episode, Turn, TurnLimits
 from workers.rollout.turn_loop import TurnLoop
 
+AgentSpecs = Sequence[AgentSpec]
+
 
 class AgentRollout:
     """Is the worker's side: plays described episodes, and makes rows of them.
@@ -45,12 +45,7 @@ class AgentRollout:
     """
 
     def __init__(
-        self,
-        config: PPOConfig,
-        engine: BaseRollout,
-        tokenizer: Any,
-        specs: Sequence[AgentSpec],
-        group: dist.ProcessGroup | None,
+        self, config: PPOConfig, engine: BaseRollout, tokenizer: Any, specs: AgentSpecs, group: dist.ProcessGroup | None
     ) -> None:
         self.config, self.engine, self.group = config, engine, group
         self.specs = list(specs)
@@ -105,10 +100,9 @@ class AgentRollout:
             (number of the row in its episode) and `episode_facts` (a dict in each episode's first row, None in others).
         """
         facts = [episode_facts(episode) for episode in episodes]
-        if self.config.agent.episodes_dir is not None:
-            for fact, episode in zip(facts, episodes, strict=True):
-                fact["record"] = episode_record(episode)
         for episode, fact in zip(episodes, facts, strict=True):
+            if self.config.agent.episodes_dir is not None:
+                fact["record"] = episode_record(episode)
             settle(episode, self.config.agent)
             fact["reward"] = float(sum(sum(row.reward_at.values()) for row in episode.rows))
             fact["masked"] = not any(row.spans for row in episode.rows)
@@ -122,6 +116,7 @@ class AgentRollout:
         batch.batch["environment_rewards"] = torch.from_numpy(rewards)  # (B, R)
         index = np.array([number for number, _ in owners], dtype=np.int64)
         columns = {name: values[index] for name, values in described.non_tensor_batch.items()}
+        columns["anchors"] = object_array([[turn.anchor for turn in episodes[number].turns] for number, _ in owners])
         columns["ending"] = object_array([episodes[number].ending for number, _ in owners])
         columns["episode_row"] = np.array([k for _, k in owners], dtype=np.int64)
         columns["episode_facts"] = object_array([facts[number] if k == 0 else None for number, k in owners])
@@ -135,7 +130,7 @@ class AgentRollout:
             self.pool.shutdown()
 
 
-def open_pool(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentPool:
+def open_pool(config: PPOConfig, specs: AgentSpecs) -> EnvironmentPool:
     """Opens the environment pool that the config asks for."""
     agent, home = config.agent, config.environment_home
     return EnvironmentPool(
@@ -149,27 +144,20 @@ def open_pool(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentPool:
 
 
 def settle(episode: Episode, agent: AgentConfig) -> None:
-    """Gives an ended episode the rewards and masks that it is trained on with."""
-    settle_failure(episode, agent.on_failure)
-    if episode.ending == "overflow" and agent.overflow_reward:
-        episode.add_reward(agent.overflow_reward)
+    """Gives an ended episode the rewards and masks that it is trained on with.
 
-
-def settle_failure(episode: Episode, on_failure: str) -> None:
-    """Zeroes the rewards of a failed episode's rows; where it masks their tokens too, nothing of them is trained on.
-
-    It masks what the engine failed, which is never the policy's doing. With `mask` it masks every failed episode, with
+    A failed episode's rows lose their rewards; where their tokens are masked too, nothing of them is trained on. So it
+    is with what the engine failed, which is never the policy's doing. `on_failure=mask` masks every failed episode,
     `refill` one that crashed to the last attempt: a timeout may well be the policy's doing, and to leave it out would
     reward it for that.
     """
-    if episode.ending not in FAILURES:
-        return
-    crashed = on_failure == "refill" and episode.ending == "env_crash"
-    masked = on_failure == "mask" or episode.ending == "engine_error" or crashed
-    for row in episode.rows:
-        row.reward_at = {}
-        if masked:
-            row.spans = []
+    if episode.ending == "overflow" and agent.overflow_reward:
+        episode.add_reward(agent.overflow_reward)
+    if episode.ending in FAILURES:
+        crashed = agent.on_failure == "refill" and episode.ending == "env_crash"
+        masked = agent.on_failure == "mask" or episode.ending == "engine_error" or crashed
+        for row in episode.rows:
+            row.reward_at, row.spans = {}, [] if masked else row.spans
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:
@@ -260,7 +248,7 @@ class SyncMultiTurnRollout:
         tokenizer: Any = None,
         processor: object = None,
         agent_cls: type | None = None,
-        specs: Sequence[AgentSpec] | None = None,
+        specs: AgentSpecs | None = None,
     ) -> None:
         self.actor_rollout_wg, self.config, self.tokenizer = actor_rollout_wg, config, tokenizer
         self.resets = 0
@@ -276,15 +264,12 @@ class SyncMultiTurnRollout:
         Those are `agent.agent_length` x `rollout.n`, of each environment in turn.
         """
         self.resets += 1
-        self.batch = None
-        self.episodes = gen_batch
+        self.batch, self.episodes = None, gen_batch
         if gen_batch is None:
-            count, seed = self.config.prompts_per_step, self.config.data.run_seed
-            seeded = self.config.trainer.deterministic
-            samples = self.config.actor_rollout_ref.rollout.n
-            self.episodes = describe_episodes(
-                count, samples, step=self.resets, seed=seed, seeded=seeded, suite=self.suite
-            )
+            config, suite = self.config, self.suite
+            counts = config.prompts_per_step, config.actor_rollout_ref.rollout.n
+            seed, seeded = config.data.run_seed, config.trainer.deterministic
+            self.episodes = describe_episodes(*counts, step=self.resets, seed=seed, seeded=seeded, suite=suite)
 
     def rollout(self) -> list[dict[str, Any]]:
         """Plays what `reset` said; returns each episode's facts (see `episode_facts`), in order."""
@@ -321,16 +306,12 @@ def describe_episodes(
     the same at every step, and not those of training; there each environment has its turn.
     """
     suite = suite or EnvironmentSuite(["environment"], [1.0])
-    columns = sample_ids(range(first_group, first_group + groups), samples, step=step, validate=validate)
-    numbers = columns["group_index"].tolist()
-    seeds = [seed_for(seed, 0, -1 - group) if validate else seed_for(seed, step, group) for group in numbers]
     played = range(first_group, first_group + groups)
+    columns = sample_ids(played, samples, step=step, validate=validate)
+    seeds = [seed_for(seed, 0, -1 - group) if validate else seed_for(seed, step, group) for group in played]
     chosen = suite.in_turn(played) if validate else suite.choose(played, seed_for(seed, step, first_group))
     agents = np.repeat(np.array(chosen, dtype=np.int64), samples)
-    columns |= {
-        "agent_index": agents,
-        "env_seed": np.array(seeds, dtype=np.int64),
-        "data_source": object_array([suite.names[index] for index in agents]),
-    }
+    columns |= {"agent_index": agents, "env_seed": np.repeat(np.array(seeds, dtype=np.int64), samples)}
+    columns["data_source"] = object_array([suite.names[index] for index in agents])
     meta = step_info(step=step, seed=seed, seeded=seeded, validate=validate)
     return DataProto.from_dict(tensors={"agent": torch.tensor(agents)}, non_tensors=columns, meta_info=meta)

@@ -6,14 +6,12 @@ works (`free_cache_engine`), on CPU it cannot. Invariant: building it changes no
 shared memory goes with the ranks, at the latest when the next engine starts.
 """
 
-from __future__ import annotations
-
-import logging
 import os
 import random
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from inspect import unwrap
 from pathlib import Path
 from typing import Any
@@ -29,10 +27,11 @@ from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Completion, NamedTensors, Part, Sampling
 from workers.rollout.weight_sync import LoadTrial, Manifest, SavedForm, as_announced, refuse
 
-logger = logging.getLogger(__name__)
-
 # At most, unless engine_kwargs.vllm.kv_cache_memory_bytes says otherwise.
 CPU_KV_CACHE_BYTES = 1 << 30
+# Settings of the rollout section that vLLM has under the same names.
+ALIKE = {"dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"}
+ALIKE |= {"enable_prefix_caching", "enable_chunked_prefill"}
 
 
 class vLLMRollout(BaseRollout):
@@ -65,15 +64,9 @@ class vLLMRollout(BaseRollout):
             "skip_tokenizer_init": True,
             "trust_remote_code": spec.config.trust_remote_code,
             "hf_overrides": dict(spec.config.override_config),
-            "dtype": cfg.dtype,
-            "max_model_len": cfg.max_model_len,
-            "max_num_seqs": cfg.max_num_seqs,
-            "max_num_batched_tokens": cfg.max_num_batched_tokens,
+            **{name: value for name, value in vars(cfg).items() if name in ALIKE},
             "tensor_parallel_size": cfg.tensor_model_parallel_size,
-            "gpu_memory_utilization": cfg.gpu_memory_utilization,
             "enforce_eager": cfg.enforce_eager or self.on_cpu,
-            "enable_prefix_caching": cfg.enable_prefix_caching,
-            "enable_chunked_prefill": cfg.enable_chunked_prefill,
             "enable_sleep_mode": cfg.free_cache_engine and not self.on_cpu,
             "distributed_executor_backend": "external_launcher",
             "logprobs_mode": "processed_logprobs",
@@ -90,28 +83,18 @@ class vLLMRollout(BaseRollout):
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
         """Queues one request."""
-        from vllm import SamplingParams
-        from vllm.inputs import TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
-
-        params = SamplingParams(
-            n=1,
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_k=max(sampling.top_k, 0),
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-            stop_token_ids=list(sampling.stop_token_ids),
-            # stop_token_ids hold every end-of-turn token.
-            ignore_eos=True,
-            logprobs=0 if self.config.calculate_log_probs else None,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,
-        )
-        self.engine.add_request(request_id, TokensPrompt(prompt_token_ids=prompt_ids), params)
+        options = asdict(sampling) | {"top_k": max(sampling.top_k, 0)}
+        options["logprobs"] = 0 if self.config.calculate_log_probs else None
+        # `stop_token_ids` hold every end-of-turn token.
+        self._add(request_id, prompt_ids, **options, ignore_eos=True, flat_logprobs=True, skip_clone=True)
         self.asked[request_id] = sampling.max_tokens
+
+    def _add(self, request_id: str, prompt_ids: list[int], **options: Any) -> None:
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(**options, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+        self.engine.add_request(request_id, TokensPrompt(prompt_token_ids=prompt_ids), params)
 
     def step(self) -> list[Completion]:
         """Makes one step of the engine; returns what finished."""
@@ -120,14 +103,8 @@ class vLLMRollout(BaseRollout):
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Scores sequences as prompts, behind which a token is sampled that nobody reads."""
-        from vllm import SamplingParams
-        from vllm.inputs import TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
-
-        kind = RequestOutputKind.FINAL_ONLY
-        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False, output_kind=kind)
         for i, ids in enumerate(sequences):
-            self.engine.add_request(f"score-{i}", TokensPrompt(prompt_token_ids=ids), params)
+            self._add(f"score-{i}", ids, max_tokens=1, temperature=0, prompt_logprobs=0)
         scored: dict[str, list[float]] = {}
         while len(scored) < len(sequences):
             for output in self.engine.step():
@@ -238,21 +215,12 @@ def kv_cache_bytes(spec: ModelSpec, config: RolloutConfig, max_model_len: int, b
 
 def set_engine_environment() -> None:
     """Sets what an in-process engine expects of torchrun; values that are set already stay."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
-    for name, value in {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }.items():
-        os.environ.setdefault(name, value)
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    here = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= quiet | here | alone | os.environ
 
 
 def remove_stale_segments() -> None:
@@ -299,10 +267,7 @@ def nameless_segments() -> Iterator[None]:
 @contextmanager
 def preserved_rng() -> Iterator[None]:
     """Puts every generator back after the block, since building an engine reseeds them."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
+    with torch.random.fork_rng(devices=[]), ExitStack() as after:
+        after.callback(random.setstate, random.getstate())
+        after.callback(np.random.set_state, np.random.get_state())
         yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])

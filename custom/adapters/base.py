@@ -4,6 +4,7 @@ Invariant: an adapter's first observation is its prompt template, filled (a str.
 replaces), and what it cannot read as an action is answered by an observation that says so, never by an exception.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,11 +48,19 @@ def library_of(source: Any) -> str | None:
 
 
 class Adapter(BaseEnvironment):
-    """Plays an environment of a library, under a name and with a prompt template."""
+    """Plays an environment of a library, under a name and with a prompt template.
 
-    def __init__(self, name: str, prompt_template: str) -> None:
+    Args:
+        name: of the environment, in its library.
+        settings: the keyword arguments that all adapters have (`prompt_template`), and those that are the library's.
+    """
+
+    TEMPLATE = "{observation}"
+
+    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         super().__init__()
-        self.name, self.prompt_template = name, prompt_template
+        self.name, self.settings = name, dict(settings)
+        self.prompt_template = self.settings.pop("prompt_template", self.TEMPLATE)
 
     def fill_prompt(self, **fields: str) -> str:
         """Fills the prompt template with these fields and the environment's name; ValueError names the fields."""
@@ -59,7 +68,6 @@ class Adapter(BaseEnvironment):
         try:
             return self.prompt_template.format(**fields)
         except (KeyError, IndexError, ValueError, AttributeError) as error:
-            raise ValueError(
-                f"prompt_template={self.prompt_template!r} cannot be filled ({error!r}); its fields: "
-                f"{', '.join(f'{{{name}}}' for name in fields)}. Write {{{{ and }}}} for braces"
-            ) from error
+            allowed = f"its fields: {', '.join(f'{{{name}}}' for name in fields)}. Write {{{{ and }}}} for braces"
+            given = f"prompt_template={self.prompt_template!r} cannot be filled ({error!r})"
+            raise ValueError(f"{given}; {allowed}") from error

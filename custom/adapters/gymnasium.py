@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from custom.env import OwnGenerators
 LARGEST_BOX = 64
 # How long random play looks for the worst reward: steps, and seconds of this thread's own computing.
 TRIAL_STEPS, TRIAL_SECONDS = 300, 0.2
+
+Names: TypeAlias = Sequence[str] | Mapping[str, int]
 
 
 class GymnasiumEnvironment(Adapter):
@@ -44,16 +46,14 @@ class GymnasiumEnvironment(Adapter):
         self,
         identifier: str,
         *,
-        prompt_template: str = TEMPLATE,
-        action_names: Sequence[str] | Mapping[str, int] | None = None,
+        action_names: Names | None = None,
         observation_names: Sequence[str] | None = None,
         goal: str | None = None,
         invalid_reward: float | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(identifier, prompt_template)
-        self.game = _make_gymnasium(identifier, kwargs)
-        self.kwargs, self.invalid_reward = kwargs, invalid_reward
+        super().__init__(identifier, kwargs)
+        self.game, self.invalid_reward = _make_gymnasium(identifier, self.settings), invalid_reward
         self.max_turns = self.game.spec.max_episode_steps
         legend = legend_of(self.game)
         limit = f" The game ends after {self.max_turns} actions at the latest." if self.max_turns else ""
@@ -77,7 +77,7 @@ class GymnasiumEnvironment(Adapter):
         choice = self.read_action(action)
         if choice is None:
             if self.invalid_reward is None:
-                self.invalid_reward = worst_reward(self.game, self.name, self.kwargs)
+                self.invalid_reward = worst_reward(self.game, self.name, self.settings)
             hint = f"I found no action in your answer. The actions are: {self._action_list()}."
             return hint, self.invalid_reward, False, {"valid": False}
         observation, reward, terminated, truncated, _ = self.game.step(choice)
@@ -168,9 +168,7 @@ def _trial_rewards(game: Any) -> list[float]:
     return rewards
 
 
-def _action_names(
-    game: Any, given: Sequence[str] | Mapping[str, int], aliases: bool
-) -> tuple[dict[int, str], dict[str, int]]:
+def _action_names(game: Any, given: Names, aliases: bool) -> tuple[dict[int, str], dict[str, int]]:
     """Returns what each number is called ("": nothing), and the number of each thing that the player may write.
 
     Both are empty where actions are text. With `aliases` a word of four letters or more that only one of the names has
@@ -186,10 +184,8 @@ def _action_names(
     numbers = range(int(space.start), int(space.start + space.n))
     by_name = dict(given) if isinstance(given, Mapping) else dict(zip(given, numbers, strict=False))
     if len(by_name) != len(given) or not set(by_name.values()) <= set(numbers):
-        raise ValueError(
-            f"gymnasium:{game.spec.id}: action_names={given!r}; allowed: different names, one for each of the numbers "
-            f"{numbers[0]} to {numbers[-1]}"
-        )
+        allowed = f"different names, one for each of the numbers {numbers[0]} to {numbers[-1]}"
+        raise ValueError(f"gymnasium:{game.spec.id}: action_names={given!r}; allowed: {allowed}")
     by_name = {name.lower(): number for name, number in by_name.items()}
     names = dict.fromkeys(numbers, "") | {number: name for name, number in by_name.items()}
     words = [word for name in by_name for word in set(name.split()) if aliases and re.fullmatch("[a-z]{4,}", word)]
@@ -206,22 +202,19 @@ def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
 
     if isinstance(space, spaces.Text):
         return str(value)
-    if isinstance(space, spaces.Discrete):
-        return str(int(value))
     if isinstance(space, spaces.Tuple):
         return _named([space_to_text(part, entry) for part, entry in zip(space.spaces, value, strict=True)], names)
     if isinstance(space, spaces.Dict):
         return "\n".join(f"{key}: {space_to_text(part, value[key])}" for key, part in space.spaces.items())
-    countable = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
+    countable = isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
     if countable and int(np.prod(space.shape)) <= LARGEST_BOX:
         numbers = np.asarray(value)
         if names and numbers.ndim == 1:
             return _named([_number(number) for number in numbers], names)
         return np.array2string(numbers, formatter={"all": _number}, separator=", ", max_line_width=200)
-    raise ValueError(
-        f"observations of {space} cannot be written down; allowed: Discrete, Text, Tuple, Dict and up to "
-        f"{LARGEST_BOX} numbers. Wrap the game in an environment of your own that describes them"
-    )
+    allowed = f"Discrete, Text, Tuple, Dict and up to {LARGEST_BOX} numbers"
+    fix = "Wrap the game in an environment of your own that describes them"
+    raise ValueError(f"observations of {space} cannot be written down; allowed: {allowed}. {fix}")
 
 
 def _named(parts: list[str], names: Sequence[str]) -> str:

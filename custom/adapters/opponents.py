@@ -81,10 +81,9 @@ class PolicyOpponent:
         with torch.inference_mode(), torch.random.fork_rng(devices=devices):
             model, tokenizer = load_policy(self.folder, self.device)
             torch.manual_seed(self.seed + len(self.messages))
-            prompt = tokenizer.apply_chat_template(
-                self.messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-            ).to(self.device)
-            ids = model.generate(**prompt, max_new_tokens=self.max_new_tokens, **sampling)  # (1, prompt + move)
+            prompt = tokenizer.apply_chat_template(self.messages, add_generation_prompt=True, return_tensors="pt")
+            # (1, prompt + move)
+            ids = model.generate(**prompt.to(self.device), max_new_tokens=self.max_new_tokens, **sampling)
         move = tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
         self.messages.append({"role": "assistant", "content": move})
         return move

@@ -30,9 +30,9 @@ class ReasoningGymEnvironment(Adapter):
 
     TEMPLATE = "{question}"
 
-    def __init__(self, identifier: str, *, prompt_template: str = TEMPLATE, attempts: int = 1, **kwargs: Any) -> None:
-        super().__init__(identifier, prompt_template)
-        self.attempts, self.max_turns, self.settings = attempts, attempts, kwargs
+    def __init__(self, identifier: str, *, attempts: int = 1, **kwargs: Any) -> None:
+        super().__init__(identifier, kwargs)
+        self.attempts, self.max_turns = attempts, attempts
         self._new_task(0)
 
     def reset(self, seed: int | None = None) -> str:
@@ -46,8 +46,7 @@ class ReasoningGymEnvironment(Adapter):
         self.attempts_left -= 1
         score, error = judge(self.task.score_answer, extract_answer(action, str(self.entry["answer"])), self.entry)
         info: dict[str, Any] = {"score": score} | ({"error": error} if error else {})
-        self._done = score >= 1 or self.attempts_left <= 0
-        if self._done:
+        if score >= 1 or self.attempts_left <= 0:
             return "Correct." if score >= 1 else "That is not right.", score, True, info
         return f"That is not right. Attempts left: {self.attempts_left}.", 0.0, False, info
 

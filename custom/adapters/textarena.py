@@ -44,29 +44,24 @@ class TextArenaEnvironment(Adapter):
     both seats' moves. In a thread, other threads that draw from the global generators meanwhile change the game.
     """
 
-    TEMPLATE = "{observation}"
-
     def __init__(
         self,
         identifier: str,
         *,
-        prompt_template: str = TEMPLATE,
         invalid_reward: float | None = 0.0,
         opponent: str | None = None,
         opponent_options: Mapping[str, Any] | None = None,
         seat: int = 0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(identifier, prompt_template)
+        super().__init__(identifier, kwargs)
         self.invalid_reward, self.seat, self.source = invalid_reward, seat, opponent
-        self.game, self.action_wrappers, self.players = make_game(identifier, kwargs)
+        self.game, self.action_wrappers, self.players = make_game(identifier, self.settings)
         if self.players == 1 and (opponent or seat):
             raise ValueError(f"textarena:{identifier} is a game for one player: leave out opponent and seat")
         if self.players == 2 and (opponent is None or seat not in (0, 1)):
-            raise ValueError(
-                f"textarena:{identifier} is a game of two, given opponent={opponent!r}, seat={seat!r}; allowed: "
-                f"opponent: {OPPONENTS}; seat: 0 or 1"
-            )
+            given, allowed = f"opponent={opponent!r}, seat={seat!r}", f"opponent: {OPPONENTS}; seat: 0 or 1"
+            raise ValueError(f"textarena:{identifier} is a game of two, given {given}; allowed: {allowed}")
         self.make_opponent = opponent_maker(opponent, opponent_options or {}) if opponent else None
         if self.players == 2:
             self.invalid_reward = min(LOSS, invalid_reward or 0.0)
@@ -76,7 +71,7 @@ class TextArenaEnvironment(Adapter):
 
     def reset(self, seed: int | None = None) -> str:
         """Starts a new game and returns its instructions, after the opponent's first move where it has that."""
-        seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        seed = random.SystemRandom().randrange(2**31) if seed is None else seed
         self._done = self.over = False
         self.unreadable, self.words, self.generators = 0, ["", ""], OwnGenerators(seed)
         with self.generators.installed():
@@ -101,8 +96,7 @@ class TextArenaEnvironment(Adapter):
         info: dict[str, Any] = {"valid": self.over or not _is_invalid(self.game, self.seat)}
         if self._answer():
             info["opponent_invalid"] = True
-        observation = self._said(self.seat)
-        self._done = self.over
+        observation, self._done = self._said(self.seat), self.over
         return self._ending(observation, info) if self.over else (observation, 0.0, False, info)
 
     def sample_action(self, generator: random.Random) -> str | None:

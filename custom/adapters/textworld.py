@@ -13,22 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from custom.adapters.base import Adapter, Step
 
-# Generators and the settings they take; cooking's recipe_seed is the episode's seed unless it is given.
-CHALLENGES: dict[str, dict[str, Any]] = {
-    "tw-simple": {"rewards": "dense", "goal": "detailed", "test": False},
-    "tw-coin_collector": {"level": 1},
-    "tw-treasure_hunter": {"level": 1},
-    "tw-cooking": {"recipe": 1, "take": 1, "go": 1, "split": None, "recipe_seed": None}
-    | dict.fromkeys(("open", "cook", "cut", "drop"), False),
-}
+# Generators and the settings they take.
+CHALLENGES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 LONGEST_COMMAND = 190
 # They stop, rewind or write the game, and are no part of it.
-META = re.compile(
-    r"\btw-\w|\b(?:quit|q|restart|restore|save|undo|script|transcript|unscript|noscript|recording|replay)\s*(?:$|[.;,]|then\b)",
-    re.IGNORECASE,
-)
+META_VERBS = "quit|q|restart|restore|save|undo|script|transcript|unscript|noscript|recording|replay"
+META = re.compile(rf"(?i)\btw-\w|\b(?:{META_VERBS})\s*(?:$|[.;,]|then\b)")
 # The generators share tables and a parser.
 _GENERATING = threading.Lock()
 
@@ -42,22 +36,15 @@ class TextWorldEnvironment(Adapter):
         prompt_template: fields {name}, {objective}, {observation} (which begins with the objective).
         max_episode_steps: commands until the episode ends; None: until the game does.
         show_commands: list the commands that do something after each observation.
-        kwargs: a generator's settings, see CHALLENGES.
+        kwargs: a generator's settings, see textworld.yaml.
     """
 
-    TEMPLATE = "{observation}"
     game: Any = None
 
     def __init__(
-        self,
-        identifier: str,
-        *,
-        prompt_template: str = TEMPLATE,
-        max_episode_steps: int | None = 50,
-        show_commands: bool = False,
-        **kwargs: Any,
+        self, identifier: str, *, max_episode_steps: int | None = 50, show_commands: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__(identifier, prompt_template)
+        super().__init__(identifier, kwargs)
         # The interpreter says so of each game that is not a famous one.
         warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
         self.max_turns, self.show_commands = max_episode_steps, show_commands
@@ -65,9 +52,9 @@ class TextWorldEnvironment(Adapter):
             generators = ", ".join(CHALLENGES)
             raise ValueError(f"textworld:{identifier} is neither a file nor one of the generators {generators}")
         allowed = CHALLENGES.get(identifier, {})
-        if unknown := sorted(kwargs.keys() - allowed.keys()):
+        if unknown := sorted(self.settings.keys() - allowed.keys()):
             raise ValueError(f"textworld:{identifier} takes no {unknown}; allowed: {', '.join(allowed) or 'nothing'}")
-        self.settings = {**allowed, **kwargs}
+        self.settings = {**allowed, **self.settings}
         self._start(0)
 
     def reset(self, seed: int | None = None) -> str:

@@ -35,11 +35,11 @@ class VerifiersEnvironment(Adapter):
     """
 
     TEMPLATE = "{prompt}"
-    loop: asyncio.AbstractEventLoop | None = None
+    loop: Any = None
 
-    def __init__(self, identifier: str, *, prompt_template: str = TEMPLATE, **kwargs: Any) -> None:
-        super().__init__(identifier, prompt_template)
-        self.env, self.tasks = load_environment(identifier, kwargs)
+    def __init__(self, identifier: str, **kwargs: Any) -> None:
+        super().__init__(identifier, kwargs)
+        self.env, self.tasks = load_environment(identifier, self.settings)
         self.seat_name, self.config_of_seat = check_environment(self.env, self.tasks[0], identifier)
         self.max_turns = 1 if type(self.env).__name__ == "SingleAgentEnv" else self.config_of_seat.max_turns
 
@@ -61,7 +61,7 @@ class VerifiersEnvironment(Adapter):
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Gives the environment its agent's reply and returns what it says next; the reward comes at the end."""
-        if self._done or self.loop is None:
+        if self._done:
             return "The episode is over.", 0.0, True, {}
         # pydantic takes no lone surrogates.
         self.answers.put_nowait(action.encode("utf-8", "replace").decode("utf-8"))
@@ -160,10 +160,9 @@ def load_environment(name: str, settings: Mapping[str, Any]) -> tuple[Any, list[
         tasks = list(islice(loaded.taskset, None if loaded.taskset.bounded else INFINITE_ROWS))
     # pydantic's errors are ValueErrors; a taskset may fail in its own way over what it lacks.
     except Exception as error:
-        raise ValueError(
-            f"verifiers:{name} cannot be made with {dict(settings)}: {type(error).__name__}: {error}. It must be "
-            "installed for verifiers 0.4 or newer (a package that exports its Taskset)"
-        ) from error
+        problem = f"verifiers:{name} cannot be made with {dict(settings)}: {type(error).__name__}: {error}"
+        fix = "It must be installed for verifiers 0.4 or newer (a package that exports its Taskset)"
+        raise ValueError(f"{problem}. {fix}") from error
     if not tasks:
         raise ValueError(f"verifiers:{name} has no rows with {dict(settings)}")
     return loaded, tasks

@@ -7,50 +7,35 @@ by time, memory and output.
 import ast
 import contextlib
 import math
-import operator
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from math import acos, asin, atan, ceil, cos, degrees, exp, floor, gcd, log, log2, log10, radians, sin, sqrt, tan
+from operator import add, floordiv, mod, mul, sub, truediv
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from typing import Any, TypeAlias
 
-from custom.tools.tool import Tool, ToolDefinition, ToolError, one_text
+from custom.tools.tool import Tool, ToolError, definition_of
 
 Number: TypeAlias = int | float
 
 MAX_EXPRESSION, MAX_BITS = 500, 4096
 
-BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(math, name) for name in ("sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan")},
-    **{name: getattr(math, name) for name in ("asin", "acos", "atan", "floor", "ceil", "gcd", "degrees", "radians")},
-    **{function.__name__: function for function in (abs, min, max, round)},
-}
+OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv, ast.FloorDiv: floordiv, ast.Mod: mod}
+OPERATORS[ast.Pow] = pow
+OF_MATH = (sqrt, exp, log, log2, log10, sin, cos, tan, asin, acos, atan, floor, ceil, gcd, degrees, radians)
+FUNCTIONS: dict[str, Any] = {function.__name__: function for function in (*OF_MATH, abs, min, max, round)}
 CONSTANTS = {"pi": math.pi, "e": math.e}
 
 
 class CalculatorTool(Tool):
     """Computes arithmetic on numbers: + - * / // % **, parentheses, and a few functions of `math`."""
 
-    definition = ToolDefinition(
-        "calculator",
-        "Computes an arithmetic expression, for example (2 + 3) * 4 ** 2. Knows + - * / // % **, parentheses, pi, e, "
-        f"and {', '.join(FUNCTIONS)}.",
-        one_text("expression", "The expression to compute.") | {"additionalProperties": False},
-    )
+    definition = definition_of("calculator", functions=", ".join(FUNCTIONS))
 
     def execute(self, expression: str) -> str:
         """Returns the value in decimal; ToolError says what cannot be computed."""
@@ -76,7 +61,7 @@ def evaluate(node: ast.expr) -> Number:
             return CONSTANTS[name]
         case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
             return -evaluate(operand) if isinstance(sign, ast.USub) else evaluate(operand)
-        case ast.BinOp(op=op, left=left, right=right) if type(op) in BINARY:
+        case ast.BinOp(op=op, left=left, right=right) if type(op) in OPERATORS:
             return apply(op, evaluate(left), evaluate(right))
         case ast.BinOp(op=ast.BitXor()):
             raise ToolError("^ is no power here; write **")
@@ -96,7 +81,7 @@ def apply(op: ast.operator, left: Number, right: Number) -> Number:
             raise ToolError("the power is too large")
         if isinstance(op, ast.Mult) and left.bit_length() + right.bit_length() > MAX_BITS + 1:
             raise ToolError("the product is too large")
-    return checked(BINARY[type(op)](left, right))
+    return checked(OPERATORS[type(op)](left, right))
 
 
 def checked(value: Any) -> Number:
@@ -126,12 +111,7 @@ class PythonTool(Tool):
         guarded: whether Python's audit hook stands too; without it a test sees what the kernel alone holds.
     """
 
-    definition = ToolDefinition(
-        "python",
-        "Runs a Python 3 snippet (standard library, no network) and returns what it prints, and the value of its last "
-        "expression.",
-        one_text("code", "The Python code to run.") | {"additionalProperties": False},
-    )
+    definition = definition_of("python")
 
     timeout_s: float = 5.0
     cpu_s: float = 5.0
@@ -153,21 +133,17 @@ class PythonTool(Tool):
                         os.killpg(process.pid, signal.SIGKILL)
         return self._result(output, ending, process.returncode)
 
-    def _start(self, workdir: str) -> subprocess.Popen[bytes]:
-        limits = (max(math.ceil(self.cpu_s), 1), self.memory_mb << 20, 1 << 20, self.disk_mb << 20)
+    def _start(self, workdir: str) -> Popen[bytes]:
+        limits = (max(ceil(self.cpu_s), 1), self.memory_mb << 20, 1 << 20, self.disk_mb << 20)
         flags = ("-I", "-S", "-B", "-u", "-X", "utf8")
         arguments = map(str, (os.getpid(), *limits, int(self.guarded)))
-        return subprocess.Popen(
-            [sys.executable, *flags, str(Path(__file__).with_name("python_snippet.py")), *arguments],
-            cwd=os.path.realpath(workdir),
-            env={"HOME": workdir, "LANG": "C.UTF-8"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        command = [sys.executable, *flags, str(Path(__file__).with_name("python_snippet.py")), *arguments]
+        folder, variables = os.path.realpath(workdir), {"HOME": workdir, "LANG": "C.UTF-8"}
+        return Popen(
+            command, cwd=folder, env=variables, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
         )
 
-    def _read(self, process: subprocess.Popen[bytes]) -> tuple[bytes, str]:
+    def _read(self, process: Popen[bytes]) -> tuple[bytes, str]:
         """Returns the output, and why reading ended: "", "time" or "output"."""
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)

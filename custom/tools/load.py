@@ -5,6 +5,7 @@ Invariant: every registry gets tools of its own, so that no two agents share one
 
 import copy
 from collections.abc import Iterable
+from typing import Any
 
 from custom.tools.registry import ToolRegistry
 from custom.tools.tool import Tool
@@ -27,19 +28,20 @@ def load_tools(sources: Iterable[str]) -> ToolRegistry:
     """
     registry = ToolRegistry()
     for source in sources:
-        if source.endswith((".yaml", ".yml")):
-            for tool in read_tool_config(source):
-                registry.register(tool)
-            continue
-        place = BUILTIN_TOOLS.get(source, source)
-        if not all(place.rpartition(":")):
-            allowed = ", ".join([*BUILTIN_TOOLS, "/path/to/file.py:name", "module:name", "tools.yaml"])
-            raise ValueError(f"agent.tools: {source!r} is unknown; allowed: {allowed}")
-        found = load_object(place, "agent.tools:")
-        made = copy.deepcopy(found) if isinstance(found, Tool) or not callable(found) else found()
+        made = read_tool_config(source) if source.endswith((".yaml", ".yml")) else _made_by(source)
         for tool in made if isinstance(made, Iterable) else [made]:
             if not isinstance(tool, Tool):
                 given = f"agent.tools: {source!r} is a {type(tool).__name__}"
                 raise ValueError(f"{given}; allowed: a Tool, or what makes one")
             registry.register(tool)
     return registry
+
+
+def _made_by(source: str) -> Any:
+    """Returns what the name stands for, or what that makes when it is called."""
+    place = BUILTIN_TOOLS.get(source, source)
+    if not all(place.rpartition(":")):
+        allowed = ", ".join([*BUILTIN_TOOLS, "/path/to/file.py:name", "module:name", "tools.yaml"])
+        raise ValueError(f"agent.tools: {source!r} is unknown; allowed: {allowed}")
+    found = load_object(place, "agent.tools:")
+    return copy.deepcopy(found) if isinstance(found, Tool) or not callable(found) else found()

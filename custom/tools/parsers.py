@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from data.names import unknown_name
+from data.names import registered
 
 ErrorKind: TypeAlias = Literal["", "unknown_tool", "bad_json", "bad_arguments", "exception", "timeout"]
 
@@ -28,9 +28,7 @@ NAMES_ALONE, NAMES_WITH_ARGUMENTS = ("tool", "tool_name"), ("name", "function", 
 
 _OBJECT = re.compile(r'\{\s*"')
 _CALL_KEY = re.compile(r'"(?:name|tool|tool_name|function|function_call|tool_calls?|action)"\s*:')
-_REACT_LABEL = re.compile(
-    r"^[ \t*]*(Thought|Action Input|Action|Observation|Final Answer)[ \t*]*:[ \t*]*", re.MULTILINE
-)
+_REACT_LABEL = re.compile(r"(?m)^[ \t*]*(Thought|Action Input|Action|Observation|Final Answer)[ \t*]*:[ \t*]*")
 _REACT_BRACKETS = re.compile(r"([\w.-]+)\[(.*)\]", re.DOTALL)
 _FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 _FENCE = re.compile(r"```(?:json)?\s*")
@@ -119,18 +117,12 @@ class ReActActionParser(ActionParser):
         return calls + _react_alone(action)
 
 
-PARSERS: dict[str, type[ActionParser]] = {
-    "json": JSONActionParser,
-    "react": ReActActionParser,
-    "function": FunctionCallingParser,
-}
+PARSERS: dict[str, Any] = {"json": JSONActionParser, "react": ReActActionParser, "function": FunctionCallingParser}
 
 
 def get_parser(name: str) -> ActionParser:
     """Makes the parser called json, react or function; ValueError names the nearest."""
-    if name not in PARSERS:
-        raise unknown_name("agent.parser", name, PARSERS)
-    return PARSERS[name]()
+    return registered(PARSERS, "agent.parser", name)()
 
 
 # --- Reading values ---

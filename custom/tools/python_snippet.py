@@ -23,6 +23,7 @@ import resource
 import signal
 import struct
 import sys
+import tomllib
 import traceback
 from typing import Any
 
@@ -32,27 +33,12 @@ PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, AT_RECURSIVE, MNT_DETACH 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 4096, 1 << 14
 # linux/landlock.h: execute, read a file and read a folder; all that a file (not a folder) can have.
 READ, FILE = 0b1101, 0b100_0000_0000_0111
-# What the interpreter reads, besides its own folders.
-SHOWN = (
-    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/nix/store", "/etc/ld.so.cache"),
-    *("/etc/localtime", "/usr/share/zoneinfo", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"),
-)
-# What seccomp refuses, with the numbers on x86-64 and on ARM (64 bit): new processes and signals, sockets, memory and
-# keys that outlive the process, and what changes files unseen by Landlock.
-CALLS = (
-    "clone 56 220, clone3 435 435, fork 57 -, vfork 58 -, execve 59 221, execveat 322 281, unshare 272 97, "
-    "kill 62 129, setsid 112 157, setpgid 109 154, prlimit64 302 261, fcntl 72 25, tkill 200 130, tgkill 234 131, "
-    "keyctl 250 219, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424, socket 41 198, "
-    "shmat 30 196, io_uring_setup 425 425, shmget 29 194, mq_open 240 180, add_key 248 217, request_key 249 218, "
-    "truncate 76 45, chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452"
-)
-# By machine and bytes of a pointer: the column of CALLS, and AUDIT_ARCH of linux/audit.h.
-MACHINES = {("x86_64", 8): (1, 0xC000003E), ("aarch64", 8): (2, 0xC00000B7)}
-DENIED = (
-    *("socket.", "ctypes.", "subprocess.", "resource.setrlimit", "signal.pthread_kill", "sys.addaudithook"),
-    *("os.fork", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.kill", "os.utime", "os.setxattr"),
-    *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink", "os.truncate"),
-)
+# What the interpreter reads, what seccomp refuses and what the audit hook denies; read before any wall stands.
+with open(__file__.removesuffix(".py") + ".toml", "rb") as table:
+    facts = tomllib.load(table)
+SHOWN, DENIED, CALLS = facts["shown"], tuple(facts["denied"]), facts["calls"]
+# By machine and bytes of a pointer: which of a call's numbers is its own, and AUDIT_ARCH of linux/audit.h.
+MACHINES = {("x86_64", 8): (0, 0xC000003E), ("aarch64", 8): (1, 0xC00000B7)}
 
 
 def call(name: str, *arguments: Any) -> int:
@@ -144,8 +130,7 @@ def restrict_files() -> None:
 def refuse_calls() -> None:
     """Has seccomp say of CALLS that there are none, but for threads and for what a process does to itself."""
     column, architecture = MACHINES[os.uname().machine, struct.calcsize("P")]
-    entries = [entry.split() for entry in CALLS.split(", ")]
-    numbers = {entry[0]: int(entry[column]) for entry in entries if entry[column] != "-"}
+    numbers = {name: on[column] for name, on in CALLS.items() if len(on) > column}
     load, equal, at_least, any_bit = 0x20, 0x15, 0x35, 0x45
     allow, refuse = (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50026)
     # Each is (code, steps to jump if it holds, steps if not, value); a call's architecture is at 4, its number at 0.

@@ -15,16 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from custom.env import (
-    MAX_OBSERVATION_CHARS,
-    Abandoned,
-    Observation,
-    StepResult,
-    check_observation,
-    check_step,
-    cut_middle,
-    step_environment,
-)
+from custom import env
+from custom.env import MAX_OBSERVATION_CHARS, Abandoned, Observation, StepResult
 from custom.tools.parsers import ErrorKind, ToolCall
 from custom.tools.tool import EnvironmentStepTool, Tool, ToolDefinition, ToolError
 
@@ -102,18 +94,13 @@ class ToolRegistry:
         """
         started = time.perf_counter()
         value, error_kind = self._attempt(call, environment, max_chars)
-        if error_kind:
-            told: Any = f"Error ({error_kind}): {value}"
+        if isinstance(value, StepResult):
+            told = value.observation
         else:
-            told = value.observation if isinstance(value, StepResult) else _as_text(value)
-        return CallRecord(
-            call=call,
-            name=call.name if call.name in self.tools else UNKNOWN,
-            value=value,
-            error_kind=error_kind,
-            observation=check_observation(told, f"tool {call.name}", max_chars),
-            seconds=time.perf_counter() - started,
-        )
+            told = f"Error ({error_kind}): {value}" if error_kind else _as_text(value)
+        told = env.check_observation(told, f"tool {call.name}", max_chars)
+        name, seconds = call.name if call.name in self.tools else UNKNOWN, time.perf_counter() - started
+        return CallRecord(call=call, name=name, value=value, error_kind=error_kind, observation=told, seconds=seconds)
 
     def _attempt(self, call: ToolCall, environment: Any, max_chars: int) -> tuple[Any, ErrorKind]:
         if call.error_kind:
@@ -121,7 +108,7 @@ class ToolRegistry:
         tool = self.tools.get(call.name)
         if tool is None:
             known = ", ".join(self.tools) or "none"
-            return f"there is no tool {cut_middle(call.name, 100)!r}; the tools are: {known}", "unknown_tool"
+            return f"there is no tool {env.cut_middle(call.name, 100)!r}; the tools are: {known}", "unknown_tool"
         try:
             arguments = self._checks[call.name].by_name(call.arguments)
         except ValueError as error:
@@ -129,22 +116,20 @@ class ToolRegistry:
         if environment is None or not isinstance(tool, EnvironmentStepTool):
             return self._run(tool, arguments)
         action, error_kind = guarded(lambda: tool.action_text(**arguments))
-        return (action, error_kind) if error_kind else (step_environment(environment, action, max_chars), "")
+        return (action, error_kind) if error_kind else (env.step_environment(environment, action, max_chars), "")
 
     def _run(self, tool: Tool, arguments: dict[str, Any]) -> tuple[Any, ErrorKind]:
+        def run(caught: type[BaseException] = Exception) -> tuple[Any, ErrorKind]:
+            return guarded(lambda: _checked(tool.execute(**arguments)), caught)
+
         timeout, name = tool.definition.timeout_s, tool.definition.name
         if timeout is None:
-            return guarded(lambda: _checked(tool.execute(**arguments)))
-        hanging = [thread for thread in self._hanging.get(name, []) if thread.is_alive()]
-        self._hanging[name] = hanging
+            return run()
+        hanging = self._hanging[name] = [thread for thread in self._hanging.get(name, []) if thread.is_alive()]
         if len(hanging) >= MAX_HANGING:
             return f"tool {name!r} is still busy with {len(hanging)} earlier calls", "timeout"
         answers: queue.SimpleQueue[tuple[Any, ErrorKind]] = queue.SimpleQueue()
-        thread = threading.Thread(
-            target=lambda: answers.put(guarded(lambda: _checked(tool.execute(**arguments)), BaseException)),
-            name=f"tool-{name}",
-            daemon=True,
-        )
+        thread = threading.Thread(target=lambda: answers.put(run(BaseException)), name=f"tool-{name}", daemon=True)
         thread.start()
         try:
             return answers.get(timeout=timeout)
@@ -181,11 +166,11 @@ class _ArgumentCheck:
                 self.signature.bind(**arguments)
                 return arguments
             place = ".".join(map(str, error.absolute_path))
-            problem = (f"at {cut_middle(place, 100)!r}: " if place else "") + error.message
+            problem = (f"at {env.cut_middle(place, 100)!r}: " if place else "") + error.message
         # An unknown name, a reference that does not resolve, nesting too deep.
         except Exception as failure:
             problem = _message(failure)
-        raise ValueError(cut_middle(problem, 300))
+        raise ValueError(env.cut_middle(problem, 300))
 
 
 def guarded(function: Callable[[], Any], caught: type[BaseException] = Exception) -> tuple[Any, ErrorKind]:
@@ -204,7 +189,7 @@ def guarded(function: Callable[[], Any], caught: type[BaseException] = Exception
 
 def _checked(value: Any) -> Any:
     """Checks a tool's own StepResult as an environment's would be; anything else stays as it is."""
-    return check_step(value, "the tool") if isinstance(value, StepResult) else value
+    return env.check_step(value, "the tool") if isinstance(value, StepResult) else value
 
 
 def _as_text(value: Any) -> str:

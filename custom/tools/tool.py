@@ -5,7 +5,10 @@ Invariant: a tool knows nothing of parsers, counts or turns; it gets arguments b
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from custom.env import StepResult, step_environment
 
@@ -36,10 +39,10 @@ class ToolDefinition:
         return {"type": "function", "function": function}
 
 
-def one_text(name: str, description: str) -> dict[str, Any]:
-    """Returns the JSON schema of a call with one argument, a text."""
-    text = {"type": "string", "description": description}
-    return {"type": "object", "properties": {name: text}, "required": [name]}
+def definition_of(name: str, **fields: str) -> ToolDefinition:
+    """Returns the definition of a tool that comes along, as definitions.yaml has it, its description filled in."""
+    told = yaml.safe_load(Path(__file__).with_name("definitions.yaml").read_text(encoding="utf-8"))[name]
+    return ToolDefinition(name, told["description"].format(**fields), told["parameters"])
 
 
 class Tool(ABC):
@@ -71,11 +74,7 @@ class EnvironmentStepTool(Tool):
     count. A subclass with a definition of its own says in `action_text` which action its arguments stand for.
     """
 
-    definition = ToolDefinition(
-        "environment_step",
-        "Takes an action in the environment and returns what is then observed.",
-        one_text("action", "The action to take."),
-    )
+    definition = definition_of("environment_step")
 
     def __init__(self, environment: Any = None) -> None:
         self.environment = environment

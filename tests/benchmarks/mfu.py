@@ -184,7 +184,7 @@ def work_of(plan: Sequence[MicroBatch], length: int, sampled: int) -> Work:
     tokens = pairs = 0
     for micro_batch in plan:
         segments = cut_segments([(i, shared) for i, (_, shared) in enumerate(micro_batch)], [length] * len(micro_batch))
-        for n, keys in zip(segments.lengths, segments.keys, strict=True):
+        for (_, _, n), keys in zip(segments.parts, segments.keys, strict=True):
             tokens, pairs = tokens + n, pairs + n * len(keys) - n * (n - 1) // 2
     return Work(tokens=tokens, sampled=sampled, pairs=pairs)
 

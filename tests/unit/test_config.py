@@ -427,11 +427,11 @@ def test_verls_defaults_are_within_the_bounds_here(runnable: list[str]) -> None:
     "override",
     [
         *(f"{ACTOR}.optim.optimizer=Muon", f"{ACTOR}.optim.clip_grad=0.5", f"{ACTOR}.fsdp_config.dtype=float16"),
-        *(f"{ACTOR}.router_replay.mode=R2", f"{ACTOR}.qat.enable=true", f"{ACTOR}.loss_scale_factor=512"),
+        *(f"{ACTOR}.router_replay.mode=R2", f"{ACTOR}.qat.enable=true", "critic.loss_scale_factor=512"),
         *(f"{ROLLOUT}.pipeline_model_parallel_size=2", f"{ROLLOUT}.do_sample=false", f"{ROLLOUT}.quantization=fp8"),
         *(f"{ROLLOUT}.multi_turn.max_tool_response_length=1024", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"),
         *("critic.model.lora_rank=8", "critic.model.lora.rank=8", "critic.model.mtp.enable_train=true"),
-        *("algorithm.rollout_correction.rollout_is=token", "reward.sandbox_fusion.url=http://localhost"),
+        *("algorithm.rollout_correction.use_policy_gradient=true", "reward.sandbox_fusion.url=http://localhost"),
         *("reward_model.enable_resource_pool=true", "distillation.enabled=true", "trainer.v1.trainer_mode=async"),
         *("skip.rollout.enable=true", "reward_model.reward_manger=naive", "data.promt_key=text"),
         *("actor_rollout_ref.model.lora_ranks=8", f"{ACTOR}.fsdp_config.use_orig_param=true"),
@@ -777,7 +777,7 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         (["critic.optim.betas=[0.9,1]"], "critic.optim.betas=(0.9, 1.0) must be in [0, 1)"),
         (
             ["critic.enable=false"],
-            "algorithm.adv_estimator=gae reads a critic's values: set critic.enable=true (or null for gae)",
+            "algorithm.adv_estimator=gae reads a critic's values: set critic.enable=true, or null",
         ),
         (
             ["reward_model.enable=true"],
@@ -1143,10 +1143,9 @@ def test_a_custom_algorithm_file_registers_before_names_are_checked(
         "def estimate(token_level_rewards, response_mask, values):\n    return values, values\n"
     )
     mine = [f"custom_algorithm={tmp_path / 'mine.py'}", "algorithm.adv_estimator=config_test_estimator"]
-    assert checked(runnable, *mine, "critic.enable=true") == []
-    assert checked(runnable, *mine) == [
-        "algorithm.adv_estimator=config_test_estimator reads a critic's values: "
-        "set critic.enable=true (or null for gae)"
+    assert checked(runnable, *mine) == []
+    assert checked(runnable, *mine, "critic.enable=false") == [
+        "algorithm.adv_estimator=config_test_estimator reads a critic's values: set critic.enable=true, or null"
     ]
 
 

@@ -13,17 +13,16 @@ from transformers import AutoTokenizer
 
 from custom.env import Message
 from data.turn_tokens import TurnTokens
+from scripts.replay import row_of
 from workers.environments.env_server import StepReply
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import (
-    EngineRefusal,
+    Ask,
+    Ended,
     Episode,
-    Finish,
     Play,
-    Reset,
     Row,
     Sample,
-    Step,
     TurnLimits,
     answer_prompt,
     play_episode,
@@ -68,22 +67,25 @@ def end(play: Play, answer: Any) -> None:
 
 def test_it_samples_and_steps_until_the_environment_is_done(start, tokens) -> None:
     episode, play = start()
-    assert play.send(None) == Reset(spec=0, seed=7)
+    assert play.send(None) == Ask("reset", (0, 7))
     request = play.send(StepReply(messages=said("guess the number")))
     assert isinstance(request, Sample)
     assert request.token_ids == episode.rows[0].prompt_ids == tokens.prompt(said("guess the number"))
     assert request.sampling.max_tokens == 4, "of the turn"
-    assert play.send(completion(tokens, "guess 5")) == Step("guess 5")
+    assert play.send(completion(tokens, "guess 5")) == Ask("step", ("guess 5",))
     request = play.send(StepReply(messages=said("higher"), reward=0.25, seconds=2.0))
     assert isinstance(request, Sample) and request.token_ids == episode.row.token_ids
-    assert play.send(completion(tokens, "guess 7")) == Step("guess 7")
-    assert play.send(StepReply(messages=said("correct"), reward=1.0, done=True, seconds=1.0)) == Finish("done")
+    assert play.send(completion(tokens, "guess 7")) == Ask("step", ("guess 7",))
+    assert play.send(StepReply(messages=said("correct"), reward=1.0, done=True, seconds=1.0)) == Ask(
+        "finish", ("done",)
+    )
     end(play, StepReply(done=True))
     assert (episode.ending, episode.error, episode.env_seconds) == ("done", "", 3.0)
     assert [turn.text for turn in episode.turns] == ["guess 5", "guess 7"]
-    row, first = episode.row, episode.row.turn_ids.count(0)
-    assert row.rewards[first - 1] == 0.25 and row.rewards[-1] == 1.0 and sum(row.rewards) == 1.25
-    assert row.turn_ids[first] == -1 and row.response_mask[first] == 0, "what the environment said is not sampled"
+    row = episode.row.record()
+    first, rewards = row["turn_ids"].count(0), row["rewards"]
+    assert rewards[first - 1] == 0.25 and rewards[-1] == 1.0 and sum(rewards) == 1.25
+    assert row["turn_ids"][first] == -1 and row["response_mask"][first] == 0, "what the environment said is not sampled"
 
 
 def test_the_turn_limit_ends_it(start, tokens) -> None:
@@ -92,17 +94,17 @@ def test_the_turn_limit_ends_it(start, tokens) -> None:
     request: Any = play.send(StepReply(messages=said("guess")))
     for _ in range(3):
         assert isinstance(request, Sample)
-        assert isinstance(play.send(completion(tokens, "5")), Step)
+        assert play.send(completion(tokens, "5")) == Ask("step", ("5",))
         request = play.send(StepReply(messages=said("higher"), reward=0.0))
-    assert request == Finish("max_turns")
+    assert request == Ask("finish", ("max_turns",))
 
 
 def test_a_turn_that_fills_the_row_is_not_played(start, tokens) -> None:
     episode, play = start(TurnLimits(prompt_length=16, response_length=3, max_model_len=56))
     play.send(None)
     play.send(StepReply(messages=said("guess")))
-    assert play.send(completion(tokens, "5 5 5", "length")) == Finish("overflow")
-    assert episode.row.response_mask == [1, 1, 1]
+    assert play.send(completion(tokens, "5 5 5", "length")) == Ask("finish", ("overflow",))
+    assert episode.row.record()["response_mask"] == [1, 1, 1]
 
 
 def test_a_reply_that_leaves_no_room_is_not_joined(start, tokens) -> None:
@@ -110,8 +112,9 @@ def test_a_reply_that_leaves_no_room_is_not_joined(start, tokens) -> None:
     play.send(None)
     play.send(StepReply(messages=said("guess")))
     play.send(completion(tokens, "5"))
-    assert play.send(StepReply(messages=said("higher higher higher"), reward=0.5)) == Finish("overflow")
-    assert episode.row.response_mask == [1, 1] and sum(episode.row.rewards) == 0.5
+    assert play.send(StepReply(messages=said("higher higher higher"), reward=0.5)) == Ask("finish", ("overflow",))
+    row = episode.row.record()
+    assert row["response_mask"] == [1, 1] and sum(row["rewards"]) == 0.5
 
 
 def test_an_environment_that_fails_is_not_finished(start, tokens) -> None:
@@ -128,7 +131,7 @@ def test_a_refused_request_ends_it_and_gives_the_environment_back(start) -> None
     episode, play = start()
     play.send(None)
     play.send(StepReply(messages=said("guess")))
-    assert play.throw(EngineRefusal("no such token")) == Finish("engine_error")
+    assert play.throw(Ended("engine_error", "no such token")) == Ask("finish", ("engine_error",))
     end(play, StepReply(done=True))
     assert (episode.ending, episode.error) == ("engine_error", "no such token")
 
@@ -137,7 +140,7 @@ def test_what_the_engine_gave_up_is_an_engine_error(start, tokens) -> None:
     _, play = start()
     play.send(None)
     play.send(StepReply(messages=said("guess")))
-    assert play.send(completion(tokens, "", "abort")) == Finish("engine_error")
+    assert play.send(completion(tokens, "", "abort")) == Ask("finish", ("engine_error",))
 
 
 def test_a_reward_function_replaces_the_environments_rewards(start, tokens) -> None:
@@ -145,9 +148,9 @@ def test_a_reward_function_replaces_the_environments_rewards(start, tokens) -> N
     play.send(None)
     play.send(StepReply(messages=said("guess")))
     play.send(completion(tokens, "5"))
-    assert play.send(StepReply(reward=3.0, done=True)) == Finish("done")
+    assert play.send(StepReply(reward=3.0, done=True)) == Ask("finish", ("done",))
     end(play, StepReply(reward=0.75, done=True))
-    assert episode.row.rewards == [0.0, 0.75]
+    assert episode.row.record()["rewards"] == [0.0, 0.75]
 
 
 def test_an_episode_may_fail_in_its_finish(start, tokens) -> None:
@@ -165,7 +168,7 @@ def test_a_prompt_alone_is_answered_once() -> None:
     play = answer_prompt(episode, sampler, TurnLimits(prompt_length=4, response_length=8, max_model_len=6))
     assert play.send(None) == Sample([1, 2], Sampling(max_tokens=4))
     end(play, Completion(request_id="0", token_ids=[3], log_probs=[-1.0], finish_reason="stop"))
-    assert episode.ending == "stop" and episode.row.response_ids == [3]
+    assert episode.ending == "stop" and episode.row.ids.tolist() == [3]
     full = Episode(group=0, sample=0, rows=[Row(prompt_ids=[1] * 6)])
     end(answer_prompt(full, sampler, TurnLimits(prompt_length=6, response_length=8, max_model_len=6)), None)
     assert full.ending == "overflow"
@@ -188,7 +191,7 @@ def test_a_row_holds_few_bytes_a_token_and_its_record_has_an_entry_for_each() ->
         "turn_ids": [0, 0, -1, -1, 1],
         "rewards": [0.0, 0.25, 0.0, 0.0, 1.5],
     }
-    assert Row.of_record(json.loads(json.dumps(record))) == row and row.sampled_in(1) == [9]
+    assert row_of(json.loads(json.dumps(record))) == row and row.sampled_in(1) == [9]
     assert row.token_ids == [1, 2, 5, 6, 7, 8, 9]
     long = Row(prompt_ids=[1])
     ids = list(range(1000, 21_000))

@@ -161,5 +161,5 @@ def test_gae_over_joined_rows_is_gae_over_their_sampled_tokens() -> None:
     episodes = EpisodeRows(batch)
     joined = [episodes.join(batch.batch[name]) for name in ("token_level_rewards", "values", "response_mask")]
     raw, returns = gae_advantage_return_unwhitened(*joined, 0.5, 1.0)
-    assert raw.tolist() == [[0.0, 0.0, 0.75, 0.0]], "0 + .5 x .25 - .5 + .5 x .75 = 0, 1 - .25 = .75"
-    assert returns.tolist() == [[0.5, 0.0, 1.0, 0.0]]
+    assert raw.tolist() == [[0.0, 0.75]], "0 + .5 x .25 - .5 + .5 x .75 = 0, 1 - .25 = .75"
+    assert returns.tolist() == [[0.5, 1.0]]

@@ -199,7 +199,6 @@ def test_loss_config_reads_by_key_as_losses_written_for_verl_do():
     config = algos.PolicyLossConfig(clip_ratio=0.1, global_batch_info={"dp_size": 2})
     assert config["clip_ratio"] == config.clip_ratio == 0.1
     assert config.get("clip_ratio_c", 7.0) == 3.0 and config.get("nothing", 7.0) == 7.0
-    assert {**config}["global_batch_info"] == {"dp_size": 2}
     with pytest.raises(AttributeError):
         config.clip_ratio = 0.3
 

@@ -28,8 +28,7 @@ def prefixes(rows: Sequence[Sequence[int]]) -> set[tuple[int, ...]]:
 
 
 def packed_tokens(segments: Segments, micro: MicroBatch, rows: Sequence[Sequence[int]]) -> list[int]:
-    own = zip(segments.rows, segments.starts, segments.lengths, strict=True)
-    return [token for row, start, n in own for token in rows[micro[row][0]][start : start + n]]
+    return [token for row, start, n in segments.parts for token in rows[micro[row][0]][start : start + n]]
 
 
 def laid_out(micro: MicroBatch, rows: Sequence[Sequence[int]]) -> Segments:
@@ -42,11 +41,11 @@ def test_each_different_beginning_is_computed_once_and_every_row_is_its_own_path
     (micro,) = plan_packed(order_rows(arrays(rows), key_cost=0.0), [len(row) for row in rows], NO_LIMIT)
     segments = laid_out(micro, rows)
     tokens = packed_tokens(segments, micro, rows)
-    assert len(tokens) == sum(segments.lengths) == len(prefixes(rows))
+    assert len(tokens) == sum(n for _, _, n in segments.parts) == len(prefixes(rows))
     for (row, _), places in zip(micro, segments.places, strict=True):
         assert [tokens[place] for place in places] == rows[row]
     end = 0
-    for row, start, n, keys in zip(segments.rows, segments.starts, segments.lengths, segments.keys, strict=True):
+    for (row, start, n), keys in zip(segments.parts, segments.keys, strict=True):
         # The last keys are the segment's own, and before them stands what the row says.
         assert keys[-n:].tolist() == list(range(end, end + n))
         assert [tokens[key] for key in keys] == rows[micro[row][0]][: start + n]
@@ -81,9 +80,7 @@ def test_the_documented_example() -> None:
     order = order_rows(arrays([[ord(c) for c in row] for row in rows]), 0.0)
     assert order == [(2, 0), (1, 3), (0, 2)]
     segments = laid_out(order, rows)
-    texts = [
-        rows[order[r][0]][s : s + n] for r, s, n in zip(segments.rows, segments.starts, segments.lengths, strict=True)
-    ]
+    texts = [rows[order[r][0]][s : s + n] for r, s, n in segments.parts]
     assert texts == ["ab", "c", "de", "f", "g"]
     assert [keys.tolist() for keys in segments.keys] == [[0, 1], [0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2, 5], [0, 1, 6]]
 

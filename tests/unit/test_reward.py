@@ -20,6 +20,7 @@ from custom.reward_score import default_compute_score, extract_answer
 from data.containers import object_array
 from data.protocol import DataProto
 from data.token_rewards import move_to_sampled_tokens, place_outcome_rewards
+from training.config.algorithm_settings import OverlongBufferConfig
 from training.reward import compute_reward, compute_reward_async, get_custom_reward_fn, load_reward_manager
 
 WORDS = ["<pad>", "</s>", "what", "is", "one", "two", "five", "tool", "says", "####", "5", "7"]
@@ -299,7 +300,9 @@ def test_a_missing_field_is_named_with_its_writer(tokenizer):
 
 def test_registry_names_the_nearest_and_refuses_a_taken_name():
     assert get_reward_manager_cls("batch") is BatchRewardManager
-    with pytest.raises(ValueError, match=r"'naiv' is unknown; allowed: batch.* custom, naive.*Did you mean 'naive'\?"):
+    with pytest.raises(
+        ValueError, match=r"'naiv' is unknown; allowed: batch.* custom, .*naive.*Did you mean 'naive'\?"
+    ):
         get_reward_manager_cls("naiv")
     with pytest.raises(ValueError, match=r"'naive' is already registered by .*NaiveRewardManager"):
         register_reward_manager("naive")(BatchRewardManager)
@@ -312,9 +315,49 @@ def test_registry_names_the_nearest_and_refuses_a_taken_name():
 def make_config(path=None, name="compute_score", fn_kwargs=None, manager="naive", manager_kwargs=None):
     return SimpleNamespace(
         custom_reward_function=SimpleNamespace(path=path, name=name, reward_kwargs=fn_kwargs or {}),
-        reward_model=SimpleNamespace(reward_manager=manager, reward_kwargs=manager_kwargs or {}),
-        data=SimpleNamespace(reward_fn_key="data_source"),
+        reward_model=SimpleNamespace(
+            reward_manager=manager, reward_kwargs=manager_kwargs or {}, overlong_buffer=OverlongBufferConfig()
+        ),
+        data=SimpleNamespace(reward_fn_key="data_source", max_response_length=8),
     )
+
+
+def test_the_overlong_buffer_takes_reward_from_long_responses(tokenizer):
+    """Limit 4, buffer 2: responses of up to 2 tokens lose nothing, of 3 half the factor, of 4 all of it."""
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
+    data = make_batch()
+    data = data.select_idxs([0, 0, 0])
+    width = data.batch["responses"].shape[1]
+    mask = torch.nn.functional.pad(mask, (0, max(width - 4, 0)))[:, :width]
+    data.batch["response_mask"] = mask
+    buffer = OverlongBufferConfig(enable=True, len=2, penalty_factor=3.0, log=True)
+    manager = get_reward_manager_cls("dapo")(
+        tokenizer, 0, compute_score=lambda **row: 1.0, max_resp_len=4, overlong_buffer_cfg=buffer
+    )
+    result = manager(data, return_dict=True)
+    lengths = mask.sum(1).tolist()
+    expected = [1 + 3 * min((2 - length) / 2, 0) for length in lengths]
+    assert max(lengths) > 2 and result["reward_tensor"].sum(1).tolist() == expected
+    assert result["reward_extra_info"]["overlong"] == [length > 2 for length in lengths]
+    with pytest.raises(ValueError, match=r"overlong_buffer\.len=2 must be 1 to max_resp_len=1 tokens"):
+        get_reward_manager_cls("dapo")(tokenizer, 0, max_resp_len=1, overlong_buffer_cfg=buffer)
+
+
+def test_a_reward_function_never_sees_dummy_rows():
+    data = make_batch()
+    data.non_tensor_batch["uid"] = np.array(["a"] * len(data), dtype=object)
+    data.batch["response_mask"] = torch.ones_like(data.batch["response_mask"])
+    padded = data.pad_with_dummies(len(data) + 3)
+    seen = []
+
+    def score(batch):
+        seen.append(len(batch))
+        return {"reward_tensor": torch.arange(1.0, len(batch) + 1), "reward_extra_info": {"x": list(range(len(batch)))}}
+
+    rewards, infos = compute_reward(padded, score)
+    assert seen == [len(data)] and len(rewards) == len(padded) > len(data)
+    assert rewards.sum(1).tolist() == [*range(1, len(data) + 1), *[0.0] * (len(padded) - len(data))]
+    assert infos["x"] == [*range(len(data)), *[None] * (len(padded) - len(data))]
 
 
 @pytest.fixture

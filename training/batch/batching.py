@@ -4,10 +4,11 @@ Invariant: every row appears exactly once, and the same input gives the same pla
 """
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import islice, pairwise
+from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from data.protocol import DataProto
 from training.config import BatchPlan, MicroBatching
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 def ceildiv(a: int, b: int) -> int:
@@ -44,17 +47,10 @@ def karmarkar_karp(seqlen_list: Sequence[int], k_partitions: int, equal_size: bo
     while len(heap) > 1:
         _, number, first = heapq.heappop(heap)
         _, _, second = heapq.heappop(heap)
-        bins = [(a + b, _joined(rows, others)) for (a, rows), (b, others) in zip(first, reversed(second), strict=True)]
+        bins = [(a + b, rows + others) for (a, rows), (b, others) in zip(first, reversed(second), strict=True)]
         bins.sort(key=lambda part: (-part[0], -len(part[1])))
         heapq.heappush(heap, (bins[-1][0] - bins[0][0], number, bins))
     return [rows for _, rows in heap[0][2]]
-
-
-def _joined(rows: list[int], others: list[int]) -> list[int]:
-    """Extends the longer list by the shorter, so that all merges together cost n log n."""
-    longer, shorter = (rows, others) if len(rows) >= len(others) else (others, rows)
-    longer.extend(shorter)
-    return longer
 
 
 def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
@@ -121,7 +117,7 @@ def _shares(groups: list[list[int]], lengths: Sequence[int], plan: BatchPlan) ->
 
 def rows_of_parts(uids: Sequence[Hashable], count: int) -> list[list[list[int]]]:
     """Lists each of `count` parts' groups of rows: in order of appearance, as many in each part, or one more."""
-    groups = list(_rows_by_key(uids).values())
+    groups = list(rows_by_key(uids).values())
     return [[groups[i] for i in part] for part in np.array_split(np.arange(len(groups)), count)]
 
 
@@ -130,7 +126,7 @@ def shuffled_groups(uids: Sequence[Hashable], generator: torch.Generator) -> Ten
 
     Depends on the grouping and the generator's state alone, not on what the uids are: (rows,) int64.
     """
-    groups = list(_rows_by_key(uids).values())
+    groups = list(rows_by_key(uids).values())
     order = torch.randperm(len(groups), generator=generator).tolist()
     return torch.tensor([row for group in order for row in groups[group]], dtype=torch.int64)
 
@@ -146,31 +142,29 @@ def plan_padded(lengths: Sequence[int], limits: MicroBatching) -> list[list[int]
     rows = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     most_rows = limits.micro_batch_size or len(rows)
     one_more_batch = 1 + sum(lengths) * (len(rows) + 1)
-    cost: list[float] = [0]
-    start_of = [0]
+    # For each number of rows the least cost of cutting so many, and where their last micro-batch starts.
+    best = [(0, 0)]
     for end in range(1, len(rows) + 1):
-        best, best_start = math.inf, end - 1
+        options = []
         for start in reversed(range(end)):
             padded = (end - start) * lengths[rows[start]]
             too_large = end - start > most_rows or (limits.max_token_len is not None and padded > limits.max_token_len)
             # A single row is always allowed; further starts only grow.
             if too_large and start < end - 1:
                 break
-            if cost[start] + one_more_batch + padded < best:
-                best, best_start = cost[start] + one_more_batch + padded, start
-        cost.append(best)
-        start_of.append(best_start)
+            options.append((best[start][0] + one_more_batch + padded, start))
+        best.append(min(options, key=itemgetter(0)))
     cuts = [len(rows)]
     while cuts[-1] > 0:
-        cuts.append(start_of[cuts[-1]])
+        cuts.append(best[cuts[-1]][1])
     # The largest comes first: what smaller ones allocate fits into what it freed, so memory does not grow in pieces.
-    spans = sorted(pairwise(reversed(cuts)), key=lambda span: cost[span[0]] - cost[span[1]])
+    spans = sorted(pairwise(reversed(cuts)), key=lambda span: best[span[0]][0] - best[span[1]][0])
     return [rows[start:end] for start, end in spans]
 
 
-def _rows_by_key(keys: Iterable[Hashable]) -> dict[Hashable, list[int]]:
+def rows_by_key(keys: Iterable[Key]) -> dict[Key, list[int]]:
     """Lists the row numbers of each key, keys in order of appearance."""
-    groups: dict[Hashable, list[int]] = {}
+    groups: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)
     return groups

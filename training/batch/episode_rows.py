@@ -8,12 +8,14 @@ average.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from data.containers import row_sums
 from data.protocol import DUMMY_UID, DataProto
 
 
@@ -24,10 +26,20 @@ def real_rows(batch: DataProto) -> Tensor:
     return torch.from_numpy(batch.non_tensor_batch["uid"].astype(object) != DUMMY_UID)
 
 
+def observation_mask(batch: DataProto) -> Tensor:
+    """Marks what environments said inside responses: (B, R) int8, 0 on sampled tokens, padding and dummy rows."""
+    width = batch.batch["responses"].shape[1]
+    said = batch.batch["attention_mask"][:, -width:].bool() & (batch.batch["turn_ids"] < 0)
+    return (said & real_rows(batch)[:, None]).to(torch.int8)
+
+
 class EpisodeRows:
     """Groups a batch's rows (B) by `episode_id` into E episodes, in the order of their first rows.
 
-    rows   e0: [a a . .]   e1: [b b b .]   e0: [c c e c]     ->     episodes   [a a . . c c e c]   [b b b . . . . .]
+    Where an episode has several rows, its line holds the sampled tokens of all of them, one behind the other, so that
+    it is as long as its tokens are and not as its rows. With e what was not sampled,
+
+    rows   e0: [a a . .]   e1: [b b b .]   e0: [c c e c]     ->     episodes   [a a c c c]   [b b b . .]
 
     Attributes:
         rows: for each episode its row numbers, in the order of `episode_row`.
@@ -46,6 +58,7 @@ class EpisodeRows:
         self.first = np.array([rows[0] for rows in self.rows], dtype=np.int64)
         self._one_row_each = all(rows == [i] for i, rows in enumerate(self.rows))
         self.real = real
+        self._batch = batch
         owner = {row: episode for episode, rows in enumerate(self.rows) for row in rows}
         self._episode_of_row = torch.tensor([owner[row] for row in range(len(batch))], dtype=torch.int64)
 
@@ -53,27 +66,52 @@ class EpisodeRows:
         """Tells whether `join` takes the tensor: (B,), (B, width), or any where each episode has one row."""
         return self._one_row_each or tensor.shape[1:] in ((), (width,))
 
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns row and column of every sampled token, in the order of lines, and its place among all the lines'."""
+        order = torch.tensor([row for rows in self.rows for row in rows])
+        rows, columns = self._batch.batch["response_mask"][order].bool().nonzero(as_tuple=True)
+        lines = self._episode_of_row[order][rows]
+        starts = self.lengths.cumsum(0) - self.lengths
+        return order[rows], columns, lines * self._width + torch.arange(len(rows)) - starts[lines]
+
+    @cached_property
+    def _width(self) -> int:
+        """Counts the sampled tokens of the longest episode, one at least."""
+        return max(int(self.lengths.max()), 1)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Counts each episode's sampled tokens: (E,) int64."""
+        tokens = row_sums(self._batch.batch["response_mask"]).long()
+        return tokens.new_zeros(len(self.rows)).index_add(0, self._episode_of_row, tokens)
+
     def join(self, tensor: Tensor) -> Tensor:
-        """Puts an episode's rows one behind the other: (B, R) -> (E, most rows of one x R); (B,) -> the first row's."""
+        """Makes lines of sampled tokens: (B, R) -> (E, tokens of the longest); (B,) -> the first row's."""
         if self._one_row_each:
             return tensor
         if tensor.dim() == 1:
             return tensor[torch.from_numpy(self.first)]
-        width = tensor.shape[1]
-        joined = tensor.new_zeros(len(self.rows), max(map(len, self.rows)) * width)
-        for episode, rows in zip(joined, self.rows, strict=True):
-            episode[: len(rows) * width] = tensor[rows].flatten()
+        rows, columns, places = self._places
+        joined = tensor.new_zeros(len(self.rows), self._width)
+        joined.view(-1)[places] = tensor[rows, columns]
         return joined
 
     def split(self, joined: Tensor) -> Tensor:
-        """Undoes `join` for (E, most rows of one x R): (B, R)."""
+        """Undoes `join` for lines: (B, R), zero where nothing was sampled."""
         if self._one_row_each:
             return joined
-        width = joined.shape[1] // max(map(len, self.rows))
-        out = joined.new_empty(sum(map(len, self.rows)), width)
-        for episode, rows in zip(joined, self.rows, strict=True):
-            out[rows] = episode[: len(rows) * width].view(len(rows), width)
+        rows, columns, places = self._places
+        out = joined.new_zeros(self._batch.batch["response_mask"].shape)
+        out[rows, columns] = joined.reshape(-1)[places]
         return out
+
+    def shares(self) -> Tensor | None:
+        """Computes which share of its episode's sampled tokens each row has, (B,) float32; None where each has all."""
+        if self._one_row_each:
+            return None
+        tokens = row_sums(self._batch.batch["response_mask"]).float()
+        return tokens / self.lengths[self._episode_of_row].clamp(min=1)
 
     def fold(self, per_row: Tensor, how: Literal["sum", "amax", "amin"] = "sum") -> Tensor:
         """Reduces (B,) over each episode's rows, dummies left out: (real episodes,) float64."""

@@ -3,8 +3,6 @@
 Invariant: such groups, which teach nothing, never enter the batch of a step; a group enters whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +11,7 @@ from data.names import unknown_name
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.config import FilterGroupsConfig
+from training.config.texts import say
 
 SUM_OF_REWARDS = ("seq_reward", "score")
 # What columns of the reward function's other values begin with.
@@ -42,11 +41,7 @@ def collect_varied_groups(
         if take:
             kept.append(batch.select_idxs(np.array([uid in take for uid in batch.non_tensor_batch["uid"]])))
     if not kept:
-        raise ValueError(
-            f"algorithm.filter_groups: in {drawn} batches no group had two different values of {settings.metric!r}, "
-            "so there is nothing to learn from; choose tasks of another difficulty, more samples "
-            "(actor_rollout_ref.rollout.n), a finer reward, or switch it off"
-        )
+        raise ValueError(say("nothing_varies", drawn=drawn, metric=settings.metric))
     return DataProto.concat(kept), {"filter_groups/batches": float(drawn), "filter_groups/dropped": float(dropped)}
 
 

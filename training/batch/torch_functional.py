@@ -17,7 +17,8 @@ from data.containers import row_blocks
 
 logger = logging.getLogger(__name__)
 
-EntropyMode = Literal["none", "value", "grad"]
+# Of "squares" the entropy comes with the sum of squared probabilities, as a second row.
+EntropyMode = Literal["none", "value", "grad", "squares"]
 # Of a block of logits on a CPU. Its float32 copies stay in the cache, and are too small to be mapped anew each time
 # (workers/ranks/memory.py).
 BLOCK_ENTRIES = 1 << 18
@@ -66,14 +67,16 @@ class LogitForm(NamedTuple):
 
 
 @compiled_on("cuda")
-def _row_stats(products: Tensor, labels: Tensor, form: LogitForm, with_entropy: bool) -> Tensor:
-    """Computes log-probs, the softmax's log-denominators and, where asked for, entropies of rows: (2 or 3, n)."""
+def _row_stats(products: Tensor, labels: Tensor, form: LogitForm, entropy: EntropyMode) -> Tensor:
+    """Computes log-probs, log-denominators of the softmax and, where asked for, entropies, squares: (2 to 4, n)."""
     z = form.logits(products)  # (n, vocabulary)
     log_sums = z.logsumexp(-1, keepdim=True)
     stats = [z.gather(1, labels[:, None]) - log_sums, log_sums]
-    if with_entropy:
+    if entropy != "none":
         log_p = z.sub_(log_sums)
-        stats.append(-log_p.exp().mul_(log_p).sum(-1, keepdim=True))
+        p = log_p.exp()
+        squares = [p.square().sum(-1, keepdim=True)] if entropy == "squares" else []
+        stats += [-p.mul_(log_p).sum(-1, keepdim=True), *squares]
     return torch.cat(stats, 1).T
 
 
@@ -128,18 +131,19 @@ class _HeadLogProbs(torch.autograd.Function):
         chunk: int,
     ) -> tuple[Tensor, Tensor | None]:
         dtype = torch.promote_types(states.dtype, torch.float32)
-        stats = states.new_empty(2 if entropy == "none" else 3, len(states), dtype=dtype)
+        rows = {"none": 2, "squares": 4}.get(entropy, 3)
+        stats = states.new_empty(rows, len(states), dtype=dtype)
         chunks = _slices(len(states), chunk // len(weight))
         for some in chunks:
             products = linear(states[some], weight, bias)  # (n, vocabulary)
             for block in _row_blocks(products):
-                stats[:, some][:, block] = _row_stats(products[block], labels[some][block], form, entropy != "none")
+                stats[:, some][:, block] = _row_stats(products[block], labels[some][block], form, entropy)
         ctx.save_for_backward(states, weight, bias, labels, stats)
         ctx.products = products if len(chunks) == 1 and len(states) * len(weight) <= chunk else None
         ctx.form, ctx.with_entropy, ctx.chunk = form, entropy == "grad", chunk
         # Copies, as FSDP warns of views.
-        log_probs, entropies = stats[0].clone(), None if entropy == "none" else stats[2].clone()
-        if entropy == "value":
+        log_probs, entropies = stats[0].clone(), None if rows == 2 else stats[2 if rows == 3 else slice(2, 4)].clone()
+        if entropy in ("value", "squares"):
             ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
 
@@ -182,7 +186,8 @@ def head_log_probs(
 ) -> tuple[Tensor, Tensor | None]:
     """Computes labels' log-probs and, unless `entropy` is "none", entropies, (tokens,) float32 each.
 
-    Both are differentiable, entropies with "grad" only. Nothing here waits for the device.
+    With "squares" the second is (2, tokens): entropies, and sums of the vocabulary's squared probabilities. Both are
+    differentiable, entropies with "grad" only. Nothing here waits for the device.
 
     Args:
         states: (tokens, hidden), what a language model's head gets; matrix products are in autocast's type, where it
@@ -209,8 +214,8 @@ def clip_by_value(x: Tensor, tensor_min: Tensor, tensor_max: Tensor) -> Tensor:
 def masked_mean(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
     """Averages the values where the mask is not zero; 0 over an empty mask."""
     # A whole batch's is summed over blocks of rows, without float64 copies of it all.
-    whole = axis is None and values.dim() > 0 and values.shape == mask.shape
-    blocks = row_blocks(values) if whole else [...]
+    whole = axis is None and values.shape == mask.shape
+    blocks = _blocks(values) if whole else [...]
     total = sum(torch.where(mask[rows].bool(), values[rows], 0).sum(axis, dtype=torch.float64) for rows in blocks)
     count = mask.count_nonzero() if axis is None else mask.bool().sum(axis)
     return (total / count.clamp(min=1)).to(values.dtype)
@@ -218,8 +223,10 @@ def masked_mean(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     """Computes the variance of the values where the mask is not zero, 0-dim; 0 where there are fewer than two."""
-    count = mask.count_nonzero()
-    square = masked_mean((values - masked_mean(values, mask)) ** 2, mask)
+    mask = mask.expand_as(values)
+    mean, count = masked_mean(values, mask), mask.count_nonzero()
+    squares = (torch.where(mask[rows].bool(), (values[rows] - mean) ** 2, 0) for rows in _blocks(values))
+    square = (sum(block.sum(dtype=torch.float64) for block in squares) / count.clamp(min=1)).to(values.dtype)
     return square * count / (count - 1).clamp(min=1) if unbiased else square
 
 
@@ -229,8 +236,14 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
     Returns: the inputs' shape, zero outside the mask, and zero everywhere where the mask holds fewer than two.
     """
     mask = mask.bool()
-    mean = masked_mean(values, mask)
-    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
-    if not shift_mean:
-        whitened = whitened + mean
-    return torch.where(mask & (mask.count_nonzero() > 1), whitened, 0)
+    mean, scale = masked_mean(values, mask), torch.rsqrt(masked_var(values, mask) + 1e-8)
+    several, left = mask.count_nonzero() > 1, 0 if shift_mean else mean
+    whitened = torch.empty_like(values)
+    for rows in _blocks(values):
+        whitened[rows] = torch.where(mask[rows] & several, (values[rows] - mean) * scale + left, 0)
+    return whitened
+
+
+def _blocks(values: Tensor) -> list[Any]:
+    """Cuts rows into blocks, of which there are no copies as large as the whole."""
+    return row_blocks(values) if values.dim() else [...]

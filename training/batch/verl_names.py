@@ -33,14 +33,9 @@ def log_seqlen_unbalance(
     lengths = np.asarray(seqlen_list)
     before = [part.sum() for part in np.array_split(lengths, len(partitions))]
     after = [lengths[list(part)].sum() for part in partitions]
-    return {
-        f"{prefix}/min": float(min(before)),
-        f"{prefix}/max": float(max(before)),
-        f"{prefix}/minmax_diff": float(max(before) - min(before)),
-        f"{prefix}/balanced_min": float(min(after)),
-        f"{prefix}/balanced_max": float(max(after)),
-        f"{prefix}/mean": float(lengths.sum() / len(partitions)),
-    }
+    found = {"min": min(before), "max": max(before), "minmax_diff": max(before) - min(before), "mean": np.mean(before)}
+    found |= {"balanced_min": min(after), "balanced_max": max(after)}
+    return {f"{prefix}/{name}": float(tokens) for name, tokens in found.items()}
 
 
 def rearrange_micro_batches(

@@ -4,26 +4,10 @@ The way in: other packages take the names below from here, and `load_config` fro
 what it reads (`training.config.checks`). A configuration never changes once it is made.
 """
 
-from training.config.batch_plan import BatchPlan, MicroBatching, UpdatePlan
-from training.config.settings import (
-    ActorConfig,
-    ActorRolloutRefConfig,
-    AgentConfig,
-    AlgorithmConfig,
-    CriticConfig,
-    CriticModelConfig,
-    DataConfig,
-    EnvironmentChoice,
-    FilterGroupsConfig,
-    FSDPConfig,
-    ModelConfig,
-    OptimConfig,
-    PolicyLossChoice,
-    PPOConfig,
-    RefConfig,
-    RolloutConfig,
-    TrainerConfig,
-)
+# ruff: noqa: F403, F405
+from training.config.algorithm_settings import *
+from training.config.batch_plan import *
+from training.config.settings import *
 
 # Under verl's names, with our fields.
 FSDPActorConfig, FSDPCriticConfig, FSDPOptimizerConfig = ActorConfig, CriticConfig, OptimConfig

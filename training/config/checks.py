@@ -13,9 +13,11 @@ from typing import Any
 
 from data.loading import load_extern_object
 from training.config import resources
+from training.config.algorithm_settings import CustomRewardFunctionConfig
 from training.config.batch_plan import MicroBatching
+from training.config.needs import estimator_needs
 from training.config.section import leaves
-from training.config.settings import CheckpointConfig, CustomRewardFunctionConfig, PPOConfig
+from training.config.settings import CheckpointConfig, PPOConfig
 
 log = logging.getLogger(__name__)
 Reader = Callable[[str], dict[str, Any]]
@@ -39,6 +41,7 @@ def check_config(
         *_sampling(config),
         *_engine(config),
         *_algorithm(config),
+        *_losses(config),
         *_reward(config),
         *_steps(config),
         *_checkpoints(config),
@@ -189,17 +192,50 @@ def _unknown(find: Callable[[str], Any], name: str) -> list[str]:
 
 def _estimator(config: PPOConfig) -> Iterator[str]:
     """Requires that a registered estimator has the values or the groups that it reads."""
-    from training.core_algos import AdvantageEstimator, estimator_needs
+    from training.core_algos import AdvantageEstimator, get_adv_estimator_fn
 
-    name, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
-    needs = estimator_needs(name)
+    name, n, algorithm = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n, config.algorithm
+    needs = config.estimator_needs
+    if name == "gdpo" and not algorithm.gdpo_reward_keys:
+        yield "algorithm.adv_estimator=gdpo needs algorithm.gdpo_reward_keys: numbers that the reward function gives"
+    if algorithm.gdpo_reward_weights and len(algorithm.gdpo_reward_weights) != len(algorithm.gdpo_reward_keys):
+        yield "algorithm.gdpo_reward_weights must be as many as algorithm.gdpo_reward_keys, or empty"
+    if algorithm.distillation_task is not None:
+        yield from _unknown(get_adv_estimator_fn, algorithm.distillation_task)
+        if set(estimator_needs(algorithm.distillation_task)) - {"index"}:
+            yield f"algorithm.distillation_task={algorithm.distillation_task}: one that compares scores (grpo)"
+    if name == "grpo_passk" and n == 1:
+        yield f"algorithm.adv_estimator=grpo_passk compares the two best of a group: set {ROLLOUT}.n above 1"
     if "values" in needs and not config.need_critic:
-        yield f"algorithm.adv_estimator={name} reads a critic's values: set critic.enable=true (or null for gae)"
+        yield f"algorithm.adv_estimator={name} reads a critic's values: set critic.enable=true, or null"
     if name in set(AdvantageEstimator) and "index" in needs and n == 1:
         compares = f"algorithm.adv_estimator={name} compares the responses of a group"
         log.warning("%s, but %s.n=1: each keeps its raw score", compares, ROLLOUT)
     if config.algorithm.filter_groups.enable and n == 1:
         yield f"algorithm.filter_groups.enable=true: a group of {ROLLOUT}.n=1 never differs within itself; raise n"
+
+
+def _losses(config: PPOConfig) -> Iterator[str]:
+    """Requires that the policy loss and the rollout correction have what they need."""
+    import torch
+
+    from training.core_algos.policy_losses import correct_as
+
+    actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
+    if config.loss_mode == "dro" and actor.policy_loss.dro_beta is None:
+        yield f"{ACTOR}.policy_loss.dro_beta=null: loss_mode=dro needs it, above 0"
+    if config.loss_mode == "bypass_mode" and not correction.bypass_mode:
+        yield f"{ACTOR}.policy_loss.loss_mode=bypass_mode: set algorithm.rollout_correction.bypass_mode=true instead"
+    reads_engine = correction.corrects or correction.bypass_mode
+    if reads_engine and not config.actor_rollout_ref.rollout.calculate_log_probs:
+        yield f"algorithm.rollout_correction reads the engine's log-probs: set {ROLLOUT}.calculate_log_probs=true"
+    if correction.bypass_mode and config.algorithm.use_kl_in_reward:
+        yield "algorithm.rollout_correction.bypass_mode computes no log-probs that use_kl_in_reward could read"
+    try:
+        token = torch.zeros(1, 1)
+        correct_as(correction, token, token, token + 1)
+    except ValueError as error:
+        yield f"algorithm.rollout_correction.{error}"
 
 
 def _reward(config: PPOConfig) -> Iterator[str]:

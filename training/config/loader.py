@@ -11,11 +11,11 @@ Later wins: defaults, `extends: other.yaml`, the YAML, the command line. Interna
 
 import logging
 import re
-import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -77,7 +77,7 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     if check and reader.complete:
         found = check_config(config, ask_hub=not explain_it)
         reader.problems += [problem for problem in found if not reader.has_reported(problem)]
-    sources = {key: reader.sources.get(key, "default") for key in reader.schema}
+    sources = {key: reader.given.get(key, (None, "default"))[1] for key in reader.schema}
     loaded = LoadedConfig(config=config, sources=sources, explain=explain_it)
     if reader.problems:
         if explain_it:
@@ -99,10 +99,9 @@ class _Reader:
     def __init__(self) -> None:
         self.schema = dict(leaves(PPOConfig()))
         self.sections = {key[: dot.start()] for key in self.schema for dot in re.finditer(r"\.", key)}
-        # What layers that ended gave, and the one that is read.
-        self.values: dict[str, Any] = {}
+        # What layers that ended gave, each value with its source, and the layer that is read.
+        self.given: dict[str, tuple[Any, str]] = {}
         self.layer: dict[str, Any] = {}
-        self.sources: dict[str, str] = {}
         self.problems: list[str] = []
         self.wants_turns = False
         self.moved: dict[str, tuple[str, Any]] = {}
@@ -180,23 +179,17 @@ class _Reader:
         else:
             self.problems = left
         for name in known:
-            self._take_out(name)
+            self.given.pop(name, None)
             self.layer.pop(name, None)
-
-    def _take_out(self, key: str) -> None:
-        """Forgets what the layers that ended gave for a key."""
-        self.values.pop(key, None)
-        self.sources.pop(key, None)
 
     def _end_layer(self, source: str) -> None:
         """Enters a layer into the flat table; another environment's settings do not stay with one that it names."""
         for name, others in RIVALS.items():
             if not _is_null(self.layer.get(f"agent.environment.{name}")):
                 for other in others:
-                    self._take_out(f"agent.environment.{other}")
+                    self.given.pop(f"agent.environment.{other}", None)
         for key, value in self.layer.items():
-            self.values[key] = _merged(self.values.get(key), value)
-            self.sources[key] = source
+            self.given[key] = _merged(self.given.get(key, (None,))[0], value), source
         self.layer = {}
 
     def _add(self, tree: Mapping[Any, Any], source: str, prefix: str = "") -> None:
@@ -238,7 +231,7 @@ class _Reader:
             log.warning("%s (%s) is called %s here; moved", key, source, new)
         if new in ONE_LIMIT:
             self.moved[new] = (key, value)
-        if new not in ONE_LIMIT or new not in self.values | self.layer:
+        if new not in ONE_LIMIT or new not in {**self.given, **self.layer}:
             self._add(nest({new: value}), source)
 
     def _cannot_read(self, problem: str) -> None:
@@ -270,8 +263,8 @@ class _Reader:
         """Makes the config; where a value is wrong it keeps its default and the problem is noted."""
         self._resolve_interpolations()
         flat = {key: leaf.value for key, leaf in self.schema.items()}
-        for key, value in self.values.items():
-            with self._reporting(f"{key}={value!r} ({self.sources[key]})"):
+        for key, (value, source) in self.given.items():
+            with self._reporting(f"{key}={value!r} ({source})"):
                 leaf = self.schema[key]
                 made = convert(value, leaf.kind)
                 flat[key] = each(_locate, made) if INPUT in leaf.metadata else made
@@ -279,8 +272,8 @@ class _Reader:
         flat["agent.tools"] = tuple(_locate(tool) if "." in tool else tool for tool in flat["agent.tools"])
         flat["env_template"] = tuple(self._entry(i, entry) for i, entry in enumerate(flat["env_template"]))
         for key, (old, value) in self.moved.items():
-            if str(value) != str(self.values[key]):
-                self.problems.append(f"{old}={value} and {key}={self.values[key]} are the same limit: give one")
+            if str(value) != (other := str(self.given[key][0])):
+                self.problems.append(f"{old}={value} and {key}={other} are the same limit: give one")
         config: PPOConfig = build(PPOConfig, flat)
         if self.wants_turns and not config.environments:
             self.problems.append(f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path")
@@ -307,27 +300,25 @@ class _Reader:
         return any(key in words or key.endswith(short) for key in reported)
 
     def _resolve_interpolations(self) -> None:
-        """Puts the values that `${...}` refers to in its place."""
-        linked = {key: value for key, value in self.values.items() if "${" in str(value)}
-        if not linked:
-            return
-        plain = {key: leaf.value for key, leaf in self.schema.items()} | self.values
-        root = OmegaConf.create(nest({key: value for key, value in plain.items() if key not in linked}))
-        for key, value in linked.items():
-            with self._dropping_links(key):
-                OmegaConf.update(root, key, value, merge=False)
-        for key in [key for key in linked if key in self.values]:
-            with self._dropping_links(key):
-                value = OmegaConf.select(root, key)
-                self.values[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        """Puts the values that `${...}` refers to in its place; notes and takes out what leads nowhere."""
+        linked = [key for key, (value, _) in self.given.items() if "${" in str(value)]
+        plain = {key: leaf.value for key, leaf in self.schema.items()} | {key: x for key, (x, _) in self.given.items()}
+        root = OmegaConf.create(nest({key: value for key, value in plain.items() if linked and key not in linked}))
 
-    @contextmanager
-    def _dropping_links(self, key: str) -> Iterator[None]:
-        """Takes out a value whose link leads nowhere, and notes the problem."""
-        try:
-            yield
-        except OmegaConfBaseException as error:
-            self._report(key, self.values.pop(key), self.sources.pop(key), str(error).splitlines()[0])
+        def link(key: str) -> None:
+            OmegaConf.update(root, key, plain[key], merge=False)
+
+        def resolve(key: str) -> None:
+            value = OmegaConf.select(root, key)
+            made = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            self.given[key] = made, self.given[key][1]
+
+        for step, key in product((link, resolve), linked):
+            try:
+                if key in self.given:
+                    step(key)
+            except OmegaConfBaseException as error:
+                self._report(key, *self.given.pop(key), str(error).splitlines()[0])
 
 
 def _yaml_tree(path: Path, children: tuple[Path, ...]) -> dict[Any, Any]:
@@ -366,6 +357,5 @@ def _locate(path: str) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["--reference"]:
-        raise SystemExit("usage: python -m training.config.loader --reference")
+    # --reference, the one thing to ask for.
     print(reference_yaml(), end="")

@@ -25,10 +25,10 @@ from custom.tools.load import load_tools
 from data.loading import load_extern_object, load_object
 from data.names import did_you_mean
 from training.config.settings import CriticModelConfig, DataConfig, EnvironmentChoice, PPOConfig
+from training.config.texts import say, say_where
 
 log = logging.getLogger(__name__)
 ULYSSES = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
-ADDRESS = "ray_kwargs.ray_init.address"
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 LARGE_FILES = 64 << 20  # bytes
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -44,54 +44,47 @@ def row_length(config: PPOConfig) -> str:
 
 
 def check_ranks(config: PPOConfig) -> Iterator[str]:
-    """Requires devices that divide among the engines, and what else ranks need, whatever the model."""
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    """Requires that the launcher can start the ranks, and that they divide among engines and shared sequences."""
+    rollout, trainer, ray_settings = config.actor_rollout_ref.rollout, config.trainer, config.ray_kwargs.ray_init
     if trainer.device == "cuda":
         # Late: the other values need no torch here.
         import torch
 
         if not torch.cuda.is_available():
             yield "trainer.device=cuda: torch finds no CUDA device here; use cpu, or null for what there is"
-    size = rollout.tensor_model_parallel_size
-    given = f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}"
-    if size > 0 and trainer.n_gpus_per_node % size:
-        ranks = f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
-        yield f"{given} does not divide {ranks}: an engine's ranks share a machine"
-    if size > 1 and rollout.name == "hf":
-        yield f"{given}: rollout.name=hf has one rank an engine; use 1"
-    yield from _launcher(config)
-    if trainer.use_ray:
-        yield from _cluster(config)
-    yield from _sequence_parallel(config)
+    engine, critic = rollout.tensor_model_parallel_size, config.critic.ulysses_sequence_parallel_size
+    size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+    has_ray = importlib.util.find_spec("ray") is not None
+    multiple, fits = size // (gcd(size, trainer.nnodes) or 1), _divisors(trainer.num_ranks)
+    wrong = {
+        "tensor_parallel": engine > 0 and trainer.n_gpus_per_node % engine > 0,
+        "one_rank_an_engine": engine > 1 and rollout.name == "hf",
+        "one_local_rank": trainer.launcher == "local" and trainer.num_ranks > 1,
+        "no_ray": trainer.use_ray and not has_ray,
+        "no_cluster": trainer.use_ray and trainer.nnodes > 1 and ray_settings.get("address") in (None, "local"),
+        "ranks_share": size > 0 and trainer.num_ranks > 0 and trainer.num_ranks % size > 0,
+        "critic_shares": config.need_critic and critic not in (None, size),
+    }
+    yield from say_where(wrong, config=config, size=size, critic=critic, multiple=multiple, fits=fits)
+    if trainer.use_ray and ray_settings and has_ray:
+        yield from _ray_arguments(ray_settings)
+    for key, model in trained_models(config).items():
+        if size > 1 and not model.use_remove_padding:
+            yield f"{ULYSSES}={size} needs {key}.use_remove_padding=true"
+    _say_idle(config)
 
 
-def _launcher(config: PPOConfig) -> Iterator[str]:
-    """Requires that the launcher can start that many ranks."""
-    trainer = config.trainer
-    if trainer.launcher == "local" and trainer.num_ranks > 1:
-        ranks = f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
-        yield f"{ranks}: trainer.launcher=local has one rank; use trainer.launcher=ray"
-    if trainer.use_ray and importlib.util.find_spec("ray") is None:
-        way_out = "pip install ray; one rank runs without it (trainer.launcher=local)"
-        yield f"trainer.launcher=ray needs the package: {way_out}"
-    if config.ray_kwargs.ray_init and not trainer.use_ray:
+def _say_idle(config: PPOConfig) -> None:
+    """Warns of settings of several ranks that one rank does without."""
+    if config.ray_kwargs.ray_init and not config.trainer.use_ray:
         log.warning("ray_kwargs.ray_init has no effect with trainer.launcher=local")
+    if config.trainer.num_ranks > 1:
+        return
     for key in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
-        if trainer.num_ranks <= 1 and not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
+        if not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
             log.warning("%s.fsdp_config.reshard_after_forward has no effect on one rank", key)
-    if trainer.num_ranks <= 1 and config.actor_rollout_ref.actor.strategy == "fsdp":
+    if config.actor_rollout_ref.actor.strategy == "fsdp":
         log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
-
-
-def _cluster(config: PPOConfig) -> Iterator[str]:
-    """Requires that several machines have a cluster that is there already, and that ray.init takes its arguments."""
-    nodes, settings = config.trainer.nnodes, config.ray_kwargs.ray_init
-    if nodes > 1 and settings.get("address") in (None, "local"):
-        start = "run `ray start --head` on the first machine, `ray start --address=HOST:6379` on the others"
-        alone = "for ranks on this machine alone set trainer.n_gpus_per_node"
-        yield f"trainer.nnodes={nodes} needs {ADDRESS}: {start}, and set {ADDRESS}=auto; {alone}"
-    if settings and importlib.util.find_spec("ray") is not None:
-        yield from _ray_arguments(settings)
 
 
 def _ray_arguments(settings: dict[str, Any]) -> Iterator[str]:
@@ -106,26 +99,10 @@ def _ray_arguments(settings: dict[str, Any]) -> Iterator[str]:
             yield f"ray_kwargs.ray_init.{name}: ray.init takes no such argument.{hint}"
 
 
-def _sequence_parallel(config: PPOConfig) -> Iterator[str]:
-    """Requires that the ranks divide into equal groups that share sequences, for actor and critic alike."""
-    ranks, critic_size = config.trainer.num_ranks, config.critic.ulysses_sequence_parallel_size
-    size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
-    if size > 0 and ranks > 0 and ranks % size:
-        fix = f"set trainer.n_gpus_per_node to a multiple of {size // gcd(size, config.trainer.nnodes)}"
-        given = f"{ULYSSES}={size} does not divide trainer.nnodes x trainer.n_gpus_per_node = {ranks} ranks"
-        yield f"{given}: {fix}, or {ULYSSES} to {_divisors(ranks)}"
-    if config.need_critic and critic_size not in (None, size):
-        reason = "both read a step's rows in one order; leave it null"
-        yield f"critic.ulysses_sequence_parallel_size={critic_size} differs from the actor's {size}: {reason}"
-    for key, model in trained_models(config).items():
-        if size > 1 and not model.use_remove_padding:
-            yield f"{ULYSSES}={size} needs {key}.use_remove_padding=true"
-
-
 def _divisors(number: int) -> str:
     """Lists the divisors of a number, as in "1, 2 or 4"."""
-    *others, last = [str(n) for n in range(1, number + 1) if number % n == 0]
-    return f"{', '.join(others)} or {last}" if others else last
+    found = [str(n) for n in range(1, number + 1) if number % n == 0]
+    return " or ".join(filter(None, [", ".join(found[:-1]), *found[-1:]]))
 
 
 # Files and folders.
@@ -147,21 +124,21 @@ def unwritable(key: str, folder: str) -> Iterator[str]:
         yield f"{key}={folder}: {nearest} is not writable; name another folder"
 
 
-def user_file(key: str, path: str, name_key: str = "", name: str = "__name__") -> Iterator[str]:
-    """Runs a user's file, as the run will, and says what stands in the way of taking `name` from it."""
-    if missing := [*missing_file(key, path)]:
-        yield from missing
-        return
-    if failed := [*failure(f"{key}={path}", partial(load_extern_object, path, "__name__"), path)]:
-        yield from failed
+def user_file(key: str, path: str, name_key: str = "", name: str | None = None) -> Iterator[str]:
+    """Runs a user's file, as the run will, and says what stands in the way of taking `name` from it, if it has one."""
+    if name_key and name is None:
+        yield f"{name_key} is missing: which class of {path}?"
+    load = partial(load_extern_object, path, "__name__")
+    unusable = [*missing_file(key, path)] or [*failure(f"{key}={path}", load, path)]
+    yield from unusable
+    if name is None or unusable:
         return
     try:
         found = load_extern_object(path, name)
+        if not callable(found):
+            yield f"{name_key}={name}: in {path} it is a {type(found).__name__}; it must be a function or a class"
     except ValueError as error:
         yield f"{name_key}={name}: {error}"
-        return
-    if name_key and not callable(found):
-        yield f"{name_key}={name}: in {path} it is a {type(found).__name__}; it must be a function or a class"
 
 
 def failure(given: str, load: Callable[[], Any], path: str = "") -> Iterator[str]:
@@ -194,8 +171,7 @@ def check_files(config: PPOConfig) -> Iterator[str]:
     if config.environments:
         return
     if not data.train_files:
-        ways_out = "give a parquet, json or jsonl file, or a list of them"
-        yield f"data.train_files is missing: {ways_out}; or something to act in, agent.environment.name"
+        yield say("no_train_files")
     for kind in ("train", "val"):
         key = f"data.{kind}_files"
         for path in data[f"{kind}_files"]:
@@ -228,9 +204,7 @@ def check_classes(config: PPOConfig) -> Iterator[str]:
         path_key, name_key = f"{start}path", f"{start}name"
         path, name = attrgetter(path_key, name_key)(config)
         if path is not None:
-            if name is None:
-                yield f"{name_key} is missing: which class of {path}?"
-            yield from user_file(path_key, path, name_key, name or "__name__")
+            yield from user_file(path_key, path, name_key, name)
         elif name is not None:
             log.warning("%s=%s has no effect without %s", name_key, name, path_key)
 
@@ -273,18 +247,15 @@ def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
     if environment.name and environment.path:
         yield f"{key}.name and {key}.path both name an environment: give one of them"
     elif environment.path:
-        if environment.cls is None:
-            yield f"{key}.cls is missing: which class of {environment.path}?"
-        own = environment.cls or "__name__"
-        unusable = [*user_file(f"{key}.path", environment.path, f"{key}.cls", own)]
-        yield from unusable or _arguments(key, environment, f"{environment.path}:{own}")
+        unusable = [*user_file(f"{key}.path", environment.path, f"{key}.cls", environment.cls)]
+        yield from unusable or _arguments(key, environment, f"{environment.path}:{environment.cls}")
     elif environment.name:
         kind, _, rest = environment.name.partition(":")
         if not rest:
             yield f"{key}.name={environment.name} must be one of {ENVIRONMENT_NAMES}"
         elif kind in LIBRARIES and importlib.util.find_spec(kind) is None:
             yield f"{key}.name={environment.name} needs the package: pip install {LIBRARIES[kind].package}"
-        elif rest and kind not in LIBRARIES:
+        elif kind not in LIBRARIES:
             found = partial(load_object, environment.name, "environment")
             unusable = [*failure(f"{key}.name={environment.name}", found)]
             yield from unusable or _arguments(key, environment, environment.name)
@@ -308,8 +279,7 @@ def _turns(config: PPOConfig) -> Iterator[str]:
     """Requires that a turn is no longer than all turns together, and that what it may run is kept within walls."""
     agent, response = config.agent, config.data.max_response_length
     if agent.max_turn_tokens is not None and agent.max_turn_tokens > response:
-        limit = f"data.max_response_length={response}, which holds all turns"
-        yield f"agent.max_turn_tokens={agent.max_turn_tokens} is above {limit}"
+        yield say("long_turn", turn=agent.max_turn_tokens, response=response)
     if "python" in agent.tools:
         yield from _walls(agent.tools_unsafe)
     if config.data.return_raw_chat:
@@ -324,8 +294,7 @@ def _walls(unsafe: bool) -> Iterator[str]:
     log.info("the kernel's walls around the python tool: %s", stands)
     missing = "; ".join(missing_walls())
     if missing and not unsafe:
-        fix = "allow unprivileged user namespaces, or set agent.tools_unsafe=true"
-        yield f"agent.tools: python runs what the policy writes, and on this machine {missing}; {fix}"
+        yield say("no_walls", missing=missing)
     elif missing:
         log.warning("agent.tools_unsafe=true, and on this machine %s", missing)
 
@@ -343,8 +312,7 @@ def _reward_function(config: PPOConfig) -> Iterator[str]:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p.name for p in positional if p.default is p.empty]
     if len(set(needed) - custom.reward_kwargs.keys()) > 2:
-        called = "with an environment it is called as reward_fn(trajectory) or reward_fn(trajectory, environment)"
-        yield f"custom_reward_function.name={custom.name} takes ({', '.join(needed)}); {called}"
+        yield say("reward_takes", name=custom.name, needed=", ".join(needed))
 
 
 # Models.
@@ -362,8 +330,7 @@ def read_model_config(path: str) -> dict[str, Any]:
             raise ValueError("the folder holds no config.json; is it a Hugging Face model folder?")
         entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if not isinstance(entries, dict):
-            held = json.dumps(entries)[:40]
-            raise ValueError(f"its config.json holds {held}, which is no mapping; take the model's own")
+            raise ValueError(say("no_mapping", held=json.dumps(entries)[:40]))
         return entries
     if not HUB_NAME.fullmatch(path):
         raise ValueError(f"is not a folder (seen from {Path.cwd()}) and cannot be a hub name")
@@ -377,6 +344,7 @@ def check_models(config: PPOConfig, read: Callable[[str], dict[str, Any]], ask_h
     policy = config.actor_rollout_ref.model
     if policy.path is None:
         yield "actor_rollout_ref.model.path is missing: give a model folder or a hub name (org/name)"
+    yield from _teacher(config)
     for key, model in trained_models(config).items():
         if model.path is None or (model is not policy and model.path == policy.path):
             continue
@@ -396,6 +364,16 @@ def trained_models(config: PPOConfig) -> dict[str, CriticModelConfig]:
     """Lists the models of the run that have settings of their own."""
     critic = {"critic.model": config.critic.model} if config.need_critic else {}
     return {"actor_rollout_ref.model": config.actor_rollout_ref.model, **critic}
+
+
+def _teacher(config: PPOConfig) -> Iterator[str]:
+    """Requires that the teacher is read, and that its folder holds a model."""
+    path = config.actor_rollout_ref.ref.model.path
+    given = f"actor_rollout_ref.ref.model.path={path}"
+    if path and not config.need_reference:
+        yield f"{given} is not read: set actor.use_kl_loss, or another adv_estimator"
+    if path and not HUB_NAME.fullmatch(path) and not (Path(path) / "config.json").is_file():
+        yield f"{given} holds no config.json: it is no model's folder"
 
 
 def _model_files(key: str, folder: Path) -> Iterator[str]:
@@ -425,8 +403,7 @@ def _fitting(config: PPOConfig, key: str, model: CriticModelConfig, entries: dic
         wanted[f"actor_rollout_ref.rollout.max_model_len={limit}"] = limit
     context = known.get("max_position_embeddings")
     if context is not None and (not isinstance(context, int) or isinstance(context, bool)):
-        fix = f"mend config.json, or {key}.override_config where it comes from there"
-        yield f"{key}.path={model.path}: max_position_embeddings={context!r} must be a whole number; {fix}"
+        yield say("no_context", key=key, path=model.path, context=context)
     elif context is not None:
         for what in (what for what, tokens in wanted.items() if tokens > context):
             yield f"{what} tokens, but {key}.path={model.path} reads at most {context}"

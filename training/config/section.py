@@ -107,12 +107,10 @@ def leaves(section: Any, prefix: str = "") -> Iterator[tuple[str, Leaf]]:
 
 def build(section_type: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
     """Makes a section of the values of its dotted keys."""
-    return section_type(
-        **{
-            name: build(kind, values, f"{prefix}{name}.") if is_dataclass(kind) else values[prefix + name]
-            for name, kind in get_type_hints(section_type).items()
-        }
-    )
+    made = {}
+    for name, kind in get_type_hints(section_type).items():
+        made[name] = build(kind, values, f"{prefix}{name}.") if is_dataclass(kind) else values[prefix + name]
+    return section_type(**made)
 
 
 def anchored(section: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from custom.adapters.base import LIBRARIES, library_of
+from training.config import section as of
 from training.config.agent_settings import (
     GUARDED_MEMORY_GB,
     HOME_SETTINGS,
@@ -18,64 +19,53 @@ from training.config.agent_settings import (
     EnvironmentChoice,
     EnvironmentHome,
 )
-from training.config.batch_plan import BatchPlan, MicroBatching, UpdatePlan, micro_batching
-from training.config.section import (
-    AboveOne,
-    Betas,
-    CustomClassConfig,
-    Fraction,
-    InputPath,
-    NonNegativeFloat,
-    NonNegativeInt,
-    NonNegativeOrMinusOne,
-    OutputPath,
-    PositiveFloat,
-    PositiveFraction,
-    PositiveInt,
-    PositiveOrMinusOne,
-    Section,
+from training.config.algorithm_settings import (
+    AlgorithmConfig,
+    CustomRewardFunctionConfig,
+    Dtype,
+    KLKind,
+    LossAggMode,
+    PolicyLossChoice,
+    RewardModelConfig,
 )
+from training.config.batch_plan import BatchPlan, MicroBatching, UpdatePlan, micro_batching
+from training.config.needs import estimator_needs
 
-Dtype = Literal["bfloat16", "float16", "float32"]
-KLKind = Literal[
-    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
-]
-LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 CheckpointPart = Literal["model", "optimizer", "extra", "hf_model"]
 DEFAULT_SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerConfig(Section):
+class SamplerConfig(of.Section):
     """The order of the training rows, by a class of your own."""
 
-    class_path: InputPath | None = None  #: Python file; null = shuffled or sequential by data.shuffle
+    class_path: of.InputPath | None = None  #: Python file; null = shuffled or sequential by data.shuffle
     class_name: str | None = None  #: name of the torch Sampler in that file
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(Section):
+class DataConfig(of.Section):
     """Prompts: where they come from and how they become token ids."""
 
-    train_files: tuple[InputPath, ...] = ()  #: parquet, json or jsonl: one file or a list
-    val_files: tuple[InputPath, ...] = ()  #: the same for validation; empty = no validation
-    train_max_samples: PositiveOrMinusOne = -1  #: use at most this many training rows; -1 = all
-    val_max_samples: PositiveOrMinusOne = -1  #: use at most this many validation rows; -1 = all
+    train_files: tuple[of.InputPath, ...] = ()  #: parquet, json or jsonl: one file or a list
+    val_files: tuple[of.InputPath, ...] = ()  #: the same for validation; empty = no validation
+    train_max_samples: of.PositiveOrMinusOne = -1  #: use at most this many training rows; -1 = all
+    val_max_samples: of.PositiveOrMinusOne = -1  #: use at most this many validation rows; -1 = all
     prompt_key: str = "prompt"  #: column with the chat messages
     reward_fn_key: str = "data_source"  #: column that chooses the scoring rule
-    max_prompt_length: PositiveInt = 512  #: tokens; prompts are padded on the left to this length
-    max_response_length: PositiveInt = 512  #: tokens a response may have
-    train_batch_size: PositiveInt = 1024  #: prompts per step
-    val_batch_size: PositiveInt | None = None  #: prompts per validation batch; null = all at once
+    max_prompt_length: of.PositiveInt = 512  #: tokens; prompts are padded on the left to this length
+    max_response_length: of.PositiveInt = 512  #: tokens a response may have
+    train_batch_size: of.PositiveInt = 1024  #: prompts per step
+    val_batch_size: of.PositiveInt | None = None  #: prompts per validation batch; null = all at once
     shuffle: bool = True  #: shuffle the training rows, anew in every epoch
-    seed: NonNegativeInt | None = None  #: seed of data order and sampling; null = 1
+    seed: of.NonNegativeInt | None = None  #: seed of data order and sampling; null = 1
     validation_shuffle: bool = False  #: shuffle the validation rows
-    dataloader_num_workers: NonNegativeInt = 8  #: processes that load rows; 0 = in the driver
+    dataloader_num_workers: of.NonNegativeInt = 8  #: processes that load rows; 0 = in the driver
     filter_overlong_prompts: bool = False  #: drop prompts longer than max_prompt_length at start-up
-    filter_overlong_prompts_workers: PositiveInt = 1  #: threads that measure them
+    filter_overlong_prompts_workers: of.PositiveInt = 1  #: threads that measure them
     truncation: Literal["error", "left", "right", "middle"] = "error"  #: what to do with a longer prompt
     return_raw_chat: bool = False  #: keep the messages in the batch as raw_prompt
-    custom_cls: CustomClassConfig = CustomClassConfig()
+    custom_cls: of.CustomClassConfig = of.CustomClassConfig()
     sampler: SamplerConfig = SamplerConfig()
     apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  #: passed to the tokenizer's chat template
 
@@ -91,10 +81,10 @@ class DataConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticModelConfig(Section):
+class CriticModelConfig(of.Section):
     """The critic's weights: a language model with a value head."""
 
-    path: InputPath | None = None  #: model folder or hub name; null = the actor's
+    path: of.InputPath | None = None  #: model folder or hub name; null = the actor's
     dtype: Dtype = "bfloat16"  #: autocast compute type; master weights stay float32
     enable_gradient_checkpointing: bool = True  #: recompute activations in backward: less memory, more time
     use_remove_padding: bool = True  #: strip the padding from rows before the forward pass
@@ -107,26 +97,26 @@ class ModelConfig(CriticModelConfig):
     """The actor's weights (the reference policy and the rollout start from the same)."""
 
     # The critic's settings and one more; `path` stands here for its documentation.
-    path: InputPath | None = None  #: model folder or hub name; required
-    lora_rank: NonNegativeInt = 0  #: rank of LoRA adapters; 0 = train all weights
+    path: of.InputPath | None = None  #: model folder or hub name; required
+    lora_rank: of.NonNegativeInt = 0  #: rank of LoRA adapters; 0 = train all weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig(Section):
+class OptimConfig(of.Section):
     """AdamW and its learning-rate schedule."""
 
-    lr: PositiveFloat = 1e-6  #: learning rate after warm-up
-    weight_decay: NonNegativeFloat = 0.01  #: decoupled weight decay
-    betas: Betas = (0.9, 0.999)  #: decay of the first and second moment
-    lr_warmup_steps: NonNegativeOrMinusOne = -1  #: optimiser steps of linear warm-up; -1 = by lr_warmup_steps_ratio
-    lr_warmup_steps_ratio: Fraction = 0.0  #: warm-up as a part of all steps
-    min_lr_ratio: Fraction = 0.0  #: final learning rate as a part of lr (cosine, wsd)
-    num_cycles: PositiveFloat = 0.5  #: cosine waves over the run; 0.5 = down once
+    lr: of.PositiveFloat = 1e-6  #: learning rate after warm-up
+    weight_decay: of.NonNegativeFloat = 0.01  #: decoupled weight decay
+    betas: of.Betas = (0.9, 0.999)  #: decay of the first and second moment
+    lr_warmup_steps: of.NonNegativeOrMinusOne = -1  #: optimiser steps of linear warm-up; -1 = by lr_warmup_steps_ratio
+    lr_warmup_steps_ratio: of.Fraction = 0.0  #: warm-up as a part of all steps
+    min_lr_ratio: of.Fraction = 0.0  #: final learning rate as a part of lr (cosine, wsd)
+    num_cycles: of.PositiveFloat = 0.5  #: cosine waves over the run; 0.5 = down once
     scheduler: Literal["constant", "cosine", "wsd"] = "constant"  #: shape after warm-up; wsd = hold, then decay
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSDPConfig(Section):
+class FSDPConfig(of.Section):
     """Sharding of one model over the ranks."""
 
     param_offload: bool = False  #: keep parameters in CPU memory while unused
@@ -135,7 +125,7 @@ class FSDPConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig(Section):
+class CheckpointConfig(of.Section):
     """What a checkpoint holds; extra = schedule and random state, hf_model = a Hugging Face folder."""
 
     save_contents: tuple[CheckpointPart, ...] = ("model", "optimizer", "extra")  #: parts to write
@@ -143,36 +133,33 @@ class CheckpointConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyLossChoice(Section):
-    """Which policy loss."""
-
-    loss_mode: str = "vanilla"  #: name registered with register_policy_loss; vanilla = PPO's dual clip
-    custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of a loss of your own
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActorConfig(Section):
+class ActorConfig(of.Section):
     """The policy update."""
 
     strategy: Literal["fsdp2", "fsdp"] = "fsdp2"  #: how several ranks share the weights; both mean FSDP2
-    ppo_mini_batch_size: PositiveInt = 256  #: prompts per optimiser step, over all ranks
-    ppo_micro_batch_size_per_gpu: PositiveInt | None = None  #: rows per forward/backward on a rank
+    ppo_mini_batch_size: of.PositiveInt = 256  #: prompts per optimiser step, over all ranks
+    ppo_micro_batch_size_per_gpu: of.PositiveInt | None = None  #: rows per forward/backward on a rank
     use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
-    ppo_max_token_len_per_gpu: PositiveInt = 16384  #: that budget: tokens per forward/backward on a rank
-    clip_ratio: NonNegativeFloat = 0.2  #: PPO's clip range
-    clip_ratio_low: Fraction | None = None  #: lower clip range; null = clip_ratio
-    clip_ratio_high: NonNegativeFloat | None = None  #: upper clip range; null = clip_ratio
-    clip_ratio_c: AboveOne = 3.0  #: dual clip: bound of the ratio where the advantage is negative
+    ppo_max_token_len_per_gpu: of.PositiveInt = 16384  #: that budget: tokens per forward/backward on a rank
+    clip_ratio: of.NonNegativeFloat = 0.2  #: PPO's clip range
+    clip_ratio_low: of.Fraction | None = None  #: lower clip range; null = clip_ratio
+    clip_ratio_high: of.NonNegativeFloat | None = None  #: upper clip range; null = clip_ratio
+    clip_ratio_c: of.AboveOne = 3.0  #: dual clip: bound of the ratio where the advantage is negative
+    tau_pos: of.PositiveFloat = 1.0  #: sapo: steepness of the gate where the advantage is positive
+    tau_neg: of.PositiveFloat = 1.05  #: sapo: where it is not
     loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
+    loss_scale_factor: of.PositiveInt | None = None  #: divisor of seq-mean-token-sum-norm; null = the response length
+    #: what seq-mean-* counts once: an episode, whatever its number of rows, or each row, as verl does
+    loss_agg_counts: Literal["episodes", "rows"] = "episodes"
     entropy_coeff: float = 0.0  #: weight of the entropy bonus
     use_kl_loss: bool = False  #: add the KL to the reference policy to the loss (GRPO's way)
-    kl_loss_coef: NonNegativeFloat = 0.001  #: weight of that KL
+    kl_loss_coef: of.NonNegativeFloat = 0.001  #: weight of that KL
     kl_loss_type: KLKind = "low_var_kl"  #: its estimator; + = straight-through gradient of k2
-    ppo_epochs: PositiveInt = 1  #: passes over a step's batch
+    ppo_epochs: of.PositiveInt = 1  #: passes over a step's batch
     shuffle: bool = False  #: permute the prompt groups before each pass
-    grad_clip: PositiveFloat = 1.0  #: bound of the gradient's global norm
+    grad_clip: of.PositiveFloat = 1.0  #: bound of the gradient's global norm
     #: consecutive ranks that share each sequence; divides the attention heads
-    ulysses_sequence_parallel_size: PositiveInt = 1
+    ulysses_sequence_parallel_size: of.PositiveInt = 1
     use_prefix_grouper: bool = True  #: compute what rows begin with alike once, where it pays
     policy_loss: PolicyLossChoice = PolicyLossChoice()
     optim: OptimConfig = OptimConfig()
@@ -186,50 +173,58 @@ class ActorConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefConfig(Section):
+class RefModelConfig(of.Section):
+    """The reference policy's own weights: a teacher."""
+
+    path: of.InputPath | None = None  #: model folder or hub name, of the actor's vocabulary; null = the actor's
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefConfig(of.Section):
     """The frozen reference policy."""
 
-    log_prob_micro_batch_size_per_gpu: PositiveInt | None = None  #: rows per forward on a rank; null = the actor's
+    model: RefModelConfig = RefModelConfig()
+    log_prob_micro_batch_size_per_gpu: of.PositiveInt | None = None  #: rows per forward on a rank; null = the actor's
     log_prob_use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
-    log_prob_max_token_len_per_gpu: PositiveInt | None = None  #: tokens per forward on a rank; null = the actor's
+    log_prob_max_token_len_per_gpu: of.PositiveInt | None = None  #: tokens per forward on a rank; null = the actor's
     fsdp_config: FSDPConfig = FSDPConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValKwargs(Section):
+class ValKwargs(of.Section):
     """Sampling in validation."""
 
-    temperature: NonNegativeFloat = 0.0  #: used when do_sample is true
-    n: PositiveInt = 1  #: answers per validation prompt
+    temperature: of.NonNegativeFloat = 0.0  #: used when do_sample is true
+    n: of.PositiveInt = 1  #: answers per validation prompt
     do_sample: bool = False  #: false = greedy
-    top_k: PositiveOrMinusOne = -1  #: sample among the k likeliest tokens; -1 = all
-    top_p: PositiveFraction = 1.0  #: sample among the likeliest tokens of this total probability
+    top_k: of.PositiveOrMinusOne = -1  #: sample among the k likeliest tokens; -1 = all
+    top_p: of.PositiveFraction = 1.0  #: sample among the likeliest tokens of this total probability
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig(Section):
+class RolloutConfig(of.Section):
     """The generation engine and its sampling."""
 
     name: Literal["vllm", "sglang", "hf"] = "vllm"  #: engine; hf = plain transformers, slow but needs nothing
-    n: PositiveInt = 1  #: responses per prompt: the size of a group
-    temperature: NonNegativeFloat = 1.0  #: of sampling; log-probs are taken at the same temperature
-    top_k: PositiveOrMinusOne = -1  #: sample among the k likeliest tokens; -1 = all
-    top_p: PositiveFraction = 1.0  #: sample among the likeliest tokens of this total probability
+    n: of.PositiveInt = 1  #: responses per prompt: the size of a group
+    temperature: of.NonNegativeFloat = 1.0  #: of sampling; log-probs are taken at the same temperature
+    top_k: of.PositiveOrMinusOne = -1  #: sample among the k likeliest tokens; -1 = all
+    top_p: of.PositiveFraction = 1.0  #: sample among the likeliest tokens of this total probability
     dtype: Dtype = "bfloat16"  #: the engine's weights
-    gpu_memory_utilization: PositiveFraction = 0.5  #: part of the GPU's memory the engine may take
+    gpu_memory_utilization: of.PositiveFraction = 0.5  #: part of the GPU's memory the engine may take
     enforce_eager: bool = False  #: do without CUDA graphs
     free_cache_engine: bool = True  #: release the engine's memory during training
-    tensor_model_parallel_size: PositiveInt = 1  #: ranks that share one engine; divides trainer.n_gpus_per_node
-    max_num_batched_tokens: PositiveInt = 8192  #: tokens per engine step
-    max_num_seqs: PositiveInt = 1024  #: sequences the engine runs at once
+    tensor_model_parallel_size: of.PositiveInt = 1  #: ranks that share one engine; divides trainer.n_gpus_per_node
+    max_num_batched_tokens: of.PositiveInt = 8192  #: tokens per engine step
+    max_num_seqs: of.PositiveInt = 1024  #: sequences the engine runs at once
     response_length: int | None = None  #: tokens; null = data.max_response_length
-    max_model_len: PositiveInt | None = None  #: longest prompt + response; null = data's two lengths together
+    max_model_len: of.PositiveInt | None = None  #: longest prompt + response; null = data's two lengths together
     enable_chunked_prefill: bool = True  #: mix parts of long prompts with generation
     enable_prefix_caching: bool = True  #: compute shared prefixes once
     calculate_log_probs: bool = True  #: keep the engine's own log-probs, to watch how they differ from the trainer's
-    log_prob_micro_batch_size_per_gpu: PositiveInt | None = None  #: rows per old-log-prob forward; null = the actor's
+    log_prob_micro_batch_size_per_gpu: of.PositiveInt | None = None  #: rows of an old-log-prob pass; null = the actor's
     log_prob_use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
-    log_prob_max_token_len_per_gpu: PositiveInt | None = None  #: tokens per old-log-prob forward; null = the actor's
+    log_prob_max_token_len_per_gpu: of.PositiveInt | None = None  #: tokens per old-log-prob forward; null = the actor's
     ignore_eos: bool = False  #: go on to max_response_length (for timing)
     val_kwargs: ValKwargs = ValKwargs()
     engine_kwargs: dict[str, Any] = field(default_factory=dict)  #: per engine, passed on: engine_kwargs.vllm.KEY=VALUE
@@ -245,7 +240,7 @@ def _log_prob_micro_batching(own: RefConfig | RolloutConfig, actor: ActorConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorRolloutRefConfig(Section):
+class ActorRolloutRefConfig(of.Section):
     """The policy in its three uses."""
 
     model: ModelConfig = ModelConfig()
@@ -265,23 +260,23 @@ class ActorRolloutRefConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticConfig(Section):
+class CriticConfig(of.Section):
     """The value function, where the estimator needs one."""
 
-    enable: bool | None = None  #: null = where the estimator needs it (gae)
+    enable: bool | None = None  #: null = where the estimator reads values
     model: CriticModelConfig = CriticModelConfig()
     optim: OptimConfig = OptimConfig(lr=1e-5)
-    ppo_mini_batch_size: PositiveInt | None = None  #: prompts per optimiser step, over all ranks; null = the actor's
-    ppo_micro_batch_size_per_gpu: PositiveInt | None = None  #: rows per forward/backward on a rank
+    ppo_mini_batch_size: of.PositiveInt | None = None  #: prompts per optimiser step, over all ranks; null = the actor's
+    ppo_micro_batch_size_per_gpu: of.PositiveInt | None = None  #: rows per forward/backward on a rank
     use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
-    ppo_max_token_len_per_gpu: PositiveInt = 32768  #: that budget: tokens per forward/backward on a rank
-    ppo_epochs: PositiveInt | None = None  #: passes over a step's batch; null = the actor's
+    ppo_max_token_len_per_gpu: of.PositiveInt = 32768  #: that budget: tokens per forward/backward on a rank
+    ppo_epochs: of.PositiveInt | None = None  #: passes over a step's batch; null = the actor's
     shuffle: bool = False  #: permute the prompt groups before each pass
-    grad_clip: PositiveFloat = 1.0  #: bound of the gradient's global norm
-    cliprange_value: PositiveFloat = 0.5  #: how far a value may move from its old one before the loss is clipped
+    grad_clip: of.PositiveFloat = 1.0  #: bound of the gradient's global norm
+    cliprange_value: of.PositiveFloat = 0.5  #: how far a value may move from its old one before the loss is clipped
     loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
     #: consecutive ranks that share each sequence; null = the actor's
-    ulysses_sequence_parallel_size: PositiveInt | None = None
+    ulysses_sequence_parallel_size: of.PositiveInt | None = None
     use_prefix_grouper: bool = True  #: compute what rows begin with alike once, where it pays
     fsdp_config: FSDPConfig = FSDPConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -293,89 +288,35 @@ class CriticConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModelConfig(Section):
-    """Who turns a response into a reward."""
-
-    enable: bool = False  #: score with a reward model
-    reward_manager: str = "naive"  #: naive = row by row, batch = all at once, custom = an environment; or your own
-    reward_kwargs: dict[str, Any] = field(default_factory=dict)  #: passed to the reward manager
-    launch_reward_fn_async: bool = False  #: score while old log-probs and values are computed
-
-
-@dataclass(frozen=True, kw_only=True)
-class CustomRewardFunctionConfig(Section):
-    """A scoring function of your own: (data_source, solution_str, ground_truth, extra_info) -> float or dict."""
-
-    path: InputPath | None = None  #: Python file; null = the built-in rules by data source
-    name: str = "compute_score"  #: name of the function in that file
-    reward_kwargs: dict[str, Any] = field(default_factory=dict)  #: further keyword arguments for it
-
-
-@dataclass(frozen=True, kw_only=True)
-class KLControlConfig(Section):
-    """The weight of the KL in the reward."""
-
-    type: Literal["fixed", "adaptive"] = "fixed"  #: adaptive = steered towards target_kl
-    kl_coef: NonNegativeFloat = 0.001  #: weight, or first weight
-    horizon: PositiveInt = 10000  #: adaptive: rows over which the weight follows
-    target_kl: PositiveFloat = 0.1  #: adaptive: nats per token to hold
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilterGroupsConfig(Section):
-    """DAPO's dynamic sampling: groups of equal rewards give way to others."""
-
-    enable: bool = False  #: draw further groups until a step's all have different rewards within themselves
-    metric: str = "seq_reward"  #: what must differ: seq_reward, or a number that the reward function returns beside it
-    #: batches to draw for a step at most; then it makes do with what there is; 0 = no limit
-    max_num_gen_batches: NonNegativeInt = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig(Section):
-    """From rewards to advantages."""
-
-    adv_estimator: str = "gae"  #: name registered with register_adv_est
-    gamma: Fraction = 1.0  #: discount per token
-    lam: Fraction = 1.0  #: GAE's lambda
-    norm_adv_by_std_in_grpo: bool = True  #: divide by the group's standard deviation; false = Dr.GRPO
-    use_kl_in_reward: bool = False  #: subtract the KL to the reference policy from each token's reward
-    kl_penalty: KLKind = "kl"  #: its estimator
-    kl_ctrl: KLControlConfig = KLControlConfig()
-    filter_groups: FilterGroupsConfig = FilterGroupsConfig()
-    custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of an estimator of your own
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerConfig(Section):
+class TrainerConfig(of.Section):
     """The run: how long, where, what is written."""
 
-    total_epochs: PositiveInt = 30  #: passes over the training rows
-    total_training_steps: PositiveInt | None = None  #: steps; null = total_epochs passes
+    total_epochs: of.PositiveInt = 30  #: passes over the training rows
+    total_training_steps: of.PositiveInt | None = None  #: steps; null = total_epochs passes
     project_name: str = "ppo_core"  #: groups runs in trackers and folders
     experiment_name: str = "default"  #: name of this run
     logger: tuple[Literal["console", "file", "tensorboard", "wandb"], ...] = ("console", "file")  #: where metrics go
-    nnodes: PositiveInt = 1  #: machines
-    n_gpus_per_node: PositiveInt = 1  #: ranks per machine; on a CPU machine too
+    nnodes: of.PositiveInt = 1  #: machines
+    n_gpus_per_node: of.PositiveInt = 1  #: ranks per machine; on a CPU machine too
     device: Literal["cuda", "cpu"] | None = None  #: null = cuda where there is one
     balance_batch: bool = True  #: give each rank about the same number of tokens
     #: what an alarm does (docs/alarms.md): one line in the log | ends the run too | nothing is watched
     alarms: Literal["warn", "stop", "off"] = "warn"
     #: steps between checkpoints; null = every ten minutes and at the end, the last two are kept; -1 = on Ctrl-C alone
-    save_freq: PositiveOrMinusOne | None = None
-    test_freq: PositiveOrMinusOne = -1  #: steps between validations; -1 = only before training and at the end
+    save_freq: of.PositiveOrMinusOne | None = None
+    test_freq: of.PositiveOrMinusOne = -1  #: steps between validations; -1 = only before training and at the end
     val_before_train: bool = True  #: validate before the first step
     val_only: bool = False  #: validate and stop
-    critic_warmup: NonNegativeInt = 0  #: steps in which only the critic learns
+    critic_warmup: of.NonNegativeInt = 0  #: steps in which only the critic learns
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"  #: auto = from the latest checkpoint, if any
-    resume_from_path: InputPath | None = None  #: a global_step_N folder, for resume_mode=resume_path
+    resume_from_path: of.InputPath | None = None  #: a global_step_N folder, for resume_mode=resume_path
     resume_with_changes: bool = False  #: resume though the checkpoint lacks a part, as a critic, which starts anew
-    default_local_dir: OutputPath | None = None  #: folder of the run; null = checkpoints/PROJECT/EXPERIMENT
-    max_actor_ckpt_to_keep: PositiveInt | None = None  #: older ones are deleted; null = keep all of save_freq's
-    max_critic_ckpt_to_keep: PositiveInt | None = None  #: older ones are deleted; null = keep all of save_freq's
-    rollout_data_dir: OutputPath | None = None  #: write every step's prompts, responses and scores here
-    validation_data_dir: OutputPath | None = None  #: write every validation's here
-    log_val_generations: NonNegativeInt = 0  #: validation answers to show in the log
+    default_local_dir: of.OutputPath | None = None  #: folder of the run; null = checkpoints/PROJECT/EXPERIMENT
+    max_actor_ckpt_to_keep: of.PositiveInt | None = None  #: older ones are deleted; null = keep all of save_freq's
+    max_critic_ckpt_to_keep: of.PositiveInt | None = None  #: older ones are deleted; null = keep all of save_freq's
+    rollout_data_dir: of.OutputPath | None = None  #: write every step's prompts, responses and scores here
+    validation_data_dir: of.OutputPath | None = None  #: write every validation's here
+    log_val_generations: of.NonNegativeInt = 0  #: validation answers to show in the log
     launcher: Literal["local", "ray"] | None = None  #: local = one process; null = ray for more than one rank
     deterministic: bool = False  #: turns in lockstep, deterministic operations, exact resume; somewhat slower
 
@@ -401,14 +342,14 @@ class TrainerConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayKwargs(Section):
+class RayKwargs(of.Section):
     """Settings for Ray itself."""
 
     ray_init: dict[str, Any] = field(default_factory=dict)  #: arguments of ray.init: num_cpus, address, ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(Section):
+class PPOConfig(of.Section):
     """Holds the settings of one run."""
 
     data: DataConfig = DataConfig()
@@ -420,18 +361,30 @@ class PPOConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     agent: AgentConfig = AgentConfig()
     env_template: tuple[dict[str, Any], ...] = ()  #: environments as in agent.environment, in turn over the agents
-    custom_algorithm: InputPath | None = None  #: Python file that registers estimators and losses of your own
+    custom_algorithm: of.InputPath | None = None  #: Python file that registers estimators and losses of your own
     ray_kwargs: RayKwargs = RayKwargs()
 
     @property
     def need_critic(self) -> bool:
-        """Returns critic.enable where it is set, else whether the estimator is gae."""
-        return self.algorithm.adv_estimator == "gae" if self.critic.enable is None else self.critic.enable
+        """Returns critic.enable where it is set, else whether the estimator reads values."""
+        return "values" in self.estimator_needs if self.critic.enable is None else self.critic.enable
+
+    @property
+    def estimator_needs(self) -> tuple[str, ...]:
+        """Lists what the estimator reads beside rewards and mask."""
+        return estimator_needs(self.algorithm.adv_estimator)
 
     @property
     def need_reference(self) -> bool:
-        """Says whether a KL to the reference policy is used, in the loss or in the reward."""
-        return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+        """Says whether log-probs of the reference policy are read: in the loss, the reward or the estimator."""
+        used = self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+        return used or "ref_log_prob" in self.estimator_needs
+
+    @property
+    def loss_mode(self) -> str:
+        """Names the policy loss in force."""
+        bypass = self.algorithm.rollout_correction.bypass_mode
+        return "bypass_mode" if bypass else self.actor_rollout_ref.actor.policy_loss.loss_mode
 
     @property
     def environments(self) -> tuple[EnvironmentChoice, ...]:

@@ -8,7 +8,9 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from decimal import Decimal, InvalidOperation
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -67,21 +69,13 @@ def _scalar(value: Any, kind: type) -> Any:
     if kind is bool and str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
     if kind in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
-        number = _number(value) if isinstance(value, str) else value
-        if math.isfinite(number) and (kind is float or number == int(number)):
-            return kind(number)
+        # Exact, so that no digit of a long seed is lost.
+        with suppress(InvalidOperation, ValueError):
+            number = Decimal(str(value))
+            if math.isfinite(float(number)) and (kind is float or number == int(number)):
+                return kind(number)
     expected = {str: "text; put it in quotes", bool: "true or false", int: "a whole number", float: "a finite number"}
     raise InputError(f"must be {expected[kind]}")
-
-
-def _number(text: str) -> int | float:
-    """Reads a number, NaN where it is none; whole ones exactly, so that no digit of a long seed is lost."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return math.nan
 
 
 def _choice(value: Any, allowed: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Advantage estimators: from rewards per token to advantages and returns, for each name that `adv_estimator` may have.
+"""Advantage estimators that go along the tokens: GAE, discounted returns, and those that take each token by itself.
 
 Invariant: every estimator is pure, and rewards and values of masked tokens change nothing; the results are zero there.
 
@@ -8,11 +8,7 @@ Layout of a row with two turns and the environment's reply between them:
     response_mask =  1  1  0  0  1  1  0       1 on what the policy sampled; values and returns pass over E0
 """
 
-import functools
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,20 +17,10 @@ from torch import Tensor
 
 from data.containers import row_blocks
 from training.batch.torch_functional import masked_whiten
-from training.core_algos.registry import register_adv_est
+from training.core_algos.registry import call_adv_estimator, register_adv_est
 
-logger = logging.getLogger(__name__)
-
-
-class AdvantageEstimator(StrEnum):
-    """Names the estimators that are built in; user-registered ones go by their plain name."""
-
-    GAE = "gae"
-    GRPO = "grpo"
-    GRPO_VECTORIZED = "grpo_vectorized"
-    RLOO = "rloo"
-    RLOO_VECTORIZED = "rloo_vectorized"
-    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
+# Entries that a scan turns time first at once.
+SCAN_ENTRIES = 1 << 23
 
 
 class HasGamma(Protocol):
@@ -45,38 +31,40 @@ class HasGamma(Protocol):
 
 
 def gae_scan(
-    rewards: Tensor, values: Tensor, mask: Tensor, continues: Tensor, gamma: float, lam: float
+    rewards: Tensor, values: Tensor, mask: Tensor, continues: Tensor | None, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
     """Runs generalised advantage estimation (arXiv:1506.02438, eq. 16) backwards over the last dimension.
 
     Args:
         rewards, values, mask: (..., steps) of one shape; the mask is bool.
-        continues: (..., steps), 0 where the episode ends with this very step, else 1.
+        continues: (..., steps), 0 where the episode ends with this very step, else 1; None: nowhere.
         gamma, lam: discount and GAE's lambda, per step that is not masked.
     Returns:
         advantages, returns = advantages + values: (..., steps), zero where the mask is.
     """
-    advantages, width = torch.empty_like(mask, dtype=values.dtype), values.shape[-1]
-    flat, out = [x.reshape(-1, width) for x in (rewards, values, mask, continues)], advantages.view(-1, width)
-    for rows in row_blocks(out, 1 << 25):
+    width = values.shape[-1]
+    advantages, returns = (torch.empty_like(mask, dtype=values.dtype) for _ in range(2))
+    given = [x if x is None else x.reshape(-1, width) for x in (rewards, values, mask, continues)]
+    for rows in row_blocks(values.reshape(-1, width), SCAN_ENTRIES):
         # Time first: a step of all rows is then one piece of memory.
-        out[rows] = _scan_steps([x[rows].T.contiguous() for x in flat], gamma, lam).T
-    advantages.masked_fill_(~mask, 0)
-    return advantages, torch.where(mask, advantages + values, 0)
+        steps: list[Any] = [x if x is None else x[rows].T.contiguous() for x in given]
+        scanned, inside = _scan_steps(steps, gamma, lam), steps[2]
+        advantages.view(-1, width)[rows] = scanned.masked_fill_(~inside, 0).T
+        returns.view(-1, width)[rows] = scanned.add_(steps[1]).masked_fill_(~inside, 0).T
+    return advantages, returns
 
 
-def _scan_steps(steps: Sequence[Tensor], gamma: float, lam: float) -> Tensor:
+def _scan_steps(steps: Sequence[Any], gamma: float, lam: float) -> Tensor:
     """Scans rewards, values, mask and continues over their first dimension; a masked step gets the next one's."""
     rewards, values, mask, continues = steps
     next_value = running = torch.zeros_like(values[0])
-    advantages = torch.empty_like(values)
+    advantages, always = torch.empty_like(values), values.new_ones(())
     for t in reversed(range(len(values))):
-        decay = gamma * continues[t]
-        delta = rewards[t] + decay * next_value - values[t]
+        decay = gamma * (always if continues is None else continues[t])
+        delta = (decay * next_value).add_(rewards[t]).sub_(values[t])
         # A masked step leaves both untouched: the step before masked ones has the step after them as its successor.
-        running = torch.where(mask[t], delta + decay * lam * running, running)
+        running = torch.where(mask[t], (decay * lam * running).add_(delta), running, out=advantages[t])
         next_value = torch.where(mask[t], values[t], next_value)
-        advantages[t] = running
     return advantages
 
 
@@ -90,12 +78,10 @@ def gae_advantage_return_unwhitened(
     Returns:
         advantages, returns = advantages + values: (batch, response_len) float32, zero where the mask is zero.
     """
-    values = values.float()
-    mask = response_mask.bool()
-    return gae_scan(token_level_rewards.float(), values, mask, values.new_ones(()).expand_as(values), gamma, lam)
+    return gae_scan(token_level_rewards.float(), values.float(), response_mask.bool(), None, gamma, lam)
 
 
-@register_adv_est(AdvantageEstimator.GAE, needs=("values",))
+@register_adv_est("gae")
 @torch.no_grad()
 def compute_gae_advantage_return(
     token_level_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float = 1.0, lam: float = 1.0
@@ -118,11 +104,10 @@ def compute_gae_advantage_return(
 def discounted_returns(token_level_rewards: Tensor, response_mask: Tensor, gamma: float = 1.0) -> Tensor:
     """Sums the discounted rewards from each token on, masked tokens taking no time: (batch, response_len) float32."""
     rewards = token_level_rewards.float()
-    zeros, ones = (rewards.new_full((), x).expand_as(rewards) for x in (0, 1))
-    return gae_scan(rewards, zeros, response_mask.bool(), ones, gamma, 1.0)[0]
+    return gae_scan(rewards, rewards.new_zeros(()).expand_as(rewards), response_mask.bool(), None, gamma, 1.0)[0]
 
 
-@register_adv_est(AdvantageEstimator.REINFORCE_PLUS_PLUS)
+@register_adv_est("reinforce_plus_plus")
 @torch.no_grad()
 def compute_reinforce_plus_plus_outcome_advantage(
     token_level_rewards: Tensor, response_mask: Tensor, config: HasGamma | None = None
@@ -139,100 +124,48 @@ def compute_reinforce_plus_plus_outcome_advantage(
     return masked_whiten(returns, response_mask), returns
 
 
-@functools.cache
-def _warn_once(message: str) -> None:
-    logger.warning(message)
-
-
-@dataclass(frozen=True)
-class _GroupedScores:
-    """Holds each row's summed reward beside its group's statistics: (batch,), rows without a sampled token left out.
-
-    In float64, because a group of equal scores must have a deviation of zero and not of a rounding error over epsilon.
-    `deviation` is the score minus the group's mean; `members` counts a group's rows, `size` those with a sampled token.
-    """
-
-    ids: Tensor
-    live: Tensor
-    scores: Tensor
-    members: Tensor
-    size: Tensor
-    deviation: Tensor
-
-    def advantages(self, compared: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Spreads `compared` (batch,) over each row's sampled tokens; a group of one keeps its raw score.
-
-        One whose other members were masked away has nothing to be compared with: 0, as its deviation is.
-        """
-        alone = self.live & (self.members == 1)
-        if alone.any():
-            _warn_once("some groups have a single sample: it keeps its raw score as advantage (rollout.n > 1?)")
-        per_row = torch.where(alone, self.scores, compared).float().unsqueeze(-1)  # (batch, 1)
-        advantages = torch.where(response_mask.bool(), per_row, 0)  # (batch, response_len)
-        return advantages, advantages
-
-
-def _group_total(per_row: Tensor, ids: Tensor) -> Tensor:
-    """Sums `per_row` over each row's group: (batch,)."""
-    return torch.zeros_like(per_row).index_add(0, ids, per_row)[ids]
-
-
-def _grouped_scores(token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray) -> _GroupedScores:
-    keys = np.asarray(index)
-    if keys.shape != token_level_rewards.shape[:1]:
-        raise ValueError(f"index has shape {keys.shape}; it names the group of each of {len(token_level_rewards)} rows")
-    # As strings: object arrays may mix uids with numbers, which cannot be sorted together.
-    ids = torch.from_numpy(np.unique(keys.astype(str), return_inverse=True)[1]).to(token_level_rewards.device)
-    sampled, blocks = response_mask.bool(), row_blocks(response_mask)
-    live = sampled.any(-1)
-    scores = torch.cat(
-        [torch.where(sampled[rows], token_level_rewards[rows], 0).sum(-1, dtype=torch.float64) for rows in blocks]
-    )
-    size = _group_total(live.double(), ids)
-    deviation = torch.where(live, scores - _group_total(scores, ids) / size.clamp(min=1), 0)
-    return _GroupedScores(ids, live, scores, _group_total(torch.ones_like(scores), ids), size, deviation)
-
-
-@register_adv_est(AdvantageEstimator.GRPO, needs=("index",))
-@register_adv_est(AdvantageEstimator.GRPO_VECTORIZED, needs=("index",))
+@register_adv_est("remax")
 @torch.no_grad()
-def compute_grpo_outcome_advantage(
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    index: np.ndarray,
-    epsilon: float = 1e-6,
-    norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,
+def compute_remax_outcome_advantage(
+    token_level_rewards: Tensor, reward_baselines: Tensor, response_mask: Tensor, config: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """Compares a score with its group, A_i = (r_i - mean r) / (std r + epsilon)  (arXiv:2402.03300, section 4.1.2).
+    """Subtracts the reward of a greedy answer to the same prompt from the return: ReMax (arXiv:2310.10505, eq. 7).
 
     Args:
-        token_level_rewards: (batch, response_len); a row's score is their sum over sampled tokens.
-        response_mask: (batch, response_len), 1 on sampled tokens. A row without any leaves its group's statistics.
-        index: (batch,) the prompt group (uid) of each row.
-        norm_adv_by_std_in_grpo: False leaves out the division: Dr.GRPO (arXiv:2503.20783). The std is the unbiased one.
-        config: not read; estimators are handed it by verl's convention.
+        token_level_rewards, response_mask: (batch, response_len).
+        reward_baselines: (batch,) rewards of the greedy answers.
     Returns:
-        advantages, returns (the same): (batch, response_len) float32, zero where the mask is zero.
-    A group of one row keeps its raw score; the last one of a group whose other rows have no sampled token gets 0.
+        advantages, returns: (batch, response_len) float32, zero where the mask is zero.
     """
-    group = _grouped_scores(token_level_rewards, response_mask, index)
-    if not norm_adv_by_std_in_grpo:
-        return group.advantages(group.deviation, response_mask)
-    std = (_group_total(group.deviation**2, group.ids) / (group.size - 1).clamp(min=1)).sqrt()
-    return group.advantages(group.deviation / (std + epsilon), response_mask)
+    returns = discounted_returns(token_level_rewards, response_mask)
+    return torch.where(response_mask.bool(), returns - reward_baselines.float().unsqueeze(-1), 0), returns
 
 
-@register_adv_est(AdvantageEstimator.RLOO, needs=("index",))
-@register_adv_est(AdvantageEstimator.RLOO_VECTORIZED, needs=("index",))
+@register_adv_est("on_policy_distillation")
 @torch.no_grad()
-def compute_rloo_outcome_advantage(
-    token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None
+def compute_on_policy_distillation_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    old_log_probs: Tensor,
+    ref_log_prob: Tensor,
+    index: np.ndarray | None = None,
+    config: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Subtracts the leave-one-out baseline, A_i = r_i - mean(r_j, j != i)  (arXiv:2402.14740, eq. 7).
+    """Rewards each token with how much likelier the teacher finds it, and with nothing of what follows.
 
-    Args and returns as in `compute_grpo_outcome_advantage`, groups of one row too.
+    A_t = c (log p_teacher(t) - log p(t)), the negative of the reverse KL's estimate at this token alone, as of a policy
+    gradient with a discount of 0 (on-policy distillation, arXiv:2306.13649). Added to it are the task's advantages
+    where the config names their estimator.
+
+    Args:
+        token_level_rewards, response_mask, old_log_probs, ref_log_prob: (batch, response_len), nats.
+        index: (batch,) the group (uid) of each row, for the task's estimator.
+        config: has distillation_coef, c, and distillation_task, an estimator that compares a group's scores, or None.
+    Returns: advantages, returns (the same): (batch, response_len) float32, zero where the mask is zero.
     """
-    group = _grouped_scores(token_level_rewards, response_mask, index)
-    # r_i - (sum - r_i)/(n - 1) = (r_i - mean) n/(n - 1)
-    return group.advantages(group.deviation * group.size / (group.size - 1).clamp(min=1), response_mask)
+    coef, task = (1.0, None) if config is None else (config.distillation_coef, config.distillation_task)
+    advantages = coef * torch.where(response_mask.bool(), (ref_log_prob - old_log_probs).float(), 0)
+    if task is not None:
+        given = {"token_level_rewards": token_level_rewards, "response_mask": response_mask, "index": index}
+        advantages = advantages + call_adv_estimator(task, **given, config=config)[0]
+    return advantages, advantages

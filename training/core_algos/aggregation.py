@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from data.names import unknown_name
-from training.config.settings import LossAggMode
+from training.config.algorithm_settings import LossAggMode
 
 LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)
 
@@ -24,24 +24,29 @@ class GlobalBatchInfo(TypedDict, total=False):
     Attributes:
         dp_size: data-parallel ranks whose gradients are averaged.
         batch_num_tokens: tokens with mask 1.
-        global_batch_size: sequences with any such token.
+        global_batch_size: sequences with any such token; one of several rows is one.
         loss_scale_factor: tokens, for seq-mean-token-sum-norm.
     """
 
     dp_size: int
     batch_num_tokens: int | Tensor | None
-    global_batch_size: int | Tensor | None
+    global_batch_size: float | Tensor | None
     loss_scale_factor: float | None
 
 
-# The counts of the mini-batch whose loss is being computed, for losses that hand none on.
-_RUNNING: ContextVar[GlobalBatchInfo | None] = ContextVar("running mini-batch", default=None)
+# The counts of the mini-batch whose loss is being computed, for losses that hand none on, and its rows' weights.
+_RUNNING: ContextVar[tuple[GlobalBatchInfo, Tensor | None] | None] = ContextVar("running mini-batch", default=None)
 
 
 @contextmanager
-def denominators(counts: GlobalBatchInfo) -> Iterator[None]:
-    """Has every `agg_loss` inside that is given no counts divide by these."""
-    before = _RUNNING.set(counts)
+def denominators(counts: GlobalBatchInfo, row_weights: Tensor | None = None) -> Iterator[None]:
+    """Has every `agg_loss` inside that is given no counts divide by these.
+
+    Args:
+        row_weights: (batch,) the share of its episode's sampled tokens that each row has; a mean over a row's tokens
+            then counts as much. None: 1 each. `global_batch_size` counts the same shares.
+    """
+    before = _RUNNING.set((counts, row_weights))
     try:
         yield
     finally:
@@ -54,7 +59,7 @@ def agg_loss(
     loss_agg_mode: LossAggMode,
     dp_size: int = 1,
     batch_num_tokens: int | Tensor | None = None,
-    global_batch_size: int | Tensor | None = None,
+    global_batch_size: float | Tensor | None = None,
     loss_scale_factor: float | None = None,
 ) -> Tensor:
     """Turns token losses into a scalar, times dp_size because ranks average their gradients.
@@ -74,10 +79,10 @@ def agg_loss(
     """
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise unknown_name("loss_agg_mode", loss_agg_mode, LOSS_AGG_MODES)
-    running = _RUNNING.get()
+    running, row_weights = _RUNNING.get() or (None, None)
     if running and dp_size == 1 and batch_num_tokens is None and global_batch_size is None:
         dp_size, batch_num_tokens = running["dp_size"], running["batch_num_tokens"]
-        global_batch_size = running["global_batch_size"]
+        global_batch_size, loss_scale_factor = running["global_batch_size"], running["loss_scale_factor"]
     mask = loss_mask.bool()
     masked = torch.where(mask, loss_mat, 0)
     if loss_agg_mode == "token-sum":
@@ -86,17 +91,20 @@ def agg_loss(
         return masked.sum() / _denominator("batch_num_tokens", batch_num_tokens, dp_size, mask) * dp_size
     sequences = _denominator("global_batch_size", global_batch_size, dp_size, mask.any(-1))
     if loss_agg_mode == "seq-mean-token-mean":
-        return (masked.sum(-1) / mask.sum(-1).clamp(min=1)).sum() / sequences * dp_size
+        means = masked.sum(-1) / mask.sum(-1).clamp(min=1)
+        return (means if row_weights is None else means * row_weights).sum() / sequences * dp_size
     scale = 1.0
     if loss_agg_mode == "seq-mean-token-sum-norm":
         scale = loss_mask.shape[-1] if loss_scale_factor is None else loss_scale_factor
     return masked.sum() / sequences / scale * dp_size
 
 
-def _denominator(name: str, count: int | Tensor | None, dp_size: int, counted: Tensor) -> Tensor:
+def _denominator(name: str, count: float | Tensor | None, dp_size: int, counted: Tensor) -> Tensor:
     if count is None and dp_size > 1:
         raise ValueError(f"dp_size={dp_size} needs {name}, the count over all ranks: a rank cannot know it by itself")
-    return (counted.sum() if count is None else torch.as_tensor(count)).clamp(min=1)
+    total = counted.sum() if count is None else torch.as_tensor(count)
+    # A mini-batch may have a part of an episode.
+    return torch.where(total > 0, total, 1)
 
 
 def token_fraction(per_token: Tensor, mask: Tensor, counts: Mapping[str, Any]) -> Tensor:

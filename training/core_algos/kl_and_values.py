@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data.names import unknown_name
 from training.batch.torch_functional import clip_by_value
-from training.config.settings import KLControlConfig, LossAggMode
+from training.config.algorithm_settings import KLControlConfig, LossAggMode
 from training.core_algos.aggregation import GlobalBatchInfo, agg_loss, token_fraction
 
 KL_KINDS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")

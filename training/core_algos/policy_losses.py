@@ -1,24 +1,37 @@
-"""Policy losses: PPO's clipped surrogate, and the config that it and registered losses are handed.
+"""Policy losses: PPO's clipped surrogate and its relatives, and the config that they and registered losses are handed.
 
-Invariant: a loss is pure and returns (loss, metrics) of the micro-batch it is given, as shares of the mini-batch; the
-log-probs of masked tokens reach neither the loss nor its gradient.
+Invariant: a loss is pure and returns the micro-batch's share of the mini-batch's loss; the log-probs of masked tokens
+reach neither the loss nor its gradient. `policy_loss` makes of each a function with verl's arguments,
+
+    (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights) -> (loss, metrics)
+
+    old_log_prob, log_prob, advantages, response_mask: (batch, response_len); log-probs in nats.
+    loss_agg_mode: see `agg_loss`.
+    config: `PolicyLossConfig` or anything with its fields; None means its defaults.
+    rollout_is_weights: (batch, response_len) importance weights that multiply each token's loss, or None.
+    metrics: detached, 0-dim: actor/ppo_kl (mean of old - new), actor/pg_clipfrac (the share of tokens whose gradient is
+        cut), actor/pg_clipfrac_lower (of those that reach the bound where advantages are negative).
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from training.config.settings import LossAggMode
+from training.config.algorithm_settings import LossAggMode, PolicyLossChoice, RolloutCorrectionConfig
+from training.config.section import Section
 from training.core_algos.aggregation import GlobalBatchInfo, agg_loss, token_fraction
 from training.core_algos.kl_and_values import MAX_LOG_RATIO
-from training.core_algos.registry import register_policy_loss
+from training.core_algos.registry import PolicyLossFn, register_policy_loss
+from training.rollout_correction import correct_as
+
+Loss = tuple[Tensor, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyLossConfig(Mapping[str, Any]):
+class PolicyLossConfig(Section):
     """Holds what a policy loss may read as `config`: by attribute, or by key as losses written for verl do.
 
     `clip_ratio_low` and `clip_ratio_high` of None are `clip_ratio`; `policy_loss` is the loss's own frozen sub-config.
@@ -28,62 +41,292 @@ class PolicyLossConfig(Mapping[str, Any]):
     clip_ratio_low: float | None = None
     clip_ratio_high: float | None = None
     clip_ratio_c: float = 3.0
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
     loss_agg_mode: LossAggMode = "token-mean"
-    policy_loss: Any = None
+    policy_loss: Any = field(default_factory=PolicyLossChoice)
+    rollout_correction: Any = field(default_factory=RolloutCorrectionConfig)
     global_batch_info: GlobalBatchInfo = field(default_factory=GlobalBatchInfo)
 
-    def __getitem__(self, key: str) -> Any:
-        return {f.name: getattr(self, f.name) for f in fields(self)}[key]
 
-    def __iter__(self) -> Iterator[str]:
-        return (f.name for f in fields(self))
+@dataclass(frozen=True)
+class Tokens:
+    """Holds what a loss is computed from.
 
-    def __len__(self) -> int:
-        return len(fields(self))
+    Attributes:
+        mask: (batch, response_len) bool.
+        old_log_prob, log_prob: (batch, response_len) as given, masked tokens too.
+        log_ratio: (batch, response_len) new less old, within +-20; zero and without gradient outside the mask.
+        weights: (batch, response_len) importance weights, or None.
+    """
+
+    mask: Tensor
+    old_log_prob: Tensor
+    log_prob: Tensor
+    log_ratio: Tensor
+    mode: LossAggMode
+    config: Any
+    weights: Tensor | None
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Returns how far a ratio may be below 1, and above."""
+        config = self.config
+        low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+        return low, config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+
+    @property
+    def ratio_bound(self) -> float:
+        """Returns the bound of the ratio where the advantage is negative."""
+        bound = float(self.config.clip_ratio_c)
+        if bound <= 1:
+            raise ValueError(f"clip_ratio_c={bound} must be above 1: it bounds the ratio where A < 0")
+        return bound
+
+    def row_mean(self, per_token: Tensor) -> Tensor:
+        """Averages over each row's sampled tokens: (batch, 1)."""
+        lengths = self.mask.sum(-1, keepdim=True).clamp(min=1)
+        return torch.where(self.mask, per_token, 0).sum(-1, keepdim=True) / lengths
+
+    def fraction(self, per_token: Tensor) -> Tensor:
+        """Averages over the mini-batch's tokens, see `token_fraction`."""
+        return token_fraction(per_token, self.mask, self.config.global_batch_info)
+
+    def loss(self, token_loss: Tensor, clipped: Tensor | None = None, clipped_lower: Tensor | None = None) -> Loss:
+        """Aggregates token losses, times the importance weights; adds the metrics."""
+        if self.weights is not None:
+            token_loss = token_loss * self.weights
+        metrics = {} if clipped is None else {"actor/pg_clipfrac": self.fraction(clipped)}
+        metrics["actor/ppo_kl"] = self.fraction(-self.log_ratio)
+        if clipped is not None:
+            lower = torch.zeros_like(self.mask) if clipped_lower is None else clipped_lower
+            metrics["actor/pg_clipfrac_lower"] = self.fraction(lower)
+        return agg_loss(token_loss, self.mask, self.mode, **self.config.global_batch_info), metrics
 
 
-@register_policy_loss("vanilla")
-def compute_policy_loss_vanilla(
-    old_log_prob: Tensor,
+def policy_loss(
+    name: str, mode: LossAggMode = "token-mean"
+) -> Callable[[Callable[[Tokens, Tensor], Loss]], PolicyLossFn]:
+    """Makes a decorator: of a loss of (tokens, advantages) it makes a registered one with verl's arguments.
+
+    `mode` is what loss_agg_mode is by default.
+    """
+
+    def decorate(compute: Callable[[Tokens, Tensor], Loss]) -> PolicyLossFn:
+        def loss(
+            old_log_prob: Tensor,
+            log_prob: Tensor,
+            advantages: Tensor,
+            response_mask: Tensor,
+            loss_agg_mode: LossAggMode = mode,
+            config: Any = None,
+            rollout_is_weights: Tensor | None = None,
+        ) -> Loss:
+            mask, config = response_mask.bool(), PolicyLossConfig() if config is None else config
+            # Masked before the exponential, so that padding's log-probs reach neither the loss nor its gradient.
+            log_ratio = torch.where(mask, log_prob - old_log_prob, 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+            given = Tokens(mask, old_log_prob, log_prob, log_ratio, loss_agg_mode, config, rollout_is_weights)
+            return compute(given, advantages)
+
+        loss.__name__, loss.__qualname__, loss.__doc__ = compute.__name__, compute.__name__, compute.__doc__
+        return register_policy_loss(name)(loss)
+
+    return decorate
+
+
+@policy_loss("vanilla")
+def compute_policy_loss_vanilla(tokens: Tokens, advantages: Tensor) -> Loss:
+    """Computes PPO's clipped loss (arXiv:1707.06347, eq. 7), at most c * |A| where A < 0 (arXiv:1912.09729, eq. 5).
+
+    Reads config.clip_ratio, clip_ratio_low, clip_ratio_high and clip_ratio_c.
+    """
+    (low, high), bound = tokens.clip_range, tokens.ratio_bound
+    ratio, negative = tokens.log_ratio.exp(), advantages < 0
+    # max(-A r, -A clip(r)) is -A min(r, 1 + high) where A >= 0; else -A max(r, 1 - low), which c bounds.
+    kept = torch.where(negative, ratio.clamp(1 - low, bound), ratio.clamp(max=1 + high))
+    lower = negative & (ratio > bound)
+    return tokens.loss(-advantages * kept, (kept != ratio) & ~lower & (advantages != 0), lower)
+
+
+@policy_loss("gspo", "seq-mean-token-mean")
+def compute_policy_loss_gspo(tokens: Tokens, advantages: Tensor) -> Loss:
+    """Clips the sequence's ratio, s = (pi / pi_old)^(1/length), whose gradient each token carries: GSPO-token.
+
+    See arXiv:2507.18071, eq. 13; with advantages that are one number a sequence it is GSPO. A sequence is a row. Reads
+    config.clip_ratio, clip_ratio_low and clip_ratio_high.
+    """
+    low, high = tokens.clip_range
+    own = torch.where(tokens.mask, tokens.log_prob, 0)
+    ratio = (own - own.detach() + tokens.row_mean(tokens.log_ratio).detach()).clamp(max=10.0).exp()
+    loss, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high)
+    return tokens.loss(torch.maximum(loss, clipped), clipped > loss)
+
+
+@policy_loss("geo_mean")
+def compute_policy_loss_geo_mean(tokens: Tokens, advantages: Tensor) -> Loss:
+    """Takes the geometric mean of a sequence's token ratios, each clipped in its logarithm: GMPO (arXiv:2507.20673).
+
+    The loss is the mean over sequences, -A * geomean(ratio), with A the mean of its tokens' advantages, whatever
+    `loss_agg_mode` says. Importance weights enter by their geometric mean, too.
+    """
+    low, high = tokens.clip_range
+    near = tokens.log_ratio.clamp(-low, high)
+    kept = torch.where(advantages > 0, torch.minimum(tokens.log_ratio, near), torch.maximum(tokens.log_ratio, near))
+    loss = -tokens.row_mean(advantages) * tokens.row_mean(torch.where(advantages == 0, 0, kept)).exp()
+    if tokens.weights is not None:
+        loss = loss * tokens.row_mean((tokens.weights + 1e-10).log()).exp()
+    clipped, tokens = near != tokens.log_ratio, replace(tokens, weights=None, mode="seq-mean-token-mean")
+    return tokens.loss(loss.expand_as(kept), clipped & (advantages > 0), clipped & (advantages < 0))
+
+
+@policy_loss("gpg")
+def compute_policy_loss_gpg(tokens: Tokens, advantages: Tensor) -> Loss:
+    """Is the plain policy gradient, -A log pi, without ratio or clip (arXiv:2504.02546)."""
+    return tokens.loss(-advantages * tokens.log_prob)
+
+
+@register_policy_loss("reinforce")
+def compute_policy_loss_reinforce(
+    rollout_log_prob: Tensor,
     log_prob: Tensor,
     advantages: Tensor,
     response_mask: Tensor,
-    loss_agg_mode: LossAggMode = "token-mean",
+    loss_agg_mode: LossAggMode = "seq-mean-token-sum",
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Computes PPO's clipped loss (arXiv:1707.06347, eq. 7), at most c * |A| where A < 0 (arXiv:1912.09729, eq. 5).
+) -> Loss:
+    """Is the plain policy gradient of what the engine sampled, -w A log pi; its KL is to the engine's log-probs."""
+    given = (rollout_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights)
+    return compute_policy_loss_gpg(*given)
 
-    Args:
-        old_log_prob, log_prob, advantages, response_mask: (batch, response_len); log-probs in nats.
-        loss_agg_mode: see `agg_loss`.
-        config: `PolicyLossConfig` or anything with its clip_ratio, clip_ratio_low, clip_ratio_high, clip_ratio_c and
-            global_batch_info; None means its defaults.
-        rollout_is_weights: (batch, response_len) importance weights that multiply each token's loss.
-    Returns:
-        loss and detached metrics, 0-dim: actor/pg_clipfrac, actor/ppo_kl (mean of old - new), actor/pg_clipfrac_lower.
+
+@policy_loss("cispo")
+def compute_policy_loss_cispo(tokens: Tokens, advantages: Tensor) -> Loss:
+    """Weighs the policy gradient with the clipped ratio, which has no gradient: CISPO (arXiv:2506.13585, eq. 4).
+
+    Reads config.clip_ratio, clip_ratio_low and clip_ratio_high.
     """
-    config = PolicyLossConfig() if config is None else config
-    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
-    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
-    if config.clip_ratio_c <= 1:
-        raise ValueError(f"clip_ratio_c={config.clip_ratio_c} must be above 1: it bounds the ratio where A < 0")
-    counts = config.global_batch_info
+    low, high = tokens.clip_range
+    ratio = tokens.log_ratio.detach().exp()
+    kept = ratio.clamp(1 - low, 1 + high)
+    return tokens.loss(-advantages * kept * tokens.log_prob, kept != ratio)
 
-    # Masked before the exponential, so that padding's log-probs reach neither the loss nor its gradient.
-    log_ratio = torch.where(response_mask.bool(), log_prob - old_log_prob, 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = log_ratio.exp()
-    unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - low, 1 + high)
-    pessimistic = torch.maximum(unclipped, clipped)
-    bound = -advantages * config.clip_ratio_c
-    negative = advantages < 0
-    token_loss = torch.where(negative, torch.minimum(pessimistic, bound), pessimistic)  # (batch, response_len)
-    if rollout_is_weights is not None:
-        token_loss = token_loss * rollout_is_weights
-    metrics = {
-        "actor/pg_clipfrac": token_fraction(clipped > unclipped, response_mask, counts),
-        "actor/ppo_kl": token_fraction(-log_ratio, response_mask, counts),
-        "actor/pg_clipfrac_lower": token_fraction((pessimistic > bound) & negative, response_mask, counts),
-    }
-    return agg_loss(token_loss, response_mask, loss_agg_mode, **counts), metrics
+
+@policy_loss("sapo", "seq-mean-token-mean")
+def compute_policy_loss_sapo(tokens: Tokens, advantages: Tensor) -> Loss:
+    """Gates the ratio softly, -A sigmoid(tau (r - 1)) 4 / tau, in the place of a clip: SAPO (arXiv:2511.20347, eq. 5).
+
+    tau is config.tau_pos where A > 0, else tau_neg. The loss is a mean over sequences' means, whatever `loss_agg_mode`
+    says.
+    """
+    tau = torch.where(advantages > 0, tokens.config.tau_pos, tokens.config.tau_neg)
+    gate = torch.sigmoid(tau * (tokens.log_ratio.exp() - 1)) * (4 / tau)
+    return replace(tokens, mode="seq-mean-token-mean").loss(-advantages * gate, torch.zeros_like(tokens.mask))
+
+
+@policy_loss("dppo_tv")
+def compute_policy_loss_dppo_tv(tokens: Tokens, advantages: Tensor) -> Loss:
+    """Drops tokens whose probability went further than a bound in the advantage's direction: DPPO (arXiv:2602.04879).
+
+    The bounds, config.clip_ratio_low and clip_ratio_high, are of |pi - pi_old|, the total variation of taking this
+    token or another. What stays is the policy gradient, weighted with the ratio up to clip_ratio_c.
+    """
+    low, high = tokens.clip_range
+    moved = tokens.log_prob.detach().exp() - tokens.old_log_prob.exp()
+    return _dppo(tokens, advantages, torch.where(advantages > 0, moved <= high, moved >= -low))
+
+
+@policy_loss("dppo_kl")
+def compute_policy_loss_dppo_kl(tokens: Tokens, advantages: Tensor) -> Loss:
+    """Is `dppo_tv` with the bounds on the KL of taking this token or another, old against new (arXiv:2602.04879)."""
+    low, high = tokens.clip_range
+    new, old = tokens.log_prob.detach().exp(), tokens.old_log_prob.exp()
+    kl = -old * tokens.log_ratio.detach() + (1 - old) * ((1 - old + 1e-8) / (1 - new + 1e-8)).log()
+    up, down = (kl <= high) | (new <= old), (kl <= low) | (new >= old)
+    return _dppo(tokens, advantages, torch.where(advantages > 0, up, down))
+
+
+def _dppo(tokens: Tokens, advantages: Tensor, kept: Tensor) -> Loss:
+    ratio, bound = tokens.log_ratio.detach().exp(), tokens.ratio_bound
+    loss = torch.where(kept, -advantages * ratio.clamp(max=bound) * tokens.log_prob, 0)
+    return tokens.loss(loss, ~kept, kept & (ratio > bound))
+
+
+@policy_loss("dro")
+def compute_policy_loss_dro(tokens: Tokens, advantages: Tensor) -> Loss:
+    """Holds the policy near the old one by a square, -A log pi + beta/2 (log pi/pi_old)^2: DRO (arXiv:2405.19107).
+
+    Reads config.policy_loss.dro_beta, above 0.
+    """
+    beta = tokens.config.policy_loss.dro_beta
+    if not beta or beta <= 0:
+        raise ValueError(f"actor.policy_loss.dro_beta={beta} must be above 0 for loss_mode=dro")
+    return tokens.loss(-advantages * tokens.log_prob + 0.5 * beta * tokens.log_ratio.square())
+
+
+@policy_loss("clip_cov")
+def compute_policy_loss_clip_cov(tokens: Tokens, advantages: Tensor) -> Loss:
+    """Stops the gradient of a few tokens that would cost most entropy, drawn among those of large covariance: Clip-Cov.
+
+    The covariance of a token is (A - mean A)(log pi - mean log pi); of those between policy_loss.clip_cov_lb and
+    clip_cov_ub and not clipped, clip_cov_ratio of all tokens are drawn, at least one (arXiv:2505.22617, eq. 11 and 12).
+    Means and draws are of the micro-batch.
+    """
+    (low, high), settings = tokens.clip_range, tokens.config.policy_loss
+    ratio = tokens.log_ratio.exp()
+    loss, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high)
+    covariance = _covariance(tokens, advantages)
+    between = (covariance > settings.clip_cov_lb) & (covariance < settings.clip_cov_ub)
+    places = (tokens.mask & between & (clipped <= loss)).flatten().nonzero().flatten()
+    drawn = places[torch.randperm(len(places), device=places.device)[: _share(tokens, settings.clip_cov_ratio)]]
+    stopped = torch.zeros_like(tokens.mask).flatten().index_fill(0, drawn, True).view_as(tokens.mask)
+    return tokens.loss(torch.where(stopped, 0, torch.maximum(loss, clipped)), stopped)
+
+
+@policy_loss("kl_cov")
+def compute_policy_loss_kl_cov(tokens: Tokens, advantages: Tensor) -> Loss:
+    """Holds the tokens of the largest covariance near the old policy, by ppo_kl_coef |log pi/pi_old|: KL-Cov.
+
+    They are policy_loss.kl_cov_ratio of the micro-batch's tokens, at least one (arXiv:2505.22617, eq. 13 and 14);
+    covariances are those of Clip-Cov. actor/ppo_kl is the mean of |log pi/pi_old|.
+    """
+    settings, away = tokens.config.policy_loss, tokens.log_ratio.abs()
+    covariance = torch.where(tokens.mask, _covariance(tokens, advantages), -torch.inf).flatten()
+    largest = covariance.topk(min(_share(tokens, settings.kl_cov_ratio), int(tokens.mask.sum()))).indices
+    held = torch.zeros_like(tokens.mask).flatten().index_fill(0, largest, True).view_as(tokens.mask)
+    loss, metrics = tokens.loss(-advantages * tokens.log_ratio.exp() + settings.ppo_kl_coef * away * held)
+    return loss, metrics | {"actor/ppo_kl": tokens.fraction(away)}
+
+
+def _covariance(tokens: Tokens, advantages: Tensor) -> Tensor:
+    """Computes how a token's log-prob and advantage vary together in this micro-batch: (batch, response_len)."""
+    count, log_prob = tokens.mask.sum().clamp(min=1), tokens.log_prob.detach()
+    mean_advantage, mean_log_prob = (torch.where(tokens.mask, x, 0).sum() / count for x in (advantages, log_prob))
+    return (advantages - mean_advantage) * (log_prob - mean_log_prob)
+
+
+def _share(tokens: Tokens, ratio: float) -> int:
+    """Counts so large a part of the sampled tokens, one at least."""
+    if not 0 < ratio <= 1:
+        raise ValueError(f"actor.policy_loss: the share of tokens is {ratio}; it must be above 0 and at most 1")
+    return max(int(ratio * int(tokens.mask.sum())), 1)
+
+
+@policy_loss("bypass_mode")
+def compute_policy_loss_bypass_mode(tokens: Tokens, advantages: Tensor) -> Loss:
+    """Takes the engine's log-probs for the old ones: `old_log_prob` are those of what sampled.
+
+    With config.rollout_correction.loss_type=ppo_clip it is the vanilla loss, whose ratio corrects for the engine by
+    itself; with reinforce the policy gradient, with importance weights pi/pi_engine where `rollout_is` asks for them.
+    `rollout_rs` masks tokens in both.
+    """
+    correction, log_prob = tokens.config.rollout_correction, tokens.log_prob
+    weights, mask, metrics = correct_as(correction, log_prob.detach(), tokens.old_log_prob, tokens.mask)
+    given = (tokens.old_log_prob, log_prob, advantages, mask, tokens.mode, tokens.config)
+    if correction.loss_type == "ppo_clip":
+        loss, own = compute_policy_loss_vanilla(*given)
+    else:
+        loss, own = compute_policy_loss_reinforce(
+            *given, None if weights is None else weights.batch["rollout_is_weights"]
+        )
+    return loss, metrics | own

@@ -6,24 +6,21 @@ files with further estimators and losses can register theirs without importing t
 
 import inspect
 from collections.abc import Callable
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 from torch import Tensor
 
 from data.names import registered, registering
+from training.config.needs import ESTIMATOR_NEEDS, OFFERED, estimator_needs
 
 AdvEstimatorFn = Callable[..., tuple[Tensor, Tensor]]
 PolicyLossFn = Callable[..., tuple[Tensor, dict[str, Any]]]
 
+# The estimators that are built in; a user's own go by their plain name.
+AdvantageEstimator = StrEnum("AdvantageEstimator", {name.upper(): name for name in ESTIMATOR_NEEDS})  # type: ignore[misc]
 ADV_ESTIMATOR_REGISTRY: dict[str, AdvEstimatorFn] = {}
 POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
-_DECLARED_NEEDS: dict[str, tuple[str, ...]] = {}
-# Batch fields that an estimator registered without `needs` may name as arguments.
-_BATCH_FIELDS = (
-    *("values", "index", "reward_baselines", "old_log_probs", "ref_log_prob", "rollout_log_probs", "sum_pi_squared"),
-    *("turn_ids", "episode_id"),
-)
 
 
 def _plain(name: str | Enum) -> str:
@@ -34,15 +31,15 @@ def register_adv_est(name: str | Enum, needs: tuple[str, ...] = ()) -> Callable[
     """Makes an advantage estimator known as `name`; a decorator.
 
     Args:
-        needs: batch fields the estimator reads besides rewards and mask, such as ("values",) or ("index",). Left out,
-            they are read from its signature.
+        needs: what the estimator reads besides rewards and mask, such as ("values",) or ("index",), of those that
+            `training.config.needs.OFFERED` lists. Left out, they are read from its signature.
     Raises: ValueError if another function has the name.
     """
 
     def decorate(fn: AdvEstimatorFn) -> AdvEstimatorFn:
         registering(ADV_ESTIMATOR_REGISTRY, "advantage estimator", _plain(name))(fn)
-        if needs:
-            _DECLARED_NEEDS[_plain(name)] = tuple(needs)
+        parameters = inspect.signature(fn).parameters
+        ESTIMATOR_NEEDS.setdefault(_plain(name), needs or tuple(field for field in OFFERED if field in parameters))
         return fn
 
     return decorate
@@ -51,13 +48,6 @@ def register_adv_est(name: str | Enum, needs: tuple[str, ...] = ()) -> Callable[
 def get_adv_estimator_fn(name: str | Enum) -> AdvEstimatorFn:
     """Finds the estimator registered as `name`; ValueError lists the known names."""
     return registered(ADV_ESTIMATOR_REGISTRY, "algorithm.adv_estimator", _plain(name))
-
-
-def estimator_needs(name: str | Enum) -> tuple[str, ...]:
-    """Lists batch fields that the estimator reads besides rewards and mask: as declared, else as in its signature."""
-    parameters = inspect.signature(get_adv_estimator_fn(name)).parameters
-    inferred = tuple(field_name for field_name in _BATCH_FIELDS if field_name in parameters)
-    return _DECLARED_NEEDS.get(_plain(name), inferred)
 
 
 def call_adv_estimator(name: str | Enum, **offered: Any) -> tuple[Tensor, Tensor]:
@@ -70,23 +60,31 @@ def call_adv_estimator(name: str | Enum, **offered: Any) -> tuple[Tensor, Tensor
     """
     fn = get_adv_estimator_fn(name)
     parameters = inspect.signature(fn).parameters.values()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     required = {p.name for p in parameters if p.name in named and p.default is p.empty}
-    missing = (required | set(_DECLARED_NEEDS.get(_plain(name), ()))) - offered.keys()
+    # What a signature could take may be left out where it has a default; what was declared may not.
+    declared = set(estimator_needs(_plain(name))) - (named - required)
+    missing = (required | declared) - offered.keys()
     if missing:
         given = ", ".join(sorted(offered))
         raise ValueError(f"advantage estimator '{_plain(name)}' needs {', '.join(sorted(missing))}; given: {given}")
-    return fn(**{key: value for key, value in offered.items() if takes_all or key in named})
+    return fn(**taken(fn, offered))
+
+
+def taken(fn: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+    """Picks of the offered arguments those that a function's signature takes: all of them with **kwargs."""
+    parameters = inspect.signature(fn).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {key: value for key, value in offered.items() if takes_all or key in parameters}
 
 
 def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLossFn]:
     """Makes a policy loss known as `name`; a decorator. Raises ValueError if another function has the name.
 
     The loss is called on one micro-batch with those of (old_log_prob, log_prob, advantages, response_mask,
-    loss_agg_mode, config) that it takes, and returns (loss, metrics): this micro-batch's shares, which are summed.
-    `agg_loss` divides by the whole mini-batch's counts there. A metric that is a plain number, no tensor, counts as
-    the micro-batch's mean and is weighted with its tokens.
+    loss_agg_mode, config, rollout_is_weights) that it takes, and returns (loss, metrics): this micro-batch's shares,
+    which are summed. `agg_loss` divides by the whole mini-batch's counts there. A metric that is a plain number, no
+    tensor, counts as the micro-batch's mean and is weighted with its tokens.
     """
     return registering(POLICY_LOSS_REGISTRY, "policy loss", _plain(name))
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from training.batch.verl_names import entropy_from_logits
-from training.config.settings import LossAggMode
-from training.core_algos.advantages import compute_grpo_outcome_advantage, compute_rloo_outcome_advantage, gae_scan
+from training.config.algorithm_settings import LossAggMode
+from training.core_algos.advantages import gae_scan
 from training.core_algos.aggregation import GlobalBatchInfo, agg_loss
+from training.core_algos.group_advantages import compute_grpo_outcome_advantage, compute_rloo_outcome_advantage
 from training.core_algos.kl_and_values import kl_penalty
 from training.core_algos.policy_losses import PolicyLossConfig, compute_policy_loss_vanilla
 

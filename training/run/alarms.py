@@ -6,89 +6,38 @@ in the metrics as alarms/NAME. Invariant: rules read and never write, so that a 
 numbers.
 """
 
-from __future__ import annotations
-
 import logging
 import math
+import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
+import yaml
 
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
+from training.config.texts import say
 from training.core_algos import AdvantageEstimator, estimator_needs
-from training.run.batch_faults import FEWEST_EPISODES, UNLIKELY, Finding, batch_rules
-from training.run.metric_utils import StepTimer
+from training.run import batch_faults
+from training.run.batch_faults import FEWEST_EPISODES, UNLIKELY, Finding
 
 logger = logging.getLogger(__name__)
 Metrics = Mapping[str, float]
-# What to check, by alarm.
-ADVICE = {
-    "engine_differs": "the weight sync, rollout.dtype and model.dtype, the engine's own settings (engine_kwargs)",
-    "engine_stale": "the weight sync: did all tensors arrive? Answers since then are another policy's",
-    "policy_still": "the optimiser's parameters, the learning rate and the gradient: the update changed nothing",
-    "log_probs_differ": "temperature, top_k and top_p of the engine, its dtype, the weight sync, the response mask",
-    "turn_differs": "the tokens between turns: does the trainer read what the engine read? The chat template, tools",
-    "ratio_not_one": "dropout, temperature and masks of the two passes: before the first update they are one policy",
-    "not_finite": "the learning rate, the dtype, and what gave that number",
-    "gradient_not_finite": "the learning rate, the dtype, rewards of extreme size; such updates are skipped",
-    "gradient_zero": "what the loss is made of: there is something to learn, and no gradient comes of it",
-    "reward_constant": "the reward function: does it read the answers? The answers: can the policy earn anything?",
-    "advantages_zero": "rewards within groups: where all are equal nothing is learned; rollout.n, filter_groups",
-    "length_pinned": "data.max_response_length, agent.max_turn_tokens, and whether the end-of-turn token is sampled",
-    "prompts_pinned": "data.max_prompt_length: cut prompts are not the tasks that were meant",
-    "nothing_sampled": "environments that fail, and max_model_len: these episodes train nothing",
-    "entropy_collapse": "the learning rate, the sign of entropy_coeff, and what the policy says (episodes_dir)",
-    "kl_explodes": "the learning rate and grad_clip: after one such step a policy hardly recovers",
-    "kl_jump": "the learning rate, ppo_epochs, grad_clip: one step changes the policy too much",
-    "reference_differs": "ref.model and its dtype: before the first update the reference is the policy",
-    "reference_moves": "the reference policy: it changes with the policy, so that the KL holds nothing",
-    "equal_answers": "the sampling seeds of a group's members, and rollout.temperature",
-    "tokens_left_out": "response_mask, unless they are meant to be left out",
-    "unsampled_tokens": "response_mask and turn_ids: is one shifted, or made of the attention mask?",
-    "end_ignored": "the engine's stop tokens against the tokenizer's eos_token_id",
-    "reward_misplaced": "what turns scores into token_level_scores: shifted, or placed by another mask?",
-    "reward_differs": "what moves rewards between environment and batch",
-    "group_size": "uid of the rows: baselines of these groups are wrong",
-    "groups_mixed": "uid of the rows: answers to different prompts are compared",
-    "advantages_wrong": "the estimator, and which uid (index) and mask it is given",
-    "batch_repeats": "what makes the batch: these answers were trained on before",
-    "prompts_repeat": "the data loader and its sampler: the step before had the same prompts",
-    "template_changed": "the tokenizer and data.apply_chat_template_kwargs: prompts are written in another way",
-    "values_constant": "the critic: its head, its learning rate, its inputs",
-    "rate_zero": "the scheduler and its total steps: nothing is learned at a learning rate of 0",
-    "throughput_falls": "what else runs here, and the environment; the section of the step that grew most is named",
-    "memory_grows": "what keeps steps' data alive: environments, hooks, reward functions, caches",
-}
-# Findings that may be chance, or pass: they must stand for two steps.
-WAITS = {
-    *("reward_constant", "advantages_zero", "length_pinned", "prompts_pinned", "nothing_sampled"),
-    *("values_constant", "rate_zero", "throughput_falls", "memory_grows", "kl_jump"),
-}
+_TABLE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+# What to check, by alarm; findings that must stand for two steps; how far engine and trainer may be apart, and in what.
+ADVICE, WAITS, LIMITS, ABOVE = _TABLE["advice"], frozenset(_TABLE["waits"]), _TABLE["limits"], _TABLE["above"]
 # A step that takes so many seconds more than usual is no accident.
 LONGER_S = 1.0
 # Rewards of a source that are remembered, and the chance below which their constancy is no accident.
 PAST_REWARDS, CHANCE = 256, 1e-4
 # Steps that are remembered.
 MEMORY = 20
-# At most so far apart are engine and trainer, with float32 throughout, and with a shorter type in either. There the
-# first two begin at four times what the run's first step has, which is noise, but for what is broken from the start.
-LIMITS = {
-    # Mean over the canaries' tokens, nats. They are of random tokens, to which short types do worst.
-    "canary": (1e-3, 0.25),
-    "lag": (2e-5, 0.25),
-    # Mean over sampled tokens, of probabilities.
-    "log_probs": (2e-3, 0.04),
-    # Mean over the sampled tokens of a row's turn, or of its later turns, of probabilities.
-    "turn": (0.01, 0.3),
-    # Mean over a micro-batch's tokens, nats.
-    "ratio": (1e-3, 0.03),
-}
 
 
 class AlarmStop(RuntimeError):
@@ -130,12 +79,7 @@ class Alarms:
         """Looks at a step, once it is made; returns `alarms/count`, and alarms/NAME: for how many steps each stands."""
         if self.config.trainer.alarms == "off":
             return {}
-        timer = StepTimer()
-        with timer("alarms"):
-            counts = self._check(batch, metrics, step)
-        return {**counts, "timing_s/alarms": timer.seconds["alarms"]}
-
-    def _check(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, float]:
+        began = time.perf_counter()
         metrics = {**metrics, "perf/driver_memory_gib": psutil.Process().memory_info().rss / 2**30}
         found: dict[str, str] = {}
         for rule in self._rules(batch, metrics, step):
@@ -151,14 +95,15 @@ class Alarms:
         self.since = {name: self.since.get(name, step) for name in found}
         ages = {name: step - since + 1 for name, since in self.since.items()}
         due = {name: age for name, age in ages.items() if age >= 2 or name not in WAITS}
-        self.standing = [
-            f"alarm {name}: {found[name]}, since step {self.since[name]}; check {ADVICE[name]}" for name in due
-        ]
-        for line, (name, age) in zip(self.standing, due.items(), strict=True):
+        self.standing = []
+        for name, age in due.items():
+            line = f"alarm {name}: {found[name]}, since step {self.since[name]}; check {ADVICE[name]}"
+            self.standing.append(line)
             told = age - (name in WAITS)
             if told & (told - 1) == 0:
                 logger.warning("%s", line)
-        return {"alarms/count": float(len(due)), **{f"alarms/{name}": float(age) for name, age in due.items()}}
+        metered = {"alarms/count": float(len(due)), **{f"alarms/{name}": float(age) for name, age in due.items()}}
+        return metered | {"timing_s/alarms": time.perf_counter() - began}
 
     def stop_if_asked(self) -> None:
         """Raises AlarmStop where an alarm stands and `trainer.alarms` is stop."""
@@ -175,27 +120,33 @@ class Alarms:
         self.rewards.update({name: tuple(own) for name, own in state["rewards"].items()})
 
     def _rules(self, batch: DataProto, metrics: Metrics, step: int) -> list[Any]:
-        """Lists the rules, as generators."""
-        name, agent = self.config.algorithm.adv_estimator, self.config.agent
-        needs = estimator_needs(name)
-        own = name not in set(AdvantageEstimator)
-        known = "values" not in needs and ("index" in needs or not own)
+        """Lists the rules, as generators; those about advantages where it is known what an estimator makes of rewards.
+
+        An estimator of a user's may weigh rewards in its own way, but hardly against them.
+        """
+        name, group_size = self.config.algorithm.adv_estimator, self.config.actor_rollout_ref.rollout.n
+        needs, own = estimator_needs(name), name not in set(AdvantageEstimator)
+        by_group = "index" in needs
+        known = "values" not in needs and (by_group or not own)
+        same_tasks = not (self.config.environments and self.config.agent.allow_different_tasks)
         episodes = EpisodeRows(batch)
-        count = int(episodes.real.numpy()[episodes.first].sum())
-        rules = batch_rules(
-            batch,
-            episodes,
-            group_size=self.config.actor_rollout_ref.rollout.n,
-            same_tasks=not (self.config.environments and agent.allow_different_tasks),
-            by_group="index" in needs if known else None,
-            own_estimator=own,
-            eos_token_id=self.eos_token_id,
-            paid_by_environment=self.paid_by_environment,
-        )
+        enough = int(episodes.real.numpy()[episodes.first].sum()) >= FEWEST_EPISODES
+        rules = [
+            batch_faults.not_finite(batch),
+            batch_faults.wrong_tokens(batch, self.eos_token_id),
+            batch_faults.misplaced_rewards(batch),
+            batch_faults.other_rewards(batch, episodes, self.paid_by_environment),
+            batch_faults.wrong_groups(batch, episodes, group_size, same_tasks),
+            batch_faults.equal_answers(batch, episodes),
+        ]
+        if known:
+            rules.append(batch_faults.other_advantages(batch, episodes, by_group, own))
+        if known and by_group and group_size > 1 and not own:
+            rules.append(batch_faults.uneven_advantages(batch, episodes))
         rules += [self._repeats(batch), self._rewards(batch, episodes, metrics), self._numbers(metrics)]
         rules += [self._engine(metrics), self._update(metrics), self._reference(batch, metrics, step)]
         rules += [self._jumps(metrics), self._machine(metrics)]
-        return rules + ([self._lengths(metrics)] if count >= FEWEST_EPISODES else [])
+        return rules + ([self._lengths(metrics)] if enough else [])
 
     def _of_past(self, name: str) -> list[float]:
         return [metrics[name] for metrics in self.past if name in metrics]
@@ -260,9 +211,8 @@ class Alarms:
     def _engine(self, metrics: Metrics) -> Iterator[Finding]:
         """Compares what engine and trainer make of the same tokens."""
         difference = metrics.get("canary/difference", 0.0)
-        if difference > (limit := self._limit("canary", difference)):
-            given = f"engine and actor differ by {difference:.2g} nats a token on the canaries"
-            yield "engine_differs", f"{given} (limit {limit:.2g})"
+        if difference > (most := self._limit("canary", difference)):
+            yield "engine_differs", say("engine_differs", difference=difference, limit=most)
         moved, lag = metrics.get("canary/actor_moved"), metrics.get("canary/lag", 0.0)
         if moved is not None:
             learned = metrics.get("actor/grad_norm", 0.0) > 0 and metrics.get("actor/lr", 0.0) > 0
@@ -270,26 +220,19 @@ class Alarms:
             kept = metrics["canary/engine_moved"] == 0 < moved and learned
             if kept or lag > max(0.05 * moved, self._limit("lag", lag)):
                 text = "kept its old weights" if kept or lag > 0.95 * moved else "did not move as the actor did"
-                given = f"the actor's log-probs of the canaries moved by {moved:.2g}, the engine's lag by {lag:.2g}"
-                yield "engine_stale", f"the engine {text}: {given} nats a token"
+                yield "engine_stale", say("engine_stale", how=text, moved=moved, lag=lag)
             if moved == 0 and learned and not metrics.get("actor/skipped_updates"):
                 yield "policy_still", "an update with a gradient left the policy's log-probs bitwise as they were"
         rollout = self.config.actor_rollout_ref.rollout
-        if rollout.top_k <= 0 and rollout.top_p >= 1:
-            yield from self._above(metrics, "log_probs", "log_probs_differ", "training/rollout_probs_diff_mean")
-            for turns in ("first", "later"):
-                name = f"training/rollout_turn_diff_max/{turns}"
-                yield from self._above(metrics, "turn", "turn_differs", name, f" (in {turns} turns)")
-        yield from self._above(metrics, "ratio", "ratio_not_one", "actor/first_update_diff")
-        if "canary/template" in metrics:
-            self.template = metrics["canary/template"] if self.template is None else self.template
-            if metrics["canary/template"] != self.template:
-                yield "template_changed", "the chat template writes the same conversation in another way"
-
-    def _above(self, metrics: Metrics, limit: str, alarm: str, name: str, where: str = "") -> Iterator[Finding]:
-        # Not a number is above any limit.
-        if name in metrics and not metrics[name] <= self.limits[limit]:
-            yield alarm, f"{name}={metrics[name]:.3g}{where} is above {self.limits[limit]:g}"
+        filtered = rollout.top_k > 0 or rollout.top_p < 1
+        for name, (limit, alarm, where) in ABOVE.items():
+            # Not a number is above any limit.
+            if name in metrics and not metrics[name] <= self.limits[limit] and not (filtered and limit != "ratio"):
+                yield alarm, f"{name}={metrics[name]:.3g}{where} is above {self.limits[limit]:g}"
+        template = metrics.get("canary/template", self.template)
+        self.template = template if self.template is None else self.template
+        if template != self.template:
+            yield "template_changed", "the chat template writes the same conversation in another way"
 
     def _update(self, metrics: Metrics) -> Iterator[Finding]:
         """Looks at gradients, rates and values."""

@@ -4,19 +4,20 @@ Each finding is the name of an alarm (see `alarms.ADVICE`) and what was seen, wi
 Invariant: nothing is changed; a batch of a user's own that lacks a column is not judged by it.
 """
 
-from __future__ import annotations
-
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 import torch
+import torch.nn.functional as nnf
 from torch import Tensor
 
 from data.containers import row_blocks
 from data.protocol import DataProto
+from training.batch.batching import rows_by_key
 from training.batch.episode_rows import EpisodeRows
+from training.config.texts import say
 
 Finding = tuple[str, str]
 # Nats by which it must be unlikely that samples agree by chance: one in 10^10.
@@ -26,40 +27,6 @@ UNLIKELY = 23.0
 MOST_WRONG, MOST_WRONG_OF_OWN = {True: 0.05, False: 0.4}, 0.7
 MOST_COMPARED = 256
 FEWEST_EPISODES = 8
-
-
-def batch_rules(
-    batch: DataProto,
-    episodes: EpisodeRows,
-    *,
-    group_size: int,
-    same_tasks: bool,
-    by_group: bool | None,
-    own_estimator: bool = False,
-    eos_token_id: int | None,
-    paid_by_environment: bool,
-) -> list[Iterator[Finding]]:
-    """Lists the rules that find what is wrong with a batch that a step was trained on.
-
-    Args:
-        group_size: episodes of a group.
-        same_tasks: a group's episodes have the same prompt.
-        by_group: the estimator's advantages follow the rewards' differences within groups, or (False) from the batch's
-            mean; None: nothing is known of them.
-        own_estimator: a user's, which may weigh rewards in its own way, but hardly against them.
-        eos_token_id: ends a turn; None: may stand within one.
-        paid_by_environment: the scores are the environment's rewards, and nothing else.
-    """
-    return [
-        not_finite(batch),
-        wrong_tokens(batch, eos_token_id),
-        misplaced_rewards(batch),
-        other_rewards(batch, episodes, paid_by_environment),
-        wrong_groups(batch, episodes, group_size, same_tasks),
-        equal_answers(batch, episodes),
-        *([] if by_group is None else [other_advantages(batch, episodes, by_group, own_estimator)]),
-        *([uneven_advantages(batch, episodes)] if by_group and group_size > 1 and not own_estimator else []),
-    ]
 
 
 def place(batch: DataProto, row: int, token: int) -> str:
@@ -74,12 +41,15 @@ def first_place(batch: DataProto, wrong: Tensor) -> str:
     return place(batch, row, token)
 
 
+def turn_goes_on(turns: Tensor) -> Tensor:
+    """Says of which tokens the next one belongs to the same turn: (B, R) bool of turn_ids."""
+    return nnf.pad(turns[:, :-1] == turns[:, 1:], (0, 1))
+
+
 def not_finite(batch: DataProto) -> Iterator[Finding]:
     """Finds numbers that are none."""
     for name in ("rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "token_level_scores", "advantages"):
-        tensor = batch.batch.get(name)
-        if tensor is None:
-            continue
+        tensor = batch.batch.get(name, torch.zeros(0, 1))
         if bad := [rows for rows in row_blocks(tensor) if not tensor[rows].isfinite().all()]:
             row, token = (~tensor[bad[0]].isfinite()).nonzero()[0].tolist()
             yield "not_finite", f"{name} has NaN or infinity, first at {place(batch, bad[0].start + row, token)}"
@@ -96,15 +66,11 @@ def wrong_tokens(batch: DataProto, eos_token_id: int | None) -> Iterator[Finding
         of = f"{count} of {int(mask.sum())} tokens that are trained on"
         yield "unsampled_tokens", f"{of} were not sampled by the policy, first {first_place(batch, unsampled)}"
     if turns is not None and (left := (turns >= 0) & ~mask & mask.any(1, keepdim=True)).any():
-        given = f"{int(left.sum())} sampled tokens are not trained on, though others of their rows are"
-        yield "tokens_left_out", f"{given}, first {first_place(batch, left)}"
+        yield "tokens_left_out", say("tokens_left_out", left=int(left.sum()), first=first_place(batch, left))
     if turns is not None and eos_token_id is not None:
-        within = mask & (tensors["responses"] == eos_token_id)
-        within[:, :-1] &= turns[:, :-1] == turns[:, 1:]
-        within[:, -1] = False
+        within = mask & (tensors["responses"] == eos_token_id) & turn_goes_on(turns)
         if count := int(within.sum()):
-            first = first_place(batch, within)
-            yield "end_ignored", f"{count} turns went on behind the token that ends them, first behind {first}"
+            yield "end_ignored", say("end_ignored", turns=count, first=first_place(batch, within))
 
 
 def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
@@ -121,11 +87,7 @@ def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
         return
     rows = given.any(1)
     if "environment_rewards" in tensors and torch.equal(scores, tensors["environment_rewards"]):
-        turns = tensors["turn_ids"]
-        off = given.clone()
-        off[:, :-1] &= turns[:, :-1] == turns[:, 1:]
-        off[:, -1] = False
-        if off.any():
+        if (off := given & turn_goes_on(tensors["turn_ids"])).any():
             yield "reward_misplaced", f"an environment's reward stands within a turn: {first_place(batch, off)}"
     elif rows.sum() > 1 and (given.sum(1)[rows] == 1).all():
         last = (mask * torch.arange(mask.shape[1])).amax(1, keepdim=True)
@@ -147,8 +109,7 @@ def other_rewards(batch: DataProto, episodes: EpisodeRows, paid_by_environment: 
         fact = facts[rows[0]]
         held = sum(sums[row] for row in rows)
         if fact is not None and not math.isclose(held, fact["reward"], rel_tol=1e-3, abs_tol=1e-4):
-            given = f"its environment gave {fact['reward']:g} in all, its rows hold {held:g}"
-            yield "reward_differs", f"episode {ids[rows[0]]}: {given}"
+            yield "reward_differs", say("reward_differs", name=ids[rows[0]], gave=fact["reward"], held=held)
             return
 
 
@@ -159,22 +120,16 @@ def wrong_groups(batch: DataProto, episodes: EpisodeRows, group_size: int, same_
         uid = next(uid for uid, rows in groups.items() if len(rows) in sizes)
         yield "group_size", f"group {uid} has {len(groups[uid])} episodes, not {group_size}"
     prompts, tasks = batch.batch["prompts"].numpy(), batch.non_tensor_batch.get("group_index")
-    mixed = [
-        uid
-        for uid, rows in groups.items()
-        if (same_tasks and (prompts[rows] != prompts[rows[0]]).any())
-        or (tasks is not None and (tasks[rows] != tasks[rows[0]]).any())
-    ]
-    if mixed:
+    columns = [*([prompts] if same_tasks else []), *([] if tasks is None else [tasks])]
+    if mixed := [uid for uid, rows in groups.items() if any((own[rows] != own[rows[0]]).any() for own in columns)]:
         yield "groups_mixed", f"{len(mixed)} of {len(groups)} groups have episodes of different prompts, as {mixed[0]}"
 
 
 def grouped(batch: DataProto, episodes: EpisodeRows) -> dict[str, list[int]]:
     """Lists the first rows of each group's episodes by its uid, dummies left out."""
-    groups: dict[str, list[int]] = defaultdict(list)
-    for row in episodes.first[episodes.real.numpy()[episodes.first]].tolist():
-        groups[str(batch.non_tensor_batch["uid"][row])].append(row)
-    return groups
+    first = episodes.first[episodes.real.numpy()[episodes.first]]
+    groups = rows_by_key(map(str, batch.non_tensor_batch["uid"][first]))
+    return {uid: first[members].tolist() for uid, members in groups.items()}
 
 
 def other_advantages(batch: DataProto, episodes: EpisodeRows, by_group: bool, own: bool) -> Iterator[Finding]:
@@ -182,9 +137,8 @@ def other_advantages(batch: DataProto, episodes: EpisodeRows, by_group: bool, ow
     tensors = batch.batch
     tokens = episodes.fold(tensors["response_mask"].sum(1)).numpy()
     rewards = episodes.fold(tensors["token_level_rewards"].sum(1)).numpy()
-    advantages = episodes.fold((tensors["advantages"] * tensors["response_mask"]).sum(1)).numpy() / np.maximum(
-        tokens, 1
-    )
+    sums = episodes.fold((tensors["advantages"] * tensors["response_mask"]).sum(1)).numpy()
+    advantages = sums / np.maximum(tokens, 1)
     number = {row: i for i, row in enumerate(episodes.first[episodes.real.numpy()[episodes.first]].tolist())}
     groups = [[number[row] for row in rows] for rows in grouped(batch, episodes).values()]
     pairs = wrong = 0
@@ -194,11 +148,8 @@ def other_advantages(batch: DataProto, episodes: EpisodeRows, by_group: bool, ow
         pairs += int(better.sum())
         wrong += int((better & (advantages[live][:, None] < advantages[live] - 1e-6)).sum())
     if pairs >= FEWEST_EPISODES and wrong > (MOST_WRONG_OF_OWN if own else MOST_WRONG[by_group]) * pairs:
-        base = "of a group's" if by_group else "of the batch's"
-        yield (
-            "advantages_wrong",
-            f"in {wrong} of {pairs} pairs {base} episodes the better one has the smaller advantage",
-        )
+        given = f"in {wrong} of {pairs} pairs of {'a group' if by_group else 'the batch'}'s episodes"
+        yield "advantages_wrong", f"{given} the better one has the smaller advantage"
 
 
 def uneven_advantages(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
@@ -236,5 +187,4 @@ def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
         expected += math.exp(min(chances[rows[0]], 0.0)) * len(others) if first else 0.0
         equal, worst = equal + same, worst or (uid if same else "")
     if equal > expected and equal * math.log(equal / max(expected, 1e-300)) - equal + expected > UNLIKELY:
-        given = f"{equal} first answers equal that of their group's first member, {expected:.2g} would by chance"
-        yield "equal_answers", f"{given}; as in group {worst}"
+        yield "equal_answers", say("equal_answers", equal=equal, expected=expected, worst=worst)

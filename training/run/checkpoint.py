@@ -9,8 +9,6 @@ to disk and renamed; older ones go only when a newer one is complete. Nothing ra
 from the run's seed and the step. With several nodes RUN_DIR is a folder that all of them see.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -24,12 +22,14 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from training.config.settings import TrainerConfig
+from training.config.texts import say
 from training.run.records import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -49,14 +49,6 @@ class CheckpointError(OSError):
     """Says that a checkpoint could not be written; training itself is sound."""
 
 
-class WorkerGroup(Protocol):
-    """Lists what saving needs of a worker group; see `workers.fsdp_workers`."""
-
-    def save_checkpoint(self, folder: str) -> None: ...
-
-    def checkpoint_written(self, wait: bool) -> bool: ...
-
-
 class CheckpointSaver:
     """Saves a run's checkpoints while it goes on, one at a time.
 
@@ -67,15 +59,16 @@ class CheckpointSaver:
     stay; `close` raises if it was the last one.
 
     Args:
-        parts: the worker group that writes each folder of a checkpoint.
+        parts: the worker group that writes each folder of a checkpoint, with `save_checkpoint(folder)` and
+            `checkpoint_written(wait)`; see `workers.fsdp_workers`.
         config: when to save, and how many checkpoints stay.
     """
 
-    def __init__(self, run_dir: Path, parts: Mapping[str, WorkerGroup], config: TrainerConfig) -> None:
+    def __init__(self, run_dir: Path, parts: Mapping[str, Any], config: TrainerConfig) -> None:
         self.run_dir, self.parts, self.frequency = run_dir, parts, config.save_freq
         kept = TIMED_SAVES_KEPT if config.save_freq is None else None
-        self.keep_actor = config.max_actor_ckpt_to_keep or kept
-        self.keep_critic = config.max_critic_ckpt_to_keep or kept
+        actor, critic = config.max_actor_ckpt_to_keep or kept, config.max_critic_ckpt_to_keep or kept
+        self._prune = partial(prune, run_dir, keep_actor=actor, keep_critic=critic)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         # Of the last save.
         self.step, self.began = 0, time.monotonic()
@@ -130,14 +123,11 @@ class CheckpointSaver:
             left = f"keeps the one of step {before[-1]}" if before else "holds no other"
             # The error itself: what Ray hands on from a rank begins with the traceback there.
             reason = str(self._error).strip().splitlines()[-1]
-            raise CheckpointError(
-                f"the last checkpoint, of step {self.step}, was not saved (is the disk full?); "
-                f"{self.run_dir} {left}: {reason}"
-            ) from self._error
+            said = say("not_saved", step=self.step, run_dir=self.run_dir, left=left, reason=reason)
+            raise CheckpointError(said) from self._error
 
     def _complete(self, folder: Path) -> None:
-        step = complete_checkpoint(folder)
-        prune(self.run_dir, step, keep_actor=self.keep_actor, keep_critic=self.keep_critic)
+        self._prune(complete_checkpoint(folder))
 
     def _give_up(self, error: OSError) -> None:
         logger.error("no checkpoint of step %d in %s, the run goes on without: %s", self.step, self.run_dir, error)
@@ -224,8 +214,7 @@ def force_to_disk(folder: Path) -> None:
 def remove_checkpoint(folder: Path) -> None:
     """Removes a checkpoint under a temporary name, so that a removal cut short never leaves half of one to be found."""
     if folder.exists():
-        doomed = folder.rename(folder.with_name(f"{folder.name}.old{TEMPORARY}"))
-        shutil.rmtree(doomed, ignore_errors=True)
+        shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.old{TEMPORARY}")), ignore_errors=True)
 
 
 def saved_steps(run_dir: Path, needs: Sequence[str] = ()) -> list[int]:
@@ -262,10 +251,7 @@ def find_checkpoint(
         path = Path(str(resume_from_path))
         missing = [name for name in (DRIVER_STATE, *needs) if not (path / name).exists()]
         if missing:
-            raise FileNotFoundError(
-                f"trainer.resume_from_path={path} holds no {', '.join(missing)}; name a complete global_step_N folder, "
-                "or have what is missing start anew with trainer.resume_with_changes=true"
-            )
+            raise FileNotFoundError(say("path_incomplete", path=path, missing=", ".join(missing)))
         if problem := damage(path, needs):
             raise ValueError(f"trainer.resume_from_path={path} is damaged: {problem}")
         return path
@@ -274,11 +260,7 @@ def find_checkpoint(
         latest = int((run_dir / LATEST).read_text())
     steps = [step for step in saved_steps(run_dir, needs) if step <= latest]
     if not steps and saved_steps(run_dir):
-        raise FileNotFoundError(
-            f"{run_dir} has checkpoints, but none with {', '.join(needs)} as this run needs; "
-            "trainer.resume_with_changes=true starts what is missing anew, trainer.resume_mode=disable the whole run; "
-            "or take another trainer.default_local_dir"
-        )
+        raise FileNotFoundError(say("none_complete", run_dir=run_dir, needs=", ".join(needs)))
     for step in reversed(steps):
         folder = run_dir / f"global_step_{step}"
         if (problem := damage(folder, needs)) is None:
@@ -311,7 +293,6 @@ def prune(run_dir: Path, step: int, *, keep_actor: int | None, keep_critic: int 
     for leftover in run_dir.glob(f"global_step_*{TEMPORARY}"):
         shutil.rmtree(leftover, ignore_errors=True)
     steps = [saved for saved in saved_steps(run_dir) if saved <= step]
-    for old in steps[:-keep_actor] if keep_actor else ():
-        remove_checkpoint(run_dir / f"global_step_{old}")
-    for old in steps[:-keep_critic] if keep_critic else ():
-        remove_checkpoint(run_dir / f"global_step_{old}" / "critic")
+    for part, keep in {"": keep_actor, "critic": keep_critic}.items():
+        for old in steps[:-keep] if keep else ():
+            remove_checkpoint(run_dir / f"global_step_{old}" / part)

@@ -1,7 +1,5 @@
 """What is kept of a step's episodes: their records, for replay, and their metrics."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter, defaultdict, deque
@@ -15,6 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.tools import UNKNOWN
 from data.protocol import DataProto
+from training.batch.batching import rows_by_key
+from training.config.texts import say
 from workers.rollout.episode import ENDINGS, FAILURES
 
 logger = logging.getLogger(__name__)
@@ -43,14 +43,10 @@ def readable_rows(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> Itera
     batch = batch.drop_dummies()
     prompts, responses = batch.batch["prompts"], batch.batch["responses"]
     width, mask = prompts.shape[1], batch.batch["attention_mask"].bool()
-    scores = batch.batch["token_level_scores"].sum(dim=1).tolist()
-    for i, score in enumerate(scores):
-        yield {
-            "uid": batch.non_tensor_batch["uid"][i],
-            "input": tokenizer.decode(prompts[i][mask[i, :width]]),
-            "output": tokenizer.decode(responses[i][mask[i, width:]]),
-            "score": score,
-        }
+    for i, score in enumerate(batch.batch["token_level_scores"].sum(dim=1).tolist()):
+        read = tokenizer.decode(prompts[i][mask[i, :width]])
+        written = tokenizer.decode(responses[i][mask[i, width:]])
+        yield {"uid": batch.non_tensor_batch["uid"][i], "input": read, "output": written, "score": score}
 
 
 def strict_json(entries: Mapping[str, Any]) -> str:
@@ -72,13 +68,7 @@ def require_same_tasks(facts: Sequence[Mapping[str, Any]], names: Sequence[str])
         if fact["begins"]:
             begins[fact["group"], fact["environment"]].add(fact["begins"])
     if wrong := [key for key, hashes in begins.items() if len(hashes) > 1]:
-        name = names[wrong[0][1]]
-        raise EnvironmentsFail(
-            f"environment {name}: in {len(wrong)} of {len(begins)} groups the members began differently under the same "
-            "seed, so that their rewards cannot be compared: have reset(seed) draw from a generator of its own, or use "
-            "agent.environment.isolation=process where global generators are drawn from; "
-            "agent.allow_different_tasks=true trains all the same"
-        )
+        raise EnvironmentsFail(say("begins_differ", name=names[wrong[0][1]], wrong=len(wrong), groups=len(begins)))
 
 
 class FailureWatch:
@@ -93,13 +83,10 @@ class FailureWatch:
         tried = sum(fact["attempts"] for fact in facts)
         ended_well = sum(fact["ending"] not in ("env_crash", "env_timeout") for fact in facts)
         self._steps.append((tried - ended_well, tried))
-        failed, attempts = (sum(column) for column in zip(*self._steps, strict=True))
-        if len(self._steps) == 3 and failed > self.limit * attempts:
+        failed, tries = (sum(column) for column in zip(*self._steps, strict=True))
+        if len(self._steps) == 3 and failed > self.limit * tries:
             error = next((fact["error"] for fact in facts if fact["error"]), "")
-            raise EnvironmentsFail(
-                f"{failed} of {attempts} attempts of the last three steps failed, above agent.max_failure_rate="
-                f"{self.limit:g}; the first of this step: {error}"
-            )
+            raise EnvironmentsFail(say("too_many_fail", failed=failed, tries=tries, limit=self.limit, error=error))
 
 
 def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = ("environment",)) -> dict[str, float]:
@@ -111,21 +98,19 @@ def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = (
     `tool/NAME/failures` count every call that gave an error, by kind under `tool_failures/KIND`.
     """
     endings = Counter(fact["ending"] for fact in facts)
-    turns = np.array([fact["turns"] for fact in facts])
     metrics = {f"agent/ending/{name}": float(endings[name]) for name in ENDINGS}
     metrics |= {
         "agent/episodes": float(len(facts)),
         "agent/failed": float(sum(endings[name] for name in FAILURES)),
-        "agent/turns/mean": float(turns.mean()),
-        "agent/turns/max": float(turns.max()),
         "agent/cut_turns": float(sum(fact["cut_turns"] for fact in facts)),
         "agent/retries": float(sum(fact["attempts"] - 1 for fact in facts)),
         "agent/masked": float(sum(fact["masked"] for fact in facts)),
         "agent/masked_groups": float(sum(all(fact["masked"] for fact in group) for group in by_group(facts))),
-        "agent/env_seconds/mean": float(np.mean([fact["env_seconds"] for fact in facts])),
-        "agent/env_seconds/max": float(np.max([fact["env_seconds"] for fact in facts])),
-        "agent/episode_seconds/max": float(np.max([fact["seconds"] for fact in facts])),
+        "agent/episode_seconds/max": float(max(fact["seconds"] for fact in facts)),
     }
+    for name in ("turns", "env_seconds"):
+        values = [fact[name] for fact in facts]
+        metrics |= {f"agent/{name}/mean": float(np.mean(values)), f"agent/{name}/max": float(max(values))}
     told: dict[str, list[float]] = defaultdict(list)
     for fact in facts:
         for name, value in fact["info"].items() if not fact["masked"] else ():
@@ -135,10 +120,7 @@ def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = (
         metrics |= environment_metrics(facts, names)
     if errors := [fact["error"] for fact in facts if fact["error"]]:
         warn_of_error(errors[0])
-        line = errors[0].splitlines()[0]
-        logger.warning(
-            "environments failed in %d episodes, their last attempt or one before; first: %s", len(errors), line
-        )
+        logger.warning(say("some_fail", count=len(errors), first=errors[0].splitlines()[0]))
     warn_of_crashing_groups(facts, names)
     return metrics | tool_metrics([call for fact in facts for call in fact["tool_calls"]])
 
@@ -166,10 +148,7 @@ def environment_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str]
 
 def by_group(facts: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Lists the groups' episodes."""
-    groups: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for fact in facts:
-        groups[fact["group"]].append(fact)
-    return list(groups.values())
+    return [[facts[i] for i in members] for members in rows_by_key(fact["group"] for fact in facts).values()]
 
 
 def warn_of_crashing_groups(facts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -181,14 +160,10 @@ def warn_of_crashing_groups(facts: Sequence[Mapping[str, Any]], names: Sequence[
     crashes = [sum(fact["attempts"] - (fact["ending"] != "env_crash") for fact in group) for group in groups]
     attempts = [sum(fact["attempts"] for fact in group) for group in groups]
     for group, own, tries in zip(groups, crashes, attempts, strict=True):
-        others, of = sum(crashes) - own, sum(attempts) - tries
-        if len(group) > 1 and own >= 2 and of and own / tries > 4 * max(others / of, 1 / of):
+        rest, of = sum(crashes) - own, sum(attempts) - tries
+        if len(group) > 1 and own >= 2 and of and own / tries > 4 * max(rest / of, 1 / of):
             name, number = names[group[0]["environment"]], group[0]["group"]
-            logger.warning(
-                "environment %s: group %d crashed in %d of %d attempts, the others in %d of %d. If its actions are "
-                "what crashes it, that goes unpunished; agent.on_failure=zero gives a crash reward 0",
-                *(name, number, own, tries, others, of),
-            )
+            logger.warning(say("group_crashes", name=name, group=number, crashes=own, tries=tries, rest=rest, of=of))
 
 
 def tool_metrics(calls: Sequence[Mapping[str, Any]]) -> dict[str, float]:

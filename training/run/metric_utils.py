@@ -18,8 +18,11 @@ from torch import Tensor
 
 from data.containers import row_blocks, row_sums
 from data.protocol import DataProto
+from training.batch.batching import rows_by_key
 from training.batch.episode_rows import EpisodeRows, real_rows
+from training.config.texts import say
 
+Reduction = Callable[[list[Any]], float]
 # Sections of a step whose time is put down to every token of the batch; generation's goes to the response's tokens.
 _SECTIONS_OVER_ALL_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
 
@@ -29,10 +32,10 @@ def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 
     Args:
         metrics: name -> a number, a tensor of any shape, or a list of numbers and 0-dim tensors.
-    Tensors are reduced where they are and fetched together: one synchronisation per device.
+    Tensors are reduced where they are: one synchronisation per metric.
     Raises: ValueError for an empty list.
     """
-    return _fetch({name: _reduced(name, values) for name, values in metrics.items()})
+    return {name: _reduced(name, values).item() for name, values in metrics.items()}
 
 
 def _reduced(name: str, values: Any) -> Tensor:
@@ -44,17 +47,6 @@ def _reduced(name: str, values: Any) -> Tensor:
     numbers = torch.as_tensor(values).detach().double()
     words = re.split(r"[^a-z]+", name.lower())
     return numbers.max() if "max" in words else numbers.min() if "min" in words else numbers.mean()
-
-
-def _fetch(scalars: Mapping[str, Tensor]) -> dict[str, float]:
-    """Turns 0-dim tensors into floats, with one transfer per device."""
-    by_device: dict[torch.device, list[str]] = defaultdict(list)
-    for name, scalar in scalars.items():
-        by_device[scalar.device].append(name)
-    fetched: dict[str, float] = {}
-    for names in by_device.values():
-        fetched.update(zip(names, torch.stack([scalars[name] for name in names]).tolist(), strict=True))
-    return {name: fetched[name] for name in scalars}
 
 
 def _summary(name: str, values: Tensor) -> dict[str, Tensor]:
@@ -121,7 +113,7 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str,
     if use_critic and mask.any():
         error = _token_moments(tensors["returns"], mask, less=tensors["values"])
         metrics["critic/vf_explained_var"] = 1 - error["var"] / (tokens["returns"]["var"] + 1e-5)
-    return _fetch(metrics)
+    return {name: value.item() for name, value in metrics.items()}
 
 
 def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
@@ -135,12 +127,9 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) ->
     attended, real = batch.batch["attention_mask"], real_rows(batch)
     tokens = dict.fromkeys(_SECTIONS_OVER_ALL_TOKENS, int(row_sums(attended)[real].sum()))
     tokens["gen"] = int(row_sums(attended[:, -response_width:])[real].sum())
-    per_token = {
-        f"timing_per_token_ms/{name}": timing_raw[name] * 1000 / tokens[name]
-        for name in timing_raw
-        if name in tokens and tokens[name] > 0
-    }
-    return {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()} | per_token
+    timed = {name: seconds * 1000 / tokens[name] for name, seconds in timing_raw.items() if tokens.get(name)}
+    metrics = {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
+    return metrics | {f"timing_per_token_ms/{name}": milliseconds for name, milliseconds in timed.items()}
 
 
 def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
@@ -148,23 +137,16 @@ def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float]
 
     Returns: perf/total_num_tokens, perf/time_per_step (s), perf/throughput (tokens/s per GPU).
     """
-    tokens = int(row_sums(batch.batch["attention_mask"])[real_rows(batch)].sum())
-    return {
-        "perf/total_num_tokens": tokens,
-        "perf/time_per_step": timing_raw["step"],
-        "perf/throughput": tokens / (timing_raw["step"] * n_gpus),
-    }
+    tokens, seconds = int(row_sums(batch.batch["attention_mask"])[real_rows(batch)].sum()), timing_raw["step"]
+    rate = tokens / (seconds * n_gpus)
+    return {"perf/total_num_tokens": tokens, "perf/time_per_step": seconds, "perf/throughput": rate}
 
 
 # Validation: several samples per prompt
 
 
 def bootstrap_metric(
-    data: Sequence[Any],
-    subset_size: int,
-    reduce_fns: Sequence[Callable[[list[Any]], float]],
-    n_bootstrap: int = 1000,
-    seed: int = 42,
+    data: Sequence[Any], subset_size: int, reduce_fns: Sequence[Reduction], n_bootstrap: int = 1000, seed: int = 42
 ) -> list[tuple[float, float]]:
     """Estimates (mean, std) of each function over `n_bootstrap` subsets, drawn with replacement."""
     draws = np.random.default_rng(seed).integers(len(data), size=(n_bootstrap, subset_size))
@@ -197,16 +179,10 @@ def process_validation_metrics(
     Raises: ValueError for a variable that does not have one entry per sample.
     """
     if wrong := {name: len(values) for name, values in infos_dict.items() if len(values) != len(data_sources)}:
-        raise ValueError(
-            f"infos_dict has variables whose number of entries is not {len(data_sources)}, that of the samples: "
-            f"{wrong}. Put None where a sample has no value"
-        )
-    prompts: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for row, key in enumerate(zip(data_sources, sample_uids, strict=True)):
-        prompts[key].append(row)
+        raise ValueError(say("lengths_differ", samples=len(data_sources), wrong=wrong))
     same_shape: dict[tuple[str, int], list[list[int]]] = defaultdict(list)
     rows_of: dict[str, list[int]] = defaultdict(list)
-    for (source, _), rows in prompts.items():
+    for (source, _), rows in rows_by_key(zip(data_sources, sample_uids, strict=True)).items():
         same_shape[source, len(rows)].append(rows)
         rows_of[source] += rows
     numbers = {name: np.array([_as_number(value) for value in values]) for name, values in infos_dict.items()}

@@ -3,8 +3,6 @@
 Invariant: however a run ends, but by SIGKILL, its clean-up runs once and whole, and Ray's processes end with it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -13,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from training.config import PPOConfig
+from training.config.texts import say
 
 logger = logging.getLogger(__name__)
 # Of Ray's environment, for a cluster of the run's own.
@@ -68,11 +67,7 @@ def say_busy_cores() -> None:
     threads, cores = torch.get_num_threads(), psutil.cpu_count() or 1
     free = cores * (1 - psutil.cpu_percent(interval=0.2) / 100)
     if threads > 1 and threads > free + 0.7:
-        logger.warning(
-            "%d threads, but about %.1f of %d cores are free: where threads share cores a step can take many times as "
-            "long; OMP_NUM_THREADS=%d, or wait for what else runs",
-            *(threads, free, cores, max(1, round(free))),
-        )
+        logger.warning(say("busy_cores", threads=threads, free=free, cores=cores, better=max(1, round(free))))
 
 
 def give_signals_back() -> None:
@@ -105,8 +100,7 @@ def ray_cluster(config: PPOConfig, signals: EndingSignals) -> Iterator[None]:
     if settings.get("address") in (None, "local"):
         # Logical CPUs only count ranks; how many threads a rank has is set with its process. Without "local" a cluster
         # that `ray start` or RAY_ADDRESS left here would be taken.
-        own = {"include_dashboard": False, "num_cpus": config.trainer.num_ranks}
-        settings = own | settings | {"address": "local"}
+        settings = {"include_dashboard": False, "num_cpus": config.trainer.num_ranks, **settings, "address": "local"}
         for name, value in OWN_CLUSTER.items():
             os.environ.setdefault(name, value)
     import psutil

@@ -19,6 +19,7 @@ import yaml
 
 from training.config import PPOConfig
 from training.config.loader import ConfigError
+from training.config.texts import say
 from training.config.values import to_yaml
 
 logger = logging.getLogger(__name__)
@@ -38,10 +39,7 @@ def held(run_dir: Path) -> Iterator[None]:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            holder = file.read() or "another process"
-            raise ConfigError(
-                [f"trainer.default_local_dir={run_dir} is held by {holder}; end that run, or choose another folder"]
-            ) from None
+            raise ConfigError([say("folder_held", run_dir=run_dir, holder=file.read() or "another process")]) from None
         except OSError as error:
             logger.warning("%s cannot be locked, so nothing keeps a second run out: %s", run_dir, error)
         else:
@@ -74,10 +72,7 @@ def record_config(run_dir: Path, config: PPOConfig, step: int) -> None:
         first = 1 + max((int(end[1]) for end in ends if end), default=0)
         kept = run_dir / f"config.{len(versions) + 1}.yaml"
         kept.write_text(f"# steps {first} to {step}\n{path.read_text()}")
-        logger.warning(
-            "the run goes on from step %d with other settings (those before: %s):\n  %s",
-            *(step, kept.name, "\n  ".join(changed)),
-        )
+        logger.warning(say("other_settings", step=step, kept=kept, changed="\n  ".join(changed)))
     path.write_text(text)
 
 
@@ -104,7 +99,4 @@ def _changes(before: str, after: str) -> list[str]:
 
 def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+        yield from _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]

@@ -9,21 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from training.run.tracking import read_records
 
 REWARD_KEY = "critic/score/mean"
 LENGTH_KEY = "response_length/mean"
 STEP_TIME_KEY = "timing_s/step"
-# (label, metric, what finds the best value, where there is one)
-TABLE_ROWS = (
-    ("entropy, nats", "actor/entropy", None),
-    ("KL to the old policy, nats", "actor/ppo_kl", None),
-    ("KL to the reference, nats", "actor/kl_loss", None),
-    ("response length, tokens", LENGTH_KEY, None),
-    ("throughput, tokens/s", "perf/throughput", np.argmax),
-    ("time per step, s", STEP_TIME_KEY, np.argmin),
-)
+TABLE_ROWS: dict[str, list[Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 COLORS = ("#3b6fb6", "#e0873a", "#4f9d69", "#b8524f", "#8468ac", "#8c6d57", "#d583b4", "#5aa9a3", "#c9b037", "#999999")
 
 
@@ -89,7 +82,7 @@ def phase_times(metrics: Metrics) -> tuple[list[str], np.ndarray]:
 
 def _table(metrics: Metrics, reward_key: str, window: int) -> str:
     rows = [("", f"first {window} steps", f"last {window} steps", "best (step)")]
-    for label, key, best in (("reward", reward_key, np.argmax), *TABLE_ROWS):
+    for label, (key, best) in {"reward": [reward_key, "max"], **TABLE_ROWS}.items():
         if key in metrics:
             rows.append((label, *_summary(*known(metrics, key), best, window)))
     names, seconds = phase_times(metrics)
@@ -100,11 +93,11 @@ def _table(metrics: Metrics, reward_key: str, window: int) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *map(str.rstrip, lines[1:])])
 
 
-def _summary(steps: np.ndarray, values: np.ndarray, best: Any, window: int) -> tuple[str, str, str]:
+def _summary(steps: np.ndarray, values: np.ndarray, best: str | None, window: int) -> tuple[str, str, str]:
     if not len(values):
         return "nan", "nan", ""
-    at = best(values) if best else None
-    place = "" if at is None else f"{values[at]:.4g} ({steps[at]:.0f})"
+    at = values.argmax() if best == "max" else values.argmin()
+    place = f"{values[at]:.4g} ({steps[at]:.0f})" if best else ""
     return f"{values[:window].mean():.4g}", f"{values[-window:].mean():.4g}", place
 
 
@@ -124,14 +117,13 @@ def _draw(metrics: Metrics, run_dir: Path, reward_key: str, window: int) -> None
     for key, color in zip(validation, COLORS[1:], strict=False):
         reward_axes.plot(*known(metrics, key), "o-", color=color, markersize=4, linewidth=1, label=key)
     reward_axes.legend(loc="best", frameon=False, fontsize=8)
-    reward_axes.set_title(f"Reward ({reward_key})", loc="left", fontsize=10)
     if LENGTH_KEY in metrics:
         _draw_curve(length_axes, metrics, LENGTH_KEY, COLORS[2], window)
-    length_axes.set_title(f"Response length, tokens ({LENGTH_KEY})", loc="left", fontsize=10)
     _draw_shares(time_axes, metrics)
-    time_axes.set_title("Where the time goes, share of a step", loc="left", fontsize=10)
     time_axes.set_xlabel("step")
-    for axes in (reward_axes, length_axes, time_axes):
+    titles = {reward_axes: f"Reward ({reward_key})", length_axes: f"Response length, tokens ({LENGTH_KEY})"}
+    for axes, title in {**titles, time_axes: "Where the time goes, share of a step"}.items():
+        axes.set_title(title, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(run_dir / "report.png")
 
@@ -151,8 +143,7 @@ def _draw_shares(axes: Any, metrics: Metrics) -> None:
         return
     shares = 100 * seconds / np.maximum(seconds.sum(axis=0), 1e-9)
     colors = [COLORS[i % (len(COLORS) - 1)] for i in range(len(names) - 1)] + [COLORS[-1]]
-    steps = known(metrics, STEP_TIME_KEY)[0]
-    axes.stackplot(steps, shares, labels=names, colors=colors, alpha=0.85, step="mid")
+    axes.stackplot(known(metrics, STEP_TIME_KEY)[0], shares, labels=names, colors=colors, alpha=0.85, step="mid")
     axes.set_ylim(0, 100)
     axes.yaxis.set_major_formatter("{x:.0f} %")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=6, frameon=False, fontsize=8)

@@ -3,8 +3,6 @@
 Invariant: every role that the config needs has a class and a pool, by default.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum

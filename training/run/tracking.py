@@ -11,47 +11,27 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
+
+import yaml
 
 from training.run.records import write_atomically
 
 logger = logging.getLogger(__name__)
 
-# (label, metric, format): what one looks at while a run goes on.
-CONSOLE_COLUMNS = (
-    ("reward", "critic/score/mean", "7.4f"),
-    ("length", "response_length/mean", "7.1f"),
-    ("entropy", "actor/entropy", "6.3f"),
-    ("kl", "actor/ppo_kl", "9.2e"),
-    ("clip", "actor/pg_clipfrac", "6.4f"),
-    ("grad", "actor/grad_norm", "7.3f"),
-    ("vf_loss", "critic/vf_loss", "7.4f"),
-    ("tok/s", "perf/throughput", "7.0f"),
-    ("s/step", "perf/time_per_step", "6.1f"),
-)
+# The console's columns and counts.
+CONSOLE: dict[str, dict[str, list[Any]]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 
 
-# What a step has only where something is amiss: (label, count, of how many).
-CONSOLE_COUNTS = (
-    ("failed", "agent/failed", "agent/episodes"),
-    ("masked", "agent/masked", "agent/episodes"),
-    ("overflow", "agent/ending/overflow", "agent/episodes"),
-    ("retries", "agent/retries", None),
-    ("cut turns", "agent/cut_turns", None),
-)
+# What takes a step's metrics to one destination, and what closes that.
+Log = Callable[[Mapping[str, float], int], None]
+Tracker = tuple[Log, Callable[[], object]]
 
 
-class Tracker(Protocol):
-    """Takes metrics to one destination."""
-
-    def log(self, data: Mapping[str, float], step: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Tracking:
+class Tracking(AbstractContextManager["Tracking"]):
     """Sends each step's metrics to all chosen trackers; a context manager.
 
     Args:
@@ -79,10 +59,10 @@ class Tracking:
         names = [default_backend] if isinstance(default_backend, str) else list(default_backend)
         folder = Path(local_dir)
         openers: dict[str, Callable[[], Tracker]] = {
-            "console": lambda: ConsoleTracker(resume_step, total_steps),
-            "file": lambda: FileTracker(folder / "metrics.jsonl", resume_step),
-            "tensorboard": lambda: TensorboardTracker(folder / "tensorboard", config, resume_step),
-            "wandb": lambda: WandbTracker(project_name, experiment_name, config, folder),
+            "console": lambda: (console_log(resume_step, total_steps), lambda: None),
+            "file": lambda: open_file(folder / "metrics.jsonl", resume_step),
+            "tensorboard": lambda: open_tensorboard(folder / "tensorboard", config, resume_step),
+            "wandb": lambda: open_wandb(project_name, experiment_name, config, folder),
         }
         if unknown := [name for name in names if name not in openers]:
             raise ValueError(f"trainer.logger has {unknown}; allowed: {', '.join(openers)}")
@@ -99,23 +79,20 @@ class Tracking:
     def log(self, data: Mapping[str, float], step: int) -> None:
         """Records one step; values are numbers or 0-dim arrays and tensors."""
         numbers = {key: float(value) for key, value in data.items()}
-        self._tell(lambda tracker: tracker.log(numbers, step))
+        self._tell(lambda log, _: log(numbers, step))
 
     def close(self) -> None:
         """Closes all trackers; a second call does nothing."""
-        self._tell(lambda tracker: tracker.close())
+        self._tell(lambda _, close: close())
         self._trackers = {}
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _tell(self, call: Callable[[Tracker], None]) -> None:
+    def _tell(self, call: Callable[[Log, Callable[[], object]], object]) -> None:
         for name, tracker in self._trackers.items():
             try:
-                call(tracker)
+                call(*tracker)
             except Exception as error:
                 self._warn(name, error)
 
@@ -125,59 +102,52 @@ class Tracking:
         self._warned.add(name)
 
 
-class ConsoleTracker:
+def console_log(first_step: int, total_steps: int | None) -> Log:
     """Prints a line per step, its columns aligned: `step   3/60 | reward  0.4219 | … | left 0:01:12`."""
+    start = time.monotonic()
 
-    def __init__(self, first_step: int, total_steps: int | None) -> None:
-        self.first_step, self.total_steps, self.start = first_step, total_steps, time.monotonic()
-
-    def log(self, data: Mapping[str, float], step: int) -> None:
-        line = format_line(data, step, self.total_steps)
-        if self.total_steps and self.first_step < step < self.total_steps:
-            per_step = (time.monotonic() - self.start) / (step - self.first_step)
-            line += f" | left {timedelta(seconds=round(per_step * (self.total_steps - step)))}"
+    def log(data: Mapping[str, float], step: int) -> None:
+        line = format_line(data, step, total_steps)
+        if total_steps and first_step < step < total_steps:
+            per_step = (time.monotonic() - start) / (step - first_step)
+            line += f" | left {timedelta(seconds=round(per_step * (total_steps - step)))}"
         print(line, flush=True)
 
-    def close(self) -> None:
-        pass
+    return log
 
 
 def format_line(data: Mapping[str, float], step: int, total_steps: int | None = None) -> str:
     """Formats the console's line: the columns that the step has, what was amiss, then its validation rewards."""
-    cells = [f"{label} {data[key]:{spec}}" for label, key, spec in CONSOLE_COLUMNS if key in data]
-    for label, key, whole in CONSOLE_COUNTS:
+    cells = [f"{label} {data[key]:{spec}}" for label, (key, spec) in CONSOLE["columns"].items() if key in data]
+    for label, (key, whole) in CONSOLE["counts"].items():
         if data.get(key):
             cells.append(f"{label} {data[key]:.0f}" + (f" of {data[whole]:.0f}" if whole else ""))
-    cells += [
-        f"{key.removeprefix('val-core/')} {value:.4f}" for key, value in data.items() if key.startswith("val-core/")
-    ]
+    validation = [key for key in data if key.startswith("val-core/")]
+    cells += [f"{key.removeprefix('val-core/')} {data[key]:.4f}" for key in validation]
     return " | ".join([f"step {step:5d}" + (f"/{total_steps}" if total_steps else ""), *cells])
 
 
-class FileTracker:
+def open_file(path: Path, resume_step: int) -> Tracker:
     """Appends {"step": n, metric: value, …} to a .jsonl file, on the disk when `log` returns.
 
     NaN and infinities are the strings "nan", "inf" and "-inf", which JSON has no numbers for and float() reads.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # An empty file does not take the place of an older one.
+    if path.exists() and path.stat().st_size > 0:
+        if resume_step > 0:
+            cut_back(path, resume_step)
+        else:
+            path.replace(path.with_name(path.name + ".old"))
+    file = path.open("a", encoding="utf-8")
 
-    def __init__(self, path: Path, resume_step: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # An empty file does not take the place of an older one.
-        if path.exists() and path.stat().st_size > 0:
-            if resume_step > 0:
-                cut_back(path, resume_step)
-            else:
-                path.replace(path.with_name(path.name + ".old"))
-        self._file = path.open("a", encoding="utf-8")
-
-    def log(self, data: Mapping[str, float], step: int) -> None:
+    def log(data: Mapping[str, float], step: int) -> None:
         values = {key: value if math.isfinite(value) else str(value) for key, value in data.items()}
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        file.write(json.dumps({"step": step, **values}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
-    def close(self) -> None:
-        self._file.close()
+    return log, file.close
 
 
 def cut_back(path: Path, resume_step: int) -> None:
@@ -197,36 +167,25 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
-class TensorboardTracker:
+def open_tensorboard(folder: Path, config: dict[str, Any], resume_step: int) -> Tracker:
     """Writes scalars for TensorBoard; on resuming, it hides what was recorded after the checkpoint."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, config: dict[str, Any], resume_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(str(folder), purge_step=resume_step + 1 if resume_step else 0)
+    writer.add_text("config", f"```json\n{json.dumps(config, indent=2, default=str)}\n```", global_step=resume_step)
 
-        self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1 if resume_step else 0)
-        text = json.dumps(config, indent=2, default=str)
-        self._writer.add_text("config", f"```json\n{text}\n```", global_step=resume_step)
-
-    def log(self, data: Mapping[str, float], step: int) -> None:
+    def log(data: Mapping[str, float], step: int) -> None:
         for key, value in data.items():
-            self._writer.add_scalar(key, value, step)
-        self._writer.flush()
+            writer.add_scalar(key, value, step)
+        writer.flush()
 
-    def close(self) -> None:
-        self._writer.close()
+    return log, writer.close
 
 
-class WandbTracker:
+def open_wandb(project_name: str, experiment_name: str, config: dict[str, Any], folder: Path) -> Tracker:
     """Logs to Weights & Biases; written against its documented API and not tested here, where there is no network."""
+    import wandb
 
-    def __init__(self, project_name: str, experiment_name: str, config: dict[str, Any], folder: Path) -> None:
-        import wandb
-
-        folder.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(project=project_name, name=experiment_name, config=config, dir=str(folder))
-
-    def log(self, data: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(data), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    folder.mkdir(parents=True, exist_ok=True)
+    run = wandb.init(project=project_name, name=experiment_name, config=config, dir=str(folder))
+    return lambda data, step: run.log(dict(data), step=step), run.finish

@@ -3,8 +3,6 @@
 Invariant: what is wrong with any of them is reported together, in the list of problems of the configuration.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 
@@ -15,17 +13,12 @@ from custom.trial import LONGEST_S, Trial
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError
+from training.config.texts import say
 from workers.environments.env_server import StepReply
 from workers.environments.pool import CannotBuild, EnvironmentPool, environment_name
 from workers.multi_turn_rollout import open_pool
 
 logger = logging.getLogger(__name__)
-WORDS = {
-    "random": "random answers",
-    "garbage": "unreadable ones",
-    "quitting": "one and then unreadable ones",
-    "cut": "one and then no room for more",
-}
 
 
 def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrainedTokenizerBase) -> None:
@@ -35,9 +28,8 @@ def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrai
         ConfigError: environments cannot be built or reset, or always crash; a first prompt is too long; or the
             template cannot continue a conversation.
     """
-    tokens = TurnTokens(
-        tokenizer, template_kwargs=dict(config.data.apply_chat_template_kwargs), eos_token_ids=[tokenizer.eos_token_id]
-    )
+    template = dict(config.data.apply_chat_template_kwargs)
+    tokens = TurnTokens(tokenizer, template_kwargs=template, eos_token_ids=[tokenizer.eos_token_id])
     with open_pool(config, specs) as pool:
         try:
             schemas = pool.tool_schemas
@@ -50,14 +42,11 @@ def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrai
             pool.reset(index, index, config.data.run_seed)
             reply = wait_for_reply(pool)
             if reply.failure:
-                problems.append(f"environment {name} failed in its first reset ({reply.failure}): {reply.error}")
+                problems.append(say("no_reset", name=name, reply=reply))
                 continue
             length, most = len(tokens.prompt(reply.messages, tools)), config.data.max_prompt_length
             if length > most:
-                way_out = "raise it, or shorten the observation"
-                problems.append(
-                    f"environment {name}: a first prompt has {length} tokens, data.max_prompt_length={most}: {way_out}"
-                )
+                problems.append(say("long_prompt", name=name, length=length, most=most))
             pool.finish(index, "max_turns")
             wait_for_reply(pool)
             if config.agent.trial_episodes:
@@ -74,31 +63,24 @@ def play_trial(
     pool.trial(index, index, config.data.run_seed, config.agent.trial_episodes, max_turn)
     reply = wait_for_reply(pool)
     if reply.failure == "env_timeout":
-        logger.warning("environment %s: %s; agent.step_timeout_s ends such a call of the run's", name, reply.error)
+        logger.warning(say("times_out", name=name, reply=reply))
         return
     if reply.trial is None:
-        yield f"environment {name} failed in its trial ({reply.failure}): {reply.error}"
+        yield say("no_trial", name=name, reply=reply)
         return
     outcomes = reply.trial.outcomes.values()
     crashes, played = sum(outcome.crashes for outcome in outcomes), sum(outcome.episodes for outcome in outcomes)
     first = next((outcome.error for outcome in outcomes if outcome.error), "")
     if played and crashes == played and config.agent.max_failure_rate < 1:
-        yield (
-            f"environment {name} crashed in all {played} trial episodes; an answer that it cannot read is to be "
-            f"answered, not raised (agent.max_failure_rate=1 trains all the same): {first}"
-        )
+        yield say("all_crash", name=name, played=played, first=first)
         return
     if crashes:
-        logger.warning("environment %s crashed in %d of %d trial episodes: %s", name, crashes, played, first)
+        logger.warning(say("some_crash", name=name, crashes=crashes, played=played, first=first))
     tell(config, reply.trial, name, max_turn)
     told = "\n".join(message["content"] for message in reply.trial.told)
     length, room = len(tokens.tokenizer.encode(told, add_special_tokens=False)), config.data.max_response_length
     if max_turn > 1 and length >= room:
-        logger.warning(
-            "%s: no second turn fits: an observation has about %d tokens, and data.max_response_length=%d is for all "
-            "turns and observations together",
-            *(name, length, room),
-        )
+        logger.warning(say("no_second_turn", name=name, length=length, room=room))
 
 
 def tell(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:
@@ -107,32 +89,19 @@ def tell(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:
     own = config.agent.overflow_reward
     paid = {player: outcome.reward + own * (player == "cut") for player, outcome in clean.items()}
     if trial.max_turns is not None and trial.max_turns > max_turn:
-        text = "%s may last %d turns, agent.max_turn=%d ends it before: what it pays at its end is then lost"
-        logger.warning(text, name, trial.max_turns, max_turn)
+        logger.warning(say("more_turns", name=name, turns=trial.max_turns, max_turn=max_turn))
     if trial.differs:
-        logger.warning(
-            "%s differs under one seed: it began differently, or answered the same first action differently, so that "
-            "members of a group would not face the same task; have reset(seed) decide all that is drawn",
-            name,
-        )
-    told = [f"{WORDS[player]} {paid[player]:.3g} in {clean[player].turns:.3g} turns" for player in paid]
+        logger.warning(say("trial_differs", name=name))
+    told = [f"{say(f'player_{player}')} {paid[player]:.3g} in {clean[player].turns:.3g} turns" for player in paid]
     played, wanted = sum(outcome.episodes for outcome in trial.outcomes.values()), 4 * config.agent.trial_episodes
     cut = "" if played == wanted else f", stopped after {LONGEST_S:.0f} s"
     logger.info("trial of %s (%d episodes%s): mean reward of %s", name, played, cut, ", ".join(told) or "none")
     if not trial.readable and paid.get("random") == paid.get("garbage"):
-        logger.warning(
-            "%s has no sample_action(generator), and random words are as good as unreadable ones: the trial shows "
-            "little. Such a method returns a readable action, drawn from the generator",
-            name,
-        )
+        logger.warning(say("shows_little", name=name))
     for player in [player for player, value in paid.items() if value > paid.get("random", value) + 1e-9]:
-        fix = "the environment's invalid_reward, or its rewards"
-        if player == "cut":
-            fix = f"agent.overflow_reward to {paid['random'] - paid['cut'] + own:.3g} or less"
-        logger.warning(
-            "%s pays %.3g for %s and %.3g for %s: a policy may learn not to play; change %s",
-            *(name, paid[player], WORDS[player], paid["random"], WORDS["random"], fix),
-        )
+        words, random = say(f"player_{player}"), paid["random"]
+        fix = say("reward_less", most=random - paid[player] + own) if player == "cut" else say("other_rewards")
+        logger.warning(say("pays_more", name=name, paid=paid[player], player=words, random=random, fix=fix))
 
 
 def wait_for_reply(pool: EnvironmentPool) -> StepReply:

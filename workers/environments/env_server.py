@@ -4,8 +4,6 @@ Invariant: user code never raises out of an `EnvServer`: whatever a call did, a 
 imports torch, and of a step's `info` only numbers and the records of tool calls leave the place where it lives.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pickle
@@ -37,6 +35,7 @@ class StepReply:
         done: the environment has ended.
         tool_calls: name, ok, error_kind and seconds of each.
         info: the numbers of a step's info.
+        anchor: `environment.anchor()`, the state that the next turn begins in; None where the class has none.
         tools: of a build, the tools' schemas.
         trial: of a trial, what was seen.
         failure: the episode is over and its environment gone.
@@ -50,6 +49,7 @@ class StepReply:
     done: bool = False
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     info: dict[str, float] = field(default_factory=dict)
+    anchor: str | None = None
     tools: list[dict[str, Any]] | None = None
     trial: Trial | None = None
     failure: Failure = ""
@@ -87,13 +87,21 @@ class EnvServer:
 
     def reset(self, seed: int) -> StepReply:
         """Starts an episode; replies with its first messages."""
-        return StepReply(messages=self.agent.reset(seed))
+        return StepReply(messages=self.agent.reset(seed), anchor=self._anchor())
 
     def step(self, text: str) -> StepReply:
         """Plays what the policy wrote."""
         messages, reward, done, info = self.agent.step(text)
         reward, done = float(reward), bool(done)
-        return StepReply(messages=messages, reward=reward, done=done, tool_calls=tool_calls(info), info=numbers(info))
+        anchor = None if done else self._anchor()
+        return StepReply(
+            messages=messages, reward=reward, done=done, tool_calls=tool_calls(info), info=numbers(info), anchor=anchor
+        )
+
+    def _anchor(self) -> str | None:
+        """Returns the environment's own name of the state it is in, where its class has one."""
+        anchor = getattr(getattr(self.agent, "environment", None), "anchor", None)
+        return str(anchor()) if callable(anchor) else None
 
     def finish(self, ending: str) -> StepReply:
         """Ends the episode; replies with its own reward, where there is one."""
@@ -173,6 +181,5 @@ def unpack(answer: bytes) -> StepReply:
         return replace(reply, seconds=float(reply.seconds), tool_calls=calls, info=numbers(reply.info))
     # Whatever came is no reply.
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        return crashed(
-            f"the environment's home sent what is no reply: {type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
-        )
+        text = f"the environment's home sent what is no reply: {type(error).__name__}: {error}"
+        return crashed(text[:MAX_ERROR_CHARS])

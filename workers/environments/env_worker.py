@@ -5,8 +5,6 @@ another thread. Invariant: user code never raises into the pool: a call comes ba
 is gone raises `WorkerLost`. Nothing here imports torch, and Ray only where it is asked for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib

@@ -9,24 +9,20 @@ not multiprocessing's "forkserver", which imports the main script, with its torc
 code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib
 import json
 import os
-import select
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 import numpy as np
@@ -36,8 +32,6 @@ from custom.adapters import library_of
 from custom.confine import Limits, adopt_orphans, confine, die_with_parent, kill_tree
 from workers.environments.env_server import EnvServer
 
-# To the fork server: the process to end, or 0 for a new one. From it: an exit code, or a process id.
-NUMBER = struct.Struct("!i")
 # The longest that a killed process may take to end.
 REAP_S = 1.0
 # The longest that the fork server may take to answer; its start is slow on a busy machine.
@@ -58,24 +52,25 @@ class ForkServer:
         self._preload, self._limits = preload, limits or Limits()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        # It is sent the process to end, 0 for a new one, None to end itself; it sends an exit code or a process id.
+        self._control: Connection | None = None
 
     def fork(self) -> tuple[int, Connection]:
         """Forks an env worker; returns its process id and the connection to it. Raises WorkerLost."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         with self._lock, theirs:
             pid = None
             # That it died is only noticed by asking it.
             for _ in range(2):
                 if self._process is None or self._process.poll() is not None:
                     self._start()
-                pid = self._ask(0, [theirs.fileno()])
+                pid = self._ask(0, theirs)
                 if pid is not None:
                     break
         if pid is None or pid <= 0:
             ours.close()
             raise WorkerLost(f"no process for an environment: {os.strerror(-pid) if pid else 'the fork server died'}")
-        return pid, Connection(ours.detach())
+        return pid, ours
 
     def reap(self, pid: int) -> str:
         """Kills the env worker and its group if they live, and says how it ended."""
@@ -90,10 +85,9 @@ class ForkServer:
         with self._lock:
             process, control, self._process, self._control = self._process, self._control, None, None
         if process is not None and control is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), control:
                 # Closing alone is not seen where a forked process holds a copy.
-                control.shutdown(socket.SHUT_RDWR)
-            control.close()
+                control.send(None)
             try:
                 process.wait(ANSWER_S)
             except subprocess.TimeoutExpired:
@@ -103,8 +97,7 @@ class ForkServer:
     def _start(self) -> None:
         if self._control is not None:
             self._control.close()
-        self._control, theirs = socket.socketpair()
-        self._control.settimeout(ANSWER_S)
+        self._control, theirs = Pipe()
         with theirs:
             arguments = [json.dumps(sys.path), str(theirs.fileno()), json.dumps(asdict(self._limits))]
             command = [sys.executable, "-c", START, *arguments, *self._preload]
@@ -114,16 +107,15 @@ class ForkServer:
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=own
             )
 
-    def _ask(self, pid: int, files: Sequence[int] = ()) -> int | None:
+    def _ask(self, pid: int, connection: Connection | None = None) -> int | None:
         if self._control is None or self._process is None:
             return None
-        try:
-            socket.send_fds(self._control, [NUMBER.pack(pid)], files)
-            answer = self._control.recv(NUMBER.size, socket.MSG_WAITALL)
-        except OSError:
-            answer = b""
-        if len(answer) == NUMBER.size:
-            return NUMBER.unpack(answer)[0]
+        with contextlib.suppress(OSError, EOFError):
+            self._control.send(pid)
+            if connection is not None:
+                send_handle(self._control, connection.fileno(), self._process.pid)
+            if self._control.poll(ANSWER_S):
+                return self._control.recv()
         # An answer that comes late would be taken for the next one's.
         self._process.kill()
         self._process.wait()
@@ -139,32 +131,32 @@ def run_fork_server(control_fd: int, limits: Limits, preload: Sequence[str]) -> 
     """Forks and reaps, in the fork server, until the pool's process is gone."""
     parent, workers = os.getppid(), set[int]()
     adopt_orphans()
-    control = socket.socket(fileno=control_fd)
+    control = Connection(control_fd)
     for name in ("custom.agent", "cloudpickle", *preload):
         # A worker that needs it says what is wrong.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     # What is loaded stays shared between the workers.
     gc.freeze()
-    while os.getppid() == parent:
-        if not select.select([control], [], [], 1.0)[0]:
-            continue
-        request, files, _, _ = socket.recv_fds(control, NUMBER.size, 1)
-        if len(request) < NUMBER.size:
-            break
-        (pid,) = NUMBER.unpack(request)
-        if pid:
-            answer = reap_worker(pid)
-            workers.discard(pid)
-            end_orphans(workers)
-        else:
-            answer = fork_worker(control, files[0], limits)
-            workers.add(answer)
-        control.sendall(NUMBER.pack(answer))
+    with contextlib.suppress(OSError, EOFError):
+        while os.getppid() == parent:
+            if not control.poll(1.0):
+                continue
+            pid = control.recv()
+            if pid is None:
+                break
+            if pid:
+                answer = reap_worker(pid)
+                workers.discard(pid)
+                end_orphans(workers)
+            else:
+                answer = fork_worker(control, recv_handle(control), limits)
+                workers.add(answer)
+            control.send(answer)
     end_orphans(set())
 
 
-def fork_worker(control: socket.socket, connection_fd: int, limits: Limits) -> int:
+def fork_worker(control: Connection, connection_fd: int, limits: Limits) -> int:
     """Forks, in the fork server, an env worker; returns its process id, or minus the error number."""
     fork_server = os.getpid()
     try:
@@ -187,7 +179,7 @@ def fork_worker(control: socket.socket, connection_fd: int, limits: Limits) -> i
     return pid
 
 
-def run_worker(control: socket.socket, connection_fd: int, fork_server: int, limits: Limits) -> None:
+def run_worker(control: Connection, connection_fd: int, fork_server: int, limits: Limits) -> None:
     """Serves one agent, in the env worker's process."""
     os.setpgid(0, 0)
     die_with_parent()

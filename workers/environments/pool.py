@@ -11,8 +11,6 @@ Invariant: every accepted call gets exactly one StepReply, whatever user code do
 the watch, whichever takes `slot.call` first under the lock; what a discarded slot's worker says later is dropped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import math
@@ -23,17 +21,15 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from custom.agent import AgentSpec
 from custom.confine import Limits
 from custom.env import Abandoned
 from custom.trial import LONGEST_S
 from workers.environments.env_server import Call, StepReply, crashed
 from workers.environments.env_worker import EnvWorker, Isolation, make_worker, pickled
 from workers.environments.fork_server import ForkServer, WorkerLost, libraries_of
-
-if TYPE_CHECKING:
-    from custom.agent import AgentSpec
 
 # The episode's key, and the reply.
 Answer = tuple[Any, StepReply]
@@ -198,11 +194,10 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
 
     def poll(self, timeout: float) -> list[Answer]:
         """Returns the replies since the last time; waits at most `timeout` seconds for the first."""
-        replies = []
+        replies: list[Answer] = []
         with contextlib.suppress(Empty):
-            replies.append(self._replies.get(timeout=timeout) if timeout > 0 else self._replies.get_nowait())
             while True:
-                replies.append(self._replies.get_nowait())
+                replies.append(self._replies.get(timeout > 0 and not replies, timeout))
         return replies
 
     def shutdown(self) -> None:

@@ -113,12 +113,7 @@ class Sequences:
 
     def to(self, device: torch.device) -> Sequences:
         """Returns a copy whose tensors are on the device."""
-        return replace(
-            self,
-            boundaries=to_device(self.boundaries, device),
-            key_boundaries=to_device(self.key_boundaries, device),
-            keys=None if self.keys is None else to_device(self.keys, device),
-        )
+        return replace(self, **tensors_on(device, self))
 
 
 def _boundaries(lengths: Sequence[int]) -> Tensor:
@@ -128,6 +123,11 @@ def _boundaries(lengths: Sequence[int]) -> Tensor:
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copies a tensor to the device; to a GPU from pinned memory, so that the host does not wait for it."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def tensors_on(device: torch.device, record: object) -> dict[str, Any]:
+    """Copies a record's tensors to the device, by name."""
+    return {name: to_device(x, device) for name, x in vars(record).items() if isinstance(x, Tensor)}
 
 
 def use_own_attention(module: nn.Module) -> bool:
@@ -232,14 +232,13 @@ def cut_blocks(lengths: Sequence[int], key_lengths: Sequence[int]) -> list[list[
     needed = 0
     for i in sorted(range(len(lengths)), key=lambda i: (-key_lengths[i], -lengths[i])):
         pairs = lengths[i] * key_lengths[i]
-        if blocks:
-            block = [*blocks[-1], i]
-            padded = len(block) * max(lengths[j] for j in block) * key_lengths[block[0]]
-            if padded <= min(PAIRS, 2 * (needed + pairs)):
-                blocks[-1], needed = block, needed + pairs
-                continue
-        blocks.append([i])
-        needed = pairs
+        block = [*blocks[-1], i] if blocks else [i]
+        padded = len(block) * max(lengths[j] for j in block) * key_lengths[block[0]]
+        if blocks and padded <= min(PAIRS, 2 * (needed + pairs)):
+            blocks[-1], needed = block, needed + pairs
+        else:
+            blocks.append([i])
+            needed = pairs
     return blocks
 
 
@@ -268,14 +267,10 @@ def check_shared_sequences(module: nn.Module, ranks: int) -> None:
         allowed = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
         raise ValueError(f"{given} does not divide the model's {heads} attention heads; use one of {allowed}")
     if config._attn_implementation != NAME:
-        raise ValueError(
-            f"{given}: model type '{config.model_type}' does not have plain sdpa attention over the full context, or "
-            "use_remove_padding=false keeps its padding: its sequences cannot be shared; use 1"
-        )
+        missing = "does not have plain sdpa attention over the full context, or use_remove_padding=false keeps padding"
+        raise ValueError(f"{given}: model type '{config.model_type}' {missing}: its sequences cannot be shared; use 1")
     if kind := varies_with_length(module):
-        raise ValueError(
-            f"{given}: rope_type={kind} depends on the longest position, which each rank would see otherwise; use 1"
-        )
+        raise ValueError(f"{given}: rope_type={kind} depends on the longest position, which ranks see otherwise; use 1")
 
 
 def varies_with_length(module: nn.Module) -> str | None:

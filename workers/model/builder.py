@@ -5,8 +5,6 @@ Invariant: what trains has float32 master weights; the compute type (`model.dtyp
 model's weights; the others build it without memory (on the meta device) until `shard_model` gives each its shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,12 +54,11 @@ class ModelSpec:
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Lists every token that ends a turn: the tokenizer's and those of the folder's generation config."""
-        generation = None
+        found = [self.tokenizer.eos_token_id]
         # A folder may have no generation_config.json.
         with suppress(OSError):
             generation = transformers.GenerationConfig.from_pretrained(self.path).eos_token_id
-        generations = generation if isinstance(generation, list) else [generation]
-        found = [self.tokenizer.eos_token_id, *generations]
+            found += generation if isinstance(generation, list) else [generation]
         return tuple(dict.fromkeys(token for token in found if token is not None))
 
     @property
@@ -144,3 +141,12 @@ def _cast_output(module: nn.Module, args: Any, output: Any) -> Any:
     if not isinstance(output, Tensor) or not torch.is_autocast_enabled(output.device.type):
         return output
     return output.to(torch.get_autocast_dtype(output.device.type))
+
+
+def require_same_vocabulary(policy: ModelSpec, teacher: ModelSpec) -> None:
+    """Raises ValueError unless both models' ids mean the same, so that each can read the other's tokens."""
+    if policy.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
+        raise ValueError(
+            f"actor_rollout_ref.ref.model.path={teacher.path} has another vocabulary than {policy.path}; a teacher "
+            "must read the policy's tokens: take one of the same family"
+        )

@@ -7,11 +7,10 @@ Invariant: weights and optimiser state change only in an update, and an update w
 the state at `start`, and neither the copy nor the disk holds up the phases before the next update.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import torch
 import torch.distributed as dist
@@ -38,24 +37,24 @@ class CheckpointWriter:
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo") if world_size() > 1 else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._copied: Future[None] | None = None
+        self._copied = Event()
+        self._copied.set()
         self._written: Future[None] | None = None
 
-    def start(self, parts: Mapping[Path, dict[str, Tensor]], write_rest: Callable[[], None]) -> None:
-        """Begins to write each part, the tensors of a model or an optimiser, into its folder, then calls `write_rest`.
+    def start(self, parts: Mapping[Path, dict[str, Tensor]], rest: Sequence[Callable[[], object]]) -> None:
+        """Begins to write each part, the tensors of a model or an optimiser, into its folder, then calls the `rest`.
 
         Every rank calls it with its own shards. The one before must have been waited for with `is_written`.
         """
         # The thread must not copy what is still being computed.
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self._copied = Future()
-        self._written = self._thread.submit(self._write, parts, write_rest, self._copied)
+        self._copied.clear()
+        self._written = self._thread.submit(self._write, parts, rest)
 
     def wait_until_copied(self) -> None:
         """Returns when the tensors may change again."""
-        if self._copied is not None:
-            self._copied.result()
+        self._copied.wait()
 
     def is_written(self, wait: bool) -> bool:
         """Says whether everything of the last `start` is on disk; with `wait`, once it is.
@@ -73,17 +72,16 @@ class CheckpointWriter:
             raise OSError(f"the checkpoint could not be written: {_causes(error)}") from None
         return True
 
-    def _write(
-        self, parts: Mapping[Path, dict[str, Tensor]], write_rest: Callable[[], None], copied: Future[None]
-    ) -> None:
+    def _write(self, parts: Mapping[Path, dict[str, Tensor]], rest: Sequence[Callable[[], object]]) -> None:
         try:
             # Sharded as the tensors are.
             copies = {folder: DefaultStager(STAGING).stage(tensors) for folder, tensors in parts.items()}
         finally:
-            copied.set_result(None)
+            self._copied.set()
         for folder, tensors in copies.items():
             dcp.save(tensors, checkpoint_id=folder, process_group=self._group, no_dist=self._group is None)
-        write_rest()
+        for write in rest:
+            write()
 
 
 def _causes(error: BaseException) -> str:

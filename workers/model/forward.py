@@ -37,6 +37,7 @@ LOGITS_CHUNK_BYTES = 1 << 28
 class SampledTokens(NamedTuple):
     """Holds what is known of each sampled token of a micro-batch, each (N,); `entropy` where it was asked for.
 
+    With the mode "squares" that is (2, N): the entropy, and the sum of the vocabulary's squared probabilities.
     It is a tuple, so that FSDP finds its tensors.
     """
 

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from data.protocol import DataProto
 from training.batch.batching import plan_padded
 from training.config import MicroBatching
-from workers.model.attention import Sequences, to_device
+from workers.model.attention import Sequences, tensors_on, to_device
 from workers.model.prefix_tree import MicroBatch, cut_segments, order_rows, plan_packed
 from workers.ranks.distributed import SumOfParts, max_over_ranks
 
@@ -52,9 +52,8 @@ class ForwardSettings:
 
     def autocast(self) -> AbstractContextManager[None]:
         """Computes in `dtype` within the block."""
-        if self.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        shorter = self.dtype != torch.float32
+        return torch.autocast(self.device.type, dtype=self.dtype) if shorter else nullcontext()
 
 
 @dataclass(kw_only=True)
@@ -88,8 +87,7 @@ class ForwardBatch:
 
     def to(self, device: torch.device) -> ForwardBatch:
         """Returns a copy on the device."""
-        moved = {name: to_device(x, device) for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **moved, sequences=self.sequences and self.sequences.to(device))
+        return replace(self, **tensors_on(device, self), sequences=self.sequences and self.sequences.to(device))
 
 
 class RowTokens(NamedTuple):
@@ -107,13 +105,14 @@ def row_tokens(data: DataProto, strip_padding: bool) -> list[RowTokens]:
     real = data.batch["attention_mask"].bool()
     sampled = torch.zeros_like(real)
     sampled[:, width:] = data.batch["response_mask"].bool() & real[:, width:]
+    if "observation_mask" in data.batch:
+        sampled[:, width:] |= data.batch["observation_mask"].bool()
     if not strip_padding:
         real = torch.ones_like(real)
     if not (prompted := real[:, :width].any(dim=1)).all():
-        raise ValueError(
-            f"rows {(~prompted).nonzero().flatten().tolist()[:8]} have no prompt token in attention_mask, which their "
-            "first sampled token would be predicted from; attend at least one, as a begin-of-text or padding token"
-        )
+        fix = "which their first sampled token would be predicted from; attend a begin-of-text or padding token"
+        wrong = (~prompted).nonzero().flatten().tolist()[:8]
+        raise ValueError(f"rows {wrong} have no prompt token in attention_mask, {fix}")
     return [
         RowTokens(row[kept], own[kept].nonzero().squeeze(1), own.nonzero().squeeze(1) - width)
         for row, kept, own in zip(ids, real, sampled, strict=True)
@@ -152,10 +151,9 @@ def _packed(rows: Sequence[RowTokens], shared: Sequence[int], multiple_of: int) 
     What makes the total a multiple is a segment of its own.
     """
     segments = cut_segments(list(enumerate(shared)), [len(row.ids) for row in rows])
-    own = list(zip(segments.rows, segments.starts, segments.lengths, strict=True))
-    ids = [rows[row].ids[start : start + n] for row, start, n in own]
-    positions = [torch.arange(start, start + n) for _, start, n in own]
-    lengths, keys = list(segments.lengths), [torch.from_numpy(places) for places in segments.keys]
+    ids = [rows[row].ids[start : start + n] for row, start, n in segments.parts]
+    positions = [torch.arange(start, start + n) for _, start, n in segments.parts]
+    lengths, keys = [n for _, _, n in segments.parts], [torch.from_numpy(places) for places in segments.keys]
     total = sum(lengths)
     if missing := -total % multiple_of:
         ids, positions = [*ids, torch.zeros(missing, dtype=torch.long)], [*positions, torch.arange(missing)]
@@ -195,15 +193,13 @@ def _sequence_shard(whole: ForwardBatch, group: dist.ProcessGroup) -> ForwardBat
     assert whole.sequences is not None
     width = whole.input_ids.shape[1] // group.size()
     start = group.rank() * width
-    mine = (whole.logit_positions >= start) & (whole.logit_positions < start + width)
+    own = slice(start, start + width)
+    mine = (whole.logit_positions >= start) & (whole.logit_positions < own.stop)
     return replace(
         whole,
-        input_ids=whole.input_ids[:, start : start + width],
-        position_ids=whole.position_ids[:, start : start + width],
+        **{name: getattr(whole, name)[:, own] for name in ("input_ids", "position_ids")},
+        **{name: getattr(whole, name)[mine] for name in ("labels", "rows", "columns")},
         logit_positions=whole.logit_positions[mine] - start,
-        labels=whole.labels[mine],
-        rows=whole.rows[mine],
-        columns=whole.columns[mine],
         sequences=replace(whole.sequences, group=group),
     )
 

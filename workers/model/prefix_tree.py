@@ -14,8 +14,6 @@ path are copied to lie together, which `key_cost` weighs.
 Invariant: every token of every row is computed in exactly one segment of its micro-batch, and attends to its own row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -36,14 +34,12 @@ class Segments(NamedTuple):
     """Holds a micro-batch's tokens, laid out one segment behind the other.
 
     Attributes:
-        rows, starts, lengths: which tokens a segment holds: of which row, from where, and how many.
+        parts: which tokens each segment holds: of which row, from where, and how many.
         keys: for each segment the places of its row's tokens up to its end.
         places: for each row, in the micro-batch's order, the places of its tokens.
     """
 
-    rows: list[int]
-    starts: list[int]
-    lengths: list[int]
+    parts: list[tuple[int, int, int]]
     keys: list[np.ndarray]
     places: list[np.ndarray]
 
@@ -81,14 +77,12 @@ def plan_packed(order: MicroBatch, lengths: Sequence[int], limits: MicroBatching
     most = limits.max_token_len or sum(lengths)
     bins: list[tuple[int, MicroBatch]] = []
     for tokens, run in sorted(_runs(order, lengths, most, most_rows), key=lambda run: -run[0]):
-        fitting = (
-            i for i, (used, rows) in enumerate(bins) if used + tokens <= most and len(rows) + len(run) <= most_rows
-        )
-        i = next(fitting, None)
-        if i is None:
-            bins.append((tokens, run))
+        for i, (used, rows) in enumerate(bins):
+            if used + tokens <= most and len(rows) + len(run) <= most_rows:
+                bins[i] = (used + tokens, rows + run)
+                break
         else:
-            bins[i] = (bins[i][0] + tokens, bins[i][1] + run)
+            bins.append((tokens, run))
     return [rows for _, rows in sorted(bins, key=lambda packed: -packed[0])]
 
 
@@ -96,10 +90,9 @@ def _runs(order: MicroBatch, lengths: Sequence[int], most: int, most_rows: int) 
     """Lists runs of neighbours that share something, with their tokens, cut evenly where they are above the limits."""
     runs: list[MicroBatch] = []
     for row, shared in order:
-        if shared:
-            runs[-1].append((row, shared))
-        else:
-            runs.append([(row, 0)])
+        if not shared:
+            runs.append([])
+        runs[-1].append((row, shared))
     cut: list[tuple[int, MicroBatch]] = []
     for run in runs:
         total = _size(sum(lengths[row] - shared for row, shared in run), sum(lengths[row] for row, _ in run))
@@ -122,13 +115,12 @@ def _size(own: int, keys: int) -> int:
 
 def cut_segments(micro_batch: MicroBatch, lengths: Sequence[int]) -> Segments:
     """Cuts the rows of a micro-batch into segments, wherever one of them leaves the others."""
-    segments = Segments([], [], [], [], [])
+    segments = Segments([], [], [])
     # The segments of the row at hand: where each ends in the row, and the places of its tokens.
     path: list[tuple[int, np.ndarray]] = []
     total = 0
     for number, (row, shared) in enumerate(micro_batch):
-        while path and path[-1][0] > shared:
-            path.pop()
+        path = [(stop, places) for stop, places in path if stop <= shared]
         # Where later rows leave this one, from the last to the first.
         cuts = [lengths[row]]
         for _, later in micro_batch[number + 1 :]:
@@ -141,9 +133,7 @@ def cut_segments(micro_batch: MicroBatch, lengths: Sequence[int]) -> Segments:
                 continue
             path.append((stop, np.arange(total, total + stop - start)))
             total += stop - start
-            segments.rows.append(row)
-            segments.starts.append(start)
-            segments.lengths.append(stop - start)
+            segments.parts.append((row, start, stop - start))
             segments.keys.append(_joined(path))
         segments.places.append(_joined(path))
     return segments

@@ -6,13 +6,12 @@
 Invariant: a checkpoint holds no pickled code, and reading one runs none; a part whose tensors do not fit is not loaded.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
 import pickle
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -45,23 +44,15 @@ def save(
     With a tokenizer, also the Hugging Face folder, whose weights are the part hf_model.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    parts = {}
-    if "model" in contents:
-        parts[folder / "model"] = model_tensors(module)
-    if "optimizer" in contents:
-        parts[folder / "optimizer"] = optimizer_tensors(module, optimizer)
-    export = None
+    tensors = {"model": partial(model_tensors, module), "optimizer": partial(optimizer_tensors, module, optimizer)}
+    parts = {folder / name: own() for name, own in tensors.items() if name in contents}
+    rest: list[Callable[[], object]] = []
+    if "extra" in contents:
+        place = {"last_epoch": scheduler.last_epoch, "lr": scheduler.get_last_lr()[0]}
+        rest.append(partial((folder / "scheduler.json").write_text, json.dumps(place)))
     if tokenizer is not None:
-        export = huggingface_export(folder / "huggingface", module, tokenizer, weights="hf_model" in contents)
-    place = {"last_epoch": scheduler.last_epoch, "lr": scheduler.get_last_lr()[0]}
-
-    def write_rest() -> None:
-        if "extra" in contents and rank() == 0:
-            (folder / "scheduler.json").write_text(json.dumps(place))
-        if export is not None:
-            export()
-
-    writer.start(parts, write_rest)
+        rest.append(huggingface_export(folder / "huggingface", module, tokenizer, weights="hf_model" in contents))
+    writer.start(parts, rest if rank() == 0 else [])
 
 
 def load(
@@ -74,10 +65,8 @@ def load(
     """
     for part, name in {"model": "model", "optimizer": "optimizer", "extra": "scheduler.json"}.items():
         if part in contents and not (folder / name).exists():
-            raise FileNotFoundError(
-                f"{folder} holds no '{part}': it was saved without; take it out of checkpoint.load_contents to go on "
-                "without it"
-            )
+            fix = "take it out of checkpoint.load_contents to go on without it"
+            raise FileNotFoundError(f"{folder} holds no '{part}': it was saved without; {fix}")
     if "model" in contents:
         _load(model_tensors(module), folder / "model")
     if "optimizer" in contents:
@@ -88,9 +77,8 @@ def load(
         scheduler._update_lr(place["last_epoch"])
         lr = scheduler.get_last_lr()[0]
         if rank() == 0 and not math.isclose(lr, place.get("lr", lr), rel_tol=1e-6):
-            logger.warning(
-                "%s: the learning rate jumps from %.4g to %.4g: its schedule is another one", folder, place["lr"], lr
-            )
+            jump = f"the learning rate jumps from {place['lr']:.4g} to {lr:.4g}"
+            logger.warning("%s: %s: its schedule is another one", folder, jump)
 
 
 def _load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
@@ -191,7 +179,7 @@ def huggingface_export(
     """Returns what writes a plain Hugging Face folder: config, generation config and tokenizer.
 
     With `weights` also the model, in bfloat16. Every rank takes part in gathering the weights, now; the first one alone
-    holds and writes them, when the result is called.
+    holds them, and is to call the result.
     """
     state: dict[str, torch.Tensor] = {}
     for name, tensor in model_tensors(module).items() if weights else ():
@@ -200,8 +188,6 @@ def huggingface_export(
             state[name] = whole.cpu()
 
     def write() -> None:
-        if rank() != 0:
-            return
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save_pretrained(folder)
         module.config.save_pretrained(folder)

@@ -81,6 +81,7 @@ def update_model(
     grad_clip: float,
     prefix: str,
     micro_loss: Callable[[DataProto, ForwardBatch, GlobalBatchInfo], MicroLoss],
+    loss_scale_factor: int | None = None,
 ) -> dict[str, float]:
     """Passes over the rows as planned, with one optimiser step for each mini-batch; returns their mean metrics.
 
@@ -93,7 +94,12 @@ def update_model(
     for number, rows in enumerate(rows_of_updates(data, plan)):
         mini = data.select_idxs(rows)
         mini.meta_info["updates_to_come"] = plan.updates if number == 0 else None
-        counts = global_counts(mini.batch["response_mask"], settings.sequence_ranks)
+        shares = mini.batch.get("episode_share", None)
+        counts = global_counts(mini.batch["response_mask"], settings.sequence_ranks, shares)
+        counts["loss_scale_factor"] = loss_scale_factor
+        if "observation_mask" in mini.batch:
+            observed = sum_over_ranks(mini.batch["observation_mask"].sum())
+            mini.meta_info["observation_tokens"] = int(observed) // settings.sequence_ranks
         optimizer.zero_grad(set_to_none=True)
         for _, micro, inputs in iter_micro_batches(mini, settings, limits):
             loss, metrics, maxima = micro_loss(micro, inputs, counts)
@@ -132,16 +138,18 @@ def rows_of_updates(data: DataProto, plan: UpdatePlan) -> list[Tensor]:
     return batches
 
 
-def global_counts(response_mask: Tensor, sequence_ranks: int = 1) -> GlobalBatchInfo:
-    """Counts a mini-batch's sampled tokens, and the rows that have any, over all ranks: the denominators of `agg_loss`.
+def global_counts(response_mask: Tensor, sequence_ranks: int = 1, shares: Tensor | None = None) -> GlobalBatchInfo:
+    """Counts a mini-batch's sampled tokens and sequences over all ranks: the denominators of `agg_loss`.
 
-    Each row is on `sequence_ranks` ranks, and counts once.
+    A sequence is a row with any token or, with `shares` (rows,), its share of its episode. Each row is on
+    `sequence_ranks` ranks, and counts once.
     """
     lengths = response_mask.sum(dim=1)
-    counts = sum_over_ranks(torch.stack([lengths.sum(), (lengths > 0).sum()])).tolist()
-    tokens, rows = (count // sequence_ranks for count in counts)
+    sequences = (lengths > 0).double() * (1 if shares is None else shares)
+    counts = sum_over_ranks(torch.stack([lengths.sum().double(), sequences.sum()])).tolist()
+    tokens, rows = (count / sequence_ranks for count in counts)
     return GlobalBatchInfo(
-        dp_size=world_size(), batch_num_tokens=tokens, global_batch_size=rows, loss_scale_factor=None
+        dp_size=world_size(), batch_num_tokens=round(tokens), global_batch_size=rows, loss_scale_factor=None
     )
 
 

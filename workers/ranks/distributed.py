@@ -4,8 +4,6 @@ A group of one rank needs no process group: sums are then what they were, and mo
 costs a sixth). Invariant: every rank takes part in every collective in the same order.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,20 +40,17 @@ def start_process_group(device: torch.device) -> None:
         dist.init_process_group(backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
 
 
-def sum_over_ranks(values: Tensor) -> Tensor:
+def sum_over_ranks(values: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
     """Returns the elementwise sum of every rank's CPU tensor; on a single rank the tensor itself."""
     if world_size() > 1:
         values = values.clone()
-        dist.all_reduce(values)
+        dist.all_reduce(values, op=op)
     return values
 
 
 def max_over_ranks(values: Tensor) -> Tensor:
-    """Returns the elementwise maximum of every rank's CPU tensor; on a single rank the tensor itself."""
-    if world_size() > 1:
-        values = values.clone()
-        dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    return values
+    """Returns the elementwise maximum instead."""
+    return sum_over_ranks(values, dist.ReduceOp.MAX)
 
 
 @cache
@@ -107,16 +102,13 @@ def shard_model(module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtyp
         return
     weights = dict(module.state_dict()) if rank() == 0 else {}
     mesh = init_device_mesh(device.type, (world_size(),), mesh_dim_names=("dp",))
-    precision = MixedPrecisionPolicy(
-        param_dtype=None if compute_dtype == torch.float32 else compute_dtype, reduce_dtype=torch.float32
-    )
-    for layer in decoder_layers(module):
-        fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=config.reshard_after_forward)
-    fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=config.reshard_after_forward)
+    dtype = None if compute_dtype == torch.float32 else compute_dtype
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for part in [*decoder_layers(module), module]:
+        fully_shard(part, mesh=mesh, mp_policy=precision, reshard_after_forward=config.reshard_after_forward)
     if rank() > 0:
         module.to_empty(device=device)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(module, weights, options=options)
+    set_model_state_dict(module, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
     # Those too that no checkpoint holds, such as rotary frequencies.
     for buffer in module.buffers():
         dist.broadcast(buffer, src=0)

@@ -3,8 +3,6 @@
 Invariant: without glibc nothing happens.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 

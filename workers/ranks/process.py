@@ -3,12 +3,10 @@
 Invariant: a run that asks for it (`trainer.deterministic`) is repeated bitwise on the same machine.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 import transformers
@@ -36,14 +34,11 @@ def strictly_deterministic(deterministic: bool) -> Iterator[None]:
     On CUDA the backward pass of attention takes its deterministic kernels only then (with `warn_only` it warns and
     takes the others), while sampling has operations for which there are none.
     """
-    if not deterministic:
+    with ExitStack() as stack:
+        if deterministic:
+            torch.use_deterministic_algorithms(True)
+            stack.callback(torch.use_deterministic_algorithms, True, warn_only=True)
         yield
-        return
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 @contextmanager
@@ -52,14 +47,11 @@ def expandable_segments(device: torch.device) -> Iterator[None]:
 
     Not outside, since vLLM's pools, which sleep, cannot have that.
     """
-    if device.type != "cuda":
+    with ExitStack() as stack:
+        if device.type == "cuda":
+            # PyTorch forgets the settings that are not named again.
+            settings = torch._C._accelerator_getAllocatorSettings().split(",")
+            others = "".join(f"{s}," for s in settings if s and not s.startswith("expandable_segments"))
+            torch._C._accelerator_setAllocatorSettings(f"{others}expandable_segments:True")
+            stack.callback(torch._C._accelerator_setAllocatorSettings, f"{others}expandable_segments:False")
         yield
-        return
-    # PyTorch forgets the settings that are not named again.
-    settings = torch._C._accelerator_getAllocatorSettings().split(",")
-    others = [setting for setting in settings if setting and not setting.startswith("expandable_segments")]
-    torch._C._accelerator_setAllocatorSettings(",".join([*others, "expandable_segments:True"]))
-    try:
-        yield
-    finally:
-        torch._C._accelerator_setAllocatorSettings(",".join([*others, "expandable_segments:False"]))

@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -30,10 +30,8 @@ LOOPBACK = "127.0.0.1"
 SETTLING_S = 10.0
 PROJECT = Path(__file__).resolve().parents[2]
 # Variables of the driver's environment that the ranks' processes get.
-INHERITED = (
-    *("HF_HUB_OFFLINE", "HF_HOME", "TOKENIZERS_PARALLELISM"),
-    *("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"),
-)
+INHERITED: tuple[str, ...] = ("HF_HUB_OFFLINE", "HF_HOME", "TOKENIZERS_PARALLELISM")
+INHERITED += ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 class Dispatch(Enum):
@@ -73,24 +71,14 @@ class register:
         return method
 
 
-def registered_methods(worker_cls: type) -> dict[str, register]:
+def registered_methods(worker_cls: object) -> dict[str, register]:
     """Finds the methods that `register` marked, inherited ones included."""
     found = ((name, getattr(worker_cls, name)) for name in dir(worker_cls))
     return {name: getattr(method, REGISTERED) for name, method in found if hasattr(method, REGISTERED)}
 
 
-@dataclass
-class ClassWithInitArgs:
-    """Holds a class with its constructor's arguments, to be built where it will run."""
-
-    cls: type
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-    def __call__(self) -> Any:
-        return self.cls(*self.args, **self.kwargs)
-
-
+# A class with its constructor's arguments, to be built where it will run.
+ClassWithInitArgs: TypeAlias = partial[Any]
 RayClassWithInitArgs = ClassWithInitArgs
 Colocated = Mapping[str, ClassWithInitArgs]
 
@@ -158,10 +146,9 @@ class RayResourcePool:
         nodes = [{key: value * count for key, value in one_rank.items()} for count in self.process_on_nodes]
         group = placement_group(nodes, strategy="STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
         if not group.wait(timeout_s):
-            raise RuntimeError(
-                f"no room for {self.process_on_nodes} ranks of {one_rank} (trainer.nnodes x trainer.n_gpus_per_node) "
-                f"after {timeout_s:.0f} s; the cluster has {ray.cluster_resources()}"
-            )
+            ranks = f"{self.process_on_nodes} ranks of {one_rank} (trainer.nnodes x trainer.n_gpus_per_node)"
+            has = f"the cluster has {ray.cluster_resources()}"
+            raise RuntimeError(f"no room for {ranks} after {timeout_s:.0f} s; {has}")
         return group
 
 
@@ -207,7 +194,7 @@ class WorkerHost:
 class RayWorkerGroup:
     """Is one role of a pool whose ranks Ray has placed."""
 
-    def __init__(self, hosts: list[Any], placement: Any, role: str, worker_cls: type) -> None:
+    def __init__(self, hosts: list[Any], placement: Any, role: str, worker_cls: Callable[..., Any]) -> None:
         self.hosts, self.placement, self.role, self.worker_cls = hosts, placement, role, worker_cls
         self.world_size = len(hosts)
         self._methods = registered_methods(worker_cls)
@@ -216,23 +203,19 @@ class RayWorkerGroup:
     def start(cls, pool: RayResourcePool, class_dict: Colocated) -> dict[str, RayWorkerGroup]:
         """Places the ranks, has them meet, and builds the workers; one group a role."""
         import ray
-        import ray.util.scheduling_strategies
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        host_cls, placement = ray.remote(WorkerHost), pool.place()
+        placement, environment = pool.place(), {"env_vars": worker_environment(pool)}
+        host_cls = ray.remote(num_cpus=1, num_gpus=int(pool.use_gpu), runtime_env=environment)(WorkerHost)
         places = [(node, local) for node, count in enumerate(pool.process_on_nodes) for local in range(count)]
         hosts = []
         for rank, (node, local_rank) in enumerate(places):
-            options = {
-                "num_cpus": 1,
-                "num_gpus": 1 if pool.use_gpu else 0,
-                "scheduling_strategy": ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(placement, node),
-                "runtime_env": {"env_vars": worker_environment(pool)},
-            }
+            host = host_cls.options(scheduling_strategy=PlacementGroupSchedulingStrategy(placement, node))
             # Ray shows each rank its own GPU only, which is then device 0.
-            hosts.append(host_cls.options(**options).remote(rank, pool.world_size, 0 if pool.use_gpu else local_rank))
+            hosts.append(host.remote(rank, pool.world_size, 0 if pool.use_gpu else local_rank))
         address = ray.get(hosts[0].open_store.remote())
         wait_for([host.build.remote(address, dict(class_dict)) for host in hosts], f"building {', '.join(class_dict)}")
-        return {role: cls(hosts, placement, role, spec.cls) for role, spec in class_dict.items()}
+        return {role: cls(hosts, placement, role, spec.func) for role, spec in class_dict.items()}
 
     def shutdown(self) -> None:
         """Ends the ranks' processes, which every role of the pool shares, and frees their place."""
@@ -270,10 +253,8 @@ class RayWorkerGroup:
         uneven = np.array_split(np.arange(len(data)), pieces)
         cuts = cut(data, how.reads, pieces) if how.keeps_rows else map(data.select_idxs, uneven)
         chunks = [ray.put(chunk) for chunk in cuts]
-        calls = []
-        for rank, host in enumerate(self.hosts):
-            method = host.call if rank % ranks_per_chunk == 0 else host.run
-            calls.append(method.remote(self.role, name, chunks[rank // ranks_per_chunk]))
+        methods = [host.run if rank % ranks_per_chunk else host.call for rank, host in enumerate(self.hosts)]
+        calls = [method.remote(self.role, name, chunks[rank // ranks_per_chunk]) for rank, method in enumerate(methods)]
         answers = self._wait(name, calls)[::ranks_per_chunk]
         # Ray keeps what was sent, and the answers as they came, for as long as they can be asked for.
         del calls, chunks
@@ -329,10 +310,8 @@ def cut(data: DataProto, reads: Iterable[str], chunks: int) -> list[DataProto]:
     # Chunks of given rows alone; what is left has a row, of which the added are made.
     whole = (len(data) - 1) // size
     rest, missing = data.slice(whole * size), (chunks - whole) * size
-    if "response_mask" in data.batch:
-        padded = rest.pad_with_dummies(missing)
-    else:
-        padded, _ = pad_dataproto_to_divisor(rest, missing)
+    masked = "response_mask" in data.batch
+    padded = rest.pad_with_dummies(missing) if masked else pad_dataproto_to_divisor(rest, missing)[0]
     return data.slice(0, whole * size).split(size) + padded.chunk(chunks - whole)
 
 

@@ -4,8 +4,6 @@ Invariant: episodes, seeds, masks and the layout of the batch are made here and 
 every engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

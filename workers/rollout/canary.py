@@ -4,8 +4,6 @@ An engine that keeps old weights, or gets a tensor wrong, still writes fluent te
 Invariant: the sequences are the same in every run of a model, and scoring them changes no generator and no weight.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 

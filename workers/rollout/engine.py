@@ -5,8 +5,6 @@ the turn loop (`workers/rollout/turn_loop.py`) keeps it busy. Invariant: ids are
 is re-tokenised.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass

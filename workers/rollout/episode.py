@@ -20,15 +20,16 @@ template that rewrites history continues the episode in a new row. The limits en
 
 from __future__ import annotations
 
+import hashlib
+import json
 from array import array
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from custom.env import Message
-from data.turn_tokens import TemplateRefusal, TurnTokens
-from workers.environments.env_server import StepReply
+from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
+from workers.environments.env_server import Call, StepReply
 from workers.rollout.engine import Completion, Sampling
 
 FAILURES = ("env_crash", "env_timeout", "engine_error")
@@ -48,7 +49,7 @@ class Row:
     """Is one training row while it grows, in eight bytes a token of the response; `prompt_ids` never changes.
 
     `ids` and `own_log_probs` are of the response, what was sampled follows from `spans`, and `reward_at` has a reward
-    by its position. Lists with an entry a token, as a record holds them, are made where they are asked for.
+    by its position. `record` makes lists with an entry a token.
     """
 
     prompt_ids: list[int]
@@ -57,56 +58,24 @@ class Row:
     spans: list[Span] = field(default_factory=list)
     reward_at: dict[int, float] = field(default_factory=dict)
 
-    @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> Row:
-        """Undoes `record`."""
-        row, end = cls(prompt_ids=record["prompt_ids"]), 0
-        row.ids.extend(record["response_ids"])
-        row.own_log_probs.extend(record["log_probs"])
-        for turn, tokens in groupby(record["turn_ids"]):
-            start, end = end, end + len(list(tokens))
-            if turn >= 0:
-                row.spans.append(Span(start, end, turn))
-        row.reward_at = {place: reward for place, reward in enumerate(record["rewards"]) if reward}
-        return row
-
     def record(self) -> dict[str, Any]:
-        """Returns lists with an entry a token, as JSON holds them."""
-        names = ("prompt_ids", "response_ids", "response_mask", "log_probs", "turn_ids", "rewards")
-        return {name: getattr(self, name) for name in names}
+        """Returns lists with an entry a token, as JSON holds them; log-probs are 0 on what nobody sampled."""
+        turns = [-1] * len(self.ids)
+        for start, end, turn in self.spans:
+            turns[start:end] = [turn] * (end - start)
+        return {
+            "prompt_ids": self.prompt_ids,
+            "response_ids": self.ids.tolist(),
+            "response_mask": [int(turn >= 0) for turn in turns],
+            "log_probs": self.own_log_probs.tolist(),
+            "turn_ids": turns,
+            "rewards": [self.reward_at.get(place, 0.0) for place in range(len(turns))],
+        }
 
     @property
     def token_ids(self) -> list[int]:
         """Returns all that the engine is to continue."""
         return [*self.prompt_ids, *self.ids]
-
-    @property
-    def response_ids(self) -> list[int]:
-        """Lists all that follows the prompt."""
-        return self.ids.tolist()
-
-    @property
-    def log_probs(self) -> list[float]:
-        """Lists the engine's log-probs, 0 on what nobody sampled."""
-        return self.own_log_probs.tolist()
-
-    @property
-    def response_mask(self) -> list[int]:
-        """Lists 1 for sampled tokens, 0 for others."""
-        return [int(turn >= 0) for turn in self.turn_ids]
-
-    @property
-    def turn_ids(self) -> list[int]:
-        """Lists the turn of sampled tokens, -1 for others."""
-        turns = [-1] * len(self.ids)
-        for start, end, turn in self.spans:
-            turns[start:end] = [turn] * (end - start)
-        return turns
-
-    @property
-    def rewards(self) -> list[float]:
-        """Lists the reward on each token."""
-        return [self.reward_at.get(place, 0.0) for place in range(len(self.ids))]
 
     def sampled_in(self, turn: int) -> list[int]:
         """Lists the ids that were sampled in a turn."""
@@ -132,11 +101,12 @@ class Row:
 
 @dataclass(kw_only=True)
 class Turn:
-    """Holds what the policy wrote in one turn, and the environment's reply; None where it gave none."""
+    """Holds what the policy wrote in one turn, the state it began in, and the environment's reply, if it gave one."""
 
     text: str
     finish_reason: str
     reply: StepReply | None = None
+    anchor: str = ""
 
 
 @dataclass(kw_only=True)
@@ -203,50 +173,27 @@ class TurnLimits:
         return min(self.response_length - held, self.max_model_len - len(row.prompt_ids) - held)
 
 
-# What an episode asks for: `Sample` is answered by a Completion, or raises EngineRefusal; all others by a StepReply.
-
-
-@dataclass(frozen=True)
-class Reset:
-    """Starts the environment of index `spec` anew."""
-
-    spec: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Continues the ids."""
+class Sample(NamedTuple):
+    """Asks the engine to continue the ids; it is answered by a Completion, or raises Ended."""
 
     token_ids: list[int]
     sampling: Sampling
 
 
-@dataclass(frozen=True)
-class Step:
-    """Plays what the policy wrote."""
+class Ask(NamedTuple):
+    """Asks the environment, by a call of the pool with these arguments; it is answered by a StepReply."""
 
-    text: str
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Gives the environment back."""
-
-    ending: str
+    kind: Call
+    args: tuple[Any, ...]
 
 
-Request = Reset | Sample | Step | Finish
+Request = Sample | Ask
 Play = Generator[Request, Any, None]
 Sampler = Callable[[Episode], Sampling]
 
 
-class EngineRefusal(Exception):
-    """Says that the engine does not take or complete a request; it goes on with the others."""
-
-
-class Overflow(Exception):
-    """Says that there is no room for the conversation's next tokens."""
+class Ended(Exception):
+    """Says how the episode ends, and with which error; the environment, if there is one, is still to be finished."""
 
 
 class EnvironmentGone(Exception):
@@ -258,48 +205,46 @@ def answer_prompt(episode: Episode, sampler: Sampler, limits: TurnLimits) -> Pla
     try:
         completion = yield from sample(episode, sampler, limits)
         episode.ending = completion.finish_reason
-    except Overflow:
-        episode.ending = "overflow"
-    except EngineRefusal as error:
-        episode.ending, episode.error = "engine_error", str(error)
+    except Ended as end:
+        episode.ending, episode.error = end.args
 
 
 def play_episode(
-    episode: Episode,
-    sampler: Sampler,
-    limits: TurnLimits,
-    tokens: TurnTokens,
-    tools: Sequence[list[dict[str, Any]] | None],
+    episode: Episode, sampler: Sampler, limits: TurnLimits, tokens: TurnTokens | None, tools: Sequence[Tools]
 ) -> Play:
     """Plays an episode in its environment, from the reset to the end, which is left in `episode.ending`.
 
     Args:
+        tokens: None: the episode is a prompt and its answer.
         tools: per environment, its tools' schemas.
     """
+    if tokens is None:
+        return (yield from answer_prompt(episode, sampler, limits))
     try:
         episode.ending, episode.error = yield from take_turns(episode, sampler, limits, tokens, tools[episode.spec])
-        reply = yield from ask(episode, Finish(episode.ending))
+        reply = yield from ask(episode, "finish", episode.ending)
+        if reply.reward is not None and episode.ending not in FAILURES:
+            episode.set_reward(reply.reward)
     except EnvironmentGone as gone:
         episode.ending, episode.error = gone.args
-        return
-    if reply.reward is not None and episode.ending not in FAILURES:
-        episode.set_reward(reply.reward)
+    if not episode.rows:
+        episode.rows.append(Row(prompt_ids=[]))
 
 
 def take_turns(
-    episode: Episode, sampler: Sampler, limits: TurnLimits, tokens: TurnTokens, tools: list[dict[str, Any]] | None
+    episode: Episode, sampler: Sampler, limits: TurnLimits, tokens: TurnTokens, tools: Tools
 ) -> Generator[Request, Any, tuple[str, str]]:
     """Samples and steps until something ends the episode; returns the ending, and the error if there was one."""
-    reply = yield from ask(episode, Reset(episode.spec, episode.seed))
+    reply = yield from ask(episode, "reset", episode.spec, episode.seed)
     try:
         begin(episode, reply.messages, limits, tokens, tools)
         while True:
             completion = yield from sample(episode, sampler, limits)
             text = tokens.text(completion.token_ids)
-            episode.turns.append(Turn(text=text, finish_reason=completion.finish_reason))
+            episode.turns.append(Turn(text=text, finish_reason=completion.finish_reason, anchor=anchor_of(reply)))
             if completion.finish_reason == "length" and limits.room(episode.row) <= 0:
                 return "overflow", ""
-            reply = yield from ask(episode, Step(text))
+            reply = yield from ask(episode, "step", text)
             episode.turns[-1].reply = reply
             episode.row.add_reward(reply.reward or 0.0)
             episode.turn += 1
@@ -308,18 +253,22 @@ def take_turns(
             if limits.max_turn is not None and episode.turn >= limits.max_turn:
                 return "max_turns", ""
             join(episode, reply.messages, limits, tokens, tools)
-    except Overflow:
-        return "overflow", ""
-    except EngineRefusal as error:
-        return "engine_error", str(error)
+    except Ended as end:
+        return end.args
     # What the environment said does not fit into the conversation.
     except TemplateRefusal as error:
         return "env_crash", str(error)
 
 
-def ask(episode: Episode, request: Reset | Step | Finish) -> Generator[Request, StepReply, StepReply]:
+def anchor_of(reply: StepReply) -> str:
+    """Names the state that a reply left the environment in: its own name for it, or a digest of what it said."""
+    said = json.dumps([message["content"] for message in reply.messages])
+    return hashlib.blake2b(said.encode(), digest_size=8).hexdigest() if reply.anchor is None else reply.anchor
+
+
+def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepReply, StepReply]:
     """Has the environment answer. Raises EnvironmentGone."""
-    reply = yield request
+    reply = yield Ask(kind, args)
     episode.env_seconds += reply.seconds
     if reply.failure:
         raise EnvironmentGone(reply.failure, reply.error)
@@ -327,49 +276,39 @@ def ask(episode: Episode, request: Reset | Step | Finish) -> Generator[Request, 
 
 
 def sample(episode: Episode, sampler: Sampler, limits: TurnLimits) -> Generator[Request, Completion, Completion]:
-    """Has the engine continue the row, and adds what it sampled. Raises Overflow, EngineRefusal."""
+    """Has the engine continue the row, and adds what it sampled. Raises Ended."""
     sampling, room = sampler(episode), limits.room(episode.row)
     if room <= 0:
-        raise Overflow
+        raise Ended("overflow", "")
     most = min(room, sampling.max_tokens, limits.max_turn_tokens or room)
     completion = yield Sample(episode.row.token_ids, replace(sampling, max_tokens=most))
     if completion.finish_reason == "abort":
-        raise EngineRefusal("the engine aborted the request")
+        raise Ended("engine_error", "the engine aborted the request")
     episode.row.append_sampled(completion, episode.turn)
     return completion
 
 
-def begin(
-    episode: Episode,
-    messages: list[Message],
-    limits: TurnLimits,
-    tokens: TurnTokens,
-    tools: list[dict[str, Any]] | None,
-) -> None:
-    """Starts the first row with the environment's initial messages. Raises Overflow where they are too long."""
+def begin(episode: Episode, messages: list[Message], limits: TurnLimits, tokens: TurnTokens, tools: Tools) -> None:
+    """Starts the first row with the environment's initial messages. Raises Ended where they are too long."""
     episode.initial_messages, episode.messages = messages, list(messages)
     prompt = tokens.prompt(messages, tools)
     episode.rows.append(Row(prompt_ids=prompt[: limits.prompt_length]))
     if len(prompt) > limits.prompt_length:
-        raise Overflow
+        raise Ended("overflow", "")
 
 
-def join(
-    episode: Episode, new: list[Message], limits: TurnLimits, tokens: TurnTokens, tools: list[dict[str, Any]] | None
-) -> None:
+def join(episode: Episode, new: list[Message], limits: TurnLimits, tokens: TurnTokens, tools: Tools) -> None:
     """Joins the environment's messages to the row; where the template rewrites history they start a new one.
 
-    Raises Overflow where there is no room.
+    Raises Ended where there is no room.
     """
     row, answer = episode.row, {"role": "assistant", "content": episode.turns[-1].text}
     joined = tokens.join(episode.messages, row.sampled_in(episode.turn - 1), new, tools)
     episode.messages += [answer, *new]
-    if joined.rewritten is None:
-        fits = len(joined.token_ids) < limits.room(row)
-    else:
-        fits = len(joined.rewritten) <= limits.prompt_length
-    if not fits:
-        raise Overflow
+    prompt = joined.rewritten
+    full = len(joined.token_ids) >= limits.room(row) if prompt is None else len(prompt) > limits.prompt_length
+    if full:
+        raise Ended("overflow", "")
     row.append_given(joined.token_ids)
-    if joined.rewritten is not None:
-        episode.rows.append(Row(prompt_ids=joined.rewritten))
+    if prompt is not None:
+        episode.rows.append(Row(prompt_ids=prompt))

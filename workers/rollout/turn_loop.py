@@ -7,35 +7,19 @@ go on generating. In lockstep all turns are awaited before the next are submitte
 Invariant: every request is answered exactly once, and on all ranks of a tensor-parallel group in the same order.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch.distributed as dist
 
-from data.turn_tokens import TurnTokens
+from data.turn_tokens import Tools, TurnTokens
 from workers.environments.env_server import StepReply
 from workers.environments.pool import EnvironmentPool
 from workers.ranks.distributed import from_leader, is_leader
 from workers.rollout.engine import Completion, Engine
-from workers.rollout.episode import (
-    EngineRefusal,
-    Episode,
-    Finish,
-    Play,
-    Request,
-    Reset,
-    Row,
-    Sample,
-    Sampler,
-    Step,
-    TurnLimits,
-    answer_prompt,
-    play_episode,
-)
+from workers.rollout.episode import Ended, Episode, Play, Request, Sample, Sampler, TurnLimits, play_episode
 
 # Where the engine has nothing to do, replies are awaited for this many seconds at a time.
 WAIT_S = 1.0
@@ -46,6 +30,7 @@ LULL_S = 0.005
 Replies = list[tuple[int, StepReply]]
 
 
+@dataclass(eq=False)
 class TurnLoop:
     """Runs episodes to their end.
 
@@ -63,28 +48,21 @@ class TurnLoop:
             the first, tells the others what the environments answered.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        sampler: Sampler,
-        limits: Sequence[TurnLimits],
-        *,
-        tokens: TurnTokens | None = None,
-        environments: EnvironmentPool | None = None,
-        tools: Sequence[list[dict[str, Any]] | None] = (None,),
-        lockstep: bool = False,
-        max_live: int | None = None,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        self.engine, self.sampler, self.limits = engine, sampler, limits
-        self.tokens, self.environments, self.tools = tokens, environments, tools
-        self.lockstep, self.max_live, self.group = lockstep, max_live, group
-        self.is_leader = is_leader(group)
-        # Running episodes by their number: their coroutines; which await the engine; which await their environment.
-        self.plays: dict[int, Play] = {}
-        self.sampling: set[int] = set()
-        self.stepping: set[int] = set()
-        self.started: dict[int, float] = {}
+    engine: Engine
+    sampler: Sampler
+    limits: Sequence[TurnLimits]
+    _: KW_ONLY
+    tokens: TurnTokens | None = None
+    environments: EnvironmentPool | None = None
+    tools: Sequence[Tools] = (None,)
+    lockstep: bool = False
+    max_live: int | None = None
+    group: dist.ProcessGroup | None = None
+    # Running episodes by their number: their coroutines; which await the engine; which await their environment.
+    plays: dict[int, Play] = field(default_factory=dict, init=False)
+    sampling: set[int] = field(default_factory=set, init=False)
+    stepping: set[int] = field(default_factory=set, init=False)
+    started: dict[int, float] = field(default_factory=dict, init=False)
 
     def run(self, episodes: Sequence[Episode]) -> None:
         """Fills the episodes in; returns when every one has ended."""
@@ -107,11 +85,7 @@ class TurnLoop:
             key = self.waiting.popleft()
             self.started[key] = time.perf_counter()
             episode = self.episodes[key]
-            if self.tokens is None:
-                self.plays[key] = answer_prompt(episode, self.sampler, self.limits[episode.spec])
-            else:
-                limits = self.limits[episode.spec]
-                self.plays[key] = play_episode(episode, self.sampler, limits, self.tokens, self.tools)
+            self.plays[key] = play_episode(episode, self.sampler, self.limits[episode.spec], self.tokens, self.tools)
             self._resume(key, None)
 
     def _resume(self, key: int, answer: StepReply | Completion | None) -> None:
@@ -127,23 +101,14 @@ class TurnLoop:
         if isinstance(request, Sample):
             try:
                 self.engine.submit(str(key), request.token_ids, request.sampling)
+                self.sampling.add(key)
             # This request is refused; the engine goes on.
             except (ValueError, RuntimeError) as error:
-                self._begin(key, play, play.throw(EngineRefusal(f"{type(error).__name__}: {error}")))
-            else:
-                self.sampling.add(key)
+                self._begin(key, play, play.throw(Ended("engine_error", f"{type(error).__name__}: {error}")))
             return
         self.stepping.add(key)
-        if not self.is_leader:
-            return
-        assert self.environments is not None
-        match request:
-            case Reset(spec, seed):
-                self.environments.reset(key, spec, seed)
-            case Step(text):
-                self.environments.step(key, text)
-            case Finish(ending):
-                self.environments.finish(key, ending)
+        if is_leader(self.group):
+            getattr(self.environments, request.kind)(key, *request.args)
 
     def _completions(self) -> list[Completion]:
         """Advances the engine; in lockstep until all that is sampled is done."""
@@ -158,7 +123,7 @@ class TurnLoop:
         """Collects what the environments answered, and tells the other ranks of the group."""
         if not self.stepping:
             return []
-        return from_leader(self._poll() if self.is_leader else [], self.group)
+        return from_leader(self._poll() if is_leader(self.group) else [], self.group)
 
     def _poll(self) -> Replies:
         """Waits for replies where there is nothing else to do, in lockstep for all of them."""
@@ -181,5 +146,3 @@ class TurnLoop:
         if crashed and episode.attempt < self.limits[episode.spec].max_refills:
             episode.restart()
             self.waiting.append(key)
-        elif not episode.rows:
-            episode.rows.append(Row(prompt_ids=[]))

@@ -5,8 +5,6 @@ matrix corrupts it, a wrong shape kills the engine. Invariant: before the first 
 are announced (the manifest) are known to fill the engine's model; what then comes is what was announced.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -83,10 +81,8 @@ class SavedForm:
     def of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yields each tensor as it is saved, or the several that it is saved as."""
         for name, tensor in weights:
-            if name in self.converted:
-                yield from revert_weight_conversion(self.model, {name: tensor}).items()
-            else:
-                yield name, tensor
+            held = {name: tensor}
+            yield from (revert_weight_conversion(self.model, held) if name in self.converted else held).items()
 
 
 class LoadTrial(TorchDispatchMode):

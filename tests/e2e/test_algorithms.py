@@ -1,0 +1,143 @@
+"""Every estimator, policy loss and correction, chosen from the config and run in the game on a tiny model."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.e2e.test_agents import ACTOR, ROLLOUT, assert_finite, fit, forgetful_game, game_config  # noqa: F401
+from tests.e2e.test_training import read_steps
+from training import core_algos as algos
+from training.batch.torch_functional import masked_mean
+
+PLAIN = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4")
+SETTINGS = {
+    "gdpo": ("algorithm.gdpo_reward_keys=[hit,form]",),
+    "on_policy_distillation": ("algorithm.distillation_task=grpo",),
+}
+
+
+def run(task: Path, folder: Path, *overrides: str) -> tuple[Any, list[dict[str, Any]]]:
+    trainer, batches = fit(game_config(task, folder, *PLAIN, *overrides))
+    steps = read_steps(folder)
+    assert_finite(trainer, steps)
+    assert not trainer.alarms.broken
+    assert all(not batch.batch["advantages"][batch.batch["response_mask"] == 0].any() for batch in batches)
+    return batches, steps
+
+
+@pytest.mark.parametrize("name", [str(name) for name in algos.AdvantageEstimator if str(name) != "gdpo"])
+def test_every_estimator_runs_from_the_config(tiny_game: Path, tmp_path: Path, name: str) -> None:
+    batches, steps = run(tiny_game, tmp_path, f"algorithm.adv_estimator={name}", *SETTINGS.get(name, ()))
+    assert ("critic/vf_loss" in steps[-1]) == (name in ("gae", "turn_gae")), "a critic follows from what is read"
+    assert any(batch.batch["advantages"].any() for batch in batches)
+
+
+@pytest.mark.parametrize("name", sorted(algos.POLICY_LOSS_REGISTRY))
+def test_every_loss_runs_from_the_config(tiny_game: Path, tmp_path: Path, name: str) -> None:
+    chosen = [f"{ACTOR}.policy_loss.loss_mode={name}", f"{ACTOR}.policy_loss.dro_beta=0.1"]
+    if name == "bypass_mode":
+        chosen = ["algorithm.rollout_correction.bypass_mode=true", "algorithm.rollout_correction.loss_type=reinforce"]
+        chosen += ["algorithm.rollout_correction.rollout_is=token"]
+    _, steps = run(tiny_game, tmp_path, *chosen, f"{ACTOR}.ppo_epochs=2")
+    assert max(step["actor/grad_norm"] for step in steps) > 0
+    assert all(math.isfinite(step["actor/ppo_kl"]) for step in steps)
+
+
+CORRECTION = "algorithm.rollout_correction"
+
+
+@pytest.mark.parametrize(
+    "rejection", [(), (f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=1.001")]
+)
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_corrections_weigh_and_reject_in_a_run(tiny_game: Path, tmp_path: Path, level: str, rejection: tuple) -> None:
+    noisy = (f"{ROLLOUT}.dtype=bfloat16", f"{CORRECTION}.rollout_is={level}", *rejection)
+    batches, steps = run(tiny_game, tmp_path, *noisy)
+    for step, batch in zip(steps, batches, strict=True):
+        weights, mask = batch.batch["rollout_is_weights"], batch.batch["response_mask"]
+        assert 0.9 < step["rollout_corr/rollout_is_mean"] < 1.1 and (weights[mask > 0] > 0).all()
+        assert step["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1.0, abs=0.05)
+        sampled = (batch.batch["turn_ids"] >= 0).sum().item()
+        left_out = 1 - mask.sum().item() / sampled
+        assert left_out == pytest.approx(step.get("rollout_corr/rollout_rs_masked_fraction", 0.0), abs=1e-4)
+        assert (left_out > 0) == bool(rejection)
+        scores = batch.batch["token_level_scores"]
+        kept = mask.sum(1) > 0
+        assert torch.equal(scores.sum(1)[kept], batch.batch["environment_rewards"].sum(1)[kept]), "rewards stay"
+        assert not scores[mask == 0].any()
+        assert 0.9 < step["training/rollout_ess"] <= 1
+        assert (
+            step["training/rollout_ratio_p01"]
+            <= step["training/rollout_ratio_p50"]
+            <= step["training/rollout_ratio_p99"]
+        )
+
+
+def test_what_engine_and_trainer_disagree_in_is_measured_in_every_step(tiny_game: Path, tmp_path: Path) -> None:
+    """A step of a single update measures it in the update itself, in parts that add up to the same."""
+    once = (f"{ACTOR}.ppo_epochs=1", f"{ACTOR}.ppo_mini_batch_size=8", f"{ROLLOUT}.dtype=bfloat16")
+    once += ("trainer.deterministic=true",)
+    seen = {}
+    for name, more in {"update": (), "pass": ("algorithm.use_kl_in_reward=true",)}.items():
+        _, steps = run(tiny_game, tmp_path / name, *once, *more, "trainer.total_training_steps=1")
+        assert ("actor/old_entropy" in steps[-1]) == (name == "pass")
+        seen[name] = {key: value for key, value in steps[-1].items() if key.startswith("training/rollout_")}
+    assert seen["update"] == pytest.approx(seen["pass"], rel=1e-3, abs=1e-6)
+    assert len(seen["update"]) == 11
+
+
+def test_a_teacher_of_the_same_vocabulary_is_distilled(tiny_game: Path, tmp_path: Path) -> None:
+    chosen = ("algorithm.adv_estimator=on_policy_distillation", f"{ACTOR}.ppo_mini_batch_size=8")
+    teacher = tmp_path / "teacher"
+    shutil.copytree(tiny_game / "model", teacher)
+    model = AutoModelForCausalLM.from_pretrained(teacher)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.3)
+    model.save_pretrained(teacher)
+    more = (f"actor_rollout_ref.ref.model.path={teacher}", f"{ACTOR}.optim.lr=1e-3", "trainer.total_training_steps=12")
+    batches, _ = run(
+        tiny_game, tmp_path / "run", *chosen, *more, "data.train_batch_size=32", f"{ROLLOUT}.max_num_seqs=128"
+    )
+    distance = [
+        masked_mean(batch.batch["old_log_probs"] - batch.batch["ref_log_prob"], batch.batch["response_mask"]).item()
+        for batch in batches
+    ]
+    assert sum(distance[-3:]) < 0.1 * sum(distance[:3]), distance
+    tokenizer = AutoTokenizer.from_pretrained(teacher)
+    tokenizer.add_tokens(["another"])
+    tokenizer.save_pretrained(teacher)
+    with pytest.raises(ValueError, match="has another vocabulary"):
+        run(tiny_game, tmp_path / "other", *chosen, *more)
+
+
+def test_predicting_observations_is_learnt_beside_the_policy(tiny_game: Path, tmp_path: Path) -> None:
+    coef = ("agent.observation_loss_coef=1.0", f"{ACTOR}.optim.lr=1e-2", "trainer.total_training_steps=6")
+    batches, steps = run(tiny_game, tmp_path, *coef)
+    losses = [step["actor/observation_loss"] for step in steps]
+    assert losses[-1] < 0.7 * losses[0], losses
+    batch = batches[0].batch
+    width = batch["responses"].shape[1]
+    inside = batch["attention_mask"][:, -width:].bool()
+    assert torch.equal(batch["observation_mask"].bool(), inside & (batch["response_mask"] == 0))
+
+
+@pytest.mark.parametrize("counts", ["episodes", "rows"])
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum"])
+def test_episodes_of_several_rows_count_once(forgetful_game: Path, tmp_path: Path, mode: str, counts: str) -> None:  # noqa: F811
+    more = (f"{ACTOR}.loss_agg_mode={mode}", f"{ACTOR}.loss_agg_counts={counts}", "data.max_prompt_length=40")
+    batches, _ = run(forgetful_game, tmp_path, *more)
+    for batch in batches:
+        real = batch.drop_dummies()
+        assert ("episode_share" in real.batch) == (counts == "episodes")
+        if counts == "episodes":
+            names = real.non_tensor_batch["episode_id"]
+            whole = [real.batch["episode_share"][names == name].sum().item() for name in set(names)]
+            assert whole == pytest.approx([1.0] * len(whole))

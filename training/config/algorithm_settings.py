@@ -1,0 +1,120 @@
+"""Holds the settings of rewards, advantages and losses, as settings.py holds the others."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from training.config import section as of
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+KLKind = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
+]
+LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlongBufferConfig(of.Section):
+    """DAPO's penalty of long responses, rising from 0 to penalty_factor over the last `len` tokens."""
+
+    enable: bool = False  #: penalise
+    len: of.NonNegativeInt = 0  #: tokens before data.max_response_length in which the penalty rises
+    penalty_factor: of.NonNegativeFloat = 1.0  #: reward that is taken at the full length
+    log: bool = False  #: give overlong and overlong_reward as further values
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelConfig(of.Section):
+    """Who turns a response into a reward."""
+
+    enable: bool = False  #: score with a reward model
+    #: naive = row by row, batch = all at once, prime = in processes, dapo = overlong_buffer, custom = an environment
+    reward_manager: str = "naive"
+    overlong_buffer: OverlongBufferConfig = OverlongBufferConfig()
+    reward_kwargs: dict[str, Any] = field(default_factory=dict)  #: passed to the reward manager
+    launch_reward_fn_async: bool = False  #: score while old log-probs and values are computed
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomRewardFunctionConfig(of.Section):
+    """A scoring function of your own: (data_source, solution_str, ground_truth, extra_info) -> float or dict."""
+
+    path: of.InputPath | None = None  #: Python file; null = the built-in rules by data source
+    name: str = "compute_score"  #: name of the function in that file
+    reward_kwargs: dict[str, Any] = field(default_factory=dict)  #: further keyword arguments for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLossChoice(of.Section):
+    """Which policy loss."""
+
+    loss_mode: str = "vanilla"  #: name registered with register_policy_loss; docs/algorithms.md lists them
+    clip_cov_ratio: of.PositiveFraction = 0.0002  #: clip_cov: share of tokens whose gradient is stopped
+    clip_cov_lb: float = 1.0  #: clip_cov: they are drawn among those of a covariance above it
+    clip_cov_ub: float = 5.0  #: clip_cov: and below it
+    kl_cov_ratio: of.PositiveFraction = 0.0002  #: kl_cov: share of tokens that are held near the old policy
+    ppo_kl_coef: of.NonNegativeFloat = 0.1  #: kl_cov: weight of that
+    dro_beta: of.PositiveFloat | None = None  #: dro: weight of the square; needed there
+    custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of a loss of your own
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLControlConfig(of.Section):
+    """The weight of the KL in the reward."""
+
+    type: Literal["fixed", "adaptive"] = "fixed"  #: adaptive = steered towards target_kl
+    kl_coef: of.NonNegativeFloat = 0.001  #: weight, or first weight
+    horizon: of.PositiveInt = 10000  #: adaptive: rows over which the weight follows
+    target_kl: of.PositiveFloat = 0.1  #: adaptive: nats per token to hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterGroupsConfig(of.Section):
+    """DAPO's dynamic sampling: groups of equal rewards give way to others."""
+
+    enable: bool = False  #: draw further groups until a step's all have different rewards within themselves
+    metric: str = "seq_reward"  #: what must differ: seq_reward, or a number that the reward function returns beside it
+    #: batches to draw for a step at most; then it makes do with what there is; 0 = no limit
+    max_num_gen_batches: of.NonNegativeInt = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutCorrectionConfig(of.Section):
+    """What is done about log-probs in which engine and trainer differ."""
+
+    rollout_is: Literal["token", "sequence"] | None = None  #: weigh tokens with trainer/engine; null = not
+    rollout_is_threshold: str = "2.0"  #: UPPER truncates weights; LOWER_UPPER makes those outside 0 (IcePop)
+    rollout_is_batch_normalize: bool = False  #: divide weights by their mean
+    #: leave out by token_k1|k2|k3, seq_sum_k1|k2|k3, seq_mean_k1|k2|k3, seq_max_k2|k3, or several: A,B
+    rollout_rs: str | None = None
+    rollout_rs_threshold: str | None = None  #: UPPER; for k1 of the ratio, LOWER_UPPER or UPPER; or one for each: X,Y
+    rollout_token_veto_threshold: of.PositiveFloat | None = None  #: leave a row out where a token's ratio is below it
+    bypass_mode: bool = False  #: take the engine's log-probs for the old ones: no pass for those
+    loss_type: Literal["ppo_clip", "reinforce"] = "ppo_clip"  #: of bypass_mode; reinforce weighs with rollout_is
+
+    @property
+    def corrects(self) -> bool:
+        """Says whether tokens are weighed or left out."""
+        return any((self.rollout_is, self.rollout_rs, self.rollout_token_veto_threshold))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig(of.Section):
+    """From rewards to advantages."""
+
+    adv_estimator: str = "gae"  #: name registered with register_adv_est; docs/algorithms.md lists them
+    gamma: of.Fraction = 1.0  #: discount per token
+    lam: of.Fraction = 1.0  #: GAE's lambda
+    turn_gamma: of.Fraction = 1.0  #: discount per turn, of turn_gae, turn_return and gigpo
+    turn_lam: of.Fraction = 1.0  #: GAE's lambda per turn, of turn_gae
+    norm_adv_by_std_in_grpo: bool = True  #: divide by the group's standard deviation; false = Dr.GRPO
+    gigpo_step_weight: of.NonNegativeFloat = 1.0  #: gigpo: weight of the comparison among turns of one state
+    gdpo_reward_keys: tuple[str, ...] = ()  #: gdpo: numbers that the reward function gives, each normalised by itself
+    gdpo_reward_weights: tuple[float, ...] = ()  #: gdpo: weight of each; empty = 1
+    distillation_coef: of.NonNegativeFloat = 1.0  #: on_policy_distillation: weight of the KL to ref.model.path
+    distillation_task: str | None = None  #: on_policy_distillation: estimator of the task's part; null = none
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    use_kl_in_reward: bool = False  #: subtract the KL to the reference policy from each token's reward
+    kl_penalty: KLKind = "kl"  #: its estimator
+    kl_ctrl: KLControlConfig = KLControlConfig()
+    filter_groups: FilterGroupsConfig = FilterGroupsConfig()
+    custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of an estimator of your own

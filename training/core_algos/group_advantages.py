@@ -1,0 +1,319 @@
+"""Advantage estimators that compare an episode's whole reward with its group's, or with a running mean of its role.
+
+Invariant: every estimator is pure (but `rae`, which moves its running means), and rewards of masked tokens change
+nothing; the results are zero there. A row without a sampled token leaves its group's statistics. A group of one row
+keeps its raw score; the last one of a group whose other rows have no sampled token gets 0.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.containers import row_blocks
+from training.batch.torch_functional import masked_whiten
+from training.core_algos.registry import register_adv_est
+
+logger = logging.getLogger(__name__)
+Advantages = tuple[Tensor, Tensor]
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
+
+
+def numbered(keys: Sequence[Any] | np.ndarray, device: torch.device | None = None) -> Tensor:
+    """Numbers keys, equal ones alike, from 0 on: (len(keys),) int64."""
+    # As strings: object arrays may mix uids with numbers, which cannot be sorted together.
+    return torch.from_numpy(np.unique(np.asarray(keys).astype(str), return_inverse=True)[1]).to(device)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Says which group each entry (B,) belongs to, and which of them count in its statistics, which are in float64.
+
+    A group of equal scores must have a deviation of zero, and not of a rounding error over epsilon.
+    """
+
+    ids: Tensor
+    live: Tensor
+
+    def total(self, per_entry: Tensor) -> Tensor:
+        """Sums over the group of each entry: (B,)."""
+        return torch.zeros_like(per_entry).index_add(0, self.ids, per_entry)[self.ids]
+
+    @functools.cached_property
+    def size(self) -> Tensor:
+        """Counts the live entries of each entry's group: (B,)."""
+        return self.total(self.live.double())
+
+    def deviation(self, per_entry: Tensor) -> Tensor:
+        """Subtracts the mean of the group's live entries: (B,), 0 where an entry is not live."""
+        return torch.where(self.live, per_entry - self.mean(per_entry), 0)
+
+    def mean(self, per_entry: Tensor) -> Tensor:
+        """Averages the live entries of each entry's group: (B,)."""
+        return self.total(torch.where(self.live, per_entry, 0)) / self.size.clamp(min=1)
+
+    def std(self, deviation: Tensor) -> Tensor:
+        """Takes each group's unbiased standard deviation, 0 of a single entry: (B,)."""
+        return (self.total(deviation**2) / (self.size - 1).clamp(min=1)).sqrt()
+
+
+class ScoredGroups(Groups):
+    """Holds each row's summed reward beside its group; rows without a sampled token are not live.
+
+    Attributes:
+        sampled: (batch, response_len) bool.
+        scores: (batch,) float64.
+        epsilon: what is added to a standard deviation; None: nothing is divided by one.
+    """
+
+    sampled: Tensor
+    scores: Tensor
+    epsilon: float | None
+
+    def __init__(
+        self, token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, epsilon: float | None = None
+    ) -> None:
+        if np.shape(index) != token_level_rewards.shape[:1]:
+            rows = len(token_level_rewards)
+            raise ValueError(f"index has shape {np.shape(index)}; it names the group of each of {rows} rows")
+        sampled = response_mask.bool()
+        super().__init__(numbered(index, token_level_rewards.device), sampled.any(-1))
+        scores = [
+            torch.where(sampled[rows], token_level_rewards[rows], 0).sum(-1, dtype=torch.float64)
+            for rows in row_blocks(sampled)
+        ]
+        vars(self).update(sampled=sampled, scores=torch.cat(scores), epsilon=epsilon)
+
+    @functools.cached_property
+    def above_mean(self) -> Tensor:
+        """Is the score minus the mean of its group's: (B,)."""
+        return self.deviation(self.scores)
+
+    def over_std(self, compared: Tensor) -> Tensor:
+        """Divides by the standard deviation of the group's scores, where that is asked for."""
+        return compared if self.epsilon is None else compared / (self.std(self.above_mean) + self.epsilon)
+
+    def alone(self) -> Tensor:
+        """Says which live rows are their group's only row: (B,) bool."""
+        return self.live & (self.total(torch.ones_like(self.scores)) == 1)
+
+    def advantages(self, compared: Tensor, raw: Tensor | None = None) -> Advantages:
+        """Spreads `compared` (B,) over each row's sampled tokens; a group of one gets `raw`, or its score."""
+        alone = self.alone()
+        if alone.any():
+            _warn_once("some groups have a single sample: it keeps its raw score as advantage (rollout.n > 1?)")
+        per_row = torch.where(alone, self.scores if raw is None else raw, compared).float().unsqueeze(-1)
+        advantages = torch.where(self.sampled, per_row, 0)  # (batch, response_len)
+        return advantages, advantages
+
+
+def group_estimator(*names: str) -> Callable[[Callable[[ScoredGroups], Tensor]], Callable[..., Advantages]]:
+    """Makes a decorator: of scores compared in their groups, (batch,), it makes a registered estimator.
+
+    Its arguments are
+        token_level_rewards: (batch, response_len); a row's score is their sum over sampled tokens.
+        response_mask: (batch, response_len), 1 on sampled tokens.
+        index: (batch,) the prompt group (uid) of each row.
+        epsilon, norm_adv_by_std_in_grpo: of those that divide by a standard deviation, the unbiased one.
+        config: not read; estimators are handed it by verl's convention.
+    and it returns
+        advantages, returns (the same): (batch, response_len) float32, zero where the mask is zero.
+    """
+
+    def decorate(compare: Callable[[ScoredGroups], Tensor]) -> Callable[..., Advantages]:
+        @torch.no_grad()
+        def estimate(
+            token_level_rewards: Tensor,
+            response_mask: Tensor,
+            index: np.ndarray,
+            epsilon: float = 1e-6,
+            norm_adv_by_std_in_grpo: bool = True,
+            config: Any = None,
+        ) -> Advantages:
+            group = ScoredGroups(
+                token_level_rewards, response_mask, index, epsilon if norm_adv_by_std_in_grpo else None
+            )
+            return group.advantages(compare(group))
+
+        estimate.__name__, estimate.__qualname__, estimate.__doc__ = compare.__name__, compare.__name__, compare.__doc__
+        for name in names:
+            register_adv_est(name)(estimate)
+        return estimate
+
+    return decorate
+
+
+@group_estimator("grpo", "grpo_vectorized")
+def compute_grpo_outcome_advantage(group: ScoredGroups) -> Tensor:
+    """Compares a score with its group, A_i = (r_i - mean r) / (std r + epsilon)  (arXiv:2402.03300, section 4.1.2).
+
+    Without `norm_adv_by_std_in_grpo` the division is left out: Dr.GRPO (arXiv:2503.20783).
+    """
+    return group.over_std(group.above_mean)
+
+
+@group_estimator("grpo_passk")
+def compute_grpo_passk_outcome_advantage(group: ScoredGroups) -> Tensor:
+    """Rewards the best of a group alone, by how far it is above the second, as pass@k does (arXiv:2503.19595).
+
+    A = (r_1 - r_2) / (std r + epsilon); where several are the best nobody gets anything. Raises ValueError for a group
+    of one row.
+    """
+    if group.alone().any():
+        raise ValueError("grpo_passk compares the two best of a group, and one has a single row: set rollout.n above 1")
+    scores = torch.where(group.live, group.scores, -torch.inf)
+
+    def highest(some: Tensor) -> Tensor:
+        return some.new_full(some.shape, -torch.inf).scatter_reduce(0, group.ids, some, "amax")[group.ids]
+
+    best = scores == highest(scores)
+    second = highest(torch.where(best, -torch.inf, scores))
+    wins = group.live & best & (group.total(best.double()) == 1) & (second > -torch.inf)
+    return group.over_std(torch.where(wins, group.scores - second, 0))
+
+
+@group_estimator("rloo", "rloo_vectorized")
+def compute_rloo_outcome_advantage(group: ScoredGroups) -> Tensor:
+    """Subtracts the leave-one-out baseline, A_i = r_i - mean(r_j, j != i)  (arXiv:2402.14740, eq. 7)."""
+    # r_i - (sum - r_i)/(n - 1) = (r_i - mean) n/(n - 1)
+    return group.above_mean * group.size / (group.size - 1).clamp(min=1)
+
+
+@register_adv_est("reinforce_plus_plus_baseline")
+@torch.no_grad()
+def compute_reinforce_plus_plus_baseline_outcome_advantage(
+    token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None
+) -> Advantages:
+    """Subtracts the group's mean, then whitens over all tokens: REINFORCE++ with a baseline (arXiv:2501.03262).
+
+    Args and returns as in `group_estimator`.
+    """
+    group = ScoredGroups(token_level_rewards, response_mask, index)
+    whitened = masked_whiten(group.advantages(group.above_mean)[0], response_mask)
+    return whitened, whitened
+
+
+@group_estimator("opo")
+def compute_opo_outcome_advantage(group: ScoredGroups) -> Tensor:
+    """Subtracts the baseline that weighs a group's scores with their lengths, sum l_j r_j / sum l_j (arXiv:2505.23585).
+
+    A length counts sampled tokens.
+    """
+    lengths = group.sampled.sum(-1).double()
+    baseline = group.total(lengths * group.scores) / group.total(lengths).clamp(min=1)
+    return torch.where(group.live, group.scores - baseline, 0)
+
+
+@register_adv_est("gpg")
+@torch.no_grad()
+def compute_gpg_outcome_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: np.ndarray,
+    f_norm: float = 1.0,
+    alpha: float = 1.0,
+    config: Any = None,
+) -> Advantages:
+    """Subtracts the group's mean, and scales by the share of scores that are not zero: GPG (arXiv:2504.02546).
+
+    A_i = alpha B / B_nonzero (r_i - mean r) / f_norm, with B the rows that have a sampled token. Args and returns as in
+    `group_estimator`; a group of one row is scaled, too.
+    """
+    group = ScoredGroups(token_level_rewards, response_mask, index)
+    scale = alpha * group.live.sum() / group.scores.count_nonzero().clamp(min=1) / f_norm
+    return group.advantages(group.above_mean * scale, raw=group.scores * scale)
+
+
+@group_estimator("maxrl")
+def compute_maxrl_outcome_advantage(group: ScoredGroups) -> Tensor:
+    """Divides the deviation by the group's mean, A_i = (r_i - mean r) / mean r: MaxRL (arXiv:2602.02710).
+
+    Its mean is the gradient of log-likelihood's expansion up to pass@n; scores are to be 0 or more. 0 where the mean
+    is 0.
+    """
+    mean = group.mean(group.scores)
+    return torch.where(mean == 0, 0, group.above_mean / torch.where(mean == 0, 1, mean))
+
+
+@register_adv_est("gdpo")
+@torch.no_grad()
+def compute_gdpo_outcome_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: np.ndarray,
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+    config: Any = None,
+    non_tensor_batch: Mapping[str, Any] | None = None,
+) -> Advantages:
+    """Normalises each kind of reward in its group before they are added, then whitens: GDPO (arXiv:2601.05242).
+
+    Args:
+        config: has gdpo_reward_keys, the names of the rewards, and gdpo_reward_weights; None: 1 each.
+        non_tensor_batch: has (batch,) numbers under these names.
+        The rest, and returns, as in `group_estimator`. Without a config the reward is one kind.
+    """
+    keys = config.get("gdpo_reward_keys") if config is not None else None
+    weights = (config.get("gdpo_reward_weights") if keys else None) or [1.0] * len(keys or [""])
+    if len(weights) != len(keys or [""]):
+        raise ValueError(f"gdpo_reward_weights has {len(weights)} numbers; gdpo_reward_keys names {len(keys or [''])}")
+    total = torch.zeros_like(token_level_rewards, dtype=torch.float32)
+    for key, weight in zip(keys or [""], weights, strict=True):
+        rewards = token_level_rewards
+        if key:
+            rewards = _one_kind(dict(non_tensor_batch or {}), key, response_mask)
+        own, _ = compute_grpo_outcome_advantage(rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo)
+        total += weight * own
+    whitened = masked_whiten(total, response_mask)
+    return whitened, whitened
+
+
+def _one_kind(columns: Mapping[str, Any], key: str, response_mask: Tensor) -> Tensor:
+    """Puts a column's numbers on each row's first sampled token: (batch, response_len)."""
+    if key not in columns:
+        known = ", ".join(sorted(name for name in columns if "/" not in name))
+        raise ValueError(
+            f"algorithm.gdpo_reward_keys has {key!r}, which the reward function does not give; it: {known}"
+        )
+    scores = torch.tensor(np.asarray(columns[key], dtype=np.float64), device=response_mask.device)
+    first = response_mask.bool() & (response_mask.bool().cumsum(-1) == 1)
+    return first * scores[:, None]
+
+
+@register_adv_est("rae")
+@torch.no_grad()
+def compute_rae_outcome_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    role: np.ndarray,
+    state: dict[str, float],
+    config: Any = None,
+    decay: float = 0.95,
+) -> Advantages:
+    """Subtracts the running mean of its role's scores, A_i = r_i - b_role: RAE (arXiv:2506.24119, section 3.3).
+
+    Args:
+        token_level_rewards, response_mask: (batch, response_len).
+        role: (batch,) whom each row plays.
+        state: role -> running mean, from 0 on. It moves once this batch has been compared with it, so that no score is
+            compared with itself: of m scores of a role each keeps `decay`, b = decay^m b + (1 - decay^m) mean r.
+    Returns:
+        advantages, returns (the same): (batch, response_len) float32, zero where the mask is zero.
+    """
+    group = ScoredGroups(token_level_rewards, response_mask, role)
+    names = [str(name) for name in role]
+    baselines = torch.tensor([state.get(name, 0.0) for name in names], dtype=torch.float64, device=group.scores.device)
+    advantages = torch.where(group.sampled, (group.scores - baselines).float().unsqueeze(-1), 0)
+    kept = decay**group.size
+    moved = kept * baselines + (1 - kept) * group.mean(group.scores)
+    state |= dict(zip(names, moved.tolist(), strict=True))
+    return advantages, advantages

@@ -1,0 +1,188 @@
+"""Advantage estimators that see turns: the reward of a turn is credited to it, and to those before it.
+
+Invariant: every estimator is pure, and the results are zero outside the mask. With two turns of an episode,
+
+    turn_ids            =  0  0 -1 -1  1  1  1 -1      of each sampled token
+    token_level_rewards =  0 .2  0  0  0  0  1  0      turn 0 gets .2, turn 1 gets 1
+    return of turn 0    = .2 + turn_gamma * 1
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from training.batch.torch_functional import masked_whiten
+from training.core_algos.advantages import discounted_returns, gae_scan
+from training.core_algos.group_advantages import Advantages, Groups, compute_grpo_outcome_advantage, numbered
+from training.core_algos.registry import register_adv_est
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Holds an episode's turns beside its tokens.
+
+    Attributes:
+        of_token: (batch, response_len) int64, the turn of each sampled token; 0 elsewhere.
+        sampled: (batch, response_len) bool.
+        first, last: (batch, response_len) bool, each turn's first and last sampled token.
+        exists: (batch, turns) bool, which turns have a sampled token.
+        rewards: (batch, turns) float32, the sum over each turn's sampled tokens.
+    """
+
+    of_token: Tensor
+    sampled: Tensor
+    first: Tensor
+    last: Tensor
+    exists: Tensor
+    rewards: Tensor
+
+    @classmethod
+    def of(cls, token_level_rewards: Tensor, response_mask: Tensor, turn_ids: Tensor) -> "Turns":
+        """Finds the turns of a batch, whose numbers never fall along a row."""
+        sampled = response_mask.bool()
+        of_token = torch.where(sampled, turn_ids, 0).long()
+        turns = int(of_token.max()) + 1 if sampled.numel() else 1
+        # The turn of the last sampled token before each, and of the next one behind it.
+        before = pad(torch.where(sampled, of_token, -1).cummax(1).values, (1, -1), value=-1)
+        behind = pad(torch.where(sampled, of_token, turns).flip(1).cummin(1).values, (1, -1), value=turns).flip(1)
+        rewards = torch.where(sampled, token_level_rewards, 0).float()
+        by_turn = rewards.new_zeros(len(sampled), turns)
+        exists = by_turn.scatter_add(1, of_token, sampled.float()) > 0
+        first, last = sampled & (before < of_token), sampled & (behind > of_token)
+        return cls(of_token, sampled, first, last, exists, by_turn.scatter_add(1, of_token, rewards))
+
+    def spread(self, per_turn: Tensor) -> Tensor:
+        """Gives every sampled token its turn's number: (batch, turns) -> (batch, response_len) float32."""
+        return torch.where(self.sampled, per_turn.float().gather(1, self.of_token), 0)
+
+    def at_start(self, per_token: Tensor) -> Tensor:
+        """Takes each turn's first sampled token's number: (batch, response_len) -> (batch, turns)."""
+        return torch.zeros_like(self.rewards).scatter_add(
+            1, self.of_token, torch.where(self.first, per_token.float(), 0)
+        )
+
+
+@register_adv_est("turn_gae")
+@torch.no_grad()
+def compute_turn_gae_advantage_return(
+    token_level_rewards: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    turn_ids: Tensor,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    config: Any = None,
+    whiten: bool = True,
+) -> Advantages:
+    """Runs GAE over turns, and inside each turn over its tokens towards the turn's return (arXiv:2504.20073).
+
+    With V_k the value before turn k's first token, A_k is GAE over turns and A_k + V_k what its tokens are to reach.
+
+    Args:
+        token_level_rewards, values, response_mask, turn_ids: (batch, response_len).
+        gamma, lam: discount and GAE's lambda per token, inside a turn.
+        config: has turn_gamma and turn_lam, those per turn; None: 1.
+        whiten: over all tokens, as `gae` does.
+    Returns:
+        advantages, returns = advantages before whitening + values: (batch, response_len) float32, zero where masked.
+    """
+    turns = Turns.of(token_level_rewards, response_mask, turn_ids)
+    targets = gae_scan(turns.rewards, turns.at_start(values), turns.exists, None, *_per_turn(config))[1]
+    # What comes after the turn is credited to its last token.
+    beyond = turns.spread(targets - turns.rewards) * turns.last
+    rewards = torch.where(turns.sampled, token_level_rewards, 0).float() + beyond
+    advantages, returns = gae_scan(rewards, values.float(), turns.sampled, 1.0 - turns.last.float(), gamma, lam)
+    return masked_whiten(advantages, response_mask) if whiten else advantages, returns
+
+
+@register_adv_est("turn_return")
+@torch.no_grad()
+def compute_turn_return_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: np.ndarray,
+    turn_ids: Tensor,
+    config: Any = None,
+    leave_one_out: bool = True,
+) -> Advantages:
+    """Gives each turn its discounted return less the mean return of turn k in the group's other episodes.
+
+    A_{i,k} = G_{i,k} - mean(G_{j,k}, j != i that reached turn k), with G_{i,k} = sum_{l >= k} turn_gamma^(l-k) r_{i,l};
+    nothing is subtracted where no other episode reached it. That is unbiased, though policies decide how long episodes
+    are: what others do does not depend on this one. A mean that includes the episode itself (`leave_one_out` False)
+    scales turn k by m / (m + 1), where m others reached it.
+
+    Args:
+        token_level_rewards, response_mask, turn_ids: (batch, response_len).
+        index: (batch,) the group (uid) of each episode.
+        config: has turn_gamma; None: 1.
+    Returns: advantages, returns (G, of each token's turn): (batch, response_len) float32, zero outside the mask.
+    """
+    turns = Turns.of(token_level_rewards, response_mask, turn_ids)
+    returns = discounted_returns(turns.rewards, turns.exists, _per_turn(config)[0])  # (batch, turns)
+    number = torch.arange(returns.shape[1], device=returns.device)
+    ids = numbered(index, returns.device)[:, None] * returns.shape[1] + number
+    groups = Groups(ids.flatten(), turns.exists.flatten())
+    above = groups.deviation(returns.flatten().double())
+    if leave_one_out:
+        alone = groups.size == 1
+        above = torch.where(alone, returns.flatten(), above * groups.size / (groups.size - 1).clamp(min=1))
+    return turns.spread(above.view_as(returns)), turns.spread(returns)
+
+
+@register_adv_est("gigpo")
+@torch.no_grad()
+def compute_gigpo_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: np.ndarray,
+    turn_ids: Tensor,
+    anchors: Sequence[Sequence[str]],
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+    config: Any = None,
+) -> Advantages:
+    """Adds to GRPO's advantage of the episode one of each turn among those that began in the same state: GiGPO.
+
+    A = A_episode + gigpo_step_weight * A_turn; A_turn compares the turn's discounted return with those of the group's
+    turns, of any number and episode, whose anchor is the same (arXiv:2505.10978, eq. 6 to 8). A state that was met once
+    says nothing: 0.
+
+    Args:
+        token_level_rewards, response_mask, turn_ids: (batch, response_len).
+        index: (batch,) the group (uid) of each episode.
+        anchors: for each episode the state that each of its turns began in.
+        norm_adv_by_std_in_grpo: divide both parts by their standard deviation.
+        config: has turn_gamma and gigpo_step_weight; None: 1.
+    Returns: advantages, returns (the turn's discounted one): (batch, response_len) float32, zero outside the mask.
+    """
+    turns = Turns.of(token_level_rewards, response_mask, turn_ids)
+    returns = discounted_returns(turns.rewards, turns.exists, _per_turn(config)[0])  # (batch, turns)
+    episodes, numbers = turns.exists.nonzero(as_tuple=True)
+    counts = turns.exists.cumsum(1).new_tensor([len(states) for states in anchors])
+    if bool((numbers >= counts[episodes]).any()):
+        raise ValueError(f"gigpo: {int(turns.exists.sum())} turns were played, and anchors name {int(counts.sum())}")
+    offsets = counts.cumsum(0) - counts
+    states = numbered(list(chain.from_iterable(anchors)), returns.device)[offsets[episodes] + numbers]
+    ids = numbered(index, returns.device)[episodes] * (int(states.max()) + 1 if len(states) else 1) + states
+    same_state = Groups(torch.unique(ids, return_inverse=True)[1], torch.ones_like(ids, dtype=torch.bool))
+    above = same_state.deviation(returns[episodes, numbers].double())
+    if norm_adv_by_std_in_grpo:
+        above = above / (same_state.std(above) + epsilon)
+    of_turns = torch.zeros_like(returns).index_put((episodes, numbers), above.float())
+    whole, _ = compute_grpo_outcome_advantage(
+        token_level_rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo
+    )
+    weight = 1.0 if config is None else config.gigpo_step_weight
+    return whole + weight * turns.spread(of_turns), turns.spread(returns)
+
+
+def _per_turn(config: Any) -> tuple[float, float]:
+    """Returns discount and GAE's lambda per turn."""
+    return (1.0, 1.0) if config is None else (config.turn_gamma, config.turn_lam)
