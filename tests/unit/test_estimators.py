@@ -19,7 +19,6 @@ TURNS = torch.tensor([[0, 0, 1, -1], [0, 0, -1, -1], [0, -1, 1, 1], [0, 1, 1, 2]
 CONFIG = SimpleNamespace(
     gamma=1.0, turn_gamma=1.0, turn_lam=1.0, gigpo_step_weight=1.0, distillation_coef=1.0, distillation_task=None
 )
-CONFIG.get = lambda name, default=None: getattr(CONFIG, name, default)
 
 
 def outcome(scores: list[float], mask: Tensor) -> Tensor:
@@ -103,8 +102,7 @@ def test_maxrl_divides_by_the_mean() -> None:
 
 
 def test_gdpo_normalises_each_kind_of_reward_by_itself() -> None:
-    config = SimpleNamespace()
-    config.get = {"gdpo_reward_keys": ["hit", "form"], "gdpo_reward_weights": [1.0, 0.5]}.get
+    config = SimpleNamespace(gdpo_reward_keys=("hit", "form"), gdpo_reward_weights=(1.0, 0.5))
     kinds = {"hit": [1, 0, 0, 1, 0], "form": [100, 200, 100, 0, 0]}
     hit, form = (
         torch.tensor([*three, *two])

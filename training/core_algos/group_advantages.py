@@ -262,15 +262,12 @@ def compute_gdpo_outcome_advantage(
         non_tensor_batch: has (batch,) numbers under these names.
         The rest, and returns, as in `group_estimator`. Without a config the reward is one kind.
     """
-    keys = config.get("gdpo_reward_keys") if config is not None else None
-    weights = (config.get("gdpo_reward_weights") if keys else None) or [1.0] * len(keys or [""])
-    if len(weights) != len(keys or [""]):
-        raise ValueError(f"gdpo_reward_weights has {len(weights)} numbers; gdpo_reward_keys names {len(keys or [''])}")
+    keys, weights = ((), ()) if config is None else (config.gdpo_reward_keys, config.gdpo_reward_weights)
+    kinds = [_one_kind(non_tensor_batch or {}, key, response_mask) for key in keys] or [token_level_rewards]
+    if len(weights := weights or [1.0] * len(kinds)) != len(kinds):
+        raise ValueError(f"gdpo_reward_weights has {len(weights)} numbers; there are {len(kinds)} kinds of reward")
     total = torch.zeros_like(token_level_rewards, dtype=torch.float32)
-    for key, weight in zip(keys or [""], weights, strict=True):
-        rewards = token_level_rewards
-        if key:
-            rewards = _one_kind(dict(non_tensor_batch or {}), key, response_mask)
+    for rewards, weight in zip(kinds, weights, strict=True):
         own, _ = compute_grpo_outcome_advantage(rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo)
         total += weight * own
     whitened = masked_whiten(total, response_mask)
