@@ -12,9 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.test_agents import ACTOR, ROLLOUT, assert_finite, fit, forgetful_game, game_config  # noqa: F401
-from tests.e2e.test_training import read_steps
+from tests.e2e.test_training import read_steps, tiny_config
 from training import core_algos as algos
 from training.batch.torch_functional import masked_mean
+from training.config.loader import ConfigError
 
 PLAIN = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4")
 SETTINGS = {
@@ -141,3 +142,18 @@ def test_episodes_of_several_rows_count_once(forgetful_game: Path, tmp_path: Pat
             names = real.non_tensor_batch["episode_id"]
             whole = [real.batch["episode_share"][names == name].sum().item() for name in set(names)]
             assert whole == pytest.approx([1.0] * len(whole))
+
+
+def test_gdpo_takes_the_kinds_of_reward_that_the_function_gives(tiny_task: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return {'score': 1.0, 'hit': float(len(solution_str) % 2), 'form': float(len(solution_str))}\n"
+    )
+    kinds = ("algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[hit,form]")
+    function = (f"custom_reward_function.path={tmp_path}/mine.py", "trainer.val_before_train=false")
+    _, batches = fit(tiny_config(tiny_task, tmp_path / "run", *PLAIN, *kinds, *function))
+    for batch in batches:
+        varied = len(set(batch.non_tensor_batch["reward_info/form"])) > 1
+        assert bool(batch.batch["advantages"].any()) == varied, "the score itself never differs"
+    with pytest.raises(ConfigError, match=r"gdpo needs algorithm\.gdpo_reward_keys"):
+        tiny_config(tiny_task, tmp_path / "run", *PLAIN, kinds[0])
