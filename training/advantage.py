@@ -60,7 +60,9 @@ def compute_advantage(
     It is handed `token_level_rewards`, `response_mask` and what it asks for (training/config/needs.py); `state` is its
     own. Raises ValueError where it returns another shape or numbers that are not finite.
     """
-    needed = [name for name in estimator_needs(adv_estimator) if name in FIELDS and name != "turn_ids"]
+    # What is made up for a batch of prompts, or is there with a correction alone.
+    optional = ("turn_ids", "anchors", "rollout_is_weights")
+    needed = [name for name in estimator_needs(adv_estimator) if name in FIELDS and name not in optional]
     data.require("token_level_rewards", "response_mask", *needed, by=f"estimator {adv_estimator}")
     episodes, width = EpisodeRows(data), data.batch["response_mask"].shape[1]
     fields = {

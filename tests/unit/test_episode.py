@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from custom.env import Message
+from custom.agent import AgentSpec
+from custom.env import BaseEnvironment, Message
 from data.turn_tokens import TurnTokens
 from scripts.replay import row_of
-from workers.environments.env_server import StepReply
+from workers.environments.env_server import EnvServer, StepReply
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import (
     Ask,
@@ -24,6 +25,7 @@ from workers.rollout.episode import (
     Row,
     Sample,
     TurnLimits,
+    anchor_of,
     answer_prompt,
     play_episode,
 )
@@ -197,3 +199,29 @@ def test_a_row_holds_few_bytes_a_token_and_its_record_has_an_entry_for_each() ->
     ids = list(range(1000, 21_000))
     long.append_sampled(Completion(request_id="0", token_ids=ids, log_probs=[-0.5] * 20_000, finish_reason="stop"), 0)
     assert len(pickle.dumps(long)) < 9 * 20_000
+
+
+class Named(BaseEnvironment):
+    """Says the same in every room, and has a name for each."""
+
+    def reset(self, seed: int | None = None) -> str:
+        self.room = 0
+        return "a room"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, object]]:
+        self.room += 1
+        return "a room", 0.0, self.room == 2, {}
+
+    def anchor(self) -> str:
+        return f"room {self.room}"
+
+
+def test_a_turn_begins_in_the_environments_name_for_its_state_or_in_what_was_said() -> None:
+    server = EnvServer()
+    server.build(AgentSpec(environment=Named))
+    replies = [server.reset(0), server.step("go"), server.step("go")]
+    assert [reply.anchor for reply in replies] == ["room 0", "room 1", None]
+    assert [anchor_of(reply) for reply in replies[:2]] == ["room 0", "room 1"]
+    said = [StepReply(messages=[{"role": "user", "content": text}]) for text in ("a", "b", "a")]
+    one, other, again = (anchor_of(reply) for reply in said)
+    assert one == again != other

@@ -14,7 +14,7 @@ from torch import Tensor
 from data.containers import object_array
 from data.protocol import DUMMY_UID, DataProto
 from training.advantage import compute_advantage
-from training.batch.episode_rows import EpisodeRows
+from training.batch.episode_rows import EpisodeRows, observation_mask
 from training.core_algos import gae_advantage_return_unwhitened
 
 WIDTH = 4
@@ -163,3 +163,20 @@ def test_gae_over_joined_rows_is_gae_over_their_sampled_tokens() -> None:
     raw, returns = gae_advantage_return_unwhitened(*joined, 0.5, 1.0)
     assert raw.tolist() == [[0.0, 0.75]], "0 + .5 x .25 - .5 + .5 x .75 = 0, 1 - .25 = .75"
     assert returns.tolist() == [[0.5, 1.0]]
+
+
+def test_a_batch_of_prompts_needs_no_anchors_and_no_weights() -> None:
+    """Each prompt's answers begin in the same state, so that GiGPO compares them twice."""
+    batch = batch_of([("g", "a", 0, [3.0]), ("g", "b", 0, [1.0])])
+    config = SimpleNamespace(turn_gamma=1.0, turn_lam=1.0, gigpo_step_weight=1.0)
+    compute_advantage(batch, "gigpo", norm_adv_by_std_in_grpo=False, config=config)
+    assert batch.batch["advantages"].tolist() == [[2], [-2]]
+
+
+def test_observations_of_episodes_that_are_left_out_are_not_predicted() -> None:
+    tensors = {
+        "responses": torch.zeros(2, 3, dtype=torch.int32),
+        "attention_mask": torch.ones(2, 4, dtype=torch.int8),
+        "turn_ids": torch.tensor([[0, -1, 1], [-1, -1, -1]], dtype=torch.int16),
+    }
+    assert observation_mask(DataProto.from_dict(tensors=tensors)).tolist() == [[0, 1, 0], [0, 0, 0]]

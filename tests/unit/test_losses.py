@@ -1,12 +1,14 @@
 """Tests policy, value and entropy losses: hand-worked numbers, and the same gradient however the batch is cut."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from training import core_algos as algos
+from training.config.algorithm_settings import PolicyLossChoice, RolloutCorrectionConfig
 
 MASK = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]])
 GLOBAL = {"batch_num_tokens": 9, "global_batch_size": 4}
@@ -272,3 +274,25 @@ def test_a_fraction_of_tokens_is_detached_and_sums_over_micro_batches_to_the_min
     counts = algos.GlobalBatchInfo(dp_size=2, batch_num_tokens=3)
     parts = [algos.token_fraction(clipped[row : row + 1], mask[row : row + 1], counts).item() for row in (0, 1)]
     assert parts == pytest.approx([1 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("name", sorted(algos.POLICY_LOSS_REGISTRY.keys() - {"clip_cov", "kl_cov"}))
+def test_no_loss_depends_on_how_a_mini_batch_is_cut(name, weighed):
+    """clip_cov and kl_cov do: they choose tokens of a micro-batch."""
+    old, new, advantages = policy_inputs()
+    weights = torch.rand(MASK.shape, generator=torch.Generator().manual_seed(0)) if weighed else None
+    own = PolicyLossChoice(dro_beta=0.1)
+    correction = RolloutCorrectionConfig(loss_type="reinforce", rollout_is="token", rollout_rs="seq_mean_k1")
+    correction = replace(correction, rollout_rs_threshold="0.5_2.0")
+    config = algos.PolicyLossConfig(policy_loss=own, rollout_correction=correction, global_batch_info=GLOBAL)
+    gradients = []
+    for parts in ([slice(0, 5)], [slice(0, 1), slice(1, 3), slice(3, 5)]):
+        leaf = new.clone().requires_grad_()
+        for rows in parts:
+            given = [x[rows] for x in (old, leaf, advantages, MASK)]
+            own_weights = None if weights is None else weights[rows]
+            algos.get_policy_loss_fn(name)(*given, "token-mean", config, own_weights)[0].backward()
+        gradients.append(leaf.grad)
+    assert gradients[0].any()
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-8)

@@ -27,10 +27,14 @@ def real_rows(batch: DataProto) -> Tensor:
 
 
 def observation_mask(batch: DataProto) -> Tensor:
-    """Marks what environments said inside responses: (B, R) int8, 0 on sampled tokens, padding and dummy rows."""
+    """Marks what environments said inside responses: (B, R) int8, 0 on sampled tokens, padding and dummy rows.
+
+    A row without a sampled token is of an episode that is left out: its turns are not known there.
+    """
     width = batch.batch["responses"].shape[1]
     said = batch.batch["attention_mask"][:, -width:].bool() & (batch.batch["turn_ids"] < 0)
-    return (said & real_rows(batch)[:, None]).to(torch.int8)
+    kept = real_rows(batch) & (batch.batch["turn_ids"] >= 0).any(dim=1)
+    return (said & kept[:, None]).to(torch.int8)
 
 
 class EpisodeRows:

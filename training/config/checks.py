@@ -229,8 +229,8 @@ def _losses(config: PPOConfig) -> Iterator[str]:
     reads_engine = correction.corrects or correction.bypass_mode
     if reads_engine and not config.actor_rollout_ref.rollout.calculate_log_probs:
         yield f"algorithm.rollout_correction reads the engine's log-probs: set {ROLLOUT}.calculate_log_probs=true"
-    if correction.bypass_mode and config.algorithm.use_kl_in_reward:
-        yield "algorithm.rollout_correction.bypass_mode computes no log-probs that use_kl_in_reward could read"
+    if correction.bypass_mode and (config.algorithm.use_kl_in_reward or "sum_pi_squared" in config.estimator_needs):
+        yield "algorithm.rollout_correction.bypass_mode makes no pass that use_kl_in_reward or the estimator reads"
     try:
         token = torch.zeros(1, 1)
         correct_as(correction, token, token, token + 1)

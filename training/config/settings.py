@@ -149,7 +149,7 @@ class ActorConfig(of.Section):
     tau_neg: of.PositiveFloat = 1.05  #: sapo: where it is not
     loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
     loss_scale_factor: of.PositiveInt | None = None  #: divisor of seq-mean-token-sum-norm; null = the response length
-    #: what seq-mean-* counts once: an episode, whatever its number of rows, or each row, as verl does
+    #: what seq-mean-* counts once: an episode of any number of rows, or each row, as verl does
     loss_agg_counts: Literal["episodes", "rows"] = "episodes"
     entropy_coeff: float = 0.0  #: weight of the entropy bonus
     use_kl_loss: bool = False  #: add the KL to the reference policy to the loss (GRPO's way)
