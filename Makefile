@@ -6,7 +6,8 @@ READY := $(VENV)/.ready
 SEED ?= 0
 GPU_PYTHON ?= python3
 
-.PHONY: setup quickstart smollm2 smollm2-game test test-unit test-slow check executed format bench gpu-check clean
+.PHONY: setup quickstart smollm2 smollm2-game test test-unit test-slow check executed learn-table format bench \
+	gpu-check clean
 
 setup: $(READY)
 
@@ -45,6 +46,9 @@ check: $(READY)  ## lint, format, types, line budget
 
 executed: $(READY)  ## which part of the code two steps of GRPO with vLLM execute, room by room
 	$(PY) scripts/executed_lines.py
+
+learn-table: $(READY)  ## trains every estimator and loss for three seeds and writes their table in docs/algorithms.md
+	$(PY) scripts/learn_table.py --jobs 2
 
 format: $(READY)
 	$(VENV)/bin/ruff check --fix .

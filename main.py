@@ -12,6 +12,7 @@ from pathlib import Path
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from training.config import PPOConfig
+from training.config.bias import bias_line
 from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, explain, load_config
 from training.config.texts import say
@@ -73,7 +74,7 @@ def run(argv: list[str], signals: EndingSignals) -> int:
         with closed_pipe_is_no_error():
             loaded = load_config([word for word in argv if word != "--debug"])
             if loaded.explain:
-                print(explain(loaded))
+                print(explain(loaded), bias_line(loaded.config), sep="\n")
                 return 0
     except ConfigError as error:
         print(error, file=sys.stderr)

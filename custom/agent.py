@@ -82,7 +82,7 @@ class Agent:
 
     def close(self) -> None:
         """Closes the environment, where it can be closed."""
-        _call(self.environment, "close")
+        env.call_method(self.environment, "close")
 
     def _play(self, response_text: str) -> StepResult:
         if self.tools is None:
@@ -145,14 +145,14 @@ class CheckedAgent(Agent):
 
     def episode_reward(self, ending: str) -> float | None:
         """Returns the reward_fn's value, else the agent's own, where it has one."""
-        value = _call(self.inner, "episode_reward", ending)
+        value = env.call_method(self.inner, "episode_reward", ending)
         if self.reward_fn is None and value is not None:
             return env.check_reward(value, f"{type(self.inner).__name__}.episode_reward")
         return super().episode_reward(ending)
 
     def close(self) -> None:
         """Closes the agent, else its environment."""
-        _call(self.inner if hasattr(self.inner, "close") else self.environment, "close")
+        env.call_method(self.inner if hasattr(self.inner, "close") else self.environment, "close")
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,7 @@ class AgentSpec:
         if make is None or make is Agent:
             return Agent(environment, reward_fn=reward_fn, **settings)
         accepted = {name: value for name, value in settings.items() if env.takes_keyword(make, name)}
-        inner = make(*([] if environment is None else [environment]), **accepted)
-        return CheckedAgent(inner, reward_fn, limit)
+        return CheckedAgent(make(*([] if environment is None else [environment]), **accepted), reward_fn, limit)
 
     def _make_environment(self) -> Any:
         source = self.environment
@@ -242,14 +241,8 @@ def _as_observation(observation: Observation) -> Observation:
     return observation
 
 
-def _call(thing: Any, method: str, *arguments: Any) -> Any:
-    """Calls the method; None where there is no such method."""
-    call = getattr(thing, method, None)
-    return call(*arguments) if callable(call) else None
-
-
 def _text_of(environment: Any, method: str) -> str:
-    text = _call(environment, method) if hasattr(environment, method) else ""
+    text = env.call_method(environment, method) if hasattr(environment, method) else ""
     if not isinstance(text, str):
         raise BadEnvironment(f"{type(environment).__name__}.{method} returned {env.shown(text)}; allowed: a string")
     return text

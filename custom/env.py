@@ -73,8 +73,7 @@ class BaseEnvironment(ABC):
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         # A bare EnvironmentConfig says nothing, so that it stands for the defaults of any environment.
-        unspecific = config is None or type(config) is EnvironmentConfig
-        self.config: Any = self.config_cls() if unspecific else config
+        self.config: Any = self.config_cls() if config is None or type(config) is EnvironmentConfig else config
         self._done = False
 
     @abstractmethod
@@ -200,10 +199,9 @@ def check_observation(observation: Any, where: str, max_chars: int = MAX_OBSERVA
         raise BadEnvironment(f"{where} returned the observation {shown(observation)}; allowed: {OBSERVATIONS}")
     if len(observation) > MAX_MESSAGES:
         raise BadEnvironment(f"{where} returned {len(observation)} messages; allowed: {MAX_MESSAGES}")
-    share = max_chars // max(len(observation), 1)
     return [
         {name: _encodable(text[:MAX_NAME]) for name in MESSAGE_KEYS if isinstance(text := message.get(name), str)}
-        | {"content": cut_middle(_encodable(message["content"]), share)}
+        | {"content": cut_middle(_encodable(message["content"]), max_chars // len(observation))}
         for message in observation
     ]
 
@@ -232,8 +230,7 @@ def cut_middle(text: str, max_chars: int) -> str:
         return text
     mark = f"\n[… {len(text) - max_chars:,} characters or more left out …]\n"
     kept = max(max_chars - len(mark), 0)
-    head = (kept + 1) // 2
-    return (text[:head] + mark + text[len(text) - kept // 2 :])[:max_chars]
+    return (text[: (kept + 1) // 2] + mark + text[len(text) - kept // 2 :])[:max_chars]
 
 
 def shown(value: Any) -> str:
@@ -258,6 +255,12 @@ def takes_keyword(function: Callable[..., Any], name: str) -> bool:
     parameters = inspect.signature(function).parameters.values()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return any((p.name == name and p.kind in by_name) or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def call_method(thing: Any, method: str, *arguments: Any) -> Any:
+    """Calls the method; None where there is no such method."""
+    call = getattr(thing, method, None)
+    return call(*arguments) if callable(call) else None
 
 
 def _is_message(message: Any) -> bool:

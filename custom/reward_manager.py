@@ -5,32 +5,39 @@ name; its class may have `check_config(config)`, which lists what the config lac
 (response_mask 1) are decoded, so that an environment's text never counts as the policy's.
 """
 
+import inspect
 import json
+import logging
+import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 import torch
+from pebble import ProcessExpired, ProcessPool
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
 from custom.adapters.base import ENVIRONMENT_NAMES
 from custom.adapters.make import make_environment
+from custom.confine import die_with_parent
 from custom.env import check_reward, reset_environment, shown, step_environment
-from custom.reward_score import default_compute_score
+from custom.reward_score import default_compute_score, score_from_file
 from data.names import registered, registering
 from data.protocol import DataProto
 from data.token_rewards import place_outcome_rewards
 
+logger = logging.getLogger(__name__)
 REWARD_MANAGER_REGISTRY: dict[str, type] = {}
 
 BATCH_NEEDS = "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"
-NO_FUNCTION = (
-    "reward_model.reward_manager=custom asks the environment for rewards; leave custom_reward_function.path out, "
-    "or choose reward_manager=naive"
-)
+CUSTOM = "reward_model.reward_manager=custom"
+NO_FUNCTION = f"{CUSTOM} asks the environment; leave custom_reward_function.path out, or choose reward_manager=naive"
 
 
 def register_reward_manager(name: str) -> Callable[[type], type]:
@@ -48,8 +55,7 @@ def get_reward_manager_cls(name: str) -> type:
 
 def decode_sampled(tokenizer: PreTrainedTokenizerBase, tensors: TensorDict) -> list[str]:
     """Decodes the sampled tokens of each row, without special tokens."""
-    sampled = tensors["response_mask"].bool().cpu()  # (batch, response_len)
-    rows = zip(tensors["responses"].cpu(), sampled, strict=True)
+    rows = zip(tensors["responses"].cpu(), tensors["response_mask"].bool().cpu(), strict=True)
     # Row by row: the ids of a whole batch as Python's numbers would be many times the batch.
     return [tokenizer.decode(ids[keep].tolist(), skip_special_tokens=True) for ids, keep in rows]
 
@@ -135,13 +141,11 @@ class NaiveRewardManager:
         texts = decode_sampled(self.tokenizer, tensors)
         nothing = [None] * len(texts)
         # As verl counts: the prompt and each answer.
-        turns: Any = columns.get("__num_turns__", nothing)
+        given, paid, turns = (columns.get(name, nothing) for name in ("extra_info", "reward_scores", "__num_turns__"))
         turns = tensors["turn_ids"].amax(1).add(2).tolist() if "turn_ids" in tensors else turns
         samples = []
         for row, text in enumerate(texts):
-            extra = {**(columns.get("extra_info", nothing)[row] or {})}
-            extra["num_turns"] = turns[row]
-            extra["rollout_reward_scores"] = columns.get("reward_scores", nothing)[row] or {}
+            extra = {**(given[row] or {}), "num_turns": turns[row], "rollout_reward_scores": paid[row] or {}}
             truth = _ground_truth(columns["reward_model"][row], row)
             samples.append(Sample(columns[self.reward_fn_key][row], text, truth, extra))
         return samples
@@ -169,6 +173,44 @@ class NaiveRewardManager:
 
 
 DAPORewardManager = NaiveRewardManager  # verl's name, with the limits above
+
+
+@register_reward_manager("prime")
+class PrimeRewardManager(NaiveRewardManager):
+    """Scores rows side by side in processes, each within a deadline; for functions that compute long, or may hang.
+
+    A row that takes longer, or whose process dies, scores 0, and another process takes its place. `compute_score`
+    stands at the top level of a file, which each process loads for itself.
+
+    Args:
+        num_processes: at work at once; None: as many as there are cores.
+        timeout_s: for one row.
+        args, kwargs: as of NaiveRewardManager.
+    """
+
+    def __init__(self, *args: Any, num_processes: int | None = None, timeout_s: float = 300.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        given = self.compute_score if isinstance(self.compute_score, partial) else partial(self.compute_score)
+        self.reward_kwargs = given.keywords | self.reward_kwargs
+        self.source, self.timeout_s = (inspect.getfile(given.func), given.func.__name__), timeout_s
+        # Fresh ones: a fork of this process would have its models' threads half.
+        size, fresh = num_processes or os.cpu_count() or 1, get_context("spawn")
+        self.pool = ProcessPool(max_workers=size, context=fresh, initializer=die_with_parent)
+        weakref.finalize(self, _end_pool, self.pool)
+
+    def _score(self, samples: list[Sample]) -> list[Any]:
+        asked = [{**vars(sample), **self.reward_kwargs} for sample in samples]
+        futures = [self.pool.schedule(score_from_file, (*self.source, row), timeout=self.timeout_s) for row in asked]
+        results: list[Any] = []
+        for row, (sample, future) in enumerate(zip(samples, futures, strict=True)):
+            try:
+                results.append(future.result())
+            except (TimeoutError, ProcessExpired) as error:
+                logger.warning("%s scores 0: %s within %g s", _describe(row, sample), repr(error), self.timeout_s)
+                results.append(0.0)
+            except Exception as error:
+                raise RuntimeError(f"compute_score failed with {error!r} on {_describe(row, sample)}") from error
+        return results
 
 
 @register_reward_manager("batch")
@@ -303,11 +345,14 @@ class ConfiguredRewardManager(CustomRewardManager):
         if name is not None and not (isinstance(name, str) and all(name.rpartition(":")[::2])):
             problems.append(f"{setting}={name!r} must be {ENVIRONMENT_NAMES} or /path/to/file.py:CLASS")
         if name is None and config.data.custom_cls.path is None and not config.environments:
-            problems.append(
-                f"reward_model.reward_manager=custom has no environment to ask: set {setting}, or take rows that name "
-                "theirs: data.custom_cls.path=custom/env_dataset.py data.custom_cls.name=CustomEnvDataset"
-            )
+            rows = "data.custom_cls.path=custom/env_dataset.py data.custom_cls.name=CustomEnvDataset"
+            problems.append(f"{CUSTOM} has no environment to ask: set {setting}, or take rows that name theirs: {rows}")
         return problems
+
+
+def _end_pool(pool: ProcessPool) -> None:
+    pool.stop()
+    pool.join()
 
 
 def _ground_truth(reward_model: Any, row: int) -> Any:
@@ -330,6 +375,5 @@ def _score_of(result: Any, row: int, sample: Sample) -> float:
 
 def _extra_infos(results: list[Any], scores: list[float]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for result in results if isinstance(result, dict) for name in result)
-    pairs = zip(results, scores, strict=True)
-    rows = [result if isinstance(result, dict) else {"score": score} for result, score in pairs]
+    rows = [result if isinstance(result, dict) else {"score": scores[row]} for row, result in enumerate(results)]
     return {name: [row.get(name) for row in rows] for name in names}

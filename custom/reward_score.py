@@ -12,17 +12,21 @@ from functools import cache
 from typing import Any, Literal
 
 from custom.verifier import VerifierProcess
+from data.loading import load_extern_object
 
 # The sign belongs to the number unless a digit stands before it: in "5-3" the last number is 3.
 NUMBER = re.compile(r"(?<!\d)-?\d[\d,]*(?:\.\d+)?")
 REASONING_GYM = "reasoning_gym/"
 DAPO = ("math_dapo", "math", "math_dapo_reasoning")
 NUMINA = ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
-MATH = (
-    *("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"),
-    *(f"numina_{name}" for name in NUMINA),
-)
+MATH = ["lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"]
+MATH += [f"numina_{name}" for name in NUMINA]
 SOURCES = ("openai/gsm8k", *DAPO, "aime…", *MATH, "hiyouga/geometry3k", "searchR1_…", f"{REASONING_GYM}NAME")
+
+
+def score_from_file(path: str, name: str, row: dict[str, Any]) -> Any:
+    """Calls the function `name` of a file on a row, in a process of reward_manager=prime."""
+    return load_extern_object(path, name)(**row)
 
 
 def default_compute_score(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from custom.env import Abandoned, Message, describe
+from custom.env import Abandoned, Message, call_method, describe
 
 # Seconds after which no further episode begins, and a running one is dropped.
 LONGEST_S = 10.0
@@ -85,7 +85,7 @@ def play_trial(agent: Any, seed: int, episodes: int, max_turn: int) -> Trial:
         differs |= any(one != begins[0] for one in begins) or any(one != answers[0] for one in answers)
     results = {player: [result for played in rounds if (result := played[player])] for player in PLAYERS}
     outcomes = {player: _outcome(played) for player, played in results.items() if played}
-    readable = _own_action(environment, random.Random(seed)) is not None
+    readable = call_method(environment, "sample_action", random.Random(seed)) is not None
     told = next((result.told for result in results["random"] if result.told), [])
     most = getattr(environment, "max_turns", None)
     return Trial(outcomes, readable, most if isinstance(most, int) else None, differs, told)
@@ -119,14 +119,9 @@ def _answer(player: str, turn: int, environment: Any, generator: random.Random, 
     """Returns what the player says: a readable action where the environment has one, else a word of what was said."""
     if player == "garbage" or (player == "quitting" and turn > 0):
         return generator.choice(GARBAGE)
-    own = _own_action(environment, generator)
+    own = call_method(environment, "sample_action", generator)
     words = re.findall(r"\w+", said[-1]["content"]) if said and own is None else []
     return generator.choice(words or ["hello"]) if own is None else str(own)
-
-
-def _own_action(environment: Any, generator: random.Random) -> str | None:
-    sample = getattr(environment, "sample_action", None)
-    return sample(generator) if callable(sample) else None
 
 
 def _outcome(played: Sequence[Played]) -> Outcome:

@@ -46,16 +46,15 @@ def merge_meta_info(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     metrics: dict[str, list[Any]] = {}
-    for meta_info in parts:
-        for key, value in meta_info.items():
-            if key == "metrics":
-                for entry in value if isinstance(value, list) else [value]:
-                    for name, number in entry.items():
-                        metrics.setdefault(name, []).extend(number if isinstance(number, list) else [number])
-            elif key in merged and not same(merged[key], value):
-                raise ValueError(f"concat: meta_info[{key!r}] differs between the parts: {merged[key]!r}, {value!r}")
-            else:
-                merged[key] = value
+    for key, value in (fact for meta_info in parts for fact in meta_info.items()):
+        if key == "metrics":
+            for entry in value if isinstance(value, list) else [value]:
+                for name, number in entry.items():
+                    metrics.setdefault(name, []).extend(number if isinstance(number, list) else [number])
+        elif key in merged and not same(merged[key], value):
+            raise ValueError(f"concat: meta_info[{key!r}] differs between the parts: {merged[key]!r}, {value!r}")
+        else:
+            merged[key] = value
     return merged | {"metrics": metrics} if metrics else merged
 
 

@@ -56,27 +56,6 @@ def load_object(source: str, what: str) -> Any:
     return getattr(module, name)
 
 
-def hf_tokenizer(name_or_path: str, correct_pad_token: bool = True, **kwargs: Any) -> Any:
-    """Loads a tokenizer by transformers, under verl's name; one without a padding token pads with the end token."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
-    if correct_pad_token and tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def hf_processor(name_or_path: str, **kwargs: Any) -> Any:
-    """Loads a processor (text with images, audio …) by transformers, under verl's name; None where there is none."""
-    from transformers import AutoProcessor, ProcessorMixin
-
-    try:
-        processor = AutoProcessor.from_pretrained(name_or_path, **kwargs)
-    except (OSError, ValueError):
-        return None
-    return processor if isinstance(processor, ProcessorMixin) else None
-
-
 def _load_module(file: Path, given: str) -> ModuleType:
     if not file.is_file():
         raise FileNotFoundError(f"{given!r} is not a file (looked for {file}); give the path of a .py file")

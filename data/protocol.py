@@ -16,27 +16,31 @@ with int64 masks (`mask.sum(dim=1)`, `mask * x`, `1 - mask`, `-mask`; bool refus
 Token ids are int32; `.long()` makes an index of them. What generation returns has no `input_ids` and `position_ids`,
 which say nothing new: `torch.cat([prompts, responses], 1)` and `(attention_mask.cumsum(1) - 1).clamp(min=0)`.
 
-A DataProto is pickled without the padding of its rows, and comes back bit for bit. Of verl's names, those that no run
-calls stand in `data.verl_names` and are offered here.
+A DataProto is pickled without the padding of its rows, and comes back bit for bit. Its last methods are those that
+verl's users know and no run calls.
 """
 
+from __future__ import annotations
+
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import pairwise
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import yaml
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
 from data.containers import Keys, RowIndex, from_bytes, merge_meta_info, object_array, pick, to_bytes, union_dicts
-from data.verl_names import *  # noqa: F403  (offered here)
-from data.verl_names import AUTO_PADDING, MetaInfo, VerlMethods
 
+MetaInfo = dict[str, Any] | None
 DUMMY_UID = "dummy"
 
 
@@ -53,6 +57,12 @@ TABLE: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("fields.ya
 FIELDS = {name: Field(*entry) for name, entry in TABLE.items()}
 
 
+class DataProtoConfig:
+    """Names the entry of meta_info by which a DataProto says that it may be cut unevenly (`auto_padding=`)."""
+
+    auto_padding_key = "_verl_auto_padding"
+
+
 @dataclass
 class DataProtoItem:
     """Holds one row of a DataProto; `batch` is None where that has no tensors."""
@@ -63,7 +73,7 @@ class DataProtoItem:
 
 
 @dataclass
-class DataProto(VerlMethods):
+class DataProto:
     """Holds a batch of rows; see the module's docstring for its parts and `FIELDS` for what they hold.
 
     `batch` is None where there are no tensors.
@@ -87,7 +97,7 @@ class DataProto(VerlMethods):
         meta_info: MetaInfo = None,
         num_batch_dims: int = 1,
         auto_padding: bool = False,
-    ) -> "DataProto":
+    ) -> DataProto:
         """Takes tensors that agree in their first `num_batch_dims` sizes, and arrays or sequences of as many rows.
 
         With `auto_padding`, which meta_info keeps, `chunk` may give the last chunks a row less.
@@ -99,12 +109,13 @@ class DataProto(VerlMethods):
             if len(set(shapes.values())) > 1:
                 raise ValueError(f"all tensors need the same first {num_batch_dims} sizes; given {shapes}")
             batch = TensorDict(dict(tensors), batch_size=next(iter(shapes.values())))
-        return cls(batch, arrays, {**(meta_info or {}), **({AUTO_PADDING: True} if auto_padding else {})})
+        marks = {DataProtoConfig.auto_padding_key: True} if auto_padding else {}
+        return cls(batch, arrays, {**(meta_info or {}), **marks})
 
     @classmethod
     def from_single_dict(
         cls, data: Mapping[str, Tensor | np.ndarray], meta_info: MetaInfo = None, auto_padding: bool = False
-    ) -> "DataProto":
+    ) -> DataProto:
         """Sorts tensors from arrays for `from_dict`; takes what a DataLoader with the dataset's `collate_fn` yields."""
         if wrong := {k: type(v).__name__ for k, v in data.items() if not isinstance(v, Tensor | np.ndarray)}:
             raise ValueError(f"values must be torch.Tensor or numpy.ndarray; given {wrong}")
@@ -124,7 +135,7 @@ class DataProto(VerlMethods):
         self.batch = None if state["size"] is None else TensorDict(tensors, batch_size=state["size"])
         self.non_tensor_batch, self.meta_info = state["non_tensors"], state["meta_info"]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "DataProto":
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataProto:
         batch = None if self.batch is None else self.batch.clone()
         return DataProto(batch, copy.deepcopy(self.non_tensor_batch, memo), copy.deepcopy(self.meta_info, memo))
 
@@ -170,7 +181,7 @@ class DataProto(VerlMethods):
         non_tensor_batch_keys: Keys = None,
         meta_info_keys: Keys = None,
         deepcopy: bool = False,
-    ) -> "DataProto":
+    ) -> DataProto:
         """Takes the named fields; None means all of that part, [] none of it. Tensors are shared."""
         tensors = pick(self._tensors(), batch_keys, "batch")
         arrays = pick(self.non_tensor_batch, non_tensor_batch_keys, "non_tensor_batch")
@@ -181,7 +192,7 @@ class DataProto(VerlMethods):
 
     def pop(
         self, batch_keys: Keys = None, non_tensor_batch_keys: Keys = None, meta_info_keys: Keys = None
-    ) -> "DataProto":
+    ) -> DataProto:
         """Moves the named fields out of this DataProto into a new one; None means none."""
         popped = self.select(batch_keys or [], non_tensor_batch_keys or [], meta_info_keys or [])
         if self.batch is not None:
@@ -192,12 +203,10 @@ class DataProto(VerlMethods):
             del self.meta_info[key]
         return popped
 
-    def union(self, other: "DataProto") -> "DataProto":
+    def union(self, other: DataProto) -> DataProto:
         """Adds the other's fields to this one and returns self; ValueError where a shared field differs."""
-        if self.batch is not None and other.batch is not None:
-            batch = union_tensor_dict(self.batch, other.batch)
-        else:
-            batch = self.batch if self.batch is not None else other.batch
+        batches = [batch for batch in (self.batch, other.batch) if batch is not None]
+        batch = reduce(union_tensor_dict, batches) if batches else None
         arrays = union_dicts(self.non_tensor_batch, other.non_tensor_batch, "non_tensor_batch")
         joined = DataProto(batch, arrays, union_dicts(self.meta_info, other.meta_info, "meta_info"))
         self.batch, self.non_tensor_batch, self.meta_info = joined.batch, joined.non_tensor_batch, joined.meta_info
@@ -205,7 +214,7 @@ class DataProto(VerlMethods):
 
     # --- Rows ---
 
-    def select_idxs(self, idxs: RowIndex) -> "DataProto":
+    def select_idxs(self, idxs: RowIndex) -> DataProto:
         """Copies the rows at these positions, which may repeat; or those where a boolean mask is true."""
         index = torch.as_tensor(idxs).cpu()
         if index.dtype == torch.bool:
@@ -216,7 +225,7 @@ class DataProto(VerlMethods):
             index = index.long()
         return DataProto(*self._at(index))
 
-    def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> "DataProto":
+    def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> DataProto:
         """Takes rows start to end as a view: no tensor is copied."""
         return DataProto(*self._at(slice(start, end, step)))
 
@@ -227,27 +236,25 @@ class DataProto(VerlMethods):
         arrays = {key: array[rows] for key, array in self.non_tensor_batch.items()}
         return None if self.batch is None else self.batch[place], arrays, dict(self.meta_info)
 
-    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> "DataProto":
+    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> DataProto:
         """Repeats every row `repeat_times` times: 0 0 1 1 when interleaved, else 0 1 0 1."""
         rows = torch.arange(len(self))
         return self.select_idxs(rows.repeat_interleave(repeat_times) if interleave else rows.repeat(repeat_times))
 
-    def split(self, split_size: int) -> "list[DataProto]":
+    def split(self, split_size: int) -> list[DataProto]:
         """Cuts views of `split_size` rows each; the last may be shorter."""
         return [self.slice(start, start + split_size) for start in range(0, len(self), split_size)]
 
-    def chunk(self, chunks: int) -> "list[DataProto]":
+    def chunk(self, chunks: int) -> list[DataProto]:
         """Cuts `chunks` views of equal size; uneven with `auto_padding`, else ValueError if the rows do not divide."""
         if chunks < 1 or (len(self) % chunks and not self.is_padding_enabled()):
-            raise ValueError(
-                f"{len(self)} rows do not divide into {chunks} equal chunks; "
-                "pad with pad_dataproto_to_divisor or DataProto.pad_with_dummies first"
-            )
+            fix = "pad with pad_dataproto_to_divisor or DataProto.pad_with_dummies first"
+            raise ValueError(f"{len(self)} rows do not divide into {chunks} equal chunks; {fix}")
         ends = [-(-len(self) * i // chunks) for i in range(chunks + 1)]
         return [self.slice(*span) for span in pairwise(ends)]
 
     @staticmethod
-    def concat(data: "Sequence[DataProto]") -> "DataProto":
+    def concat(data: Sequence[DataProto]) -> DataProto:
         """Joins the rows of all, in order. Every part needs the same fields.
 
         meta_info must agree, except `metrics` (name -> number or list), whose values are gathered into lists.
@@ -264,13 +271,13 @@ class DataProto(VerlMethods):
 
     # --- Padding ---
 
-    def pad_with_dummies(self, divisor: int) -> "DataProto":
+    def pad_with_dummies(self, divisor: int) -> DataProto:
         """Adds dummies until `divisor` divides the rows (`select_or_dummies`); shares what divides."""
         if len(self) % divisor == 0:
             return self.select()
         return self.select_or_dummies(range(len(self) + -len(self) % divisor))
 
-    def select_or_dummies(self, rows: Sequence[int]) -> "DataProto":
+    def select_or_dummies(self, rows: Sequence[int]) -> DataProto:
         """Copies the rows at these positions; one past the last is a dummy: row 0, response_mask 0, uid "dummy".
 
         Such rows cost a forward pass but enter no loss, group or average; `drop_dummies` takes them out again.
@@ -290,7 +297,7 @@ class DataProto(VerlMethods):
             chosen.non_tensor_batch[name][added] = DUMMY_UID
         return chosen
 
-    def drop_dummies(self) -> "DataProto":
+    def drop_dummies(self) -> DataProto:
         """Copies the rows that `pad_with_dummies` did not add; a real row of empty response stays."""
         self.require("uid", by="drop_dummies")
         return self.select_idxs(self.non_tensor_batch["uid"].astype(object) != DUMMY_UID)
@@ -298,8 +305,195 @@ class DataProto(VerlMethods):
     def _tensors(self) -> dict[str, Tensor]:
         return {} if self.batch is None else dict(self.batch.items())
 
+    # --- What verl's users know besides: converting ---
+
+    @classmethod
+    def from_items(cls, data_list: Sequence[Any]) -> DataProto:
+        """Stacks rows into a batch: the inverse of indexing by int. meta_info is the first row's."""
+        first = data_list[0]
+        batch = None if first.batch is None else torch.stack([row.batch for row in data_list])
+        arrays = {key: object_array([row.non_tensor_batch[key] for row in data_list]) for key in first.non_tensor_batch}
+        return cls(batch, arrays, first.meta_info)
+
+    @classmethod
+    def from_tensordict(cls, tensor_dict: TensorDict, meta_info: MetaInfo = None, num_batch_dims: int = 1) -> DataProto:
+        """Undoes `to_tensordict`; `meta_info` adds to what the TensorDict carries."""
+        values = dict(tensor_dict.items())
+        return cls.from_dict(
+            {key: value for key, value in values.items() if isinstance(value, Tensor)},
+            {key: value.tolist() for key, value in values.items() if isinstance(value, NonTensorStack)},
+            {key: value.data for key, value in values.items() if isinstance(value, NonTensorData)} | (meta_info or {}),
+            num_batch_dims,
+        )
+
+    def to_tensordict(self) -> TensorDict:
+        """Makes one TensorDict: arrays as NonTensorStack (one entry per row), meta_info as NonTensorData."""
+        stacks = {key: NonTensorStack(*array.tolist()) for key, array in self.non_tensor_batch.items()}
+        facts = {key: NonTensorData(value, batch_size=[len(self)]) for key, value in self.meta_info.items()}
+        return TensorDict({**self._tensors(), **stacks, **facts}, batch_size=[len(self)])
+
+    def save_to_disk(self, filepath: str | Path) -> None:
+        """Writes tensors and JSON, never a pickle: loading runs no code.
+
+        JSON's limits apply to object arrays and meta_info: tuples come back as lists, dict keys as strings, numpy
+        values as Python's. What JSON cannot hold raises TypeError naming the field.
+        """
+        numeric = {key: array for key, array in self.non_tensor_batch.items() if array.dtype.kind in "biuf"}
+        objects = {key: array for key, array in self.non_tensor_batch.items() if key not in numeric}
+        content = {
+            "rows": len(self),
+            # A view would drag its whole storage into the file.
+            "tensors": None if self.batch is None else {key: t.detach().clone() for key, t in self._tensors().items()},
+            "arrays": {key: torch.from_numpy(array.copy()) for key, array in numeric.items()},
+            "objects": {key: _to_json(array, f"non_tensor_batch[{key!r}]") for key, array in objects.items()},
+            "meta_info": {key: _to_json(value, f"meta_info[{key!r}]") for key, value in self.meta_info.items()},
+        }
+        torch.save(content, filepath)
+
+    @classmethod
+    def load_from_disk(cls, filepath: str | Path) -> DataProto:
+        """Reads what `save_to_disk` wrote, onto the CPU."""
+        content = torch.load(filepath, weights_only=True, map_location="cpu")
+        tensors = content["tensors"]
+        arrays = {key: array.numpy() for key, array in content["arrays"].items()}
+        arrays |= {key: object_array(json.loads(text)) for key, text in content["objects"].items()}
+        batch = None if tensors is None else TensorDict(tensors, batch_size=[content["rows"]])
+        return cls(batch, arrays, {key: json.loads(text) for key, text in content["meta_info"].items()})
+
+    # --- … looking ---
+
+    def is_padding_enabled(self) -> bool:
+        """Says whether the rows may be cut unevenly."""
+        return bool(self.meta_info.get(DataProtoConfig.auto_padding_key))
+
+    def get_data_info(self) -> str:
+        """Describes each field on a line: name, shape, dtype and device, or the type of its objects."""
+        lines = [f"{key}: {tuple(t.shape)} {t.dtype} {t.device}" for key, t in self._tensors().items()]
+        for key, array in self.non_tensor_batch.items():
+            content = type(array[0]).__name__ if array.dtype == object and len(array) else str(array.dtype)
+            lines.append(f"{key}: {array.shape} {content}")
+        return "\n".join(lines + [f"meta_info {key}: {type(v).__name__}" for key, v in self.meta_info.items()])
+
+    def print_size(self, prefix: str = "") -> None:
+        """Prints the size in GiB; objects count as their pointers only."""
+        tensors = sum(t.numel() * t.element_size() for t in self._tensors().values()) / 2**30
+        arrays = sum(array.nbytes for array in self.non_tensor_batch.values()) / 2**30
+        print(f"{prefix}{' ' if prefix else ''}{len(self)} rows, tensors {tensors:.3f} GiB, arrays {arrays:.3f} GiB")
+
+    # --- … columns ---
+
+    def rename(
+        self, old_keys: str | Sequence[str] | None = None, new_keys: str | Sequence[str] | None = None
+    ) -> DataProto:
+        """Renames tensors in place and returns self."""
+        old, new = ([keys] if isinstance(keys, str) else list(keys or []) for keys in (old_keys, new_keys))
+        if len(old) != len(new):
+            raise ValueError(f"rename needs as many new names as old ones; given {old} and {new}")
+        pick(self._tensors(), old, "batch")
+        names = dict(zip(old, new, strict=True))
+        renamed = {names.get(key, key): tensor for key, tensor in self._tensors().items()}
+        if len(renamed) != len(self._tensors()):
+            raise ValueError(f"rename {names} would overwrite a field of the batch: {', '.join(self._tensors())}")
+        if self.batch is not None:
+            self.batch = TensorDict(renamed, batch_size=self.batch.batch_size)
+        return self
+
+    def to(self, device: str | torch.device) -> DataProto:
+        """Moves the tensors in place and returns self."""
+        if self.batch is not None:
+            self.batch = self.batch.to(device)
+        return self
+
+    # --- … rows ---
+
+    def reorder(self, indices: RowIndex) -> None:
+        """Puts the rows into this order, in place."""
+        ordered = self.select_idxs(indices)
+        self.batch, self.non_tensor_batch = ordered.batch, ordered.non_tensor_batch
+
+    def padding(self, padding_size: int, padding_candidate: str = "") -> DataProto:
+        """Appends `padding_size` copies of a row in place and returns self: "first", or the last ("last" or "")."""
+        if padding_candidate not in ("", "first", "last"):
+            raise ValueError(f"padding_candidate={padding_candidate!r} is unknown; allowed: 'first', 'last'")
+        rows = torch.arange(len(self) + padding_size)
+        rows[len(self) :] = 0 if padding_candidate == "first" else len(self) - 1
+        self.reorder(rows)
+        return self
+
+    def sample_level_repeat(self, repeat_times: Sequence[int] | np.ndarray | Tensor) -> DataProto:
+        """Repeats row i `repeat_times[i]` times, in place of its first."""
+        times = torch.as_tensor(repeat_times).cpu()
+        if times.shape != (len(self),):
+            raise ValueError(f"repeat_times needs one count per row, {len(self)}; its shape is {tuple(times.shape)}")
+        return self.select_idxs(torch.arange(len(self)).repeat_interleave(times))
+
+    def unfold_column_chunks(self, n_split: int, split_keys: Sequence[str] | None = None) -> DataProto:
+        """Cuts the second dimension of `split_keys` into n_split rows: (B, n·L, …) -> (B·n, L, …); repeats all others.
+
+        Row b's chunks become rows b·n … b·n + n-1, so pairs stored side by side stay neighbours.
+        """
+        unfolded = self.repeat(n_split)
+        for key, value in pick(self._tensors() | self.non_tensor_batch, list(split_keys or []), "DataProto").items():
+            if value.ndim < 2 or value.shape[1] % n_split:
+                raise ValueError(f"{key!r} of shape {tuple(value.shape)} cannot be cut into {n_split} columns")
+            part = unfolded.batch if isinstance(value, Tensor) else unfolded.non_tensor_batch
+            part[key] = value.reshape(value.shape[0] * n_split, value.shape[1] // n_split, *value.shape[2:])
+        return unfolded
+
+    def make_iterator(
+        self, mini_batch_size: int, epochs: int, seed: int | None = None, dataloader_kwargs: dict | None = None
+    ) -> Iterator[DataProto]:
+        """Yields mini-batches of `mini_batch_size` rows, `epochs` times over, in a new order each where asked to.
+
+        Args:
+            seed: of the orders, which torch's global generator draws where it is None.
+            dataloader_kwargs: `{"shuffle": True}` asks for random orders; nothing else is taken.
+        Raises: ValueError, before the first mini-batch, for another option or a size that does not divide the rows.
+        """
+        options = {"shuffle": False, **(dataloader_kwargs or {})}
+        if options.keys() != {"shuffle"}:
+            raise ValueError(f"dataloader_kwargs takes 'shuffle' only; given {dataloader_kwargs}")
+        if mini_batch_size < 1 or len(self) % mini_batch_size:
+            raise ValueError(f"mini_batch_size={mini_batch_size} must divide the batch's {len(self)} rows")
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+        def order() -> Tensor:
+            return torch.randperm(len(self), generator=generator) if options["shuffle"] else torch.arange(len(self))
+
+        return (self.select_idxs(rows) for _ in range(epochs) for rows in order().split(mini_batch_size))
+
 
 collate_fn = DataProto.from_items
+
+
+@dataclass
+class DataProtoFuture:
+    """Stands for a DataProto that workers are still computing, to be passed on without waiting for it.
+
+    `resolve` turns one future into its value (`ray.get` for Ray's; by default `future.result()`), `collect_fn` joins
+    the values, and `parts` holds the chunks taken since, as (number of chunks, position).
+    """
+
+    collect_fn: Callable[[list[Any]], Any]
+    futures: list[Any]
+    resolve: Callable[[Any], Any] = methodcaller("result")
+    parts: tuple[tuple[int, int], ...] = ()
+
+    @staticmethod
+    def concat(futures: list[Any], **kwargs: Any) -> DataProtoFuture:
+        """Makes a future of the futures' values, concatenated."""
+        return DataProtoFuture(DataProto.concat, futures, **kwargs)
+
+    def chunk(self, chunks: int) -> list[DataProtoFuture]:
+        """Makes one future per chunk; nothing is computed before `get`."""
+        return [replace(self, parts=(*self.parts, (chunks, position))) for position in range(chunks)]
+
+    def get(self) -> Any:
+        """Waits for every future, joins their values, and takes this future's chunk."""
+        data = self.collect_fn([self.resolve(future) for future in self.futures])
+        for chunks, position in self.parts:
+            data = data.chunk(chunks)[position]
+        return data
 
 
 def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
@@ -310,6 +504,11 @@ def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataPr
     return data.select_idxs(torch.arange(len(data) + pad_size) % len(data)), pad_size
 
 
+def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
+    """Takes off the last `pad_size` rows."""
+    return data.slice(0, len(data) - pad_size) if pad_size else data
+
+
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:
     """Joins two TensorDicts; ValueError where the sizes or a shared tensor differ."""
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
@@ -317,3 +516,15 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
         raise ValueError(f"union needs the same batch size; given {sizes}")
     merged = union_dicts(dict(tensor_dict1.items()), dict(tensor_dict2.items()), "batch")
     return TensorDict(merged, batch_size=tensor_dict1.batch_size)
+
+
+def _to_json(value: Any, where: str) -> str:
+    """Writes JSON text, numpy values as Python's; TypeError names the field `where`."""
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, np.ndarray | np.generic):
+            return item.tolist()
+        allowed = "save_to_disk takes str, numbers, None, lists and dicts there. Convert or pop it first"
+        raise TypeError(f"{where} holds a {type(item).__name__}, which JSON cannot: {allowed}")
+
+    return json.dumps(value, default=plain)

@@ -80,10 +80,8 @@ class RLHFDataset(Dataset):
 
     def _read_files_and_tokenize(self) -> None:
         """Sets `dataframe` to the rows: anything with a length whose [i] is a dict, such as a datasets.Dataset."""
-        rows: list[dict[str, Any]] = []
-        for file in self.data_files:
-            rows += [{ORIGIN: f"{file} row {number}", **row} for number, row in enumerate(read_rows(file))]
-        rows = [{"index": number, **row} for number, row in enumerate(rows)]
+        read = ((file, number, row) for file in self.data_files for number, row in enumerate(read_rows(file)))
+        rows = [{"index": i, ORIGIN: f"{file} row {number}", **row} for i, (file, number, row) in enumerate(read)]
         rows = rows[: self.max_samples] if self.max_samples >= 0 else rows
         self._check_rows(rows)
         self.dataframe = self.maybe_filter_out_long_prompts(rows)
@@ -130,11 +128,9 @@ class RLHFDataset(Dataset):
         problems = [f"{_origin(row)} {fault}" for row in rows if (fault := self._fault_of(row))]
         if problems:
             shown = "; ".join(problems[:3]) + ("; …" if len(problems) > 3 else "")
-            raise ValueError(
-                f"{len(problems)} of {len(rows)} rows cannot be used: {shown}. Their columns are "
-                f"{sorted(rows[0].keys() - {ORIGIN})}; data.prompt_key names the prompt's, data.reward_fn_key the "
-                "scoring rule's"
-            )
+            given = f"{shown}. Their columns are {sorted(rows[0].keys() - {ORIGIN})}"
+            keys = "data.prompt_key names the prompt's, data.reward_fn_key the scoring rule's"
+            raise ValueError(f"{len(problems)} of {len(rows)} rows cannot be used: {given}; {keys}")
 
     def _fault_of(self, row: Mapping[str, Any]) -> str | None:
         prompt_key, scoring_key = self.config.prompt_key, self.config.reward_fn_key
@@ -169,9 +165,8 @@ def _fault_of_message(message: Any) -> str | None:
     # An assistant's turn that only calls tools has null content in OpenAI's form, and templates know it.
     if isinstance(content, str | list) or (content is None and message.get("tool_calls")):
         return None
-    if content is None:
-        return "has no content"
-    return f"has a {type(content).__name__} as content; allowed: a string, or a list of parts"
+    given = "no content" if content is None else f"a {type(content).__name__} as content"
+    return f"has {given}; allowed: a string, or a list of parts"
 
 
 def read_rows(file: str | Path) -> list[dict[str, Any]]:
@@ -257,10 +252,8 @@ def normalise_row(
 
 def _real_tokens(row: Mapping[str, Any], where: str) -> list[int]:
     if missing := {"input_ids", "attention_mask"} - row.keys():
-        raise ValueError(
-            f"{where} lacks {sorted(missing)}; a Dataset's rows need input_ids and attention_mask, or a text under "
-            "data.prompt_key"
-        )
+        needed = "a Dataset's rows need input_ids and attention_mask, or a text under data.prompt_key"
+        raise ValueError(f"{where} lacks {sorted(missing)}; {needed}")
     input_ids, mask = (_as_tensor(row[key], f"{where}: {key}") for key in ("input_ids", "attention_mask"))
     if input_ids.ndim != 1 or input_ids.shape != mask.shape:
         shapes = f"{tuple(input_ids.shape)} and {tuple(mask.shape)}"
@@ -298,10 +291,8 @@ def truncate(token_ids: list[int], max_length: int, truncation: str, where: str)
 
 def _overlong_error(where: str, length: int, limit: int, others: int = 0) -> ValueError:
     more = f" ({others} more prompts are too long)" if others else ""
-    return ValueError(
-        f"{where}: the prompt has {length} tokens, data.max_prompt_length is {limit}{more}; raise it, "
-        "set data.filter_overlong_prompts=true, or data.truncation to left, right or middle"
-    )
+    fix = "raise it, set data.filter_overlong_prompts=true, or data.truncation to left, right or middle"
+    return ValueError(f"{where}: the prompt has {length} tokens, data.max_prompt_length is {limit}{more}; {fix}")
 
 
 def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Tensor | np.ndarray]:
@@ -318,10 +309,9 @@ def _column(key: str, entries: list[Any]) -> Tensor | np.ndarray:
         return object_array(entries)
     shapes = [tuple(entry.shape) if isinstance(entry, Tensor) else type(entry).__name__ for entry in entries]
     if other := next((place for place, shape in enumerate(shapes) if shape != shapes[0]), None):
-        raise ValueError(
-            f"{key!r} cannot be stacked: it is {shapes[0]} in row 0 of the batch and {shapes[other]} in row {other}. "
-            "The Dataset must give every row a tensor of one shape (pad it), or lists, which are kept as they are"
-        )
+        given = f"it is {shapes[0]} in row 0 of the batch and {shapes[other]} in row {other}"
+        fix = "The Dataset must give every row a tensor of one shape (pad it), or lists, which are kept as they are"
+        raise ValueError(f"{key!r} cannot be stacked: {given}. {fix}")
     return torch.stack(entries)
 
 

@@ -75,7 +75,7 @@ class TurnTokens:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, template_kwargs: dict[str, Any], eos_token_ids: Sequence[int]) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.name = tokenizer, tokenizer.name_or_path
         self.template_kwargs = dict(template_kwargs)
         self.eos_token_ids = frozenset(eos_token_ids)
 
@@ -124,16 +124,15 @@ class TurnTokens:
         """
         for roles in reply_roles:
             self._check_conversation(roles, tools)
-        name = self.tokenizer.name_or_path
         if not self.eos_token_ids.intersection(self._end_ids):
             end = self._decode(self._end_ids)
-            logger.warning("the chat template of %r ends turns with %r, at which sampling does not stop", name, end)
+            logger.warning("the chat template of %r ends turns with %r, where sampling does not stop", self.name, end)
         if tools and not self.renders_tools(tools):
-            logger.warning("the chat template of %r ignores tools=; describe them in the system message", name)
+            logger.warning("the chat template of %r ignores tools=; describe them in the system message", self.name)
         thinking = self._encode("<think>\nHm.\n</think>\n\nYes.")
         replies = ([_message(role, REPLY) for role in roles] for roles in reply_roles)
         if any(self.join([_user("Hello")], thinking, reply, tools).rewritten for reply in replies):
-            logger.info("the chat template of %r drops or moves earlier thinking: such turns start a new row", name)
+            logger.info("the chat template of %r drops or moves earlier thinking: such turns start new rows", self.name)
 
     def _check_conversation(self, roles: Sequence[str], tools: Tools) -> None:
         messages: list[Message] = [{"role": "system", "content": "Be brief."}, _user("What is 2 + 2?")]
@@ -150,12 +149,12 @@ class TurnTokens:
             messages = following
 
     def _check_texts(self, messages: Messages, tools: Tools) -> None:
-        name, rendered = self.tokenizer.name_or_path, self._render(messages, tools)
+        rendered = self._render(messages, tools)
         for message in messages:
             if message["content"] in rendered:
                 continue
             role, roles = message["role"], ", ".join(str(message["role"]) for message in messages)
-            fault = f"the chat template of {name!r} leaves out the {role} message in a conversation of {roles}"
+            fault = f"the chat template of {self.name!r} leaves out the {role} message in a conversation of {roles}"
             if role != "system":
                 raise ValueError(f"{fault}; let the environment answer in another role, or set another template")
             logger.warning("%s", fault)
@@ -168,10 +167,9 @@ class TurnTokens:
             return self._encode(answer)
         header = after[start : after.index(answer, start)]
         if header.strip() and before == self._render(messages, tools, add_generation_prompt=False):
-            raise ValueError(
-                f"the chat template of {self.tokenizer.name_or_path!r} writes {header!r} before an assistant's text, "
-                "but not with add_generation_prompt=True; set a template that starts the assistant's turn"
-            )
+            fault = f"writes {header!r} before an assistant's text, but not with add_generation_prompt=True"
+            fix = "set a template that starts the assistant's turn"
+            raise ValueError(f"the chat template of {self.name!r} {fault}; {fix}")
         prompt_ids = self._encode(before)
         ids = self._encode(after[:start] + header + answer)
         return ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else self._encode(answer)
@@ -179,14 +177,12 @@ class TurnTokens:
     def _check_row(self, row: list[int], full: list[int]) -> None:
         if row == full:
             return
-        place, name = _common_length(row, full), self.tokenizer.name_or_path
+        place = _common_length(row, full)
         joined, whole = (self._decode(ids[max(place - 4, 0) : place + 4]) for ids in (row, full))
         if _squashed(self._decode(row)) != _squashed(self._decode(full)):
-            raise ValueError(
-                f"turns joined under the chat template of {name!r} read {joined!r} where the template itself "
-                f"has {whole!r}; set a template that renders every turn alike"
-            )
-        logger.warning("%r tokenises the boundary of two turns differently: %r, at once %r", name, joined, whole)
+            fault = f"{joined!r} where the template itself has {whole!r}; set a template that renders every turn alike"
+            raise ValueError(f"turns joined under the chat template of {self.name!r} read {fault}")
+        logger.warning("%r tokenises the boundary of two turns differently: %r, at once %r", self.name, joined, whole)
 
     def _render(self, messages: Messages, tools: Tools = None, *, add_generation_prompt: bool = True) -> str:
         if messages and messages[0]["role"] == "system" and not self.accepts_system:
@@ -207,10 +203,9 @@ class TurnTokens:
             return render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt, **variables)
         except (TemplateError, TypeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
-            raise TemplateRefusal(
-                f"the chat template of {self.tokenizer.name_or_path!r} refuses a conversation of {roles}: {error}. "
-                "Let the environment answer with messages that the template takes, or set another template"
-            ) from error
+            fix = "Let the environment answer with messages that the template takes, or set another template"
+            refusal = f"the chat template of {self.name!r} refuses a conversation of {roles}: {error}"
+            raise TemplateRefusal(f"{refusal}. {fix}") from error
 
     def _render_if_taken(self, messages: Messages, add_generation_prompt: bool) -> str:
         with suppress(ValueError):
@@ -231,8 +226,8 @@ class TurnTokens:
         probe = [{"role": "system", "content": PLACEHOLDER}, _user("Hello")]
         accepted = PLACEHOLDER in self._render_if_taken(probe, True)
         if not accepted:
-            name = self.tokenizer.name_or_path
-            logger.warning("the chat template of %r takes no system message; it goes into the first user message", name)
+            told = "the chat template of %r takes no system message; it goes into the first user message"
+            logger.warning(told, self.name)
         return accepted
 
     def renders_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
@@ -245,8 +240,7 @@ class TurnTokens:
         given = str([self._marked([*messages, *new_messages]), tools])
         while placeholder in given:
             placeholder += "x"
-        rendered = self._render([*messages, _assistant(placeholder), *new_messages], tools, **options)
-        parts = rendered.split(placeholder)
+        parts = self._render([*messages, _assistant(placeholder), *new_messages], tools, **options).split(placeholder)
         return parts[1] if len(parts) == 2 else None
 
     @cached_property
@@ -278,13 +272,12 @@ class TurnTokens:
 
     @cached_property
     def _silent_ids(self) -> frozenset[int]:
-        named = self.tokenizer.convert_tokens_to_ids(
-            [token for token in self.tokenizer.special_tokens_map.values() if isinstance(token, str)]
-        )
+        named = [token for token in self.tokenizer.special_tokens_map.values() if isinstance(token, str)]
         special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         # A template of one turn only still has text to read.
         turns = self._render_if_taken([_user("Hello"), _assistant("Hello"), _user("Hello")], False)
-        return self.eos_token_ids | set(named) | special.intersection(self._encode(turns))
+        written = special.intersection(self._encode(turns))
+        return self.eos_token_ids.union(self.tokenizer.convert_tokens_to_ids(named), written)
 
     @cached_property
     def _special_texts(self) -> frozenset[str]:

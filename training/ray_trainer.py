@@ -13,6 +13,7 @@ import itertools
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from data.data_order import EpochOrder, PromptCollator, num_rows
 from data.protocol import DataProto
 from data.rl_dataset import collate_fn as default_collate_fn
 from data.sample_ids import sample_ids, step_info
+from data.seeding import seed_for
 from data.token_rewards import move_to_sampled_tokens
 from training import validation
 from training.advantage import KLController, apply_kl_penalty, compute_advantage, compute_response_mask  # noqa: F401
@@ -35,17 +37,13 @@ from training.batch.group_filter import collect_varied_groups
 from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
 from training.config.section import anchored
-from training.core_algos import get_kl_controller
+from training.config.texts import say
+from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
 from training.reward import RewardFunction, compute_reward, compute_reward_async, lend_tokenizer
 from training.rollout_correction import apply_correction, measure_mismatch, read_mismatch
-from training.run import checkpoint
+from training.run import checkpoint, metric_utils
 from training.run.alarms import Alarms
-from training.run.metric_utils import (
-    StepTimer,
-    compute_data_metrics,
-    compute_throughout_metrics,
-    compute_timing_metrics,
-)
+from training.run.metric_utils import StepTimer
 from training.run.records import record_config
 
 # Some are only offered here, where verl has them.
@@ -133,33 +131,21 @@ class RayPPOTrainer:
         collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]],
         train_sampler: Sampler[int] | None,
     ) -> None:
-        data = self.config.data
-        common = {
-            "collate_fn": self._collator(collate_fn),
-            "num_workers": 0 if self.config.environments else data.dataloader_num_workers,
-        }
+        data, trainer, prompts = self.config.data, self.config.trainer, self.config.prompts_per_step
+        workers = 0 if self.config.environments else data.dataloader_num_workers
+        load = partial(DataLoader, collate_fn=self._collator(collate_fn), num_workers=workers)
         rows = num_rows(train_dataset)
         self.order = EpochOrder(rows, self.seed, data.shuffle, train_sampler)
-        prompts = self.config.prompts_per_step
-        self.train_dataloader = DataLoader(
-            train_dataset, batch_size=prompts, sampler=self.order, drop_last=True, **common
-        )
+        self.train_dataloader = load(train_dataset, batch_size=prompts, sampler=self.order, drop_last=True)
         self.steps_per_epoch = len(self.order) // prompts
         if self.steps_per_epoch == 0:
-            raise ValueError(
-                f"data.train_batch_size={data.train_batch_size} is more than the {rows} training rows; make it smaller "
-                "or give more rows"
-            )
-        self.total_training_steps = (
-            self.config.trainer.total_training_steps or self.config.trainer.total_epochs * self.steps_per_epoch
-        )
+            raise ValueError(say("few_rows", size=data.train_batch_size, rows=rows))
+        self.total_training_steps = trainer.total_training_steps or trainer.total_epochs * self.steps_per_epoch
         self.val_dataloader = None
         if val_dataset is not None:
             val_rows = num_rows(val_dataset)
             order = EpochOrder(val_rows, self.seed, data.validation_shuffle)
-            self.val_dataloader = DataLoader(
-                val_dataset, batch_size=data.val_batch_size or val_rows, sampler=order, **common
-            )
+            self.val_dataloader = load(val_dataset, batch_size=data.val_batch_size or val_rows, sampler=order)
 
     def _collator(self, collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         return PromptCollator(self.config.data, self.tokenizer, collate_fn)
@@ -173,19 +159,20 @@ class RayPPOTrainer:
             started = self.worker_group_cls.start(pool, colocated)
             groups |= {role: started[role.value] for role in roles}
             self.pools.append(started[roles[0].value])
-        policy = Role.ActorRolloutRef if Role.ActorRolloutRef in groups else Role.ActorRollout
-        self.actor_rollout_wg = groups[policy]
-        self.critic_wg = groups.get(Role.Critic)
+        self.actor_rollout_wg = groups.get(Role.ActorRolloutRef) or groups[Role.ActorRollout]
+        self.critic_wg, self.reward_model_wg = groups.get(Role.Critic), groups.get(Role.RewardModel)
+        if self.reward_model_wg is not None:
+            self.reward_model_wg.init_model()
         self.ref_policy_wg = groups.get(Role.RefPolicy, self.actor_rollout_wg)
-        if self.critic_wg is not None:
-            self.critic_wg.init_model(self.total_training_steps, self.plan)
-        if self.ref_policy_wg is not self.actor_rollout_wg:
-            self.ref_policy_wg.init_model(self.total_training_steps, self.plan)
+        for group in (groups[role] for role in (Role.Critic, Role.RefPolicy) if role in groups):
+            group.init_model(self.total_training_steps, self.plan)
         # The rollout engine comes last: it sizes its cache by what the others left free.
-        actor_steps = max(self.total_training_steps - self.config.trainer.critic_warmup, 1)
-        self.actor_rollout_wg.init_model(actor_steps, self.plan)
         trainer = self.config.trainer
-        self.saver = checkpoint.CheckpointSaver(self.run_dir, self._checkpoint_parts, trainer)
+        self.actor_rollout_wg.init_model(max(self.total_training_steps - trainer.critic_warmup, 1), self.plan)
+        self.parts = {"actor": self.actor_rollout_wg}
+        if self.critic_wg is not None:
+            self.parts["critic"] = self.critic_wg
+        self.saver = checkpoint.CheckpointSaver(self.run_dir, self.parts, trainer)
 
     def shutdown(self) -> None:
         """Ends the workers' processes and frees their places; the trainer cannot be used afterwards."""
@@ -193,7 +180,7 @@ class RayPPOTrainer:
             pool.shutdown()
 
     def _worker_class(self, role: Role) -> ClassWithInitArgs:
-        arguments = (self.config,) if role is Role.Critic else (self.config, role.value)
+        arguments = (self.config,) if role in (Role.Critic, Role.RewardModel) else (self.config, role.value)
         return ClassWithInitArgs(self.role_worker_mapping[role], *arguments)
 
     # The loop
@@ -211,12 +198,7 @@ class RayPPOTrainer:
             if trainer.val_only:
                 return metrics
             if self.global_steps >= self.total_training_steps:
-                logger.warning(
-                    "nothing to train: the run is at step %d of %d; trainer.total_training_steps or total_epochs "
-                    "extends it, trainer.resume_mode=disable starts it anew",
-                    self.global_steps,
-                    self.total_training_steps,
-                )
+                logger.warning(say("nothing_to_train", step=self.global_steps, last=self.total_training_steps))
             state = self.driver_state()
             try:
                 for rows in self.training_batches():
@@ -257,15 +239,12 @@ class RayPPOTrainer:
                 fresh = False
                 yield rows
             if fresh:
-                raise ValueError(
-                    f"epoch {self.epoch} gave no batch of data.train_batch_size={self.config.data.train_batch_size} "
-                    "rows: the sampler is exhausted or shorter than a batch; its __iter__ must start anew each time"
-                )
+                raise ValueError(say("no_batch", epoch=self.epoch, size=self.config.data.train_batch_size))
             self.epoch, self.rows_done = self.epoch + 1, 0
 
     def train_step(self, rows: dict[str, Any]) -> dict[str, float]:
         """Goes one step on collated rows, from prompts to new weights; returns its metrics."""
-        timer = StepTimer()
+        timer, algorithm = StepTimer(), self.config.algorithm
         metrics: dict[str, float] = {}
         with timer("step"):
             with timer("gen"):
@@ -287,6 +266,11 @@ class RayPPOTrainer:
                 batch = self._add_rewards(batch, *wait_for_reward())
                 batch, metrics = self._apply_kl(batch, metrics)
                 batch = self._add_advantages(batch)
+                if algorithm.use_pf_ppo:
+                    # No group of prompts has this number.
+                    seed = seed_for(self.seed, self.global_steps, -2)
+                    own = algorithm.pf_ppo
+                    batch = compute_pf_ppo_reweight_data(batch, own.reweight_method, own.weight_pow, seed)
             if self.critic_wg is not None:
                 with timer("update_critic"):
                     metrics |= self.critic_wg.update_critic(batch)
@@ -335,7 +319,7 @@ class RayPPOTrainer:
         """Yields the rows' prompts answered and scored, then those of further rows, as they are asked for."""
         for number in itertools.count():
             batch = self._answers(rows, number * self.config.prompts_per_step)
-            yield self._add_rewards(batch, *compute_reward(batch, self.reward_fn))
+            yield self._add_rewards(batch, *self.score(batch, self.reward_fn))
             rows = next(self.row_stream)
 
     def _answers(self, rows: dict[str, Any], first_group: int = 0) -> DataProto:
@@ -347,7 +331,7 @@ class RayPPOTrainer:
             once.meta_info["do_sample"] = False
             greedy = self._generate_multi_turn_sequences(once)
             episodes = EpisodeRows(greedy)
-            rewards = episodes.join(compute_reward(greedy, self.reward_fn)[0]).sum(dim=1).tolist()
+            rewards = episodes.join(self.score(greedy, self.reward_fn)[0]).sum(dim=1).tolist()
             of_group = dict(zip(greedy.non_tensor_batch["uid"][episodes.first], rewards, strict=True))
             batch.batch["reward_baselines"] = torch.tensor([of_group[uid] for uid in batch.non_tensor_batch["uid"]])
         return batch
@@ -361,10 +345,23 @@ class RayPPOTrainer:
         # Scored already, to be filtered.
         if "token_level_scores" in batch.batch:
             return lambda: (batch.batch["token_level_scores"], {})
-        if self.config.reward_model.launch_reward_fn_async:
+        if self.config.reward_model.launch_reward_fn_async and self.reward_model_wg is None:
             return compute_reward_async(batch, self.reward_fn).result
-        done = compute_reward(batch, self.reward_fn)
+        done = self.score(batch, self.reward_fn)
         return lambda: done
+
+    def score(self, batch: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, dict[str, list[Any]]]:
+        """Scores by the reward function, and by the reward model, whose scores are added, or stand alone.
+
+        It stands alone where neither `custom_reward_function` nor an environment gives rewards.
+        """
+        if self.reward_model_wg is None:
+            return compute_reward(batch, reward_fn)
+        modelled = self.reward_model_wg.compute_rm_score(batch).batch["rm_scores"]
+        if self.config.custom_reward_function.path is None and not self.config.environments:
+            return modelled, {}
+        scores, infos = compute_reward(batch, reward_fn)
+        return scores + modelled, infos
 
     def needs_old_log_probs(self) -> bool:
         """Says whether something reads them: in a step of a single update its own log-probs are the old ones."""
@@ -414,8 +411,7 @@ class RayPPOTrainer:
 
     def _add_advantages(self, batch: DataProto) -> DataProto:
         algorithm, actor = self.config.algorithm, self.config.actor_rollout_ref.actor
-        shares = EpisodeRows(batch).shares() if actor.loss_agg_counts == "episodes" else None
-        if shares is not None:
+        if actor.loss_agg_counts == "episodes" and (shares := EpisodeRows(batch).shares()) is not None:
             batch.batch["episode_share"] = shares
         if self.config.agent.observation_loss_coef:
             batch.batch["observation_mask"] = observation_mask(batch)
@@ -433,24 +429,17 @@ class RayPPOTrainer:
         )
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
-        progress = {"training/global_step": self.global_steps, "training/epoch": self.epoch}
-        return {
-            **progress,
-            **compute_data_metrics(batch, use_critic=self.critic_wg is not None),
-            **compute_timing_metrics(batch, timer.seconds),
-            **compute_throughout_metrics(batch, timer.seconds, n_gpus=self.config.trainer.num_ranks),
-        }
+        metrics: dict[str, float] = {"training/global_step": self.global_steps, "training/epoch": self.epoch}
+        metrics |= metric_utils.compute_data_metrics(batch, use_critic=self.critic_wg is not None)
+        metrics |= metric_utils.compute_timing_metrics(batch, timer.seconds)
+        ranks = self.config.trainer.num_ranks
+        return metrics | metric_utils.compute_throughout_metrics(batch, timer.seconds, n_gpus=ranks)
 
     def validate(self) -> dict[str, float]:
         """Scores the validation prompts, see `training.validation.validate`."""
         return validation.validate(self)
 
     # Checkpoints
-
-    @property
-    def _checkpoint_parts(self) -> dict[str, Any]:
-        critic = {} if self.critic_wg is None else {"critic": self.critic_wg}
-        return {"actor": self.actor_rollout_wg, **critic}
 
     def _save_at_the_end(self, state: dict[str, Any]) -> None:
         """Saves a run that is interrupted, unless the weights are in the midst of a step, and says how it goes on."""
@@ -460,10 +449,7 @@ class RayPPOTrainer:
             self.save_checkpoint(state)
         self.saver.close()
         if self.saver.step:
-            logger.warning(
-                "saved step %d in %s; it goes on with: python main.py %s/config.yaml trainer.resume_mode=auto",
-                *(self.saver.step, self.run_dir, self.run_dir),
-            )
+            logger.warning(say("goes_on", step=self.saver.step, run_dir=self.run_dir))
 
     def save_checkpoint(self, state: dict[str, Any] | None = None) -> dict[str, float]:
         """Begins to save the run as it is now, the driver as in `state`; returns the time that training waited."""
@@ -493,14 +479,14 @@ class RayPPOTrainer:
 
     def load_checkpoint(self) -> None:
         """Goes on from the checkpoint that the config names, if there is one; a part that it may lack starts anew."""
-        trainer, parts = self.config.trainer, self._checkpoint_parts
-        needs = ("actor",) if trainer.resume_with_changes else tuple(parts)
+        trainer = self.config.trainer
+        needs = ("actor",) if trainer.resume_with_changes else tuple(self.parts)
         folder = checkpoint.find_checkpoint(self.run_dir, trainer.resume_mode, trainer.resume_from_path, needs)
         if folder is None:
             if not trainer.val_only:
                 checkpoint.set_aside(self.run_dir)
             return
-        for name, group in parts.items():
+        for name, group in self.parts.items():
             if (folder / name).exists():
                 group.load_checkpoint(str(folder / name))
             else:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data.containers import row_blocks
 from data.protocol import DataProto
 from training.batch.torch_functional import masked_mean
 from training.config.algorithm_settings import RolloutCorrectionConfig
@@ -198,25 +199,27 @@ def compute_offpolicy_metrics(
     Returns: perplexities of both (means over rows), kl and k3_kl (engine against trainer, nats per token), chi2_token
         (mean r^2 - 1) and chi2_seq (of the rows' products).
     """
-    mask, rows = response_mask.bool(), response_mask.bool().any(-1)
-    of_rows = {"training": -masked_mean(old_log_prob, mask, axis=-1)}
-    metrics: dict[str, Tensor] = {}
-    if rollout_log_prob is not None:
-        of_rows["rollout"] = -masked_mean(rollout_log_prob, mask, axis=-1)
-        log_ratio = torch.where(mask, old_log_prob - rollout_log_prob, 0)
-        near, products = (x.clamp(-SAFETY_BOUND, SAFETY_BOUND) for x in (log_ratio, log_ratio.sum(-1)))
-        apart = of_rows["training"] - of_rows["rollout"]
-        metrics |= {
-            "kl": masked_mean(-log_ratio, mask),
-            "k3_kl": masked_mean(near.exp() - near - 1, mask),
-            "log_ppl_diff": masked_mean(apart, rows),
-            "log_ppl_abs_diff": masked_mean(apart.abs(), rows),
-            "ppl_ratio": masked_mean(apart.exp(), rows),
-            "chi2_token": masked_mean((2 * near).exp(), mask) - 1,
-            "chi2_seq": masked_mean((2 * products).exp(), rows) - 1,
-        }
-    metrics |= {f"{name}_ppl": masked_mean(means.exp(), rows) for name, means in of_rows.items()}
-    metrics |= {f"{name}_log_ppl": masked_mean(means, rows) for name, means in of_rows.items()}
+    mask = response_mask.bool()
+    pairs = (old_log_prob, old_log_prob if rollout_log_prob is None else rollout_log_prob)
+    summed = []
+    for rows in row_blocks(mask):
+        training, rollout = (torch.where(mask[rows], log_probs[rows], 0) for log_probs in pairs)
+        near = (training - rollout).clamp(-SAFETY_BOUND, SAFETY_BOUND)
+        per_token = (mask[rows].to(near.dtype), training, rollout, near.expm1() - near, (2 * near).expm1())
+        summed.append(torch.stack([tensor.sum(-1) for tensor in per_token]))
+    lengths, training, rollout, k3, chi2 = torch.cat(summed, dim=1)  # (batch,) each
+    tokens, log_ratio = lengths.sum().clamp(min=1), training - rollout
+    of_rows = {"training": -training / lengths.clamp(min=1), "rollout": -rollout / lengths.clamp(min=1)}
+    apart, products = of_rows["training"] - of_rows["rollout"], log_ratio.clamp(-SAFETY_BOUND, SAFETY_BOUND)
+    over_rows = {"log_ppl_diff": apart, "log_ppl_abs_diff": apart.abs(), "ppl_ratio": apart.exp()}
+    over_rows["chi2_seq"] = (2 * products).expm1()
+    metrics = {"kl": -log_ratio.sum() / tokens, "k3_kl": k3.sum() / tokens, "chi2_token": chi2.sum() / tokens}
+    if rollout_log_prob is None:
+        over_rows, metrics = {}, {}
+        del of_rows["rollout"]
+    for name, means in of_rows.items():
+        over_rows |= {f"{name}_ppl": means.exp(), f"{name}_log_ppl": means}
+    metrics |= {name: masked_mean(per_row, lengths > 0) for name, per_row in over_rows.items()}
     return {name: value.item() for name, value in metrics.items()}
 
 

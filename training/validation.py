@@ -14,7 +14,6 @@ import numpy as np
 
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
-from training.reward import compute_reward
 from training.run.episodes import readable_rows
 from training.run.metric_utils import flatten_validation_metrics, process_validation_metrics
 
@@ -49,7 +48,7 @@ def _validate_batch(
     trainer: RayPPOTrainer, rows: dict[str, Any], n: int, first_group: int
 ) -> tuple[DataProto, dict[str, list[Any]]]:
     batch = trainer._generate_multi_turn_sequences(trainer.prompt_batch(rows, n, first_group, validate=True))
-    scores, infos = compute_reward(batch, trainer.val_reward_fn)
+    scores, infos = trainer.score(batch, trainer.val_reward_fn)
     batch.batch["token_level_scores"] = scores
     settings = trainer.config.trainer
     dump(batch, settings.validation_data_dir, trainer.global_steps, trainer.tokenizer, anew=first_group == 0)

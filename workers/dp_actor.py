@@ -15,6 +15,7 @@ from data.protocol import DataProto
 from training import core_algos as algos
 from training.batch.torch_functional import EntropyMode
 from training.config import ActorConfig, MicroBatching, RolloutCorrectionConfig, UpdatePlan
+from training.config.texts import say
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig
 from training.rollout_correction import measure_mismatch
 from workers.model import packing
@@ -53,21 +54,17 @@ class DataParallelPPOActor:
         self.settings = forward or ForwardSettings()
 
     def forward(
-        self, inputs: ForwardBatch, shape: torch.Size, temperature: float, entropy: Any = "none"
-    ) -> tuple[Tensor, Any]:
-        """Computes log-probs and, unless `entropy` is "none", entropies of a micro-batch, each of `shape`.
+        self, inputs: ForwardBatch, shape: torch.Size, temperature: float, entropy: EntropyMode = "none"
+    ) -> list[Tensor]:
+        """Computes log-probs of a micro-batch and, unless `entropy` is "none", entropies, each of `shape`.
 
-        The shape is (rows, response_len); where nothing was sampled they are zero. With `entropy` "squares" the second
-        are two tensors: entropies, and sums of squared probabilities.
+        The shape is (rows, response_len); where nothing was sampled they are zero. With `entropy` "squares" sums of
+        squared probabilities come third.
         """
         with self.settings.autocast():
             stats = self.actor_module(inputs, temperature, entropy)
-        log_probs = packing.scatter_tokens(stats.log_probs, inputs, shape)
-        if stats.entropy is None:
-            return log_probs, None
-        if entropy == "squares":
-            return log_probs, [packing.scatter_tokens(values, inputs, shape) for values in stats.entropy]
-        return log_probs, packing.scatter_tokens(stats.entropy, inputs, shape)
+        others = () if stats.entropy is None else torch.atleast_2d(stats.entropy)
+        return [packing.scatter_tokens(values, inputs, shape) for values in (stats.log_probs, *others)]
 
     @torch.no_grad()
     def compute_log_prob(
@@ -89,17 +86,12 @@ class DataParallelPPOActor:
         """
         self.actor_module.eval()
         data.require(*FORWARD_FIELDS, by="compute_log_prob")
-        kinds: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range({"none": 1, "squares": 3}.get(entropy, 2))]
-        for rows, micro, inputs in packing.iter_micro_batches(
-            data, self.settings, limits or self.config.micro_batching
-        ):
+        limits = limits or self.config.micro_batching
+        read: list[tuple[Tensor, list[Tensor]]] = []
+        for rows, micro, inputs in packing.iter_micro_batches(data, self.settings, limits):
             shape = micro.batch["responses"].shape
-            log_probs, others = self.forward(inputs, shape, data.meta_info["temperature"], entropy)
-            # None, a tensor or two of them.
-            several = others if isinstance(others, list) else [others]
-            for kind, values in zip(kinds, [log_probs, *several], strict=False):
-                kind.append((rows, values))
-        return [packing.read_rows(kind) for kind in kinds]
+            read.append((rows, self.forward(inputs, shape, data.meta_info["temperature"], entropy)))
+        return [packing.read_rows([(rows, own[kind]) for rows, own in read]) for kind in range(len(read[0][1]))]
 
     def update_policy(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:
         """Passes over `data` as planned; returns the mean over mini-batches of `actor/*` metrics.
@@ -113,34 +105,22 @@ class DataParallelPPOActor:
         data.require(*FORWARD_FIELDS, "advantages", by="update_policy")
         if cfg.use_kl_loss:
             data.require("ref_log_prob", by="update_policy with actor.use_kl_loss")
-        if plan is None:
-            plan = UpdatePlan.of_rows(len(data), cfg.ppo_mini_batch_size, cfg.ppo_epochs, cfg.shuffle)
+        plan = plan or UpdatePlan.of_rows(len(data), cfg.ppo_mini_batch_size, cfg.ppo_epochs, cfg.shuffle)
         if plan.updates > 1 and not self.correction.bypass_mode:
             data.require("old_log_probs", by="update_policy with several mini-batches")
         return update_model(
-            self.actor_module,
-            self.actor_optimizer,
-            data,
-            plan,
-            settings=self.settings,
-            limits=cfg.micro_batching,
-            grad_clip=cfg.grad_clip,
-            prefix="actor",
-            micro_loss=self._micro_loss,
-            loss_scale_factor=cfg.loss_scale_factor,
+            self.actor_module, self.actor_optimizer, data, plan, self.settings, cfg, "actor", self._micro_loss
         )
 
     def _micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
         cfg = self.config
         fields = packing.loss_fields(micro, self.settings.device)
-        mask = fields["response_mask"]
-        log_prob, entropy = self.forward(
-            inputs, mask.shape, micro.meta_info["temperature"], "grad" if cfg.entropy_coeff else "value"
-        )
+        mask, counts = fields["response_mask"], counts | {"loss_scale_factor": cfg.loss_scale_factor}
+        mode: EntropyMode = "grad" if cfg.entropy_coeff else "value"
+        log_prob, entropy = self.forward(inputs, mask.shape, micro.meta_info["temperature"], mode)
         # Left out only where this is the only update (`update_policy` checks): then the policy is still the one that
         # sampled.
-        old_log_prob = fields.get("old_log_probs")
-        old_log_prob = log_prob.detach() if old_log_prob is None else old_log_prob
+        old_log_prob = fields.get("old_log_probs", log_prob.detach())
         bypass = self.correction.bypass_mode
         with algos.denominators(counts, fields.get("episode_share")):
             loss, metrics = call_policy_loss(
@@ -164,8 +144,7 @@ class DataParallelPPOActor:
         ranks = world_size()
         metrics = {"actor/pg_loss": loss / ranks, **metrics}
         metrics["actor/entropy"] = algos.agg_loss(entropy.detach(), mask, "token-mean", **counts) / ranks
-        if cfg.entropy_coeff:
-            loss = loss - cfg.entropy_coeff * entropy_loss
+        loss = loss - cfg.entropy_coeff * entropy_loss
         if kl_loss is not None:
             loss = loss + cfg.kl_loss_coef * kl_loss
             metrics |= {"actor/kl_loss": kl_loss / ranks}
@@ -199,8 +178,5 @@ def call_policy_loss(name: str, **offered: Any) -> tuple[Tensor, dict[str, Any]]
     function = algos.get_policy_loss_fn(name)
     result = function(**algos.taken(function, offered))
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        raise ValueError(
-            f"policy loss '{name}' must return (loss, metrics), metrics being a dict; it returned "
-            f"{type(result).__name__}"
-        )
+        raise ValueError(say("loss_returns", name=name, returned=type(result).__name__))
     return result

@@ -34,17 +34,18 @@ class DataParallelPPOCritic:
         self.critic_optimizer = critic_optimizer
         self.settings = forward or ForwardSettings()
 
+    def forward(self, inputs: ForwardBatch, shape: torch.Size) -> Tensor:
+        """Computes the values of a micro-batch, of `shape` (rows, response_len); zero where nothing was sampled."""
+        with self.settings.autocast():
+            return packing.scatter_tokens(self.critic_module(inputs), inputs, shape)
+
     @torch.no_grad()
     def compute_values(self, data: DataProto) -> Tensor:
         """Computes the value of the state before each sampled token: (B, response_len) float32, CPU, zero elsewhere."""
         self.critic_module.eval()
         data.require(*FORWARD_FIELDS, by="compute_values")
-        read: list[tuple[Tensor, Tensor]] = []
-        for rows, micro, inputs in packing.iter_micro_batches(data, self.settings, self.config.micro_batching):
-            with self.settings.autocast():
-                read.append(
-                    (rows, packing.scatter_tokens(self.critic_module(inputs), inputs, micro.batch["responses"].shape))
-                )
+        batches = packing.iter_micro_batches(data, self.settings, self.config.micro_batching)
+        read = [(rows, self.forward(inputs, micro.batch["responses"].shape)) for rows, micro, inputs in batches]
         return packing.read_rows(read)
 
     def update_critic(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:
@@ -56,25 +57,16 @@ class DataParallelPPOCritic:
         self.critic_module.train()
         cfg = self.config
         data.require(*FORWARD_FIELDS, "values", "returns", by="update_critic")
-        if plan is None:
-            plan = UpdatePlan.of_rows(len(data), cfg.ppo_mini_batch_size or len(data), cfg.ppo_epochs or 1, cfg.shuffle)
+        size = cfg.ppo_mini_batch_size or len(data)
+        plan = plan or UpdatePlan.of_rows(len(data), size, cfg.ppo_epochs or 1, cfg.shuffle)
         return update_model(
-            self.critic_module,
-            self.critic_optimizer,
-            data,
-            plan,
-            settings=self.settings,
-            limits=cfg.micro_batching,
-            grad_clip=cfg.grad_clip,
-            prefix="critic",
-            micro_loss=self._micro_loss,
+            self.critic_module, self.critic_optimizer, data, plan, self.settings, cfg, "critic", self._micro_loss
         )
 
     def _micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
         fields = packing.loss_fields(micro, self.settings.device)
         mask = fields["response_mask"]
-        with self.settings.autocast():
-            vpreds = packing.scatter_tokens(self.critic_module(inputs), inputs, mask.shape)
+        vpreds = self.forward(inputs, mask.shape)
         with denominators(counts, fields.get("episode_share")):
             loss, clip_fraction = compute_value_loss(
                 vpreds=vpreds,

@@ -7,8 +7,10 @@ elsewhere. Invariant: the config never changes here; how a batch is cut for upda
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from custom.agent import AgentSpec
 from data.prompts import encode_chat
 from data.protocol import DataProto
+from training.batch.torch_functional import EntropyMode
 from training.config import ActorConfig, ActorRolloutRefConfig, BatchPlan, CriticConfig, FSDPConfig, PPOConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
@@ -43,7 +46,9 @@ UPDATE_FIELDS = (
     *("advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs", "rollout_is_weights", "turn_ids"),
     *("episode_share", "observation_mask"),
 )
+CRITIC_FIELDS = (*FORWARD_FIELDS, "values", "returns", "episode_share")
 Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
+Metrics = dict[str, float]
 
 
 class TrainedWorker:
@@ -51,6 +56,10 @@ class TrainedWorker:
 
     # What a Hugging Face folder is written with, where a checkpoint is to have one.
     tokenizer: PreTrainedTokenizerBase | None = None
+
+    def __init__(self, config: PPOConfig) -> None:
+        self.config = config
+        self.device = find_device(config.trainer.device)
 
     def _make_trainable(self, module: nn.Module, config: ActorConfig | CriticConfig, total_training_steps: int) -> None:
         self.module, self.checkpoint = module, config.checkpoint
@@ -75,15 +84,28 @@ class TrainedWorker:
         state = (self.module, self.optimizer, self.scheduler)
         model_state.load(Path(folder), *state, self.checkpoint.load_contents)
 
+    @register(Dispatch.RANK_ZERO)
+    def ranks_per_sequence(self) -> int:
+        """Returns the size of a sequence-parallel group."""
+        return self.config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+
+    def _update(self, part: str, place: AbstractContextManager[None], update: Callable[[], Metrics]) -> Metrics:
+        """Updates the model, once a checkpoint has its copy, and makes one step of the schedule; adds PART/lr."""
+        self.writer.wait_until_copied()
+        with expandable_segments(self.device), strictly_deterministic(self.config.trainer.deterministic), place:
+            metrics = update()
+        metrics[f"{part}/lr"] = self.scheduler.get_last_lr()[0]
+        self.scheduler.step()
+        return metrics
+
 
 class ActorRolloutRefWorker(TrainedWorker):
     """Holds the policy in the uses that `role` names: trained, sampled from, and frozen as the reference."""
 
     def __init__(self, config: PPOConfig, role: Role) -> None:
-        self.config = config
+        super().__init__(config)
         self.policy: ActorRolloutRefConfig = config.actor_rollout_ref
         self.role = role
-        self.device = find_device(config.trainer.device)
         self.agents: AgentRollout | None = None
 
     @register(Dispatch.ONE_TO_ALL)
@@ -133,10 +155,7 @@ class ActorRolloutRefWorker(TrainedWorker):
         if type(self.rollout).score is Engine.score or self.rollout.max_model_len < 3:
             logger.warning("%s scores nothing: no alarm watches the weight sync", type(self.rollout).__name__)
             return None
-
-        def render(messages: list[dict[str, str]]) -> list[int]:
-            return encode_chat(self.spec.tokenizer, messages, **self.config.data.apply_chat_template_kwargs)
-
+        render = partial(encode_chat, self.spec.tokenizer, **self.config.data.apply_chat_template_kwargs)
         return Canary(self.rollout, len(self.spec.tokenizer), render)
 
     @register(Dispatch.ONE_TO_ALL)
@@ -148,11 +167,6 @@ class ActorRolloutRefWorker(TrainedWorker):
     def ranks_per_engine(self) -> int:
         """Returns the size of a tensor-parallel group."""
         return self.policy.rollout.tensor_model_parallel_size
-
-    @register(Dispatch.RANK_ZERO)
-    def ranks_per_sequence(self) -> int:
-        """Returns the size of a sequence-parallel group."""
-        return self.policy.actor.ulysses_sequence_parallel_size
 
     @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine")
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -182,12 +196,9 @@ class ActorRolloutRefWorker(TrainedWorker):
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Computes `old_log_probs` and `entropys`, with meta_info `sum_pi_squared` that too: (B, response_len) each."""
+        wanted: EntropyMode = "squares" if data.meta_info.get("sum_pi_squared") else "value"
         with self._actor_on_device():
-            stats = self.actor.token_stats(
-                self._with_temperature(data),
-                "squares" if data.meta_info.get("sum_pi_squared") else "value",
-                self.policy.log_prob_micro_batching,
-            )
+            stats = self.actor.token_stats(self._with_temperature(data), wanted, self.policy.log_prob_micro_batching)
         names = ("old_log_probs", "entropys", "sum_pi_squared")
         return DataProto.from_dict(tensors=dict(zip(names, stats, strict=False)))
 
@@ -195,21 +206,14 @@ class ActorRolloutRefWorker(TrainedWorker):
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Computes `ref_log_prob`, (B, response_len)."""
         with on_device(self.ref.actor_module, None, self.device, self.policy.ref.fsdp_config):
-            log_probs, _ = self.ref.compute_log_prob(
-                self._with_temperature(data), limits=self.policy.ref_micro_batching
-            )
+            log_probs = self.ref.token_stats(self._with_temperature(data), "none", self.policy.ref_micro_batching)[0]
         return DataProto.from_dict(tensors={"ref_log_prob": log_probs})
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=(*FORWARD_FIELDS, *UPDATE_FIELDS), ranks_per_chunk="ranks_per_sequence")
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """Calls `update_policy` once and makes one step of the schedule; returns metrics."""
-        self.writer.wait_until_copied()
-        strict = strictly_deterministic(self.config.trainer.deterministic)
-        with expandable_segments(self.device), strict, self._actor_on_device(self.optimizer):
-            metrics = self.actor.update_policy(self._with_temperature(data), self.plan)
-        metrics["actor/lr"] = self.scheduler.get_last_lr()[0]
-        self.scheduler.step()
-        return metrics
+        update = partial(self.actor.update_policy, self._with_temperature(data), self.plan)
+        return self._update("actor", self._actor_on_device(self.optimizer), update)
 
     def _load_policy(
         self, fsdp: FSDPConfig, *, trainable: bool, spec: ModelSpec | None = None
@@ -234,17 +238,11 @@ class ActorRolloutRefWorker(TrainedWorker):
 class CriticWorker(TrainedWorker):
     """Holds the value model and its optimiser."""
 
-    def __init__(self, config: PPOConfig) -> None:
-        self.config: CriticConfig = config.resolved_critic
-        self.deterministic = config.trainer.deterministic
-        self.device = find_device(config.trainer.device)
-
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int, plan: BatchPlan) -> None:
         """Loads the model; the schedule runs over `total_training_steps` calls of `update_critic`."""
-        start_worker(self.device, deterministic=self.deterministic)
-        self.plan = plan.critic
-        cfg = self.config
+        start_worker(self.device, deterministic=self.config.trainer.deterministic)
+        self.plan, cfg = plan.critic, self.config.resolved_critic
         module = ModelSpec(cfg.model, str(cfg.model.path), self.device).value_model()
         settings = forward_settings(cfg.model, cfg.use_prefix_grouper, module, self.device, self.ranks_per_sequence())
         model = ValueModel(module)
@@ -253,34 +251,19 @@ class CriticWorker(TrainedWorker):
         self.critic = DataParallelPPOCritic(cfg, model, self.optimizer, forward=settings)
         offload(model, self.optimizer, cfg.fsdp_config)
 
-    @register(Dispatch.RANK_ZERO)
-    def ranks_per_sequence(self) -> int:
-        """Returns the size of a sequence-parallel group."""
-        assert self.config.ulysses_sequence_parallel_size is not None
-        return self.config.ulysses_sequence_parallel_size
-
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def compute_values(self, data: DataProto) -> DataProto:
         """Computes `values`, (B, response_len)."""
         with self._on_device():
             return DataProto.from_dict(tensors={"values": self.critic.compute_values(data)})
 
-    @register(
-        Dispatch.DP_COMPUTE_PROTO,
-        reads=(*FORWARD_FIELDS, "values", "returns", "episode_share"),
-        ranks_per_chunk="ranks_per_sequence",
-    )
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=CRITIC_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def update_critic(self, data: DataProto) -> dict[str, float]:
         """Calls `DataParallelPPOCritic.update_critic` once and makes one step of the schedule; returns metrics."""
-        self.writer.wait_until_copied()
-        with expandable_segments(self.device), strictly_deterministic(self.deterministic), self._on_device():
-            metrics = self.critic.update_critic(data, self.plan)
-        metrics["critic/lr"] = self.scheduler.get_last_lr()[0]
-        self.scheduler.step()
-        return metrics
+        return self._update("critic", self._on_device(), partial(self.critic.update_critic, data, self.plan))
 
     def _on_device(self) -> AbstractContextManager[None]:
-        return on_device(self.critic.critic_module, self.optimizer, self.device, self.config.fsdp_config)
+        return on_device(self.critic.critic_module, self.optimizer, self.device, self.critic.config.fsdp_config)
 
 
 def build_rollout(config: PPOConfig, spec: ModelSpec) -> BaseRollout:

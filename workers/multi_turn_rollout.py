@@ -49,9 +49,8 @@ class AgentRollout:
     ) -> None:
         self.config, self.engine, self.group = config, engine, group
         self.specs = list(specs)
-        self.tokens = TurnTokens(
-            tokenizer, template_kwargs=dict(config.data.apply_chat_template_kwargs), eos_token_ids=engine.eos_token_ids
-        )
+        template = dict(config.data.apply_chat_template_kwargs)
+        self.tokens = TurnTokens(tokenizer, template_kwargs=template, eos_token_ids=engine.eos_token_ids)
         self.pool = open_pool(config, specs) if is_leader(group) else None
         schemas = self.pool.tool_schemas if self.pool is not None else []
         self.tools: list[list[dict[str, Any]] | None] = from_leader(schemas, group)
@@ -60,11 +59,8 @@ class AgentRollout:
         """Plays the described episodes; see `rows_of` for what comes back."""
         self.engine.begin()
         names = ("group_index", "sample_index", "agent_index", "env_seed")
-        columns = (described.non_tensor_batch[name].tolist() for name in names)
-        episodes = [
-            Episode(group=group, sample=sample, spec=agent, seed=seed)
-            for group, sample, agent, seed in zip(*columns, strict=True)
-        ]
+        rows = zip(*(described.non_tensor_batch[name].tolist() for name in names), strict=True)
+        episodes = [Episode(group=group, sample=sample, spec=agent, seed=seed) for group, sample, agent, seed in rows]
         home = self.config.environment_home
         loop = TurnLoop(
             self.engine,
@@ -111,8 +107,7 @@ class AgentRollout:
         batch = self.engine.build_batch(rows, self.config.data.max_prompt_length)
         rewards = np.zeros((len(rows), self.engine.response_length), np.float32)
         for number, row in enumerate(rows):
-            for place, reward in row.reward_at.items():
-                rewards[number, place] = reward
+            rewards[number, [*row.reward_at]] = [*row.reward_at.values()]
         batch.batch["environment_rewards"] = torch.from_numpy(rewards)  # (B, R)
         index = np.array([number for number, _ in owners], dtype=np.int64)
         columns = {name: values[index] for name, values in described.non_tensor_batch.items()}

@@ -8,7 +8,6 @@ shared memory goes with the ranks, at the latest when the next engine starts.
 
 import os
 import random
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -120,9 +119,7 @@ class vLLMRollout(BaseRollout):
             RuntimeError: requests still run, whose prefixes would outlive a change of the weights.
         """
         if not self.engine.reset_prefix_cache():
-            raise RuntimeError(
-                f"vLLM keeps cached prefixes while requests run; step until all are done: {[*self.asked]}"
-            )
+            raise RuntimeError(f"vLLM keeps cached prefixes while requests run; finish these first: {[*self.asked]}")
 
     def update_weights(self, weights: NamedTensors, manifest: Manifest) -> None:
         """Replaces all weights, and drops the prefixes that were computed with the old ones.
@@ -215,11 +212,10 @@ def kv_cache_bytes(spec: ModelSpec, config: RolloutConfig, max_model_len: int, b
 
 def set_engine_environment() -> None:
     """Sets what an in-process engine expects of torchrun; values that are set already stay."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     here = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    # At port 0 the system chooses.
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ |= quiet | here | alone | os.environ
 
 

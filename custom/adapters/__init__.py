@@ -4,4 +4,3 @@ Invariant: a library, and the adapter to it, is imported only when one of its en
 """
 
 from custom.adapters.base import ENVIRONMENT_NAMES, LIBRARIES, library_of
-from custom.adapters.make import make_environment

@@ -132,8 +132,7 @@ def make_game(name: str, settings: Mapping[str, Any], seed: int) -> tempfile.Tem
         textworld.g_rng.set_seed(seed)
         if "recipe_seed" in settings and settings["recipe_seed"] is None:
             settings = {**settings, "recipe_seed": seed}
-        game = challenges.CHALLENGES[name][1](settings, options)
-        textworld.generator.compile_game(game, options)
+        textworld.generator.compile_game(challenges.CHALLENGES[name][1](settings, options), options)
     return folder
 
 

@@ -100,9 +100,8 @@ class ReActActionParser(ActionParser):
             return []
         reader, calls, position, action = _Reader(text), [], 0, ""
         labels = list(_REACT_LABEL.finditer(text))
-        ends = [label.start() for label in labels[1:]] + [len(text)]
         # Without labels there is one end.
-        for label, end in zip(labels, ends, strict=False):
+        for label, end in zip(labels, [*(label.start() for label in labels[1:]), len(text)], strict=False):
             # A label inside of a JSON input is none.
             if label.start() < position:
                 continue

@@ -94,10 +94,8 @@ class ToolRegistry:
         """
         started = time.perf_counter()
         value, error_kind = self._attempt(call, environment, max_chars)
-        if isinstance(value, StepResult):
-            told = value.observation
-        else:
-            told = f"Error ({error_kind}): {value}" if error_kind else _as_text(value)
+        told = value.observation if isinstance(value, StepResult) else _as_text(value)
+        told = f"Error ({error_kind}): {told}" if error_kind else told
         told = env.check_observation(told, f"tool {call.name}", max_chars)
         name, seconds = call.name if call.name in self.tools else UNKNOWN, time.perf_counter() - started
         return CallRecord(call=call, name=name, value=value, error_kind=error_kind, observation=told, seconds=seconds)

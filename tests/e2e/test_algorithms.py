@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from tests.e2e.test_agents import ACTOR, ROLLOUT, assert_finite, fit, forgetful_game, game_config  # noqa: F401
 from tests.e2e.test_training import read_steps, tiny_config
@@ -157,3 +157,91 @@ def test_gdpo_takes_the_kinds_of_reward_that_the_function_gives(tiny_task: Path,
         assert bool(batch.batch["advantages"].any()) == varied, "the score itself never differs"
     with pytest.raises(ConfigError, match=r"gdpo needs algorithm\.gdpo_reward_keys"):
         tiny_config(tiny_task, tmp_path / "run", *PLAIN, kinds[0])
+
+
+def test_an_estimators_state_goes_on_after_a_resume(tiny_game: Path, tmp_path: Path) -> None:
+    chosen = ("algorithm.adv_estimator=rae", "trainer.deterministic=true", "trainer.save_freq=2")
+    chosen += ("trainer.total_training_steps=4",)
+    whole, _ = run(tiny_game, tmp_path / "whole", *chosen)
+    from_there = f"trainer.resume_from_path={tmp_path}/whole/global_step_2"
+    rest, steps_after = run(tiny_game, tmp_path / "rest", *chosen, "trainer.resume_mode=resume_path", from_there)
+    assert [step["step"] for step in steps_after if step["step"] > 2] == [3, 4] and len(rest) == 2
+    for before, after in zip(whole[2:], rest, strict=True):
+        assert torch.equal(before.batch["advantages"], after.batch["advantages"])
+    # Without the means of the first two steps they would differ by these.
+    mask, scores = whole[2].batch["response_mask"], whole[2].batch["token_level_scores"].sum(1, keepdim=True)
+    assert not torch.equal(whole[2].batch["advantages"], (scores * mask).float())
+
+
+@pytest.mark.parametrize("method", ["pow", "max_min", "max_random"])
+def test_policy_filtration_draws_rows_by_their_scores(tiny_game: Path, tmp_path: Path, method: str) -> None:
+    more = ("algorithm.use_pf_ppo=true", f"algorithm.pf_ppo.reweight_method={method}", "data.train_batch_size=32")
+    batches, _ = run(tiny_game, tmp_path, *more)
+    for batch in batches:
+        scores = batch.batch["token_level_scores"].sum(1)
+        assert len(batch) == 128 and len(set(batch.non_tensor_batch["episode_id"])) < 128
+        if method == "pow" and scores.any():
+            assert (scores > 0).all(), "nothing that scored 0 is drawn"
+
+
+@pytest.fixture
+def reward_model(tiny_game: Path, tmp_path: Path) -> LlamaForSequenceClassification:
+    """A tiny one with random weights, saved as `tmp_path/scorer` with the policy's tokenizer."""
+    torch.manual_seed(3)
+    config = LlamaConfig.from_pretrained(tiny_game / "model", num_labels=1)
+    model = LlamaForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path / "scorer")
+    AutoTokenizer.from_pretrained(tiny_game / "model").save_pretrained(tmp_path / "scorer")
+    return model
+
+
+def expected_score(model: LlamaForSequenceClassification, ids: list[int]) -> float:
+    with torch.no_grad():
+        states = model.model(input_ids=torch.tensor([ids])).last_hidden_state
+        return model.score(states)[0, -1, 0].item()
+
+
+SCORER = ("reward_model.enable=true", "reward_model.model.dtype=float32", "reward_model.micro_batch_size_per_gpu=3")
+
+
+def test_a_reward_model_adds_to_what_the_environment_gives(
+    tiny_game: Path, tmp_path: Path, reward_model: LlamaForSequenceClassification
+) -> None:
+    batches, _ = run(tiny_game, tmp_path / "run", *SCORER, f"reward_model.model.path={tmp_path}/scorer")
+    batch = batches[0].drop_dummies()
+    width = batch.batch["prompts"].shape[1]
+    for row in range(8):
+        ids = torch.cat([batch.batch["prompts"][row], batch.batch["responses"][row]])
+        own = expected_score(reward_model, ids[batch.batch["attention_mask"][row].bool()].tolist())
+        given = batch.batch["environment_rewards"][row].sum().item()
+        assert batch.batch["token_level_scores"][row].sum().item() == pytest.approx(own + given, abs=1e-4)
+        last = batch.batch["response_mask"][row].nonzero().max().item()
+        assert batch.batch["token_level_scores"][row, last] != 0 and width > 0
+
+
+@pytest.mark.parametrize("retold", [False, True])
+def test_a_reward_model_scores_prompts_alone(
+    tiny_task: Path, tmp_path: Path, reward_model: LlamaForSequenceClassification, retold: bool
+) -> None:
+    """With `input_tokenizer` it reads prompt and answer in its own chat template."""
+    more = [*SCORER, f"reward_model.model.path={tmp_path}/scorer", "data.return_raw_chat=true"]
+    more += [f"reward_model.model.input_tokenizer={tmp_path}/scorer"] if retold else []
+    if retold:
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "scorer")
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}+{% endfor %}"
+        tokenizer.save_pretrained(tmp_path / "scorer")
+    trainer, (batch, *_) = fit(
+        tiny_config(tiny_task, tmp_path / "run", *more, *PLAIN, "trainer.val_before_train=false")
+    )
+    policy = trainer.tokenizer
+    for row in range(8):
+        ids = torch.cat([batch.batch["prompts"][row], batch.batch["responses"][row]])
+        own = ids[batch.batch["attention_mask"][row].bool()].tolist()
+        if retold:
+            answer = policy.decode(
+                batch.batch["responses"][row][batch.batch["response_mask"][row] > 0], skip_special_tokens=True
+            )
+            prompt = "".join(f"{message['content']}+" for message in batch.non_tensor_batch["raw_prompt"][row])
+            own = policy.encode(f"{prompt}{answer}+", add_special_tokens=False)
+        score = batch.batch["token_level_scores"][row].sum().item()
+        assert score == pytest.approx(expected_score(reward_model, own), abs=1e-4)

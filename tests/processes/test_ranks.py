@@ -14,12 +14,11 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from data.protocol import DataProto, all_gather_data_proto
+from data.protocol import DataProto
 from main import build_trainer
 from tests.e2e.test_training import read_steps, tiny_config
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_checkpoint import save
-from training.batch import distributed_masked_mean, distributed_mean_max_min_std
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, ModelConfig, OptimConfig
 from training.run.roles import ResourcePoolManager, Role
 from workers.dp_actor import DataParallelPPOActor
@@ -66,17 +65,6 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
     log_probs, _ = actor.compute_log_prob(data)
     rounded, results["types"] = bfloat16_log_probs(folder, device, data)
     torch.save({"log_probs": log_probs, "values": values, **rounded}, Path(folder) / f"rows-{world}-{number}.pt")
-    if world > 1:
-        gathered = data.select(["responses"], ["uid"])
-        all_gather_data_proto(gathered, torch.distributed.group.WORLD)
-        results["gathered"] = (gathered.batch["responses"], gathered.non_tensor_batch["uid"].tolist())
-    scores, mask = torch.arange(8.0).square(), torch.arange(8) % 3 > 0
-    share = slice(number * 8 // world, (number + 1) * 8 // world)
-    results["over ranks"] = [
-        distributed_masked_mean(scores[share], mask[share]),
-        *distributed_mean_max_min_std(scores[share]),
-        *distributed_mean_max_min_std(scores[share], compute_max=False, compute_std=False),
-    ]
     if number == 0:
         torch.save(results, Path(folder) / f"results-{world}.pt")
     if world > 1:
@@ -281,22 +269,6 @@ def test_a_head_that_is_not_the_embedding_though_the_configuration_says_so_is_re
     )
     with pytest.raises(ValueError, match="tie_word_embeddings is true, but its weights hold another lm_head"):
         spec.causal_lm(trainable=True)
-
-
-def test_each_rank_gathers_the_rows_of_all(folder: Path) -> None:
-    responses, uids = torch.load(folder / "results-2.pt")["gathered"]
-    whole = make_update().pad_with_dummies(2)
-    assert torch.equal(responses, whole.batch["responses"]) and uids == whole.non_tensor_batch["uid"].tolist()
-
-
-def test_verls_means_and_extremes_are_over_all_ranks(folder: Path) -> None:
-    scores, mask = torch.arange(8.0).square(), torch.arange(8) % 3 > 0
-    expected = [scores[mask].mean(), scores.mean(), scores.max(), scores.min(), scores.std(), scores.mean(), None]
-    expected += [scores.min(), None]
-    for world in (1, 2):
-        for found, wanted in zip(torch.load(folder / f"results-{world}.pt")["over ranks"], expected, strict=True):
-            assert (found is None) == (wanted is None)
-            assert wanted is None or torch.allclose(found, wanted)
 
 
 def test_two_ranks_compute_the_log_probs_and_values_of_one(folder: Path) -> None:

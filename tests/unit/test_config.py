@@ -782,7 +782,7 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ),
         (
             ["reward_model.enable=true"],
-            "reward_model.enable=true: reward models are not there yet; use custom_reward_function.path",
+            "reward_model.enable=true needs reward_model.model.path: a sequence classification model with one output",
         ),
         (
             ["trainer.resume_mode=resume_path"],
@@ -1066,6 +1066,10 @@ def test_reward_kwargs_that_nobody_takes_are_problems(runnable: list[str], tmp_p
     assert checked(runnable, f"{for_manager}.method=flexible") == []
     (problem,) = checked(runnable, f"{for_manager}.methd=flexible")
     assert "default_compute_score takes" in problem and problem.endswith("Did you mean 'method'?")
+    prime = ["reward_model.reward_manager=prime", f"{for_manager}.num_processes=2"]
+    assert checked(runnable, *prime, f"{for_manager}.method=flexible") == []
+    (problem,) = checked(runnable, *prime, f"{for_manager}.methd=flexible")
+    assert problem.endswith("Did you mean 'method'?")
 
 
 def test_a_manager_of_ones_own_takes_its_reward_kwargs(runnable: list[str], tmp_path: Path) -> None:

@@ -296,3 +296,63 @@ def test_no_loss_depends_on_how_a_mini_batch_is_cut(name, weighed):
         gradients.append(leaf.grad)
     assert gradients[0].any()
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-8)
+
+
+def loss_settings(**changed):
+    correction = RolloutCorrectionConfig(loss_type="reinforce", rollout_is="token", rollout_rs="seq_mean_k1")
+    correction = replace(correction, rollout_rs_threshold="0.2_5.0")
+    own = PolicyLossChoice(dro_beta=0.1, clip_cov_lb=0.0, clip_cov_ratio=0.2, kl_cov_ratio=0.2)
+    return algos.PolicyLossConfig(policy_loss=own, rollout_correction=correction, **changed)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+@pytest.mark.parametrize("name", sorted(algos.POLICY_LOSS_REGISTRY))
+def test_rows_that_are_computed_block_by_block_give_the_same_loss_gradient_and_metrics(name, mode, monkeypatch):
+    old, new, advantages = policy_inputs()
+    shares = torch.tensor([0.5, 0.5, 1.0, 1.0, 1.0])
+    results = []
+    for block in (1 << 17, 8):
+        monkeypatch.setattr("training.core_algos.policy_losses.BLOCK", block)
+        leaf = new.clone().requires_grad_()
+        torch.manual_seed(0)
+        weights = torch.rand(MASK.shape)
+        with algos.denominators(algos.GlobalBatchInfo(**GLOBAL, dp_size=2, loss_scale_factor=7.0), shares):
+            given = (old, leaf, advantages, MASK, mode, loss_settings(), weights)
+            loss, metrics = algos.get_policy_loss_fn(name)(*given)
+        loss.backward()
+        counted = {metric: value for metric, value in metrics.items() if metric.startswith("actor/")}
+        results.append({"loss": loss.detach(), "gradient": leaf.grad, **counted})
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", sorted(algos.POLICY_LOSS_REGISTRY))
+def test_the_gradient_is_the_finite_difference_of_the_loss(name, monkeypatch):
+    """In float64; what a loss detaches is held at its value, as it counts as a constant."""
+    old, new, advantages = (x.double() for x in policy_inputs(1))
+    held, played, detach = [], iter(()), torch.Tensor.detach
+
+    def record(tensor):
+        held.append(detach(tensor))
+        return held[-1]
+
+    def loss(log_prob):
+        torch.manual_seed(0)
+        given = (old, log_prob, advantages, MASK, "token-mean", loss_settings(global_batch_info=GLOBAL))
+        return algos.get_policy_loss_fn(name)(*given)[0]
+
+    leaf, step = new.clone().requires_grad_(), 1e-6
+    monkeypatch.setattr(torch.Tensor, "detach", record)
+    loss(leaf).backward()
+    gradient = torch.zeros_like(new)
+    for place in MASK.nonzero().tolist():
+        ends = []
+        for sign in (1, -1):
+            played = iter(held)
+            monkeypatch.setattr(torch.Tensor, "detach", lambda tensor: next(played))  # noqa: B023
+            moved = new.clone()
+            moved[tuple(place)] += sign * step
+            ends.append(float(loss(moved)))
+        gradient[tuple(place)] = (ends[0] - ends[1]) / (2 * step)
+    monkeypatch.undo()
+    assert leaf.grad is not None and leaf.grad.any()
+    torch.testing.assert_close(leaf.grad, gradient, rtol=1e-6, atol=1e-8)

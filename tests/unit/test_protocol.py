@@ -10,7 +10,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-import data.protocol
 from data.containers import object_array
 from data.protocol import (
     FIELDS,
@@ -19,13 +18,8 @@ from data.protocol import (
     DataProtoFuture,
     DataProtoItem,
     collate_fn,
-    fold_batch_dim,
-    list_of_dict_to_dict_of_list,
     pad_dataproto_to_divisor,
-    unfold_batch_dim,
-    union_numpy_dict,
     union_tensor_dict,
-    union_two_dict,
     unpad_dataproto,
 )
 
@@ -540,7 +534,7 @@ def test_a_future_takes_its_own_way_to_resolve_and_can_be_pickled():
     store = {"ref": make(2)}
     assert len(DataProtoFuture.concat(["ref"], resolve=store.__getitem__).get()) == 2
     assert pickle.loads(pickle.dumps(DataProtoFuture.concat([]).chunk(2)[1])).parts == ((2, 1),)
-    with pytest.raises(ValueError, match="at least one future; given an empty list"):
+    with pytest.raises(ValueError, match="at least one DataProto; given an empty list"):
         DataProtoFuture.concat([]).get()
 
 
@@ -567,20 +561,6 @@ def test_metrics_of_parts_are_dicts_or_lists_of_dicts() -> None:
         for metrics in ({"loss": 1.0}, [{"loss": 2.0}, {"loss": 3.0}], {"loss": [4.0, 5.0]})
     ]
     assert DataProto.concat(parts).meta_info["metrics"] == {"loss": [1.0, 2.0, 3.0, 4.0, 5.0]}
-    assert list_of_dict_to_dict_of_list([{"a": 1, "b": 2}, {"a": 3, "b": 4}]) == {"a": [1, 3], "b": [2, 4]}
-    assert list_of_dict_to_dict_of_list([]) == {}
-
-
-def test_rows_fold_and_unfold() -> None:
-    data = DataProto.from_dict({"a": torch.arange(12).view(6, 2)}, {"n": np.arange(6)}, {"seed": 1})
-    folded = fold_batch_dim(data, 3)
-    assert len(folded) == 3 and folded.batch["a"].shape == (3, 2, 2) and folded.non_tensor_batch["n"].shape == (3, 2)
-    assert folded.select_idxs([1]).batch["a"].flatten().tolist() == [4, 5, 6, 7]
-    back = unfold_batch_dim(folded)
-    assert len(back) == 6 and torch.equal(back.batch["a"], data.batch["a"]) and back.meta_info == {"seed": 1}
-    assert back.non_tensor_batch["n"].tolist() == [*range(6)] and len(folded) == 3
-    with pytest.raises(ValueError, match="6 rows do not fold into 4"):
-        fold_batch_dim(data, 4)
 
 
 def test_chunks_may_be_uneven_where_that_was_asked_for() -> None:
@@ -593,27 +573,5 @@ def test_chunks_may_be_uneven_where_that_was_asked_for() -> None:
         DataProto.from_dict({"a": torch.arange(7)}).chunk(3)
 
 
-def test_dicts_are_joined_in_the_first_unless_they_differ() -> None:
-    first = {"a": np.array([1.0, np.nan])}
-    assert union_numpy_dict(first, {"a": np.array([1.0, np.nan]), "b": np.zeros(2)}) is first and "b" in first
-    with pytest.raises(ValueError, match="'a'"):
-        union_two_dict({"a": 1}, {"a": 2})
-
-
 def test_an_empty_one_has_no_rows() -> None:
     assert len(DataProto()) == len(DataProto(TensorDict({}, batch_size=[]))) == 0
-
-
-def test_tensors_survive_verls_serialisation() -> None:
-    tensors = {
-        "half": torch.randn(3, 2).bfloat16(),
-        "mask": torch.ones(3, 4, dtype=torch.bool),
-        "none": torch.empty(3, 0),
-        "cut": torch.arange(12).view(3, 4)[:, ::2],
-    }
-    for tensor in (*tensors.values(), torch.tensor(1.5)):
-        again = data.protocol.deserialize_single_tensor(data.protocol.serialize_single_tensor(tensor))
-        assert again.dtype == tensor.dtype and torch.equal(again, tensor)
-    batch = TensorDict(tensors, batch_size=[3])
-    again = data.protocol.deserialize_tensordict(data.protocol.serialize_tensordict(batch))
-    assert again.batch_size == batch.batch_size and (again == batch).all()

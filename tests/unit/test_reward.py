@@ -1,10 +1,14 @@
 """Tests rewards: where they land, what reward functions may return, and the managers and rules that score text."""
 
+import gc
 import json
+import os
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -497,3 +501,54 @@ def test_dapos_rule_reads_the_last_answer_and_pays_one_or_minus_one(source, solu
     expected = {"score": 1.0 if acc else -1.0, "acc": acc, "pred": pred}
     assert default_compute_score(source, solution, "42") == expected
     assert default_compute_score(source, "Answer: 42" + "." * 300, "42")["pred"] == "[INVALID]"
+
+
+@pytest.fixture
+def slow_rules(tmp_path):
+    """A function whose rows hang, end their process, fail, or score, by the last word of the answer."""
+    path = tmp_path / "slow_rules.py"
+    path.write_text(
+        "import os, time\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info, base=0.0, pause=0.0):\n"
+        "    time.sleep(pause)\n"
+        "    word = solution_str.split()[-1] if solution_str else 'nothing'\n"
+        "    if word == '7': time.sleep(60)\n"
+        "    if word == 'nothing': os._exit(3)\n"
+        "    if ground_truth == 'bad': raise KeyError(word)\n"
+        "    return {'score': base + 1.0, 'pid': os.getpid()}\n"
+    )
+    return str(path)
+
+
+def prime(tokenizer, path, **kwargs):
+    config = make_config(path, manager="prime", fn_kwargs={"base": 0.5}, manager_kwargs={"num_processes": 2, **kwargs})
+    return load_reward_manager(config, tokenizer, num_examine=0)
+
+
+def test_prime_scores_in_processes_and_ends_what_hangs_or_dies(tokenizer, slow_rules, caplog):
+    manager = prime(tokenizer, slow_rules, timeout_s=1.5)
+    start = time.monotonic()
+    for _ in range(2):
+        rewards = manager(make_batch(), return_dict=True)
+        # Rows 1 (hangs) and 2 (ends its process) score nothing, and the others what they should.
+        assert rewards["reward_tensor"].sum(1).tolist() == [1.5, 0.0, 0.0, 1.5]
+        assert os.getpid() not in rewards["reward_extra_info"]["pid"]
+    assert time.monotonic() - start < 40
+    assert "TimeoutError" in caplog.text and "ProcessExpired" in caplog.text
+
+
+def test_prime_raises_what_the_function_raises_with_its_row(tokenizer, slow_rules):
+    batch = make_batch()
+    batch.non_tensor_batch["reward_model"] = object_array([{"ground_truth": "bad"}] * 4)
+    with pytest.raises(RuntimeError, match=r"compute_score failed with KeyError\('5'\) on row 0"):
+        prime(tokenizer, slow_rules)(batch)
+
+
+def test_primes_processes_end_with_the_manager(tokenizer, slow_rules):
+    manager = prime(tokenizer, slow_rules, timeout_s=1.5)
+    infos = manager(make_batch(), return_dict=True)["reward_extra_info"]
+    workers = [psutil.Process(pid) for pid in {*infos["pid"]} - {None} if psutil.pid_exists(pid)]
+    del manager
+    gc.collect()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive

@@ -16,7 +16,7 @@ def fields(text: str) -> set[str]:
 
 def calls(name: str) -> Iterator[tuple[ast.expr, set[str], ast.FunctionDef]]:
     """The calls of a function in the code: what it is given, the facts that it names, and the function it stands in."""
-    for path in [PROJECT / "main.py", *(PROJECT / "training").rglob("*.py")]:
+    for path in [PROJECT / "main.py", *(PROJECT / "training").rglob("*.py"), *(PROJECT / "workers").rglob("*.py")]:
         for function in ast.walk(ast.parse(path.read_text())):
             for node in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:

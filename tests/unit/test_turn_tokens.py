@@ -470,7 +470,7 @@ def test_what_costs_quality_but_not_exactness_is_logged(caplog):
     with caplog.at_level(logging.INFO):
         no_stop.check_template(tools=[TOOL])
         turn_tokens("qwen3").check_template()
-    assert "ends turns with '<|im_end|>\\n', at which sampling does not stop" in caplog.text
+    assert "ends turns with '<|im_end|>\\n', where sampling does not stop" in caplog.text
     assert "ignores tools=" in caplog.text and "drops or moves earlier thinking" in caplog.text
 
 

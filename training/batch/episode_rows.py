@@ -61,8 +61,7 @@ class EpisodeRows:
         self.rows = sorted(rows_of.values())
         self.first = np.array([rows[0] for rows in self.rows], dtype=np.int64)
         self._one_row_each = all(rows == [i] for i, rows in enumerate(self.rows))
-        self.real = real
-        self._batch = batch
+        self.real, self._batch = real, batch
         owner = {row: episode for episode, rows in enumerate(self.rows) for row in rows}
         self._episode_of_row = torch.tensor([owner[row] for row in range(len(batch))], dtype=torch.int64)
 
@@ -110,12 +109,16 @@ class EpisodeRows:
         out[rows, columns] = joined.reshape(-1)[places]
         return out
 
+    def of_rows(self, per_episode: Tensor) -> Tensor:
+        """Gives every row its episode's number: (E,) -> (B,)."""
+        return per_episode[self._episode_of_row]
+
     def shares(self) -> Tensor | None:
         """Computes which share of its episode's sampled tokens each row has, (B,) float32; None where each has all."""
         if self._one_row_each:
             return None
         tokens = row_sums(self._batch.batch["response_mask"]).float()
-        return tokens / self.lengths[self._episode_of_row].clamp(min=1)
+        return tokens / self.of_rows(self.lengths).clamp(min=1)
 
     def fold(self, per_row: Tensor, how: Literal["sum", "amax", "amin"] = "sum") -> Tensor:
         """Reduces (B,) over each episode's rows, dummies left out: (real episodes,) float64."""

@@ -211,6 +211,11 @@ def clip_by_value(x: Tensor, tensor_min: Tensor, tensor_max: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(x, tensor_min), tensor_max)
 
 
+def at_least_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Widens halves and integers to float32; float64 stays."""
+    return tuple(tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors)
+
+
 def masked_mean(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
     """Averages the values where the mask is not zero; 0 over an empty mask."""
     # A whole batch's is summed over blocks of rows, without float64 copies of it all.
@@ -221,10 +226,14 @@ def masked_mean(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None
     return (total / count.clamp(min=1)).to(values.dtype)
 
 
-def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
-    """Computes the variance of the values where the mask is not zero, 0-dim; 0 where there are fewer than two."""
+def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True, mean: Tensor | None = None) -> Tensor:
+    """Computes the variance of the values where the mask is not zero, 0-dim; 0 where there are fewer than two.
+
+    Args:
+        mean: of the values, where it is known.
+    """
     mask = mask.expand_as(values)
-    mean, count = masked_mean(values, mask), mask.count_nonzero()
+    mean, count = masked_mean(values, mask) if mean is None else mean, mask.count_nonzero()
     squares = (torch.where(mask[rows].bool(), (values[rows] - mean) ** 2, 0) for rows in _blocks(values))
     square = (sum(block.sum(dtype=torch.float64) for block in squares) / count.clamp(min=1)).to(values.dtype)
     return square * count / (count - 1).clamp(min=1) if unbiased else square
@@ -236,7 +245,8 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
     Returns: the inputs' shape, zero outside the mask, and zero everywhere where the mask holds fewer than two.
     """
     mask = mask.bool()
-    mean, scale = masked_mean(values, mask), torch.rsqrt(masked_var(values, mask) + 1e-8)
+    mean = masked_mean(values, mask)
+    scale = torch.rsqrt(masked_var(values, mask, mean=mean) + 1e-8)
     several, left = mask.count_nonzero() > 1, 0 if shift_mean else mean
     whitened = torch.empty_like(values)
     for rows in _blocks(values):

@@ -14,14 +14,10 @@ import torch.distributed as dist
 import torch.nn.functional as nnf
 from tensordict import TensorDict
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from data.protocol import DataProto
 from training.batch.batching import ceildiv, get_seqlen_balanced_partitions
-
-Truncation = Literal["left", "right", "middle", "error"]
-
+from training.batch.torch_functional import at_least_float32
 
 # Dynamic batches
 
@@ -58,12 +54,10 @@ def rearrange_micro_batches(
     if max(lengths) > max_token_len:
         raise ValueError(f"a row has {max(lengths)} tokens, above max_token_len={max_token_len}; raise the budget")
     count = min(max(ceildiv(sum(lengths), max_token_len), min_num_micro_batch or 1), len(lengths))
-    partitions = get_seqlen_balanced_partitions(lengths, count, equal_size=False)
-    while max(sum(lengths[i] for i in part) for part in partitions) > max_token_len:
-        count += 1
-        partitions = get_seqlen_balanced_partitions(lengths, count, equal_size=False)
+    cuts = (get_seqlen_balanced_partitions(lengths, k, equal_size=False) for k in range(count, len(lengths) + 1))
+    partitions = next(cut for cut in cuts if max(sum(lengths[i] for i in part) for part in cut) <= max_token_len)
     if dp_group is not None and same_micro_num_in_dp:
-        agreed = torch.tensor([count], device=batch["attention_mask"].device)
+        agreed = torch.tensor([len(partitions)], device=batch["attention_mask"].device)
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=dp_group)
         partitions = get_seqlen_balanced_partitions(lengths, int(agreed), equal_size=False)
     return [batch[torch.tensor(part)] for part in partitions], partitions
@@ -96,13 +90,13 @@ def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
         labels: (...) int64.
     Returns: (...) float32 (float64 for float64 logits).
     """
-    flat = _at_least_float32(logits).flatten(0, -2)  # (tokens, vocabulary)
+    flat = at_least_float32(logits)[0].flatten(0, -2)  # (tokens, vocabulary)
     return -nnf.cross_entropy(flat, labels.flatten(), reduction="none").view(labels.shape)
 
 
 def entropy_from_logits(logits: Tensor) -> Tensor:
     """Computes the softmax's entropy: (..., vocabulary) -> (...) float32. Tokens of logit -inf cannot be sampled."""
-    log_probs = torch.log_softmax(_at_least_float32(logits), dim=-1)
+    log_probs = torch.log_softmax(at_least_float32(logits)[0], dim=-1)
     # 0 * log 0 is 0, and 0 * -inf would be NaN.
     return -(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)
 
@@ -113,41 +107,12 @@ def entropy_from_logits_with_chunking(logits: Tensor, chunk_size: int = 2048) ->
     return torch.cat([entropy_from_logits(chunk) for chunk in chunks]).view(logits.shape[:-1])
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
 # Masks and padding
 
 
 def masked_sum(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
     """Sums the values where the mask is not zero, over `axis` (None: over all); accumulates in float64."""
     return torch.where(mask.bool(), values, 0).sum(axis, dtype=torch.float64).to(values.dtype)
-
-
-def _over_ranks(numbers: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-    """Reduces in place over all ranks, where there are several."""
-    if dist.is_initialized():
-        dist.all_reduce(numbers, operation)
-    return numbers
-
-
-def distributed_masked_mean(local_tensor: Tensor, local_mask: Tensor) -> Tensor:
-    """Averages over the mask and over all ranks."""
-    sums = _over_ranks(torch.stack([(local_tensor * local_mask).sum(), local_mask.sum()]))
-    return sums[0] / sums[1].clamp(min=1e-8)
-
-
-def distributed_mean_max_min_std(
-    local_tensor: Tensor, compute_max: bool = True, compute_min: bool = True, compute_std: bool = True
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Computes mean, max, min and sample standard deviation over all ranks' entries; None of what is not wanted."""
-    sums = _over_ranks(torch.stack([local_tensor.sum(), torch.ones_like(local_tensor).sum()]))
-    extremes = _over_ranks(torch.stack([local_tensor.max(), -local_tensor.min()]), dist.ReduceOp.MAX)
-    mean = sums[0] / sums[1]
-    squares = _over_ranks(((local_tensor - mean) ** 2).sum())
-    std = (squares / (sums[1] - 1).clamp(min=1)).sqrt() if compute_std else None
-    return mean, extremes[0] if compute_max else None, -extremes[1] if compute_min else None, std
 
 
 def get_response_mask(
@@ -178,7 +143,7 @@ def postprocess_data(
     max_length: int,
     pad_token_id: int,
     left_pad: bool = True,
-    truncation: Truncation = "error",
+    truncation: Literal["left", "right", "middle", "error"] = "error",
 ) -> tuple[Tensor, Tensor]:
     """Brings sequences to exactly `max_length` tokens.
 
@@ -201,8 +166,8 @@ def postprocess_data(
 
 
 def get_constant_schedule_with_warmup(
-    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int | None = None, last_epoch: int = -1
-) -> LambdaLR:
+    optimizer: torch.optim.Optimizer, num_warmup_steps: int, num_training_steps: int | None = None, last_epoch: int = -1
+) -> torch.optim.lr_scheduler.LambdaLR:
     """Keeps the full rate after the warm-up. `num_training_steps` is unused: all schedules are called alike."""
     import transformers
 
@@ -210,13 +175,13 @@ def get_constant_schedule_with_warmup(
 
 
 def get_cosine_schedule_with_warmup(
-    optimizer: Optimizer,
+    optimizer: torch.optim.Optimizer,
     num_warmup_steps: int,
     num_training_steps: int,
     min_lr_ratio: float = 0.0,
     num_cycles: float = 0.5,
     last_epoch: int = -1,
-) -> LambdaLR:
+) -> torch.optim.lr_scheduler.LambdaLR:
     """Lowers the rate by a cosine to `min_lr_ratio` of it; half a cycle by default, reached at `num_training_steps`.
 
     Steps beyond those follow the cosine on, so that the rate rises again.
@@ -229,14 +194,14 @@ def get_cosine_schedule_with_warmup(
 
 
 def get_wsd_schedule_with_warmup(
-    optimizer: Optimizer,
+    optimizer: torch.optim.Optimizer,
     num_warmup_steps: int,
     num_training_steps: int,
     min_lr_ratio: float = 0.0,
     num_cycles: float = 0.5,
     last_epoch: int = -1,
     stable_ratio: float = 0.9,
-) -> LambdaLR:
+) -> torch.optim.lr_scheduler.LambdaLR:
     """Warms up, keeps the full rate for `stable_ratio` of the rest (whole steps), then decays (arXiv:2404.06395).
 
     The warm-up starts at `min_lr_ratio` of the rate, not at zero; the decay is a cosine down to that ratio, which holds

@@ -33,7 +33,6 @@ class EnvironmentChoice(of.Section):
 
 # Of all environments together: `env_template`'s entries have none of their own.
 HOME_SETTINGS = ("isolation", "num_workers", "network", "memory_gb")
-GUARDED_MEMORY_GB = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)

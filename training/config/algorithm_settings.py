@@ -13,6 +13,18 @@ LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoringModelConfig(of.Section):
+    """The reward model's weights: a sequence classification model with one output."""
+
+    path: of.InputPath | None = None  #: model folder or hub name; needed with reward_model.enable
+    dtype: Dtype = "bfloat16"  #: autocast compute type
+    trust_remote_code: bool = False  #: run Python code that comes with the model
+    override_config: dict[str, Any] = field(default_factory=dict)  #: entries of the model's config.json to replace
+    #: the policy's tokenizer, where this model has another: texts are told anew in its own chat template; null = same
+    input_tokenizer: of.InputPath | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class OverlongBufferConfig(of.Section):
     """DAPO's penalty of long responses, rising from 0 to penalty_factor over the last `len` tokens."""
 
@@ -26,7 +38,10 @@ class OverlongBufferConfig(of.Section):
 class RewardModelConfig(of.Section):
     """Who turns a response into a reward."""
 
-    enable: bool = False  #: score with a reward model
+    enable: bool = False  #: score with a reward model; what a reward function or an environment gives is added
+    model: ScoringModelConfig = ScoringModelConfig()
+    micro_batch_size_per_gpu: of.PositiveInt = 8  #: rows per forward of the reward model on a rank
+    max_length: of.PositiveInt | None = None  #: tokens that it reads of a row, the last ones; null = all
     #: naive = row by row, batch = all at once, prime = in processes, dapo = overlong_buffer, custom = an environment
     reward_manager: str = "naive"
     overlong_buffer: OverlongBufferConfig = OverlongBufferConfig()
@@ -98,6 +113,14 @@ class RolloutCorrectionConfig(of.Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PFPPOConfig(of.Section):
+    """How often a response is trained on, by its score (policy filtration)."""
+
+    reweight_method: Literal["pow", "max_min", "max_random"] = "pow"  #: |score|^weight_pow; best and worst; best first
+    weight_pow: of.NonNegativeFloat = 2.0  #: that power
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(of.Section):
     """From rewards to advantages."""
 
@@ -113,6 +136,8 @@ class AlgorithmConfig(of.Section):
     distillation_coef: of.NonNegativeFloat = 1.0  #: on_policy_distillation: weight of the KL to ref.model.path
     distillation_task: str | None = None  #: on_policy_distillation: estimator of the task's part; null = none
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    use_pf_ppo: bool = False  #: draw the responses to train on anew, by their scores
+    pf_ppo: PFPPOConfig = PFPPOConfig()
     use_kl_in_reward: bool = False  #: subtract the KL to the reference policy from each token's reward
     kl_penalty: KLKind = "kl"  #: its estimator
     kl_ctrl: KLControlConfig = KLControlConfig()

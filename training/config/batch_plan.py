@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from training.config.texts import say
+
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatching:
@@ -44,10 +46,7 @@ class UpdatePlan:
         """Plans mini-batches of so many rows, or all there are. Raises ValueError unless that divides the rows."""
         mini_batch_rows = min(mini_batch_rows, rows)
         if mini_batch_rows < 1 or rows % mini_batch_rows:
-            raise ValueError(
-                f"a batch of {rows} rows (prompts x n) does not divide into mini-batches of {mini_batch_rows}; "
-                "choose a ppo_mini_batch_size that divides data.train_batch_size"
-            )
+            raise ValueError(say("rows_left_over", rows=rows, size=mini_batch_rows))
         return cls(mini_batches=rows // mini_batch_rows, epochs=epochs, shuffle=shuffle)
 
     @property

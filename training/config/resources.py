@@ -344,7 +344,7 @@ def check_models(config: PPOConfig, read: Callable[[str], dict[str, Any]], ask_h
     policy = config.actor_rollout_ref.model
     if policy.path is None:
         yield "actor_rollout_ref.model.path is missing: give a model folder or a hub name (org/name)"
-    yield from _teacher(config)
+    yield from _frozen_models(config)
     for key, model in trained_models(config).items():
         if model.path is None or (model is not policy and model.path == policy.path):
             continue
@@ -366,14 +366,19 @@ def trained_models(config: PPOConfig) -> dict[str, CriticModelConfig]:
     return {"actor_rollout_ref.model": config.actor_rollout_ref.model, **critic}
 
 
-def _teacher(config: PPOConfig) -> Iterator[str]:
-    """Requires that the teacher is read, and that its folder holds a model."""
-    path = config.actor_rollout_ref.ref.model.path
-    given = f"actor_rollout_ref.ref.model.path={path}"
-    if path and not config.need_reference:
-        yield f"{given} is not read: set actor.use_kl_loss, or another adv_estimator"
-    if path and not HUB_NAME.fullmatch(path) and not (Path(path) / "config.json").is_file():
-        yield f"{given} holds no config.json: it is no model's folder"
+def _frozen_models(config: PPOConfig) -> Iterator[str]:
+    """Requires that teacher and reward model are read, and that their folders hold models."""
+    teacher, scorer = config.actor_rollout_ref.ref.model.path, config.reward_model
+    if teacher and not config.need_reference:
+        yield f"actor_rollout_ref.ref.model.path={teacher} is not read: set actor.use_kl_loss, or another adv_estimator"
+    if scorer.enable and scorer.model.path is None:
+        yield "reward_model.enable=true needs reward_model.model.path: a sequence classification model with one output"
+    if scorer.enable and scorer.model.input_tokenizer and (config.environments or not config.data.return_raw_chat):
+        yield "reward_model.model.input_tokenizer tells prompts anew: it needs data.return_raw_chat=true and prompts"
+    paths = {"actor_rollout_ref.ref.model": teacher, "reward_model.model": scorer.model.path if scorer.enable else None}
+    for key, path in paths.items():
+        if path and not HUB_NAME.fullmatch(path) and not (Path(path) / "config.json").is_file():
+            yield f"{key}.path={path} holds no config.json: it is no model's folder"
 
 
 def _model_files(key: str, folder: Path) -> Iterator[str]:
@@ -394,8 +399,7 @@ def _fitting(config: PPOConfig, key: str, model: CriticModelConfig, entries: dic
     known = ChainMap(model.override_config, entries, inner if isinstance(inner, dict) else {})
     size, heads = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, known.get("num_attention_heads")
     if size > 1 and isinstance(heads, int) and heads > 0 and heads % size:
-        of_model = f"the {heads} attention heads of {key}.path={model.path}"
-        yield f"{ULYSSES}={size} does not divide {of_model}: use {_divisors(heads)}"
+        yield say("heads_not_divided", size=size, heads=heads, key=key, path=model.path, fits=_divisors(heads))
     if unknown := sorted(map(str, model.override_config.keys() - known.parents.keys())):
         log.warning("%s.override_config has %s, which config.json has not: misspelt?", key, ", ".join(unknown))
     wanted, limit = {row_length(config): config.data.row_length}, config.actor_rollout_ref.rollout.max_model_len

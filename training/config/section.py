@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from itertools import chain
 from typing import Annotated, Any, get_args, get_type_hints
@@ -56,14 +56,13 @@ class Section:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Returns the field, or `default` where the section has none of that name."""
-        return self[name] if name in {item.name for item in fields(self)} else default
+        return vars(self).get(name, default)
 
     def __getitem__(self, name: str) -> Any:
         """Returns the field; raises KeyError with the names there are."""
-        names = [item.name for item in fields(self)]
-        if name not in names:
-            raise KeyError(f"{type(self).__name__} has no {name!r}; it has: {', '.join(names)}")
-        return getattr(self, name)
+        if name not in vars(self):
+            raise KeyError(f"{type(self).__name__} has no {name!r}; it has: {', '.join(vars(self))}")
+        return vars(self)[name]
 
 
 @dataclass(frozen=True, kw_only=True)

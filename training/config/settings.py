@@ -12,13 +12,7 @@ from typing import Any, Literal
 
 from custom.adapters.base import LIBRARIES, library_of
 from training.config import section as of
-from training.config.agent_settings import (
-    GUARDED_MEMORY_GB,
-    HOME_SETTINGS,
-    AgentConfig,
-    EnvironmentChoice,
-    EnvironmentHome,
-)
+from training.config.agent_settings import HOME_SETTINGS, AgentConfig, EnvironmentChoice, EnvironmentHome
 from training.config.algorithm_settings import (
     AlgorithmConfig,
     CustomRewardFunctionConfig,
@@ -33,6 +27,7 @@ from training.config.needs import estimator_needs
 
 CheckpointPart = Literal["model", "optimizer", "extra", "hf_model"]
 DEFAULT_SEED = 1
+GUARDED_MEMORY_GB = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,13 +89,8 @@ def _choice(value: Any, allowed: tuple[str, ...]) -> str:
 def _sequence(value: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns a list, or one item without brackets, as a tuple; `args` is (item type, ...) or one type per place."""
     if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = parse(value.strip())
-        except InputError as error:
-            raise InputError(f"must be a list: {error}") from None
-    if value is None or value == "":
-        value = []
-    items = list(value) if isinstance(value, list | tuple) else [value]
+        value = parse(value.strip())
+    items = list(value) if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
     kinds = [args[0]] * len(items) if args[-1] is Ellipsis else args
     if len(items) != len(kinds):
         raise InputError(f"must be a list of {len(kinds)} values")

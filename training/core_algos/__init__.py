@@ -9,6 +9,7 @@ from training.core_algos.group_advantages import *
 from training.core_algos.kl_and_values import *
 from training.core_algos.policy_losses import *
 from training.core_algos.registry import *
+from training.core_algos.reweight import *
 from training.core_algos.token_baselines import *
 from training.core_algos.turn_advantages import *
 from training.core_algos.verl_names import *

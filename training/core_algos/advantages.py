@@ -2,6 +2,8 @@
 
 Invariant: every estimator is pure, and rewards and values of masked tokens change nothing; the results are zero there.
 
+Numbers are float32, or float64 where the rewards are.
+
 Layout of a row with two turns and the environment's reply between them:
 
     responses     = A0 A0 E0 E0 A1 A1 pad      tokens
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from data.containers import row_blocks
-from training.batch.torch_functional import masked_whiten
+from training.batch.torch_functional import at_least_float32, masked_whiten
 from training.core_algos.registry import call_adv_estimator, register_adv_est
 
 # Entries that a scan turns time first at once.
@@ -37,34 +39,38 @@ def gae_scan(
 
     Args:
         rewards, values, mask: (..., steps) of one shape; the mask is bool.
-        continues: (..., steps), 0 where the episode ends with this very step, else 1; None: nowhere.
+        continues: (..., steps) bool, false where the episode ends with this very step; None: nowhere.
         gamma, lam: discount and GAE's lambda, per step that is not masked.
     Returns:
         advantages, returns = advantages + values: (..., steps), zero where the mask is.
     """
     width = values.shape[-1]
-    advantages, returns = (torch.empty_like(mask, dtype=values.dtype) for _ in range(2))
-    given = [x if x is None else x.reshape(-1, width) for x in (rewards, values, mask, continues)]
-    for rows in row_blocks(values.reshape(-1, width), SCAN_ENTRIES):
+    advantages, returns = torch.empty_like(values), torch.empty_like(values)
+    given: list[Any] = [x if x is None else x.reshape(-1, width) for x in (rewards, values, mask, continues)]
+    for rows in row_blocks(given[1], SCAN_ENTRIES):
         # Time first: a step of all rows is then one piece of memory.
         steps: list[Any] = [x if x is None else x[rows].T.contiguous() for x in given]
-        scanned, inside = _scan_steps(steps, gamma, lam), steps[2]
-        advantages.view(-1, width)[rows] = scanned.masked_fill_(~inside, 0).T
-        returns.view(-1, width)[rows] = scanned.add_(steps[1]).masked_fill_(~inside, 0).T
+        advantages.view(-1, width)[rows] = _scan_steps(steps, gamma, lam).T
+    for rows in row_blocks(given[1]):
+        inside = given[2][rows]
+        own = advantages.view(-1, width)[rows].masked_fill_(~inside, 0)
+        returns.view(-1, width)[rows] = torch.where(inside, own + given[1][rows], 0)
     return advantages, returns
 
 
 def _scan_steps(steps: Sequence[Any], gamma: float, lam: float) -> Tensor:
     """Scans rewards, values, mask and continues over their first dimension; a masked step gets the next one's."""
     rewards, values, mask, continues = steps
-    next_value = running = torch.zeros_like(values[0])
-    advantages, always = torch.empty_like(values), values.new_ones(())
-    for t in reversed(range(len(values))):
-        decay = gamma * (always if continues is None else continues[t])
-        delta = (decay * next_value).add_(rewards[t]).sub_(values[t])
-        # A masked step leaves both untouched: the step before masked ones has the step after them as its successor.
-        running = torch.where(mask[t], (decay * lam * running).add_(delta), running, out=advantages[t])
-        next_value = torch.where(mask[t], values[t], next_value)
+    inside = mask if continues is None else mask & continues
+    # A masked step hands on what comes after it: the step before masked ones has the one behind them as its successor.
+    advantages = torch.zeros_like(values)
+    for t in range(len(values) - 1, 0, -1):
+        torch.where(mask[t], values[t], advantages[t], out=advantages[t - 1])
+    decay = inside.to(values.dtype).mul_(gamma)
+    advantages.mul_(decay).add_(rewards).sub_(values).masked_fill_(~mask, 0)
+    decay.mul_(lam).masked_fill_(~mask, 1)
+    for t in range(len(values) - 2, -1, -1):
+        torch.addcmul(advantages[t], decay[t], advantages[t + 1], out=advantages[t])
     return advantages
 
 
@@ -76,9 +82,10 @@ def gae_advantage_return_unwhitened(
 
     Args: see `compute_gae_advantage_return`.
     Returns:
-        advantages, returns = advantages + values: (batch, response_len) float32, zero where the mask is zero.
+        advantages, returns = advantages + values: (batch, response_len), zero where the mask is zero.
     """
-    return gae_scan(token_level_rewards.float(), values.float(), response_mask.bool(), None, gamma, lam)
+    rewards, values = at_least_float32(token_level_rewards, values)
+    return gae_scan(rewards, values, response_mask.bool(), None, gamma, lam)
 
 
 @register_adv_est("gae")
@@ -94,7 +101,7 @@ def compute_gae_advantage_return(
         response_mask: (batch, response_len), 1 on sampled tokens; masked tokens take no time: no discount, no reward.
         gamma, lam: discount and GAE's lambda, per sampled token.
     Returns:
-        advantages, returns: (batch, response_len) float32, zero where the mask is zero. Returns are not whitened.
+        advantages, returns: (batch, response_len), zero where the mask is zero. Returns are not whitened.
     """
     advantages, returns = gae_advantage_return_unwhitened(token_level_rewards, values, response_mask, gamma, lam)
     return masked_whiten(advantages, response_mask), returns
@@ -102,9 +109,16 @@ def compute_gae_advantage_return(
 
 @torch.no_grad()
 def discounted_returns(token_level_rewards: Tensor, response_mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """Sums the discounted rewards from each token on, masked tokens taking no time: (batch, response_len) float32."""
-    rewards = token_level_rewards.float()
-    return gae_scan(rewards, rewards.new_zeros(()).expand_as(rewards), response_mask.bool(), None, gamma, 1.0)[0]
+    """Sums the discounted rewards from each token on, masked tokens taking no time: (batch, response_len)."""
+    (rewards,) = at_least_float32(token_level_rewards)
+    mask = response_mask.bool()
+    if gamma != 1.0:
+        return gae_scan(rewards, rewards.new_zeros(()).expand_as(rewards), mask, None, gamma, 1.0)[0]
+    returns = torch.empty_like(rewards)
+    for rows in row_blocks(rewards):
+        sums = torch.where(mask[rows], rewards[rows], 0).flip(-1).cumsum(-1).flip(-1)
+        returns[rows] = sums.masked_fill_(~mask[rows], 0)
+    return returns
 
 
 @register_adv_est("reinforce_plus_plus")
@@ -118,7 +132,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
         token_level_rewards, response_mask: (batch, response_len).
         config: gives the discount `gamma` per sampled token; None means 1.
     Returns:
-        advantages, returns: (batch, response_len) float32, zero where the mask is zero.
+        advantages, returns: (batch, response_len), zero where the mask is zero.
     """
     returns = discounted_returns(token_level_rewards, response_mask, 1.0 if config is None else config.gamma)
     return masked_whiten(returns, response_mask), returns
@@ -135,10 +149,10 @@ def compute_remax_outcome_advantage(
         token_level_rewards, response_mask: (batch, response_len).
         reward_baselines: (batch,) rewards of the greedy answers.
     Returns:
-        advantages, returns: (batch, response_len) float32, zero where the mask is zero.
+        advantages, returns: (batch, response_len), zero where the mask is zero.
     """
     returns = discounted_returns(token_level_rewards, response_mask)
-    return torch.where(response_mask.bool(), returns - reward_baselines.float().unsqueeze(-1), 0), returns
+    return torch.where(response_mask.bool(), returns - reward_baselines.to(returns.dtype).unsqueeze(-1), 0), returns
 
 
 @register_adv_est("on_policy_distillation")
@@ -161,10 +175,11 @@ def compute_on_policy_distillation_advantage(
         token_level_rewards, response_mask, old_log_probs, ref_log_prob: (batch, response_len), nats.
         index: (batch,) the group (uid) of each row, for the task's estimator.
         config: has distillation_coef, c, and distillation_task, an estimator that compares a group's scores, or None.
-    Returns: advantages, returns (the same): (batch, response_len) float32, zero where the mask is zero.
+    Returns: advantages, returns (the same): (batch, response_len), zero where the mask is zero.
     """
     coef, task = (1.0, None) if config is None else (config.distillation_coef, config.distillation_task)
-    advantages = coef * torch.where(response_mask.bool(), (ref_log_prob - old_log_probs).float(), 0)
+    (apart,) = at_least_float32(ref_log_prob - old_log_probs)
+    advantages = coef * torch.where(response_mask.bool(), apart, 0)
     if task is not None:
         given = {"token_level_rewards": token_level_rewards, "response_mask": response_mask, "index": index}
         advantages = advantages + call_adv_estimator(task, **given, config=config)[0]

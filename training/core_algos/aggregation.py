@@ -61,6 +61,7 @@ def agg_loss(
     batch_num_tokens: int | Tensor | None = None,
     global_batch_size: float | Tensor | None = None,
     loss_scale_factor: float | None = None,
+    row_weights: Tensor | None = None,
 ) -> Tensor:
     """Turns token losses into a scalar, times dp_size because ranks average their gradients.
 
@@ -74,12 +75,14 @@ def agg_loss(
         batch_num_tokens, global_batch_size: tokens, and sequences with any token, of the whole mini-batch over all
             ranks. With them, the losses of micro-batches sum to the mini-batch's. A loss that an update calls, and
             that gives neither them nor dp_size, gets those of the update; elsewhere they default to `loss_mask`'s.
+        row_weights: as of `denominators`; None: those of the update.
     Returns: 0-dim; 0 with a gradient path where nothing is masked in.
     Raises: ValueError for an unknown mode, or when dp_size > 1 and the count that the mode divides by is missing.
     """
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise unknown_name("loss_agg_mode", loss_agg_mode, LOSS_AGG_MODES)
-    running, row_weights = _RUNNING.get() or (None, None)
+    running, own_weights = _RUNNING.get() or (None, None)
+    row_weights = own_weights if row_weights is None else row_weights
     if running and dp_size == 1 and batch_num_tokens is None and global_batch_size is None:
         dp_size, batch_num_tokens = running["dp_size"], running["batch_num_tokens"]
         global_batch_size, loss_scale_factor = running["global_batch_size"], running["loss_scale_factor"]
@@ -99,10 +102,18 @@ def agg_loss(
     return masked.sum() / sequences / scale * dp_size
 
 
+def whole_counts(mask: Tensor, counts: Mapping[str, Any]) -> tuple[GlobalBatchInfo, Tensor | None]:
+    """Completes what `agg_loss` divides by, so that `mask`'s rows can be cut, and says what they weigh in an update."""
+    running, row_weights = _RUNNING.get() or ({}, None)
+    known = {name: count for given in (running, counts) for name, count in given.items() if count is not None}
+    own = {"batch_num_tokens": mask.count_nonzero(), "global_batch_size": mask.any(-1).count_nonzero()}
+    return {**own, **known}, row_weights  # type: ignore[typeddict-item]
+
+
 def _denominator(name: str, count: float | Tensor | None, dp_size: int, counted: Tensor) -> Tensor:
     if count is None and dp_size > 1:
         raise ValueError(f"dp_size={dp_size} needs {name}, the count over all ranks: a rank cannot know it by itself")
-    total = counted.sum() if count is None else torch.as_tensor(count)
+    total = counted.count_nonzero() if count is None else torch.as_tensor(count)
     # A mini-batch may have a part of an episode.
     return torch.where(total > 0, total, 1)
 
@@ -114,5 +125,5 @@ def token_fraction(per_token: Tensor, mask: Tensor, counts: Mapping[str, Any]) -
         per_token, mask: (batch, response_len); of a condition the mean is the share of tokens that meet it.
         counts: the mini-batch's, as of `GlobalBatchInfo`.
     """
-    local_counts = {**counts, "dp_size": 1}
+    local_counts: GlobalBatchInfo = {**whole_counts(mask, counts)[0], "dp_size": 1}
     return agg_loss(per_token.detach().float(), mask, "token-mean", **local_counts)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.containers import row_blocks
+from data.containers import row_blocks, row_sums
 from training.batch.torch_functional import masked_whiten
 from training.core_algos.registry import register_adv_est
 
@@ -73,11 +73,13 @@ class ScoredGroups(Groups):
         sampled: (batch, response_len) bool.
         scores: (batch,) float64.
         epsilon: what is added to a standard deviation; None: nothing is divided by one.
+        dtype: of the advantages, at least float32.
     """
 
     sampled: Tensor
     scores: Tensor
     epsilon: float | None
+    dtype: torch.dtype
 
     def __init__(
         self, token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, epsilon: float | None = None
@@ -91,7 +93,8 @@ class ScoredGroups(Groups):
             torch.where(sampled[rows], token_level_rewards[rows], 0).sum(-1, dtype=torch.float64)
             for rows in row_blocks(sampled)
         ]
-        vars(self).update(sampled=sampled, scores=torch.cat(scores), epsilon=epsilon)
+        dtype = torch.promote_types(token_level_rewards.dtype, torch.float32)
+        vars(self).update(sampled=sampled, scores=torch.cat(scores), epsilon=epsilon, dtype=dtype)
 
     @functools.cached_property
     def above_mean(self) -> Tensor:
@@ -111,8 +114,11 @@ class ScoredGroups(Groups):
         alone = self.alone()
         if alone.any():
             _warn_once("some groups have a single sample: it keeps its raw score as advantage (rollout.n > 1?)")
-        per_row = torch.where(alone, self.scores if raw is None else raw, compared).float().unsqueeze(-1)
-        advantages = torch.where(self.sampled, per_row, 0)  # (batch, response_len)
+        return self.spread(torch.where(alone, self.scores if raw is None else raw, compared))
+
+    def spread(self, per_row: Tensor) -> Advantages:
+        """Gives each sampled token its row's number: (B,) -> twice (batch, response_len)."""
+        advantages = torch.where(self.sampled, per_row.to(self.dtype).unsqueeze(-1), 0)
         return advantages, advantages
 
 
@@ -126,7 +132,7 @@ def group_estimator(*names: str) -> Callable[[Callable[[ScoredGroups], Tensor]],
         epsilon, norm_adv_by_std_in_grpo: of those that divide by a standard deviation, the unbiased one.
         config: not read; estimators are handed it by verl's convention.
     and it returns
-        advantages, returns (the same): (batch, response_len) float32, zero where the mask is zero.
+        advantages, returns (the same): (batch, response_len), zero where the mask is zero.
     """
 
     def decorate(compare: Callable[[ScoredGroups], Tensor]) -> Callable[..., Advantages]:
@@ -208,7 +214,7 @@ def compute_opo_outcome_advantage(group: ScoredGroups) -> Tensor:
 
     A length counts sampled tokens.
     """
-    lengths = group.sampled.sum(-1).double()
+    lengths = row_sums(group.sampled).double()
     baseline = group.total(lengths * group.scores) / group.total(lengths).clamp(min=1)
     return torch.where(group.live, group.scores - baseline, 0)
 
@@ -266,10 +272,10 @@ def compute_gdpo_outcome_advantage(
     kinds = [_one_kind(non_tensor_batch or {}, key, response_mask) for key in keys] or [token_level_rewards]
     if len(weights := weights or [1.0] * len(kinds)) != len(kinds):
         raise ValueError(f"gdpo_reward_weights has {len(weights)} numbers; there are {len(kinds)} kinds of reward")
-    total = torch.zeros_like(token_level_rewards, dtype=torch.float32)
-    for rewards, weight in zip(kinds, weights, strict=True):
-        own, _ = compute_grpo_outcome_advantage(rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo)
-        total += weight * own
+    total = sum(
+        weight * compute_grpo_outcome_advantage(rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo)[0]
+        for rewards, weight in zip(kinds, weights, strict=True)
+    )
     whitened = masked_whiten(total, response_mask)
     return whitened, whitened
 
@@ -304,13 +310,12 @@ def compute_rae_outcome_advantage(
         state: role -> running mean, from 0 on. It moves once this batch has been compared with it, so that no score is
             compared with itself: of m scores of a role each keeps `decay`, b = decay^m b + (1 - decay^m) mean r.
     Returns:
-        advantages, returns (the same): (batch, response_len) float32, zero where the mask is zero.
+        advantages, returns (the same): (batch, response_len), zero where the mask is zero.
     """
     group = ScoredGroups(token_level_rewards, response_mask, role)
     names = [str(name) for name in role]
     baselines = torch.tensor([state.get(name, 0.0) for name in names], dtype=torch.float64, device=group.scores.device)
-    advantages = torch.where(group.sampled, (group.scores - baselines).float().unsqueeze(-1), 0)
     kept = decay**group.size
     moved = kept * baselines + (1 - kept) * group.mean(group.scores)
     state |= dict(zip(names, moved.tolist(), strict=True))
-    return advantages, advantages
+    return group.spread(group.scores - baselines)

@@ -13,21 +13,25 @@ reach neither the loss nor its gradient. `policy_loss` makes of each a function 
         cut), actor/pg_clipfrac_lower (of those that reach the bound where advantages are negative).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from training.batch.torch_functional import masked_mean
 from training.config.algorithm_settings import LossAggMode, PolicyLossChoice, RolloutCorrectionConfig
 from training.config.section import Section
-from training.core_algos.aggregation import GlobalBatchInfo, agg_loss, token_fraction
+from training.core_algos.aggregation import GlobalBatchInfo, agg_loss, token_fraction, whole_counts
 from training.core_algos.kl_and_values import MAX_LOG_RATIO
 from training.core_algos.registry import PolicyLossFn, register_policy_loss
 from training.rollout_correction import correct_as
 
 Loss = tuple[Tensor, dict[str, Any]]
+# Entries of the rows that a loss is computed of at once.
+BLOCK = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +60,42 @@ class Tokens:
     Attributes:
         mask: (batch, response_len) bool.
         old_log_prob, log_prob: (batch, response_len) as given, masked tokens too.
-        log_ratio: (batch, response_len) new less old, within +-20; zero and without gradient outside the mask.
         weights: (batch, response_len) importance weights, or None.
+        counts, row_weights: as of `agg_loss`; of the whole mini-batch, and of these rows.
+        chosen: (batch, response_len) bool, what the loss's `choose` chose.
     """
 
     mask: Tensor
     old_log_prob: Tensor
     log_prob: Tensor
-    log_ratio: Tensor
     mode: LossAggMode
     config: Any
     weights: Tensor | None
+    counts: GlobalBatchInfo
+    row_weights: Tensor | None = None
+    chosen: Tensor | None = None
+
+    @cached_property
+    def log_ratio(self) -> Tensor:
+        """Is new less old, within +-20; zero and without gradient outside the mask: (batch, response_len)."""
+        # Masked before the exponential, so that padding's log-probs reach neither the loss nor its gradient.
+        apart = torch.where(self.mask, self.log_prob - self.old_log_prob, 0)
+        return apart.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+    def cut(self, advantages: Tensor) -> Iterator[tuple["Tokens", Tensor]]:
+        """Yields rows with their advantages, about BLOCK entries at a time: what is computed of them stays in cache."""
+        if self.mask.numel() <= BLOCK:
+            yield self, advantages
+            return
+        counts, row_weights = whole_counts(self.mask, self.counts)
+        whole = {"mask": self.mask, "old_log_prob": self.old_log_prob, "log_prob": self.log_prob}
+        whole |= {"weights": self.weights, "chosen": self.chosen, "row_weights": row_weights, "advantages": advantages}
+        # One split, whose gradient is joined once.
+        blocks = {n: x.split(max(1, BLOCK // self.mask.shape[1])) for n, x in whole.items() if x is not None}
+        for block in zip(*blocks.values(), strict=True):
+            fields = dict(zip(blocks, block, strict=True))
+            rows_advantages = fields.pop("advantages")
+            yield replace(self, **fields, counts=counts), rows_advantages
 
     @property
     def clip_range(self) -> tuple[float, float]:
@@ -90,7 +119,7 @@ class Tokens:
 
     def fraction(self, per_token: Tensor) -> Tensor:
         """Averages over the mini-batch's tokens, see `token_fraction`."""
-        return token_fraction(per_token, self.mask, self.config.global_batch_info)
+        return token_fraction(per_token, self.mask, self.counts)
 
     def loss(self, token_loss: Tensor, clipped: Tensor | None = None, clipped_lower: Tensor | None = None) -> Loss:
         """Aggregates token losses, times the importance weights; adds the metrics."""
@@ -101,15 +130,17 @@ class Tokens:
         if clipped is not None:
             lower = torch.zeros_like(self.mask) if clipped_lower is None else clipped_lower
             metrics["actor/pg_clipfrac_lower"] = self.fraction(lower)
-        return agg_loss(token_loss, self.mask, self.mode, **self.config.global_batch_info), metrics
+        return agg_loss(token_loss, self.mask, self.mode, **self.counts, row_weights=self.row_weights), metrics
 
 
 def policy_loss(
-    name: str, mode: LossAggMode = "token-mean"
+    name: str, mode: LossAggMode = "token-mean", choose: Callable[[Tokens, Tensor], Tensor] | None = None
 ) -> Callable[[Callable[[Tokens, Tensor], Loss]], PolicyLossFn]:
     """Makes a decorator: of a loss of (tokens, advantages) it makes a registered one with verl's arguments.
 
-    `mode` is what loss_agg_mode is by default.
+    Args:
+        mode: what loss_agg_mode is by default.
+        choose: sees the whole micro-batch and chooses tokens of it; the loss is computed of some rows at a time.
     """
 
     def decorate(compute: Callable[[Tokens, Tensor], Loss]) -> PolicyLossFn:
@@ -122,11 +153,14 @@ def policy_loss(
             config: Any = None,
             rollout_is_weights: Tensor | None = None,
         ) -> Loss:
-            mask, config = response_mask.bool(), PolicyLossConfig() if config is None else config
-            # Masked before the exponential, so that padding's log-probs reach neither the loss nor its gradient.
-            log_ratio = torch.where(mask, log_prob - old_log_prob, 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-            given = Tokens(mask, old_log_prob, log_prob, log_ratio, loss_agg_mode, config, rollout_is_weights)
-            return compute(given, advantages)
+            config = PolicyLossConfig() if config is None else config
+            given = (response_mask.bool(), old_log_prob, log_prob, loss_agg_mode, config, rollout_is_weights)
+            tokens = Tokens(*given, config.global_batch_info)
+            if choose is not None:
+                with torch.no_grad():
+                    tokens = replace(tokens, chosen=choose(tokens, advantages))
+            losses, metrics = zip(*(compute(*block) for block in tokens.cut(advantages)), strict=True)
+            return sum(losses), {metric: sum(block[metric] for block in metrics) for metric in metrics[0]}
 
         loss.__name__, loss.__qualname__, loss.__doc__ = compute.__name__, compute.__name__, compute.__doc__
         return register_policy_loss(name)(loss)
@@ -264,7 +298,34 @@ def compute_policy_loss_dro(tokens: Tokens, advantages: Tensor) -> Loss:
     return tokens.loss(-advantages * tokens.log_prob + 0.5 * beta * tokens.log_ratio.square())
 
 
-@policy_loss("clip_cov")
+def _choose_clip_cov(tokens: Tokens, advantages: Tensor) -> Tensor:
+    (low, high), settings, candidates = tokens.clip_range, tokens.config.policy_loss, []
+    for part, own, covariance in _covariances(tokens, advantages):
+        ratio = part.log_ratio.exp()
+        unclipped = -own * ratio.clamp(1 - low, 1 + high) <= -own * ratio
+        between = (covariance > settings.clip_cov_lb) & (covariance < settings.clip_cov_ub)
+        candidates.append(part.mask & between & unclipped)
+    places = torch.cat(candidates).flatten().nonzero().flatten()
+    drawn = torch.randperm(len(places), device=places.device)[: _share(tokens, settings.clip_cov_ratio)]
+    return torch.zeros_like(tokens.mask).flatten().index_fill(0, places[drawn], True).view_as(tokens.mask)
+
+
+def _choose_kl_cov(tokens: Tokens, advantages: Tensor) -> Tensor:
+    parts = _covariances(tokens, advantages)
+    covariance = torch.cat([torch.where(part.mask, own, -torch.inf) for part, _, own in parts]).flatten()
+    count = min(_share(tokens, tokens.config.policy_loss.kl_cov_ratio), int(tokens.mask.count_nonzero()))
+    largest = covariance.topk(count).indices
+    return torch.zeros_like(tokens.mask).flatten().index_fill(0, largest, True).view_as(tokens.mask)
+
+
+def _covariances(tokens: Tokens, advantages: Tensor) -> Iterator[tuple[Tokens, Tensor, Tensor]]:
+    """Yields some rows, their advantages, and how log-prob and advantage vary together in this micro-batch."""
+    means = masked_mean(advantages, tokens.mask), masked_mean(tokens.log_prob, tokens.mask)
+    for part, own in tokens.cut(advantages):
+        yield part, own, (own - means[0]) * (part.log_prob - means[1])
+
+
+@policy_loss("clip_cov", choose=_choose_clip_cov)
 def compute_policy_loss_clip_cov(tokens: Tokens, advantages: Tensor) -> Loss:
     """Stops the gradient of a few tokens that would cost most entropy, drawn among those of large covariance: Clip-Cov.
 
@@ -272,57 +333,51 @@ def compute_policy_loss_clip_cov(tokens: Tokens, advantages: Tensor) -> Loss:
     clip_cov_ub and not clipped, clip_cov_ratio of all tokens are drawn, at least one (arXiv:2505.22617, eq. 11 and 12).
     Means and draws are of the micro-batch.
     """
-    (low, high), settings = tokens.clip_range, tokens.config.policy_loss
-    ratio = tokens.log_ratio.exp()
-    loss, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high)
-    covariance = _covariance(tokens, advantages)
-    between = (covariance > settings.clip_cov_lb) & (covariance < settings.clip_cov_ub)
-    places = (tokens.mask & between & (clipped <= loss)).flatten().nonzero().flatten()
-    drawn = places[torch.randperm(len(places), device=places.device)[: _share(tokens, settings.clip_cov_ratio)]]
-    stopped = torch.zeros_like(tokens.mask).flatten().index_fill(0, drawn, True).view_as(tokens.mask)
-    return tokens.loss(torch.where(stopped, 0, torch.maximum(loss, clipped)), stopped)
+    (low, high), ratio, stopped = tokens.clip_range, tokens.log_ratio.exp(), tokens.chosen
+    assert stopped is not None
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
+    return tokens.loss(torch.where(stopped, 0, loss), stopped)
 
 
-@policy_loss("kl_cov")
+@policy_loss("kl_cov", choose=_choose_kl_cov)
 def compute_policy_loss_kl_cov(tokens: Tokens, advantages: Tensor) -> Loss:
     """Holds the tokens of the largest covariance near the old policy, by ppo_kl_coef |log pi/pi_old|: KL-Cov.
 
     They are policy_loss.kl_cov_ratio of the micro-batch's tokens, at least one (arXiv:2505.22617, eq. 13 and 14);
     covariances are those of Clip-Cov. actor/ppo_kl is the mean of |log pi/pi_old|.
     """
-    settings, away = tokens.config.policy_loss, tokens.log_ratio.abs()
-    covariance = torch.where(tokens.mask, _covariance(tokens, advantages), -torch.inf).flatten()
-    largest = covariance.topk(min(_share(tokens, settings.kl_cov_ratio), int(tokens.mask.sum()))).indices
-    held = torch.zeros_like(tokens.mask).flatten().index_fill(0, largest, True).view_as(tokens.mask)
-    loss, metrics = tokens.loss(-advantages * tokens.log_ratio.exp() + settings.ppo_kl_coef * away * held)
+    away, coef = tokens.log_ratio.abs(), tokens.config.policy_loss.ppo_kl_coef
+    loss, metrics = tokens.loss(-advantages * tokens.log_ratio.exp() + coef * away * tokens.chosen)
     return loss, metrics | {"actor/ppo_kl": tokens.fraction(away)}
-
-
-def _covariance(tokens: Tokens, advantages: Tensor) -> Tensor:
-    """Computes how a token's log-prob and advantage vary together in this micro-batch: (batch, response_len)."""
-    count, log_prob = tokens.mask.sum().clamp(min=1), tokens.log_prob.detach()
-    mean_advantage, mean_log_prob = (torch.where(tokens.mask, x, 0).sum() / count for x in (advantages, log_prob))
-    return (advantages - mean_advantage) * (log_prob - mean_log_prob)
 
 
 def _share(tokens: Tokens, ratio: float) -> int:
     """Counts so large a part of the sampled tokens, one at least."""
     if not 0 < ratio <= 1:
         raise ValueError(f"actor.policy_loss: the share of tokens is {ratio}; it must be above 0 and at most 1")
-    return max(int(ratio * int(tokens.mask.sum())), 1)
+    return max(int(ratio * int(tokens.mask.count_nonzero())), 1)
 
 
-@policy_loss("bypass_mode")
-def compute_policy_loss_bypass_mode(tokens: Tokens, advantages: Tensor) -> Loss:
+@register_policy_loss("bypass_mode")
+def compute_policy_loss_bypass_mode(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: LossAggMode = "token-mean",
+    config: Any = None,
+    rollout_is_weights: Tensor | None = None,
+) -> Loss:
     """Takes the engine's log-probs for the old ones: `old_log_prob` are those of what sampled.
 
     With config.rollout_correction.loss_type=ppo_clip it is the vanilla loss, whose ratio corrects for the engine by
     itself; with reinforce the policy gradient, with importance weights pi/pi_engine where `rollout_is` asks for them.
     `rollout_rs` masks tokens in both.
     """
-    correction, log_prob = tokens.config.rollout_correction, tokens.log_prob
-    weights, mask, metrics = correct_as(correction, log_prob.detach(), tokens.old_log_prob, tokens.mask)
-    given = (tokens.old_log_prob, log_prob, advantages, mask, tokens.mode, tokens.config)
+    config = PolicyLossConfig() if config is None else config
+    correction = config.rollout_correction
+    weights, mask, metrics = correct_as(correction, log_prob.detach(), old_log_prob, response_mask)
+    given = (old_log_prob, log_prob, advantages, mask, loss_agg_mode, config)
     if correction.loss_type == "ppo_clip":
         loss, own = compute_policy_loss_vanilla(*given)
     else:

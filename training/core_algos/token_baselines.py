@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.containers import row_blocks
 from training.core_algos.advantages import discounted_returns
 from training.core_algos.group_advantages import Advantages, numbered
 from training.core_algos.registry import register_adv_est
@@ -39,25 +40,26 @@ def compute_optimal_token_baseline_advantage(
             squared probabilities.
         rollout_is_weights: (batch, response_len) importance weights, whose squares scale the summands of W.
         handle_zero_tail: no baseline where a single row of the group is left.
-    Returns: advantages, returns: (batch, response_len) float32, zero where the mask is zero.
+    Returns: advantages, returns: (batch, response_len), zero where the mask is zero.
     """
-    sampled = response_mask.bool()
-    returns = discounted_returns(token_level_rewards, response_mask)
-    weights = 1 - 2 * old_log_probs.float().exp() + sum_pi_squared.float()
-    if rollout_is_weights is not None:
-        weights = weights * rollout_is_weights**2
-    weights = torch.where(sampled, weights, 0).cumsum(-1).masked_fill_(~sampled, 0)
-    ids = numbered(index, sampled.device)
-
-    def of_group(per_token: Tensor) -> Tensor:
-        return torch.zeros_like(per_token).index_add_(0, ids, per_token)
-
-    baselines = of_group(returns * weights).div_(of_group(weights).add_(epsilon))
-    left = of_group(sampled.int())
+    sampled, ids = response_mask.bool(), numbered(index, response_mask.device)
+    returns, blocks = discounted_returns(token_level_rewards, response_mask), row_blocks(sampled)
+    products, totals, left = torch.zeros(3, len(ids.unique()), returns.shape[1], dtype=returns.dtype, device=ids.device)
+    for rows in blocks:
+        norms = 1 - 2 * old_log_probs[rows].to(returns.dtype).exp() + sum_pi_squared[rows]
+        if rollout_is_weights is not None:
+            norms = norms * rollout_is_weights[rows] ** 2
+        weights = torch.where(sampled[rows], norms, 0).cumsum(-1).masked_fill_(~sampled[rows], 0)
+        summed = returns[rows] * weights, weights, sampled[rows].to(returns.dtype)
+        for total, of_rows in zip((products, totals, left), summed, strict=True):
+            total.index_add_(0, ids[rows], of_rows)
     # Of one row alone there is none in any case.
-    rows = torch.bincount(ids, sampled.any(-1).float(), len(sampled))[:, None]
-    baselines.masked_fill_((left <= 1) if handle_zero_tail else (rows <= 1), 0)
-    return torch.where(sampled, returns - baselines[ids], 0), returns
+    alone = torch.bincount(ids, sampled.any(-1).float())[:, None] <= 1
+    baselines = (products / (totals + epsilon)).masked_fill_((left <= 1) if handle_zero_tail else alone, 0)
+    advantages = torch.empty_like(returns)
+    for rows in blocks:
+        advantages[rows] = torch.where(sampled[rows], returns[rows] - baselines[ids[rows]], 0)
+    return advantages, returns
 
 
 @register_adv_est("tir_optimal_token_baseline")
@@ -77,14 +79,16 @@ def compute_multi_turn_optimal_token_baseline_advantage(
 
     Args and returns as in `compute_optimal_token_baseline_advantage`.
     """
-    # Sampled tokens first, in order; and back.
-    order = response_mask.bool().logical_not().int().argsort(dim=-1, stable=True)
     given = {"token_level_rewards": token_level_rewards, "old_log_probs": old_log_probs, "response_mask": response_mask}
     given |= {"sum_pi_squared": sum_pi_squared}
     given |= {} if rollout_is_weights is None else {"rollout_is_weights": rollout_is_weights}
+    settings: dict[str, Any] = {"index": index, "handle_zero_tail": handle_zero_tail, "epsilon": epsilon}
+    sampled = response_mask.bool()
+    if not bool((sampled[:, 1:] & ~sampled[:, :-1]).any()):
+        return compute_optimal_token_baseline_advantage(**given, **settings)
+    # Sampled tokens first, in order; and back.
+    order = sampled.logical_not().int().argsort(dim=-1, stable=True)
     packed = {name: tensor.gather(-1, order) for name, tensor in given.items()}
-    results = compute_optimal_token_baseline_advantage(
-        index=index, handle_zero_tail=handle_zero_tail, epsilon=epsilon, **packed
-    )
+    results = compute_optimal_token_baseline_advantage(**packed, **settings)
     advantages, returns = (torch.zeros_like(x).scatter(-1, order, x) for x in results)
     return advantages, returns

@@ -7,7 +7,7 @@ Invariant: every estimator is pure, and the results are zero outside the mask. W
     return of turn 0    = .2 + turn_gamma * 1
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from training.batch.torch_functional import masked_whiten
+from data.containers import row_blocks
+from training.batch.torch_functional import at_least_float32, masked_whiten
 from training.core_algos.advantages import discounted_returns, gae_scan
 from training.core_algos.group_advantages import Advantages, Groups, compute_grpo_outcome_advantage, numbered
 from training.core_algos.registry import register_adv_est
@@ -28,44 +29,50 @@ class Turns:
     """Holds an episode's turns beside its tokens.
 
     Attributes:
-        of_token: (batch, response_len) int64, the turn of each sampled token; 0 elsewhere.
+        ids: (batch, response_len) integers, the turn of each sampled token.
         sampled: (batch, response_len) bool.
-        first, last: (batch, response_len) bool, each turn's first and last sampled token.
         exists: (batch, turns) bool, which turns have a sampled token.
-        rewards: (batch, turns) float32, the sum over each turn's sampled tokens.
+        rewards: (batch, turns), the sum over each turn's sampled tokens.
     """
 
-    of_token: Tensor
+    ids: Tensor
     sampled: Tensor
-    first: Tensor
-    last: Tensor
     exists: Tensor
     rewards: Tensor
 
     @classmethod
     def of(cls, token_level_rewards: Tensor, response_mask: Tensor, turn_ids: Tensor) -> "Turns":
         """Finds the turns of a batch, whose numbers never fall along a row."""
-        sampled = response_mask.bool()
-        of_token = torch.where(sampled, turn_ids, 0).long()
-        turns = int(of_token.max()) + 1 if sampled.numel() else 1
-        # The turn of the last sampled token before each, and of the next one behind it.
-        before = pad(torch.where(sampled, of_token, -1).cummax(1).values, (1, -1), value=-1)
-        behind = pad(torch.where(sampled, of_token, turns).flip(1).cummin(1).values, (1, -1), value=turns).flip(1)
-        rewards = torch.where(sampled, token_level_rewards, 0).float()
-        by_turn = rewards.new_zeros(len(sampled), turns)
-        exists = by_turn.scatter_add(1, of_token, sampled.float()) > 0
-        first, last = sampled & (before < of_token), sampled & (behind > of_token)
-        return cls(of_token, sampled, first, last, exists, by_turn.scatter_add(1, of_token, rewards))
+        sampled, (rewards,) = response_mask.bool(), at_least_float32(token_level_rewards)
+        last = max(int(torch.where(sampled[rows], turn_ids[rows], 0).max()) for rows in row_blocks(sampled))
+        exists = sampled.new_zeros(len(sampled), last + 2)
+        sums = rewards.new_zeros(exists.shape)
+        turns = cls(turn_ids, sampled, exists[:, :-1], sums[:, :-1])
+        for rows, of_token in turns._blocks():
+            exists[rows].scatter_(1, of_token, 1)
+            sums[rows].scatter_add_(1, of_token, rewards[rows])
+        return turns
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yields rows with the turn of each of their tokens; of one that is not sampled it is one behind the last."""
+        for rows in row_blocks(self.sampled):
+            yield rows, torch.where(self.sampled[rows], self.ids[rows], self.exists.shape[1]).long()
 
     def spread(self, per_turn: Tensor) -> Tensor:
-        """Gives every sampled token its turn's number: (batch, turns) -> (batch, response_len) float32."""
-        return torch.where(self.sampled, per_turn.float().gather(1, self.of_token), 0)
+        """Gives every sampled token its turn's number: (batch, turns) -> (batch, response_len)."""
+        padded = pad(per_turn.to(self.rewards.dtype), (0, 1))
+        spread = torch.empty_like(self.sampled, dtype=padded.dtype)
+        for rows, of_token in self._blocks():
+            torch.gather(padded[rows], 1, of_token, out=spread[rows])
+        return spread
 
-    def at_start(self, per_token: Tensor) -> Tensor:
-        """Takes each turn's first sampled token's number: (batch, response_len) -> (batch, turns)."""
-        return torch.zeros_like(self.rewards).scatter_add(
-            1, self.of_token, torch.where(self.first, per_token.float(), 0)
-        )
+    def places(self, which: str) -> Tensor:
+        """Finds each turn's first (amin) or last (amax) sampled token: (batch, turns) int64, 0 where there is none."""
+        found = self.exists.new_zeros(len(self.exists), self.exists.shape[1] + 1, dtype=torch.long)
+        columns = torch.arange(self.sampled.shape[1], device=found.device)
+        for rows, of_token in self._blocks():
+            found[rows].scatter_reduce_(1, of_token, columns.expand_as(of_token), which, include_self=False)
+        return found[:, :-1]
 
 
 @register_adv_est("turn_gae")
@@ -90,14 +97,18 @@ def compute_turn_gae_advantage_return(
         config: has turn_gamma and turn_lam, those per turn; None: 1.
         whiten: over all tokens, as `gae` does.
     Returns:
-        advantages, returns = advantages before whitening + values: (batch, response_len) float32, zero where masked.
+        advantages, returns = advantages before whitening + values: (batch, response_len), zero where masked.
     """
-    turns = Turns.of(token_level_rewards, response_mask, turn_ids)
-    targets = gae_scan(turns.rewards, turns.at_start(values), turns.exists, None, *_per_turn(config))[1]
+    turns, (rewards, values) = (
+        Turns.of(token_level_rewards, response_mask, turn_ids),
+        at_least_float32(token_level_rewards, values),
+    )
+    before, last = values.gather(1, turns.places("amin")), turns.places("amax")
+    targets = gae_scan(turns.rewards, before, turns.exists, None, *_per_turn(config))[1]
     # What comes after the turn is credited to its last token.
-    beyond = turns.spread(targets - turns.rewards) * turns.last
-    rewards = torch.where(turns.sampled, token_level_rewards, 0).float() + beyond
-    advantages, returns = gae_scan(rewards, values.float(), turns.sampled, 1.0 - turns.last.float(), gamma, lam)
+    rewards = rewards.scatter_add(1, last, torch.where(turns.exists, targets - turns.rewards, 0))
+    ends = torch.zeros_like(turns.sampled, dtype=torch.uint8).scatter_add(1, last, turns.exists.byte())
+    advantages, returns = gae_scan(rewards, values, turns.sampled, ends == 0, gamma, lam)
     return masked_whiten(advantages, response_mask) if whiten else advantages, returns
 
 
@@ -122,7 +133,7 @@ def compute_turn_return_advantage(
         token_level_rewards, response_mask, turn_ids: (batch, response_len).
         index: (batch,) the group (uid) of each episode.
         config: has turn_gamma; None: 1.
-    Returns: advantages, returns (G, of each token's turn): (batch, response_len) float32, zero outside the mask.
+    Returns: advantages, returns (G, of each token's turn): (batch, response_len), zero outside the mask.
     """
     turns = Turns.of(token_level_rewards, response_mask, turn_ids)
     returns = discounted_returns(turns.rewards, turns.exists, _per_turn(config)[0])  # (batch, turns)
@@ -160,7 +171,7 @@ def compute_gigpo_advantage(
         anchors: for each episode the state that each of its turns began in.
         norm_adv_by_std_in_grpo: divide both parts by their standard deviation.
         config: has turn_gamma and gigpo_step_weight; None: 1.
-    Returns: advantages, returns (the turn's discounted one): (batch, response_len) float32, zero outside the mask.
+    Returns: advantages, returns (the turn's discounted one): (batch, response_len), zero outside the mask.
     """
     turns = Turns.of(token_level_rewards, response_mask, turn_ids)
     returns = discounted_returns(turns.rewards, turns.exists, _per_turn(config)[0])  # (batch, turns)
@@ -175,7 +186,7 @@ def compute_gigpo_advantage(
     above = same_state.deviation(returns[episodes, numbers].double())
     if norm_adv_by_std_in_grpo:
         above = above / (same_state.std(above) + epsilon)
-    of_turns = torch.zeros_like(returns).index_put((episodes, numbers), above.float())
+    of_turns = torch.zeros_like(returns).index_put((episodes, numbers), above.to(returns.dtype))
     whole, _ = compute_grpo_outcome_advantage(
         token_level_rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo
     )

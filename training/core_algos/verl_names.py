@@ -9,6 +9,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from training.batch.torch_functional import at_least_float32
 from training.batch.verl_names import entropy_from_logits
 from training.config.algorithm_settings import LossAggMode
 from training.core_algos.advantages import gae_scan
@@ -28,11 +29,10 @@ def estimate_advantages(
     """Runs GAE with episode ends instead of a mask, for trajectories of steps; nothing is bootstrapped past the last.
 
     Args: rewards, values, dones: (..., steps); dones is 1 on the step that ends its episode.
-    Returns: advantages (not whitened), returns: (..., steps) float32.
+    Returns: advantages (not whitened), returns: (..., steps).
     """
-    values = values.float()
-    everywhere = torch.ones_like(values, dtype=torch.bool)
-    return gae_scan(rewards.float(), values, everywhere, 1.0 - dones.float(), gamma, lam)
+    rewards, values = at_least_float32(rewards, values)
+    return gae_scan(rewards, values, torch.ones_like(values, dtype=torch.bool), dones == 0, gamma, lam)
 
 
 def compute_policy_loss(

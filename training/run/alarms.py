@@ -131,14 +131,11 @@ class Alarms:
         same_tasks = not (self.config.environments and self.config.agent.allow_different_tasks)
         episodes = EpisodeRows(batch)
         enough = int(episodes.real.numpy()[episodes.first].sum()) >= FEWEST_EPISODES
-        rules = [
-            batch_faults.not_finite(batch),
-            batch_faults.wrong_tokens(batch, self.eos_token_id),
-            batch_faults.misplaced_rewards(batch),
-            batch_faults.other_rewards(batch, episodes, self.paid_by_environment),
-            batch_faults.wrong_groups(batch, episodes, group_size, same_tasks),
-            batch_faults.equal_answers(batch, episodes),
-        ]
+        rules = [batch_faults.not_finite(batch), batch_faults.wrong_tokens(batch, self.eos_token_id)]
+        rules += [batch_faults.misplaced_rewards(batch)]
+        rules += [batch_faults.other_rewards(batch, episodes, self.paid_by_environment)]
+        rules += [batch_faults.wrong_groups(batch, episodes, group_size, same_tasks)]
+        rules += [batch_faults.equal_answers(batch, episodes)]
         if known:
             rules.append(batch_faults.other_advantages(batch, episodes, by_group, own))
         if known and by_group and group_size > 1 and not own:

@@ -103,7 +103,7 @@ class CheckpointSaver:
             if self._completion is None:
                 if not all(group.checkpoint_written(wait) for group in self.parts.values()):
                     return
-                self._completion = self._thread.submit(self._complete, self._folder)
+                self._completion = self._thread.submit(lambda at: self._prune(complete_checkpoint(at)), self._folder)
             if not (wait or self._completion.done()):
                 return
             self._completion.result()
@@ -125,9 +125,6 @@ class CheckpointSaver:
             reason = str(self._error).strip().splitlines()[-1]
             said = say("not_saved", step=self.step, run_dir=self.run_dir, left=left, reason=reason)
             raise CheckpointError(said) from self._error
-
-    def _complete(self, folder: Path) -> None:
-        self._prune(complete_checkpoint(folder))
 
     def _give_up(self, error: OSError) -> None:
         logger.error("no checkpoint of step %d in %s, the run goes on without: %s", self.step, self.run_dir, error)

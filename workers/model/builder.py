@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from data.prompts import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
+from training.config.algorithm_settings import ScoringModelConfig
+from training.config.texts import say
 from workers.ranks.distributed import rank, world_size
 
 
@@ -35,7 +37,7 @@ def find_device(device: str | None) -> torch.device:
 class ModelSpec:
     """Is a model folder or hub id, with what every worker derives from it."""
 
-    config: ModelConfig | CriticModelConfig
+    config: ModelConfig | CriticModelConfig | ScoringModelConfig
     path: str
     device: torch.device
 
@@ -76,11 +78,7 @@ class ModelSpec:
         model, _ = self._read(transformers.AutoModelForCausalLM, dtype)
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         if self.hf_config.get_text_config().tie_word_embeddings and head.weight is not embedding.weight:
-            raise ValueError(
-                f"{self.path}: tie_word_embeddings is true, but its weights hold another lm_head than the embedding, "
-                "which an engine would not read; "
-                "set actor_rollout_ref.model.override_config.tie_word_embeddings=false"
-            )
+            raise ValueError(say("tied_head", path=self.path))
         return self._prepare(model, trainable)
 
     def value_model(self) -> nn.Module:
@@ -91,19 +89,31 @@ class ModelSpec:
         Raises:
             ValueError: transformers has no token classifier for this model type.
         """
-        config = self.hf_config
-        config.num_labels = 1
-        try:
-            model, missing = self._read(transformers.AutoModelForTokenClassification, torch.float32)
-        except ValueError as error:
-            raise ValueError(
-                f"critic.model.path={self.path}: transformers cannot make a value model of type '{config.model_type}'; "
-                "name a critic of another type, or take an estimator without one (grpo, rloo)"
-            ) from error
+        model, missing = self._scalar_model("critic.model", torch.float32)
         for name, parameter in model.named_parameters():
             if name in missing:
                 nn.init.zeros_(parameter)
         return self._prepare(model, trainable=True)
+
+    def reward_model(self) -> nn.Module:
+        """Builds a frozen transformer with one output a token, from a sequence classification model's folder.
+
+        Raises:
+            ValueError: it has no head that scores.
+        """
+        model, missing = self._scalar_model("reward_model.model", torch_dtype(self.config.dtype))
+        if heads := [name for name in missing if name.endswith("weight")]:
+            raise ValueError(f"reward_model.model.path={self.path} has no {', '.join(heads)}: it scores nothing")
+        return self._prepare(model, trainable=False)
+
+    def _scalar_model(self, section: str, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
+        """Builds a transformer with one output a token; returns the names, too, of what the folder lacks."""
+        self.hf_config.num_labels = 1
+        try:
+            return self._read(transformers.AutoModelForTokenClassification, dtype)
+        except ValueError as error:
+            kind = self.hf_config.model_type
+            raise ValueError(say("no_value_model", section=section, path=self.path, kind=kind)) from error
 
     def empty_causal_lm(self, dtype: torch.dtype) -> nn.Module:
         """Builds a policy without its weights, for a rollout engine that is about to receive them."""
@@ -126,7 +136,7 @@ class ModelSpec:
                 module.p = 0.0
             if list(module.parameters(recurse=False)):
                 module.register_forward_hook(_cast_output)
-        if trainable and self.config.enable_gradient_checkpointing:
+        if trainable and not isinstance(self.config, ScoringModelConfig) and self.config.enable_gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         # Sharding moves each layer's own part to the device; the whole might not fit there.
         return (model.to(self.device) if world_size() == 1 else model).train(trainable)
@@ -146,7 +156,4 @@ def _cast_output(module: nn.Module, args: Any, output: Any) -> Any:
 def require_same_vocabulary(policy: ModelSpec, teacher: ModelSpec) -> None:
     """Raises ValueError unless both models' ids mean the same, so that each can read the other's tokens."""
     if policy.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
-        raise ValueError(
-            f"actor_rollout_ref.ref.model.path={teacher.path} has another vocabulary than {policy.path}; a teacher "
-            "must read the policy's tokens: take one of the same family"
-        )
+        raise ValueError(say("other_vocabulary", teacher=teacher.path, policy=policy.path))

@@ -19,6 +19,7 @@ from transformers import PretrainedConfig
 
 from training.batch.torch_functional import EntropyMode, LogitForm, head_log_probs
 from training.config import CriticModelConfig, ModelConfig
+from training.config.texts import say
 from workers.model.attention import NAME, Sequences, check_shared_sequences, use_own_attention, varies_with_length
 from workers.model.builder import torch_dtype
 from workers.model.packing import ForwardBatch, ForwardSettings
@@ -91,10 +92,7 @@ def check_forward(lm: nn.Module) -> None:
     head = lm.get_output_embeddings()
     logits = logit_form(lm).logits(linear(_states(lm, copies=1), head.weight, head.bias))
     if _differ(own, logits):
-        raise ValueError(
-            f"model type '{kind}' changes its logits behind the head in a way that is not known here; add it to "
-            "logit_form in workers/model/forward.py"
-        )
+        raise ValueError(say("other_logits", kind=kind))
     lm.train(training)
 
 
@@ -165,11 +163,7 @@ def forward_settings(
     if share_prompts and not packs:
         logger.info("%s: its rows are padded, and a group's prompt is computed for each of them", model.path)
     if varies_with_length(module):
-        logger.warning(
-            "%s: its rope_type turns positions by a micro-batch's longest row: log-probs depend on how a batch is cut "
-            "where rows are longer than the model's original length",
-            model.path,
-        )
+        logger.warning(say("longest_row_turns", path=model.path))
     if sequence_ranks > 1:
         check_shared_sequences(module, sequence_ranks)
     return ForwardSettings(

@@ -173,9 +173,8 @@ def _padded(rows: Sequence[RowTokens]) -> ForwardBatch:
     places = torch.arange(ids.numel()).view_as(ids)
     # Padding continues the positions: numbers that start again would be read as packed sequences.
     positions = places[:1].repeat(len(rows), 1)
-    return ForwardBatch(
-        input_ids=ids, position_ids=positions, attention_mask=None, **_sampled_tokens(rows, list(places))
-    )
+    sampled = _sampled_tokens(rows, list(places))
+    return ForwardBatch(input_ids=ids, position_ids=positions, attention_mask=None, **sampled)
 
 
 def _sampled_tokens(rows: Sequence[RowTokens], places: Sequence[Tensor]) -> dict[str, Tensor]:

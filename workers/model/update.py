@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from data.protocol import DataProto
 from data.seeding import seed_for
 from training.batch.batching import shuffled_groups
-from training.config import MicroBatching, OptimConfig, UpdatePlan
+from training.config import ActorConfig, CriticConfig, OptimConfig, UpdatePlan
+from training.config.texts import say
 from training.core_algos import GlobalBatchInfo
 from workers.model.packing import ForwardBatch, ForwardSettings, iter_micro_batches
 from workers.ranks.distributed import full_tensor, max_over_ranks, sum_over_ranks, world_size
@@ -75,19 +76,17 @@ def update_model(
     optimizer: torch.optim.Optimizer,
     data: DataProto,
     plan: UpdatePlan,
-    *,
     settings: ForwardSettings,
-    limits: MicroBatching,
-    grad_clip: float,
+    config: ActorConfig | CriticConfig,
     prefix: str,
     micro_loss: Callable[[DataProto, ForwardBatch, GlobalBatchInfo], MicroLoss],
-    loss_scale_factor: int | None = None,
 ) -> dict[str, float]:
     """Passes over the rows as planned, with one optimiser step for each mini-batch; returns their mean metrics.
 
     Args:
-        micro_loss: what a micro-batch adds, given the counts of its mini-batch.
+        config: bounds micro-batches and the gradient.
         prefix: of the metrics `grad_norm` and `skipped_updates` (those with a norm that is not finite).
+        micro_loss: what a micro-batch adds, given the counts of its mini-batch.
     """
     sums = MetricSums(settings.sequence_ranks)
     weight = 1 / plan.updates
@@ -96,17 +95,16 @@ def update_model(
         mini.meta_info["updates_to_come"] = plan.updates if number == 0 else None
         shares = mini.batch.get("episode_share", None)
         counts = global_counts(mini.batch["response_mask"], settings.sequence_ranks, shares)
-        counts["loss_scale_factor"] = loss_scale_factor
         if "observation_mask" in mini.batch:
             observed = sum_over_ranks(mini.batch["observation_mask"].sum())
             mini.meta_info["observation_tokens"] = int(observed) // settings.sequence_ranks
         optimizer.zero_grad(set_to_none=True)
-        for _, micro, inputs in iter_micro_batches(mini, settings, limits):
+        for _, micro, inputs in iter_micro_batches(mini, settings, config.micro_batching):
             loss, metrics, maxima = micro_loss(micro, inputs, counts)
             loss.backward()
             sums.add(metrics, weight)
             sums.maximum(maxima)
-        norm = clip_grad_norm(module, grad_clip)
+        norm = clip_grad_norm(module, config.grad_clip)
         # With nothing to learn from, momentum alone would move the weights.
         if torch.isfinite(norm) and counts["batch_num_tokens"]:
             optimizer.step()
@@ -122,20 +120,14 @@ def rows_of_updates(data: DataProto, plan: UpdatePlan) -> list[Tensor]:
     meta_info `seed` and `global_steps` seed the shuffling.
     """
     if len(data) % plan.mini_batches:
-        raise ValueError(
-            f"{len(data)} rows do not divide into {plan.mini_batches} mini-batches; arrange the batch by its plan "
-            "(training/batch/batching.py), or choose a ppo_mini_batch_size that divides its rows"
-        )
-    generator = torch.Generator()
-    if plan.shuffle:
-        generator.manual_seed(seed_for(data.meta_info["seed"], data.meta_info["global_steps"], 0))
-    batches: list[Tensor] = []
-    for _ in range(plan.epochs):
-        order = torch.arange(len(data))
-        if plan.shuffle:
-            order = shuffled_groups(data.non_tensor_batch["uid"].tolist(), generator)
-        batches += order.split(len(data) // plan.mini_batches)
-    return batches
+        raise ValueError(say("rows_not_arranged", rows=len(data), parts=plan.mini_batches))
+    size = len(data) // plan.mini_batches
+    if not plan.shuffle:
+        return [*torch.arange(len(data)).split(size)] * plan.epochs
+    seed = seed_for(data.meta_info["seed"], data.meta_info["global_steps"], 0)
+    generator, uids = torch.Generator().manual_seed(seed), data.non_tensor_batch["uid"].tolist()
+    orders = (shuffled_groups(uids, generator) for _ in range(plan.epochs))
+    return [rows for order in orders for rows in order.split(size)]
 
 
 def global_counts(response_mask: Tensor, sequence_ranks: int = 1, shares: Tensor | None = None) -> GlobalBatchInfo:

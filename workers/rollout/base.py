@@ -69,10 +69,8 @@ class BaseRollout(Engine):
             What `build_batch` gives, one row a prompt, with `ending`; the prompts' own columns are kept.
         """
         self.begin()
-        width = prompts.batch["input_ids"].shape[1]
-        limits = TurnLimits(
-            prompt_length=width, response_length=self.response_length, max_model_len=width + self.response_length
-        )
+        width, most = prompts.batch["input_ids"].shape[1], self.response_length
+        limits = TurnLimits(prompt_length=width, response_length=most, max_model_len=width + most)
         episodes = start_episodes(prompts)
         TurnLoop(self, self.sampler(prompts.meta_info), [limits]).run(episodes)
         batch = self.build_batch([episode.row for episode in episodes], width)

@@ -6,6 +6,7 @@ Invariant: the sequences are the same in every run of a model, and scoring them 
 
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 import torch
@@ -59,17 +60,14 @@ class Canary:
             found["canary/actor_moved"] = distance(moved[1])
             found["canary/engine_moved"] = -distance(moved[0])
         self.last = engine, actor
-        found["canary/template"] = float(zlib.crc32(str(self._rendered()).encode()) % 2**24)
+        rendered: list[int] = []
+        # A tokenizer without a template, or one that refuses such a conversation.
+        with suppress(Exception):
+            rendered = self.render(CONVERSATION)
+        found["canary/template"] = float(zlib.crc32(str(rendered).encode()) % 2**24)
         found["perf/rank_memory_gib"] = psutil.Process().memory_info().rss / 2**30
         worst = dict(zip(found, max_over_ranks(torch.tensor([*found.values()])).tolist(), strict=True))
         return {name: abs(value) if name == "canary/engine_moved" else value for name, value in worst.items()}
-
-    def _rendered(self) -> list[int]:
-        try:
-            return self.render(CONVERSATION)
-        # A tokenizer without a template, or one that refuses such a conversation.
-        except Exception:
-            return []
 
 
 def distance(one: Tensor, other: Tensor | float = 0.0) -> float:

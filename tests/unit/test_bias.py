@@ -1,0 +1,121 @@
+"""The bias table: zero where theory says unbiased, and the same whether groups are computed at once or one by one."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from scripts import bias_table as bias
+from training import core_algos
+from training.config.algorithm_settings import RolloutCorrectionConfig
+
+SMALL = bias.Groups.every(bias.setting(0).sampler, size=2)
+UNBIASED = ("rloo", "remax", "rae", "turn_return", "turn_gae unwhitened")
+# They weigh a token's gradient with its ratio, which is 1, or with nothing.
+PLAIN_LOSSES = ("vanilla", "gpg", "reinforce", "cispo", "dppo_tv", "dppo_kl", "dro", "bypass_mode")
+
+
+def case(stale: int = 0, correction: str = "old", groups: bias.Groups = SMALL) -> bias.Case:
+    return bias.Case(groups, bias.setting(stale), correction)
+
+
+def bias_of(estimator: str, loss: str, mode: str, chosen: bias.Case) -> tuple[float, float]:
+    true = bias.true_gradient(estimator, chosen.policies)
+    return bias.compare(bias.expected_gradient(estimator, loss, mode, chosen), true)
+
+
+def test_episodes_and_groups_are_all_of_them() -> None:
+    policies = bias.setting(2)
+    assert len(bias.EPISODES) == 15 and float(SMALL.chances.sum()) == pytest.approx(1, abs=1e-12)
+    for logits in (policies.sampler, policies.updated, policies.teacher):
+        assert float(bias.WORLD.probabilities(logits).sum()) == pytest.approx(1, abs=1e-12)
+
+
+def test_the_true_gradient_is_the_finite_difference_of_the_expected_reward() -> None:
+    logits, step = bias.setting(0).sampler, 1e-6
+    gradient, rewards = bias.WORLD.expected(logits), bias.WORLD.rewards.sum(-1)
+    for place in itertools.product(range(6), range(2)):
+        ends = []
+        for sign in (1, -1):
+            moved = logits.clone()
+            moved[place] += sign * step
+            ends.append(float((bias.WORLD.probabilities(moved) * rewards).sum()))
+        assert float(gradient[place]) == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=1e-8)
+
+
+@pytest.mark.parametrize("estimator", UNBIASED)
+@pytest.mark.parametrize("loss", PLAIN_LOSSES)
+def test_what_is_unbiased_is_the_policy_gradient_exactly(estimator: str, loss: str) -> None:
+    cosine, ratio = bias_of(estimator, loss, "seq-mean-token-sum", case())
+    assert (cosine, ratio) == pytest.approx((1.0, 1.0), abs=1e-8)
+
+
+def test_a_mean_that_includes_the_episode_itself_shrinks_an_outcome_evenly_and_turns_unevenly() -> None:
+    outcome = bias_of("grpo no_std", "vanilla", "seq-mean-token-sum", case())
+    assert outcome == pytest.approx((1.0, 1 / 2), abs=1e-8)
+    cosine, _ = bias_of("turn_return with itself", "vanilla", "seq-mean-token-sum", case())
+    assert cosine < 1 - 1e-4
+
+
+@pytest.mark.parametrize("stale", [1, 2])
+def test_whole_sequences_weights_make_old_samples_unbiased(stale: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    untruncated = RolloutCorrectionConfig(rollout_is="sequence", rollout_is_threshold="1e6")
+    monkeypatch.setitem(bias.CORRECTIONS, "untruncated", untruncated)
+    for estimator, loss in itertools.product(("rloo", "remax", "rae"), ("gpg", "vanilla", "bypass_mode")):
+        found = bias_of(estimator, loss, "seq-mean-token-sum", case(stale, "untruncated"))
+        assert found == pytest.approx((1.0, 1.0), abs=1e-8)
+    # Tokens' own weights leave out what came before.
+    monkeypatch.setitem(bias.CORRECTIONS, "untruncated", replace(untruncated, rollout_is="token"))
+    assert bias_of("rloo", "gpg", "seq-mean-token-sum", case(stale, "untruncated"))[0] < 1 - 1e-4
+
+
+def test_a_mean_over_tokens_favours_short_episodes() -> None:
+    assert bias_of("rloo", "vanilla", "token-mean", case())[0] < 1 - 1e-4
+    assert bias_of("rloo", "vanilla", "seq-mean-token-mean", case())[0] < 1 - 1e-4
+
+
+@pytest.mark.parametrize("correction", ["old", "token band", "sequence rejection"])
+@pytest.mark.parametrize(
+    ("estimator", "loss", "mode"),
+    [
+        ("grpo", "vanilla", "token-mean"),
+        ("gigpo no_std", "gspo", "seq-mean-token-mean"),
+        ("optimal_token_baseline", "sapo", "token-mean"),
+        ("gpg", "geo_mean", "seq-mean-token-sum"),
+        ("reinforce_plus_plus", "cispo", "seq-mean-token-sum"),
+        ("rloo", "bypass_mode", "token-mean"),
+        ("rloo", "kl_cov", "seq-mean-token-sum-norm"),
+    ],
+)
+def test_all_groups_at_once_are_each_group_by_itself(estimator: str, loss: str, mode: str, correction: str) -> None:
+    some = SMALL.only(list(range(0, 120, 7)))
+    chosen = case(2, correction, some)
+    batch = chosen.tensors()
+    expected = torch.zeros(6, 2, dtype=torch.float64)
+    config = bias.loss_config(chosen.settings)
+    for number, chance in enumerate(some.chances):
+        one = {name: tensor[2 * number : 2 * number + 2] for name, tensor in batch.items()}
+        alone = some.only([number])
+        advantages = bias.advantages_of(estimator, one, alone)
+        leaf = chosen.policies.updated.clone().requires_grad_()
+        new = bias.WORLD.log_probs(leaf)[alone.rows]
+        bypass = loss == "bypass_mode"
+        old = one["rollout_log_probs" if bypass else "old_log_probs"]
+        mask = bias.WORLD.mask[alone.rows] if bypass else one["response_mask"]
+        given = (old, new, advantages, mask, mode, config, None if bypass else one.get("rollout_is_weights"))
+        value, _ = core_algos.get_policy_loss_fn(loss)(*given)
+        expected -= chance * torch.autograd.grad(value, leaf)[0]
+    torch.testing.assert_close(bias.expected_gradient(estimator, loss, mode, chosen), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("key", [("grpo", "vanilla", "old"), ("turn_return", "gpg", "token"), ("gae", "gspo", "none")])
+def test_the_table_holds_what_is_computed(key: tuple[str, str, str]) -> None:
+    with bias.TABLE.open() as file:
+        (row,) = [row for row in csv.DictReader(file) if (row["estimator"], row["loss"], row["correction"]) == key]
+    for stale, mode in ((0, "token-mean"), (2, "seq-mean-token-sum")):
+        cosine, ratio = bias_of(*key[:2], mode, case(stale, key[2], bias.GROUPS))
+        assert row[f"{mode}/{stale}"] == f"{cosine:.3f} {ratio:.2f}"
