@@ -185,14 +185,12 @@ class AgentSpec:
 
     def build(self) -> Agent:
         """Makes a new agent with an environment of its own."""
-        environment = self._make_environment()
-        limit = self.max_observation_chars
+        environment, limit = self._make_environment(), self.max_observation_chars
         settings: dict[str, Any] = {"include_state": self.include_state, "max_observation_chars": limit}
         if self.tools:
             settings |= {"tools": load_tools(self.tools), "parser": get_parser(self.parser)}
-        reward_fn, make = self._reward_fn(), self.agent_cls
-        if self.agent_path is not None:
-            make = load_extern_object(self.agent_path, self.agent_name)
+        reward_fn = self._reward_fn()
+        make = self.agent_cls if self.agent_path is None else load_extern_object(self.agent_path, self.agent_name)
         if make is None or make is Agent:
             return Agent(environment, reward_fn=reward_fn, **settings)
         accepted = {name: value for name, value in settings.items() if env.takes_keyword(make, name)}
@@ -208,11 +206,10 @@ class AgentSpec:
         return make_environment(source, {**self.kwargs, **template})
 
     def _reward_fn(self) -> RewardFn | None:
-        function = self.reward_fn
-        if self.reward_path is not None:
-            function = load_extern_object(self.reward_path, self.reward_name)
-            if not callable(function):
-                raise ValueError(f"{self.reward_path}: {self.reward_name} is a {type(function).__name__}, no function")
+        path = self.reward_path
+        function = self.reward_fn if path is None else load_extern_object(path, self.reward_name)
+        if function is not None and not callable(function):
+            raise ValueError(f"{path}: {self.reward_name} is a {type(function).__name__}, no function")
         return partial(function, **self.reward_kwargs) if function is not None and self.reward_kwargs else function
 
 

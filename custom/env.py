@@ -208,10 +208,9 @@ def check_observation(observation: Any, where: str, max_chars: int = MAX_OBSERVA
 
 def check_reward(reward: Any, where: str) -> float:
     """Returns a number (also numpy's and tensors of one element) that float32 holds; else BadEnvironment."""
-    try:
-        value = float("nan") if isinstance(reward, str | bytes | bytearray) else float(reward)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        value = float("nan")
+    value = float("nan")
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        value = value if isinstance(reward, str | bytes | bytearray) else float(reward)
     if not abs(value) <= LARGEST_REWARD:
         raise BadEnvironment(f"{where} returned the reward {shown(reward)}; allowed: a finite number")
     return value

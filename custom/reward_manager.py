@@ -5,10 +5,10 @@ name; its class may have `check_config(config)`, which lists what the config lac
 (response_mask 1) are decoded, so that an environment's text never counts as the policy's.
 """
 
-import inspect
 import json
 import logging
 import os
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -190,12 +190,19 @@ class PrimeRewardManager(NaiveRewardManager):
 
     def __init__(self, *args: Any, num_processes: int | None = None, timeout_s: float = 300.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if not timeout_s > 0 or not (num_processes is None or num_processes > 0):
+            raise ValueError(f"timeout_s={timeout_s} and num_processes={num_processes} must be above 0")
         given = self.compute_score if isinstance(self.compute_score, partial) else partial(self.compute_score)
-        self.reward_kwargs = given.keywords | self.reward_kwargs
-        self.source, self.timeout_s = (inspect.getfile(given.func), given.func.__name__), timeout_s
+        self.reward_kwargs, function = given.keywords | self.reward_kwargs, given.func
+        module, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__name__", "")
+        if getattr(module, name, None) is not function or not getattr(module, "__file__", None):
+            raise ValueError(f"reward_manager=prime: {function!r} must stand in a file, at its top level by its name")
+        self.source, self.timeout_s = (str(module.__file__), name), timeout_s  # type: ignore[union-attr]
         # Fresh ones: a fork of this process would have its models' threads half.
         size, fresh = num_processes or os.cpu_count() or 1, get_context("spawn")
         self.pool = ProcessPool(max_workers=size, context=fresh, initializer=die_with_parent)
+        # They end with the thread that starts them: that is this one, and none that scores beside the passes.
+        self.pool.schedule(os.getpid)
         weakref.finalize(self, _end_pool, self.pool)
 
     def _score(self, samples: list[Sample]) -> list[Any]:
@@ -204,12 +211,14 @@ class PrimeRewardManager(NaiveRewardManager):
         results: list[Any] = []
         for row, (sample, future) in enumerate(zip(samples, futures, strict=True)):
             try:
-                results.append(future.result())
+                failure, result = future.result()
             except (TimeoutError, ProcessExpired) as error:
                 logger.warning("%s scores 0: %s within %g s", _describe(row, sample), repr(error), self.timeout_s)
-                results.append(0.0)
-            except Exception as error:
-                raise RuntimeError(f"compute_score failed with {error!r} on {_describe(row, sample)}") from error
+                failure, result = "", 0.0
+            if failure:
+                what, _, trace = failure.partition("\n")
+                raise RuntimeError(f"compute_score failed with {what} on {_describe(row, sample)}\n{trace}")
+            results.append(result)
         return results
 
 

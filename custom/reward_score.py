@@ -6,7 +6,9 @@ Invariant: a rule reads text and returns a number; it never sees tokens. For a d
 
 import importlib.util
 import json
+import pickle
 import re
+import traceback
 from decimal import Decimal
 from functools import cache
 from typing import Any, Literal
@@ -24,9 +26,17 @@ MATH += [f"numina_{name}" for name in NUMINA]
 SOURCES = ("openai/gsm8k", *DAPO, "aime…", *MATH, "hiyouga/geometry3k", "searchR1_…", f"{REASONING_GYM}NAME")
 
 
-def score_from_file(path: str, name: str, row: dict[str, Any]) -> Any:
-    """Calls the function `name` of a file on a row, in a process of reward_manager=prime."""
-    return load_extern_object(path, name)(**row)
+def score_from_file(path: str, name: str, row: dict[str, Any]) -> tuple[str, Any]:
+    """Calls the function `name` of a file on a row, in a process of reward_manager=prime.
+
+    Returns: ("", result), or what it raised, as text, and None: exceptions and results of any kind may not travel.
+    """
+    try:
+        result = load_extern_object(path, name)(**row)
+        pickle.dumps(result)
+    except BaseException as error:
+        return f"{error!r}\n{traceback.format_exc(limit=-3)}", None
+    return "", result
 
 
 def default_compute_score(

@@ -5,7 +5,7 @@ Invariant: every function is pure; its arguments stay as they are.
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -96,15 +96,9 @@ def row_sums(matrix: Tensor) -> Tensor:
     return torch.cat([matrix[rows].sum(-1) for rows in row_blocks(matrix)])
 
 
-class Runs(NamedTuple):
-    """Says what is left out of a packed matrix: row i holds `before` up to `starts[i]`, and `behind` from `ends[i]`."""
-
-    before: int
-    behind: int
-    starts: np.ndarray
-    ends: np.ndarray
-
-
+# What is left out of a packed matrix, (before, behind, starts, ends): row i holds `before` up to `starts[i]`, and
+# `behind` from `ends[i]`.
+Runs: TypeAlias = tuple[int, int, np.ndarray, np.ndarray]
 Packed: TypeAlias = tuple[np.ndarray, torch.dtype, tuple[int, ...], Runs | None]
 
 
@@ -116,16 +110,16 @@ def to_bytes(tensor: Tensor) -> Packed:
     """
     flat = tensor.detach().cpu().contiguous().flatten()
     # Bytes where no integer is as wide.
-    kind = getattr(torch, f"int{8 * flat.element_size()}", torch.uint8)
-    bits, shape, runs = flat.view(kind).numpy(), tuple(tensor.shape), None
+    whole = flat.view(getattr(torch, f"int{8 * flat.element_size()}", torch.uint8))
+    bits, shape, runs = whole.numpy(), tuple(tensor.shape), None
     if tensor.dim() == 2 and bits.size == tensor.numel() > 0:
         matrix = bits.reshape(shape)
-        before, behind = (_commonest(matrix[:, column]) for column in (0, -1))
+        before, behind = whole.view(shape)[:, [0, -1]].mode(dim=0).values.tolist()
         starts = _repeats(matrix, before)
         ends = np.maximum(shape[1] - _repeats(matrix[:, ::-1], behind), starts)
         if (ends - starts).sum() <= 0.8 * bits.size:
             bits = np.concatenate([row[start:end] for row, start, end in zip(matrix, starts, ends, strict=True)])
-            runs = Runs(before, behind, starts, ends)
+            runs = before, behind, starts, ends
     return bits, tensor.dtype, shape, runs
 
 
@@ -134,16 +128,11 @@ def from_bytes(bits: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], run
     if runs is None:
         # Ray hands out read-only memory, and torch has no read-only tensors.
         return torch.from_numpy(bits if bits.flags.writeable else bits.copy()).view(dtype).view(shape)
-    matrix, place = np.empty(shape, bits.dtype), 0
-    for row, start, end in zip(matrix, runs.starts, runs.ends, strict=True):
-        row[:start], row[start:end], row[end:] = runs.before, bits[place : place + end - start], runs.behind
+    matrix, place, (before, behind, starts, ends) = np.empty(shape, bits.dtype), 0, runs
+    for row, start, end in zip(matrix, starts, ends, strict=True):
+        row[:start], row[start:end], row[end:] = before, bits[place : place + end - start], behind
         place += end - start
     return torch.from_numpy(matrix).view(dtype)
-
-
-def _commonest(values: np.ndarray) -> int:
-    known, counts = np.unique(values, return_counts=True)
-    return int(known[counts.argmax()])
 
 
 def _repeats(matrix: np.ndarray, value: int) -> np.ndarray:

@@ -10,6 +10,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tokenizers import Regex, pre_tokenizers
@@ -29,12 +30,7 @@ Processor: TypeAlias = "ProcessorMixin | None"
 # Breaks a special token's text in messages, `<` MARK `|im_end|>`; a noncharacter of Unicode, which texts do not have.
 MARK = "\ufdd0"
 
-CHATML_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
+CHATML_TEMPLATE = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8")
 
 
 @functools.cache

@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,15 +45,8 @@ MetaInfo = dict[str, Any] | None
 DUMMY_UID = "dummy"
 
 
-class Field(NamedTuple):
-    """Says what one field holds; B = rows, P = prompt length, R = response length, in tokens."""
-
-    shape: str
-    dtype: str
-    writer: str
-    meaning: str
-
-
+# What one field holds; B = rows, P = prompt length, R = response length, in tokens.
+Field = namedtuple("Field", ("shape", "dtype", "writer", "meaning"))
 TABLE: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("fields.yaml").read_text(encoding="utf-8"))
 FIELDS = {name: Field(*entry) for name, entry in TABLE.items()}
 
@@ -456,11 +450,8 @@ class DataProto:
         if mini_batch_size < 1 or len(self) % mini_batch_size:
             raise ValueError(f"mini_batch_size={mini_batch_size} must divide the batch's {len(self)} rows")
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-
-        def order() -> Tensor:
-            return torch.randperm(len(self), generator=generator) if options["shuffle"] else torch.arange(len(self))
-
-        return (self.select_idxs(rows) for _ in range(epochs) for rows in order().split(mini_batch_size))
+        order = partial(torch.randperm, generator=generator) if options["shuffle"] else torch.arange
+        return (self.select_idxs(rows) for _ in range(epochs) for rows in order(len(self)).split(mini_batch_size))
 
 
 collate_fn = DataProto.from_items

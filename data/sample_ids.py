@@ -27,7 +27,7 @@ def sample_ids(groups: range, samples: int, *, step: int, validate: bool = False
     }
 
 
-def step_info(*, step: int, seed: int, seeded: bool, validate: bool) -> dict[str, Any]:
+def step_info(*, step: int, seed: int, seeded: bool = False, validate: bool = False) -> dict[str, Any]:
     """Makes the meta_info of a batch that is to be generated.
 
     Args:

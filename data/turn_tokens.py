@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
-from data.prompts import Message, Messages, Tokenizer, encode_rendered, marked, render_chat, special_texts
+from data.prompts import MARK, Message, Messages, Tokenizer, encode_rendered, marked, render_chat, special_texts
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +88,9 @@ class TurnTokens:
 
         Left out are the ids that stop sampling, the tokenizer's named special tokens (bos, eos, pad, …) and the special
         tokens that the template writes itself around turns. Other markers stay, special or not: `<tool_call>`,
-        `[TOOL_CALLS]` and `<think>` are for parsers.
+        `[TOOL_CALLS]` and `<think>` are for parsers. A MARK is left out too, as the template would not render it.
         """
-        return self._decode([token_id for token_id in token_ids if token_id not in self._silent_ids])
+        return self._decode([token_id for token_id in token_ids if token_id not in self._silent_ids]).replace(MARK, "")
 
     def join(self, messages: Messages, sampled_ids: Sequence[int], new_messages: Messages, tools: Tools = None) -> Join:
         """Returns what follows a sampled turn, up to the next generation prompt.

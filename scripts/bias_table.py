@@ -28,6 +28,7 @@ from torch import Tensor
 
 from training import core_algos
 from training.config.algorithm_settings import PolicyLossChoice, RolloutCorrectionConfig
+from training.config.bias import SEQUENCE_REJECTION
 from training.core_algos import ESTIMATOR_NEEDS, LOSS_AGG_MODES, PolicyLossConfig, agg_loss, call_adv_estimator
 from training.rollout_correction import correct_as
 
@@ -45,7 +46,7 @@ CORRECTIONS = {
     "token": RolloutCorrectionConfig(rollout_is="token"),
     "sequence": RolloutCorrectionConfig(rollout_is="sequence"),
     "token band": RolloutCorrectionConfig(rollout_is="token", rollout_is_threshold="0.5_2.0"),
-    "sequence rejection": RolloutCorrectionConfig(rollout_rs="seq_mean_k1", rollout_rs_threshold="0.8_1.25"),
+    "sequence rejection": SEQUENCE_REJECTION,
 }
 # Of settings that change an estimator.
 VARIANTS: dict[str, dict[str, Any]] = {

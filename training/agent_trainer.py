@@ -21,10 +21,10 @@ from custom.agent import AgentSpec
 from custom.env_suite import EnvironmentSuite
 from data.loading import load_extern_object
 from data.protocol import DataProto
+from data.sample_ids import step_info
 from training.config import PPOConfig
 from training.config.section import anchored
 from training.ray_trainer import RayPPOTrainer
-from training.reward import RewardFunction
 from training.run.episodes import FailureWatch, episode_metrics, require_same_tasks, write_episodes
 from training.run.metric_utils import StepTimer
 from training.run.roles import ResourcePoolManager, Role
@@ -40,11 +40,6 @@ def environment_rewards(data: DataProto) -> Tensor:
     """Returns what the environments gave, (B, R), each reward on the last sampled token of its turn."""
     data.require("environment_rewards", by="environment_rewards")
     return data.batch["environment_rewards"]
-
-
-def collate_slots(rows: list[int]) -> dict[str, np.ndarray]:
-    """Joins rows of a range, which stands for a dataset: row i says that there is an i-th episode."""
-    return {"slot": np.array(rows)}
 
 
 class AgentTrainer(RayPPOTrainer):
@@ -66,9 +61,6 @@ class AgentTrainer(RayPPOTrainer):
         agent_cls: type | None = None,
         *,
         specs: Sequence[AgentSpec] | None = None,
-        reward_fn: RewardFunction | None = None,
-        val_reward_fn: RewardFunction | None = None,
-        processor: object = None,
         **kwargs: Any,
     ) -> None:
         config = anchored(config)
@@ -78,23 +70,18 @@ class AgentTrainer(RayPPOTrainer):
         kwargs.setdefault("train_dataset", range(config.prompts_per_step))
         if config.agent.val_length:
             kwargs.setdefault("val_dataset", range(config.agent.val_length))
-        super().__init__(
-            config,
-            tokenizer,
-            role_worker_mapping,
-            resource_pool_manager,
-            reward_fn=reward_fn or environment_rewards,
-            val_reward_fn=val_reward_fn or environment_rewards,
-            **kwargs,
-        )
-        self.processor = processor
+        for name in ("reward_fn", "val_reward_fn"):
+            kwargs[name] = kwargs.get(name) or environment_rewards
+        super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, **kwargs)
+        self.processor = kwargs.get("processor")
         self.multi_turn_rollout: SyncMultiTurnRollout | None = None
         # Facts of a step's episodes, also of those that are filtered out.
         self.played: list[dict[str, Any]] = []
         self.validated: list[dict[str, Any]] = []
 
     def _collator(self, collate_fn: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        return collate_slots
+        # A range stands for a dataset: row i says that there is an i-th episode.
+        return lambda rows: {"slot": np.array(rows)}
 
     def init_workers(self) -> None:
         try_agents(self.config, self.specs, self.tokenizer)
@@ -122,16 +109,10 @@ class AgentTrainer(RayPPOTrainer):
     def prompt_batch(
         self, rows: dict[str, Any], repeat: int, first_group: int = 0, validate: bool = False
     ) -> DataProto:
-        return describe_episodes(
-            len(rows["slot"]),
-            repeat,
-            step=self.global_steps,
-            seed=self.seed,
-            first_group=first_group,
-            validate=validate,
-            seeded=self.config.trainer.deterministic,
-            suite=self.suite,
+        info = step_info(
+            step=self.global_steps, seed=self.seed, seeded=self.config.trainer.deterministic, validate=validate
         )
+        return describe_episodes(len(rows["slot"]), repeat, info, first_group=first_group, suite=self.suite)
 
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
         """Plays the described episodes, over any number of turns."""
@@ -159,7 +140,11 @@ class AgentTrainer(RayPPOTrainer):
         if len(self.suite.names) > 1:
             pairs = zip(self.suite.names, self.suite.weights, strict=True)
             metrics |= {f"env/{name}/weight": weight for name, weight in pairs}
-        self.suite.update(rewards_by_environment(played, self.suite.names))
+        rewards: dict[str, list[float]] = {}
+        for fact in played:
+            if not fact["masked"]:
+                rewards.setdefault(self.suite.names[fact["environment"]], []).append(fact["reward"])
+        self.suite.update(rewards)
         return metrics
 
     def validate(self) -> dict[str, float]:
@@ -187,16 +172,7 @@ def make_suite(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentSuit
         # The same environment with other settings.
         same = sum(other.partition("#")[0] == name for other in names)
         names.append(f"{name}#{same + 1}" if same else name)
-    weights = [choice.weight for choice in config.environments] or [1.0] * len(names)
+    weights = [choice.weight for choice in config.environments]
     own = config.agent.suite
     make = EnvironmentSuite if own.path is None else load_extern_object(own.path, str(own.name))
     return make(names, weights if len(weights) == len(names) else [1.0] * len(names))
-
-
-def rewards_by_environment(facts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[float]]:
-    """Lists the rewards of each environment's episodes, those of masked ones left out."""
-    rewards: dict[str, list[float]] = {}
-    for fact in facts:
-        if not fact["masked"]:
-            rewards.setdefault(names[fact["environment"]], []).append(fact["reward"])
-    return rewards

@@ -119,7 +119,7 @@ class RayPPOTrainer:
         self.row_stream = self._endless_rows()
         self.pools: list[Any] = []
         self._make_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
-        paid = getattr(reward_fn, "__name__", "") == "environment_rewards"
+        paid = getattr(reward_fn, "__name__", "") == "environment_rewards" and not config.reward_model.enable
         self.alarms = Alarms(config, getattr(tokenizer, "eos_token_id", None), self.steps_per_epoch, paid)
 
     # Set-up
@@ -244,7 +244,7 @@ class RayPPOTrainer:
 
     def train_step(self, rows: dict[str, Any]) -> dict[str, float]:
         """Goes one step on collated rows, from prompts to new weights; returns its metrics."""
-        timer, algorithm = StepTimer(), self.config.algorithm
+        timer = StepTimer()
         metrics: dict[str, float] = {}
         with timer("step"):
             with timer("gen"):
@@ -266,17 +266,13 @@ class RayPPOTrainer:
                 batch = self._add_rewards(batch, *wait_for_reward())
                 batch, metrics = self._apply_kl(batch, metrics)
                 batch = self._add_advantages(batch)
-                if algorithm.use_pf_ppo:
-                    # No group of prompts has this number.
-                    seed = seed_for(self.seed, self.global_steps, -2)
-                    own = algorithm.pf_ppo
-                    batch = compute_pf_ppo_reweight_data(batch, own.reweight_method, own.weight_pow, seed)
+                learnt = self._reweighted(batch)
             if self.critic_wg is not None:
                 with timer("update_critic"):
-                    metrics |= self.critic_wg.update_critic(batch)
+                    metrics |= self.critic_wg.update_critic(learnt)
             if self.global_steps > self.config.trainer.critic_warmup:
                 with timer("update_actor"):
-                    metrics |= self.actor_rollout_wg.update_actor(batch)
+                    metrics |= self.actor_rollout_wg.update_actor(learnt)
             with timer("update_weights"):
                 metrics |= self.actor_rollout_wg.sync_weights()
         validation.dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
@@ -357,7 +353,10 @@ class RayPPOTrainer:
         """
         if self.reward_model_wg is None:
             return compute_reward(batch, reward_fn)
-        modelled = self.reward_model_wg.compute_rm_score(batch).batch["rm_scores"]
+        # Of several rows of an episode the last one's score is the episode's.
+        last = [rows[-1] for rows in EpisodeRows(batch).rows]
+        modelled = torch.zeros(batch.batch["response_mask"].shape)
+        modelled[last] = self.reward_model_wg.compute_rm_score(batch).batch["rm_scores"][last]
         if self.config.custom_reward_function.path is None and not self.config.environments:
             return modelled, {}
         scores, infos = compute_reward(batch, reward_fn)
@@ -427,6 +426,15 @@ class RayPPOTrainer:
             config=algorithm,
             state=self.estimator_state,
         )
+
+    def _reweighted(self, batch: DataProto) -> DataProto:
+        """Draws what is learnt from, where `algorithm.use_pf_ppo` asks for it; metrics and alarms are of the batch."""
+        own = self.config.algorithm.pf_ppo
+        if not self.config.algorithm.use_pf_ppo:
+            return batch
+        # No group of prompts has this number.
+        seed = seed_for(self.seed, self.global_steps, -2)
+        return compute_pf_ppo_reweight_data(batch, own.reweight_method, own.weight_pow, seed)
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
         metrics: dict[str, float] = {"training/global_step": self.global_steps, "training/epoch": self.epoch}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data.containers import row_blocks
 from data.protocol import DataProto
-from training.batch.torch_functional import masked_mean
+from training.batch.torch_functional import at_least_float32, masked_mean
 from training.config.algorithm_settings import RolloutCorrectionConfig
 
 # Importance weights or None, the mask, and metrics.
@@ -203,10 +203,11 @@ def compute_offpolicy_metrics(
     pairs = (old_log_prob, old_log_prob if rollout_log_prob is None else rollout_log_prob)
     summed = []
     for rows in row_blocks(mask):
-        training, rollout = (torch.where(mask[rows], log_probs[rows], 0) for log_probs in pairs)
+        given = at_least_float32(*(log_probs[rows] for log_probs in pairs))
+        training, rollout = (torch.where(mask[rows], log_probs, 0) for log_probs in given)
         near = (training - rollout).clamp(-SAFETY_BOUND, SAFETY_BOUND)
         per_token = (mask[rows].to(near.dtype), training, rollout, near.expm1() - near, (2 * near).expm1())
-        summed.append(torch.stack([tensor.sum(-1) for tensor in per_token]))
+        summed.append(torch.stack([tensor.sum(-1, dtype=torch.float64) for tensor in per_token]))
     lengths, training, rollout, k3, chi2 = torch.cat(summed, dim=1)  # (batch,) each
     tokens, log_ratio = lengths.sum().clamp(min=1), training - rollout
     of_rows = {"training": -training / lengths.clamp(min=1), "rollout": -rollout / lengths.clamp(min=1)}
@@ -277,7 +278,8 @@ def read_mismatch(metrics: Mapping[str, float]) -> dict[str, float]:
     below = torch.tensor([metrics[f"{BIN}{number:02d}"] for number in range(len(EDGES) + 1)]).cumsum(0)
     for percent in (1, 50, 99):
         place = int(torch.searchsorted(below, percent / 100))
-        rest[f"training/rollout_ratio_p{percent:02d}"] = math.exp(([*EDGES, SAFETY_BOUND])[min(place, len(EDGES))])
+        edge = math.exp(([*EDGES, SAFETY_BOUND])[min(place, len(EDGES))])
+        rest[f"training/rollout_ratio_p{percent:02d}"] = edge if below[-1] else 0.0
     return rest
 
 

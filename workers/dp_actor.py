@@ -66,7 +66,6 @@ class DataParallelPPOActor:
         others = () if stats.entropy is None else torch.atleast_2d(stats.entropy)
         return [packing.scatter_tokens(values, inputs, shape) for values in (stats.log_probs, *others)]
 
-    @torch.no_grad()
     def compute_log_prob(
         self, data: DataProto, calculate_entropy: bool = False, limits: MicroBatching | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -108,11 +107,10 @@ class DataParallelPPOActor:
         plan = plan or UpdatePlan.of_rows(len(data), cfg.ppo_mini_batch_size, cfg.ppo_epochs, cfg.shuffle)
         if plan.updates > 1 and not self.correction.bypass_mode:
             data.require("old_log_probs", by="update_policy with several mini-batches")
-        return update_model(
-            self.actor_module, self.actor_optimizer, data, plan, self.settings, cfg, "actor", self._micro_loss
-        )
+        return update_model(self, self.actor_module, self.actor_optimizer, data, plan, "actor")
 
-    def _micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
+    def micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
+        """Computes the policy's loss; see `Trained`."""
         cfg = self.config
         fields = packing.loss_fields(micro, self.settings.device)
         mask, counts = fields["response_mask"], counts | {"loss_scale_factor": cfg.loss_scale_factor}
@@ -148,8 +146,9 @@ class DataParallelPPOActor:
         if kl_loss is not None:
             loss = loss + cfg.kl_loss_coef * kl_loss
             metrics |= {"actor/kl_loss": kl_loss / ranks}
-        if "old_log_probs" in fields and (updates := micro.meta_info.get("updates_to_come")):
-            # Only this one of them adds to the mean over all.
+        # Only the first adds to the mean over all, where the policy is still the one that sampled.
+        updates = micro.meta_info.get("updates_to_come") or 0
+        if updates and "old_log_probs" in fields and not bypass:
             apart = algos.agg_loss((log_prob.detach() - old_log_prob).abs(), mask, "token-mean", **counts)
             metrics["actor/first_update_diff"] = apart * updates / ranks
         if self.observation_loss_coef:
@@ -157,12 +156,12 @@ class DataParallelPPOActor:
             observed = -torch.where(said, log_prob, 0).sum() / max(micro.meta_info["observation_tokens"], 1)
             loss = loss + self.observation_loss_coef * observed * ranks
             metrics["actor/observation_loss"] = observed
-        if "rollout_log_probs" not in fields or "old_log_probs" in fields:
+        if not updates or "rollout_log_probs" not in fields or ("old_log_probs" in fields and not bypass):
             return MicroLoss(loss, metrics, {})
         shares, maxima = measure_mismatch(
             log_prob.detach(), fields["rollout_log_probs"], mask, counts["batch_num_tokens"], fields.get("turn_ids")
         )
-        return MicroLoss(loss, metrics | shares, maxima)
+        return MicroLoss(loss, metrics | {name: share * updates for name, share in shares.items()}, maxima)
 
     def _loss_config(self, counts: GlobalBatchInfo) -> PolicyLossConfig:
         own = {name: self.config[name] for name in vars(PolicyLossConfig()) if name in vars(self.config)}

@@ -59,11 +59,10 @@ class DataParallelPPOCritic:
         data.require(*FORWARD_FIELDS, "values", "returns", by="update_critic")
         size = cfg.ppo_mini_batch_size or len(data)
         plan = plan or UpdatePlan.of_rows(len(data), size, cfg.ppo_epochs or 1, cfg.shuffle)
-        return update_model(
-            self.critic_module, self.critic_optimizer, data, plan, self.settings, cfg, "critic", self._micro_loss
-        )
+        return update_model(self, self.critic_module, self.critic_optimizer, data, plan, "critic")
 
-    def _micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
+    def micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
+        """Computes the values' loss; see `Trained`."""
         fields = packing.loss_fields(micro, self.settings.device)
         mask = fields["response_mask"]
         vpreds = self.forward(inputs, mask.shape)

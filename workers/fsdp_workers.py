@@ -42,10 +42,8 @@ from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 logger = logging.getLogger(__name__)
 # What the policy's update reads of a batch, as far as it is there.
-UPDATE_FIELDS = (
-    *("advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs", "rollout_is_weights", "turn_ids"),
-    *("episode_share", "observation_mask"),
-)
+UPDATE_FIELDS: tuple[str, ...] = ("advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs")
+UPDATE_FIELDS += ("rollout_is_weights", "turn_ids", "episode_share", "observation_mask")
 CRITIC_FIELDS = (*FORWARD_FIELDS, "values", "returns", "episode_share")
 Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
 Metrics = dict[str, float]
@@ -65,13 +63,13 @@ class TrainedWorker:
         self.module, self.checkpoint = module, config.checkpoint
         self.optimizer = build_optimizer(module, config.optim)
         self.scheduler = build_scheduler(self.optimizer, config.optim, total_training_steps)
+        self.state = self.module, self.optimizer, self.scheduler
         self.writer = CheckpointWriter()
 
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:
         """Begins to save; `checkpoint_written` says when it is done."""
-        state, contents = (self.module, self.optimizer, self.scheduler), self.checkpoint.save_contents
-        model_state.save(self.writer, Path(folder), *state, contents, self.tokenizer)
+        model_state.save(self.writer, Path(folder), self.state, self.checkpoint.save_contents, self.tokenizer)
 
     @register(Dispatch.ONE_TO_ALL)
     def checkpoint_written(self, wait: bool) -> bool:
@@ -81,8 +79,7 @@ class TrainedWorker:
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
         """Reads what `save_checkpoint` wrote, in place."""
-        state = (self.module, self.optimizer, self.scheduler)
-        model_state.load(Path(folder), *state, self.checkpoint.load_contents)
+        model_state.load(Path(folder), self.state, self.checkpoint.load_contents)
 
     @register(Dispatch.RANK_ZERO)
     def ranks_per_sequence(self) -> int:
@@ -116,7 +113,7 @@ class ActorRolloutRefWorker(TrainedWorker):
         self.spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
         if "actor" in self.role:
             cfg = self.policy.actor
-            model, settings = self._load_policy(cfg.fsdp_config, trainable=True)
+            model, settings = self._load_policy(cfg.fsdp_config, self.spec, trainable=True)
             self._make_trainable(model.lm, cfg, total_training_steps)
             self.tokenizer = self.spec.tokenizer
             more = self.config.algorithm.rollout_correction, self.config.agent.observation_loss_coef
@@ -126,7 +123,7 @@ class ActorRolloutRefWorker(TrainedWorker):
             spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)
             if spec != self.spec:
                 require_same_vocabulary(self.spec, spec)
-            model, settings = self._load_policy(self.policy.ref.fsdp_config, trainable=False, spec=spec)
+            model, settings = self._load_policy(self.policy.ref.fsdp_config, spec, trainable=False)
             self.ref = DataParallelPPOActor(self.policy.actor, model, forward=settings)
             offload(model, None, self.policy.ref.fsdp_config)
         # Last, as the engine sizes its cache by what is left free.
@@ -215,10 +212,8 @@ class ActorRolloutRefWorker(TrainedWorker):
         update = partial(self.actor.update_policy, self._with_temperature(data), self.plan)
         return self._update("actor", self._actor_on_device(self.optimizer), update)
 
-    def _load_policy(
-        self, fsdp: FSDPConfig, *, trainable: bool, spec: ModelSpec | None = None
-    ) -> tuple[PolicyModel, ForwardSettings]:
-        lm = (spec or self.spec).causal_lm(trainable=trainable)
+    def _load_policy(self, fsdp: FSDPConfig, spec: ModelSpec, trainable: bool) -> tuple[PolicyModel, ForwardSettings]:
+        lm = spec.causal_lm(trainable=trainable)
         share = self.policy.actor.use_prefix_grouper
         settings = forward_settings(self.policy.model, share, lm, self.device, self.ranks_per_sequence())
         if trainable:

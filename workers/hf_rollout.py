@@ -96,11 +96,15 @@ class HFRollout(BaseRollout):
 
         Finished rows leave the batch once they are half of it.
         """
-        batch, alive = rows, [row for row in rows if not row.finish_reason]
+        batch, cache = rows, DynamicCache()
         ids = _left_pad([row.prompt_ids for row in rows], self.pad_token_id).to(self.device)  # (B, L)
         mask = _left_pad([[1] * len(row.prompt_ids) for row in rows], 0).to(self.device)
-        cache, positions = DynamicCache(), (mask.cumsum(dim=1) - 1).clamp(min=0)
-        while alive:
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        while alive := [row for row in batch if not row.finish_reason]:
+            if 2 * len(alive) <= len(batch):
+                keep = torch.tensor([i for i, row in enumerate(batch) if not row.finish_reason], device=self.device)
+                cache.batch_select_indices(keep)
+                ids, mask, positions, batch = ids[keep], mask[keep], positions[keep], alive
             inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
             logits = self.module(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()  # (B, vocab)
             tokens, log_probs = sample_tokens(logits, kind, [row.generator for row in batch])
@@ -108,12 +112,7 @@ class HFRollout(BaseRollout):
                 if not row.finish_reason:
                     row.token_ids.append(token)
                     row.log_probs.append(log_prob)
-            alive = [row for row in batch if not row.finish_reason]
             positions, ids = positions[:, -1:] + 1, tokens[:, None]
-            if alive and 2 * len(alive) <= len(batch):
-                keep = torch.tensor([i for i, row in enumerate(batch) if not row.finish_reason], device=self.device)
-                cache.batch_select_indices(keep)
-                ids, mask, positions, batch = ids[keep], mask[keep], positions[keep], alive
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
 
 
@@ -130,8 +129,7 @@ def sample_tokens(logits: Tensor, sampling: Sampling, generators: Sequence[torch
     if sampling.temperature == 0:
         tokens = logits.argmax(dim=-1)
         return tokens, logits.log_softmax(dim=-1).gather(1, tokens[:, None]).squeeze(1)
-    if sampling.temperature != 1:
-        logits = logits / sampling.temperature
+    logits = logits / sampling.temperature
     if sampling.top_k > 0:
         logits = TopKLogitsWarper(sampling.top_k)(None, logits)
     if sampling.top_p < 1:

@@ -211,15 +211,11 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
             agent_name=agent.cls.name or "Agent",
             agent_cls=agent_cls,
             tools=tuple(agent.tools),
-            parser=agent.parser,
-            include_state=agent.include_state,
-            prompt_template=environment.prompt_template,
-            max_observation_chars=agent.max_observation_chars,
             reward_path=reward.path,
             reward_name=reward.name,
             reward_kwargs=dict(reward.reward_kwargs),
-            max_turn=environment.max_turn,
-            max_turn_tokens=environment.max_turn_tokens,
+            **{name: agent[name] for name in ("parser", "include_state", "max_observation_chars")},
+            **{name: environment[name] for name in ("prompt_template", "max_turn", "max_turn_tokens")},
         )
         for environment in config.environments
     ]
@@ -261,10 +257,10 @@ class SyncMultiTurnRollout:
         self.resets += 1
         self.batch, self.episodes = None, gen_batch
         if gen_batch is None:
-            config, suite = self.config, self.suite
+            config = self.config
             counts = config.prompts_per_step, config.actor_rollout_ref.rollout.n
-            seed, seeded = config.data.run_seed, config.trainer.deterministic
-            self.episodes = describe_episodes(*counts, step=self.resets, seed=seed, seeded=seeded, suite=suite)
+            info = step_info(step=self.resets, seed=config.data.run_seed, seeded=config.trainer.deterministic)
+            self.episodes = describe_episodes(*counts, info, suite=self.suite)
 
     def rollout(self) -> list[dict[str, Any]]:
         """Plays what `reset` said; returns each episode's facts (see `episode_facts`), in order."""
@@ -285,28 +281,20 @@ class SyncMultiTurnRollout:
 
 
 def describe_episodes(
-    groups: int,
-    samples: int,
-    *,
-    step: int,
-    seed: int,
-    first_group: int = 0,
-    validate: bool = False,
-    seeded: bool = False,
-    suite: EnvironmentSuite | None = None,
+    groups: int, samples: int, info: dict[str, Any], *, first_group: int = 0, suite: EnvironmentSuite | None = None
 ) -> DataProto:
-    """Describes `groups` x `samples` episodes to play, a row each.
+    """Describes `groups` x `samples` episodes to play, a row each; `info` is what `step_info` makes.
 
     Who plays group g says the suite (None: one environment), and its samples face the same task. Validation's tasks are
     the same at every step, and not those of training; there each environment has its turn.
     """
     suite = suite or EnvironmentSuite(["environment"], [1.0])
     played = range(first_group, first_group + groups)
+    step, seed, validate = info["global_steps"], info["seed"], info["validate"]
     columns = sample_ids(played, samples, step=step, validate=validate)
     seeds = [seed_for(seed, 0, -1 - group) if validate else seed_for(seed, step, group) for group in played]
     chosen = suite.in_turn(played) if validate else suite.choose(played, seed_for(seed, step, first_group))
     agents = np.repeat(np.array(chosen, dtype=np.int64), samples)
     columns |= {"agent_index": agents, "env_seed": np.repeat(np.array(seeds, dtype=np.int64), samples)}
     columns["data_source"] = object_array([suite.names[index] for index in agents])
-    meta = step_info(step=step, seed=seed, seeded=seeded, validate=validate)
-    return DataProto.from_dict(tensors={"agent": torch.tensor(agents)}, non_tensors=columns, meta_info=meta)
+    return DataProto.from_dict(tensors={"agent": torch.tensor(agents)}, non_tensors=columns, meta_info=info)

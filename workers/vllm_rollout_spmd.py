@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from training.config import RolloutConfig
-from workers.model.builder import ModelSpec
+from workers.model.builder import ModelSpec, torch_dtype
 from workers.ranks.distributed import rank
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Completion, NamedTensors, Part, Sampling
@@ -203,8 +203,7 @@ def kv_cache_bytes(spec: ModelSpec, config: RolloutConfig, max_model_len: int, b
     hf = spec.hf_config.get_text_config()
     heads = hf.num_key_value_heads or hf.num_attention_heads
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    width = 4 if config.dtype == "float32" else 2
-    block_bytes = 2 * hf.num_hidden_layers * heads * head_dim * width * block
+    block_bytes = 2 * hf.num_hidden_layers * heads * head_dim * torch_dtype(config.dtype).itemsize * block
     blocks_per_sequence = -(-max_model_len // block)
     wanted = min(config.max_num_seqs * blocks_per_sequence * block_bytes, CPU_KV_CACHE_BYTES)
     return max(wanted, (blocks_per_sequence + 1) * block_bytes)

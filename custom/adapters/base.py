@@ -4,15 +4,14 @@ Invariant: an adapter's first observation is its prompt template, filled (a str.
 replaces), and what it cannot read as an action is answered by an observation that says so, never by an exception.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from custom.env import BaseEnvironment
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """Describes a library whose environments a config names as LIBRARY:ID.
 
     Attributes:
@@ -45,6 +44,16 @@ def library_of(source: Any) -> str | None:
     """Returns the library behind an environment named LIBRARY:ID, or None."""
     library = source.partition(":")[0] if isinstance(source, str) else None
     return library if library in LIBRARIES else None
+
+
+@contextmanager
+def making(name: str, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Makes what a library raises in the block, each in its own way over what it lacks, a ValueError of one line."""
+    try:
+        yield
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(f"{name} cannot be made with {dict(settings)}: {why}") from error
 
 
 class Adapter(BaseEnvironment):

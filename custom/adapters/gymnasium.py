@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from custom.adapters.base import Adapter, Step
+from custom.adapters.base import Adapter, Step, making
 from custom.adapters.gymnasium_legends import legend_of
 from custom.env import OwnGenerators
 
@@ -127,13 +127,11 @@ class GymnasiumEnvironment(Adapter):
 def _make_gymnasium(identifier: str, kwargs: Mapping[str, Any]) -> Any:
     import gymnasium
 
-    try:
+    with making(f"gymnasium:{identifier}", kwargs):
         game = gymnasium.make(identifier, disable_env_checker=True, **kwargs)
         if "render_mode" not in kwargs and "ansi" in game.metadata.get("render_modes", ()):
             game.close()
             game = gymnasium.make(identifier, disable_env_checker=True, render_mode="ansi", **kwargs)
-    except (gymnasium.error.Error, ImportError, TypeError) as error:
-        raise ValueError(f"gymnasium:{identifier} cannot be made with {dict(kwargs)}: {error}") from error
     return game
 
 

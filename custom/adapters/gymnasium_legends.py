@@ -8,17 +8,15 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 _TOLD: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True)
-class Legend:
+class Legend(NamedTuple):
     """Says how a game is told to a player who reads.
 
     Attributes:

@@ -7,7 +7,7 @@ get the same score; a verifier that trips over an answer scores it 0.
 import random
 from typing import Any
 
-from custom.adapters.base import Adapter, Step
+from custom.adapters.base import Adapter, Step, making
 from custom.env import OwnGenerators
 from custom.reward_score import NUMBER, extract_answer
 from custom.verifier import judge
@@ -63,11 +63,9 @@ class ReasoningGymEnvironment(Adapter):
         from reasoning_gym.composite import DatasetSpec
 
         settings = dict(self.settings)
-        try:
+        with making(f"reasoning_gym:{self.name}", self.settings):
             if self.name == "composite" and settings.get("datasets"):
                 settings["datasets"] = [DatasetSpec(**spec) for spec in settings["datasets"]]
             with OwnGenerators(seed).installed():
                 self.task = reasoning_gym.create_dataset(self.name, size=1, seed=seed, **settings)
                 self.entry = self.task[0]
-        except (ValueError, TypeError, AssertionError, KeyError) as error:
-            raise ValueError(f"reasoning_gym:{self.name} cannot be made with {self.settings}: {error}") from error

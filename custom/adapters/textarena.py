@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from custom.adapters.base import Adapter, Step
+from custom.adapters.base import Adapter, Step, making
 from custom.adapters.opponents import OPPONENTS, Opponent, draw_moves, opponent_maker
 from custom.env import MAX_OBSERVATION_CHARS, BadEnvironment, OwnGenerators, cut_middle, shown
 
@@ -189,19 +189,14 @@ def make_game(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, list[Any], int
     """
     import textarena
 
-    try:
-        # Some games draw as they are made: not from what another thread's game is drawing from.
-        with OwnGenerators(0).installed():
-            game = textarena.make(name, **kwargs)
-            wrappers = []
-            while isinstance(game, textarena.Wrapper):
-                wrappers += [game] if isinstance(game, textarena.ActionWrapper) else []
-                game = game.env
-            return game, wrappers, _count_players(game, textarena.SinglePlayerState)
-    # Each game fails in its own way over what it lacks.
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(f"textarena:{name} cannot be played here: {why}") from error
+    # Some games draw as they are made: not from what another thread's game is drawing from.
+    with making(f"textarena:{name}", kwargs), OwnGenerators(0).installed():
+        game, wrappers = textarena.make(name, **kwargs), []
+        while isinstance(game, textarena.Wrapper):
+            wrappers += [game] if isinstance(game, textarena.ActionWrapper) else []
+            game = game.env
+        players = _count_players(game, textarena.SinglePlayerState)
+    return game, wrappers, players
 
 
 def _count_players(game: Any, alone: type) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from custom.adapters.base import Adapter, Step
+from custom.adapters.base import Adapter, Step, making
 
 # Generators and the settings they take.
 CHALLENGES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -108,7 +108,7 @@ class TextWorldEnvironment(Adapter):
         wanted = ("feedback", "objective", "admissible_commands", "score", "max_score", "won", "lost")
         infos = textworld.EnvInfos(**dict.fromkeys(wanted, True))
         path = self.name
-        try:
+        with making(f"textworld:{self.name}", self.settings):
             if self.name in CHALLENGES:
                 # Kept, because the folder goes with it.
                 self.folder = make_game(self.name, self.settings, seed % 2**32)
@@ -116,8 +116,6 @@ class TextWorldEnvironment(Adapter):
             self.game = textworld.start(path, infos)
             self.game.seed(seed)
             self.state = self.game.reset()
-        except (ValueError, TypeError, KeyError, AssertionError, NotImplementedError, OSError) as error:
-            raise ValueError(f"textworld:{self.name} cannot be played with {self.settings}: {error}") from error
 
 
 def make_game(name: str, settings: Mapping[str, Any], seed: int) -> tempfile.TemporaryDirectory[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from custom.adapters.base import Adapter
+from custom.adapters.base import Adapter, making
 from custom.env import BadEnvironment, Message, Observation
 
 # Rows that are read of a taskset without an end.
@@ -154,15 +154,10 @@ class Seat:
 
 def load_environment(name: str, settings: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """Loads verifiers' environment and its rows."""
-    try:
+    with making(f"verifiers:{name} (a package for 0.4 or newer that exports its Taskset)", settings):
         vf = importlib.import_module("verifiers.v1")
         loaded = vf.load_environment(vf.resolve_env_config({"taskset": {"id": name, **settings}}))
         tasks = list(islice(loaded.taskset, None if loaded.taskset.bounded else INFINITE_ROWS))
-    # pydantic's errors are ValueErrors; a taskset may fail in its own way over what it lacks.
-    except Exception as error:
-        problem = f"verifiers:{name} cannot be made with {dict(settings)}: {type(error).__name__}: {error}"
-        fix = "It must be installed for verifiers 0.4 or newer (a package that exports its Taskset)"
-        raise ValueError(f"{problem}. {fix}") from error
     if not tasks:
         raise ValueError(f"verifiers:{name} has no rows with {dict(settings)}")
     return loaded, tasks

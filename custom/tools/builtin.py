@@ -43,11 +43,9 @@ class CalculatorTool(Tool):
             raise ToolError(f"the expression has {len(expression)} characters; allowed: {MAX_EXPRESSION}")
         try:
             value = evaluate(ast.parse(expression.strip(), mode="eval").body)
-        except ZeroDivisionError as error:
-            raise ToolError("division by zero") from error
         except (SyntaxError, MemoryError, RecursionError) as error:
             raise ToolError("this is no arithmetic expression") from error
-        except (OverflowError, ValueError, TypeError) as error:
+        except (ArithmeticError, ValueError, TypeError) as error:
             raise ToolError(f"cannot be computed: {error}") from error
         return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
 
@@ -138,10 +136,8 @@ class PythonTool(Tool):
         flags = ("-I", "-S", "-B", "-u", "-X", "utf8")
         arguments = map(str, (os.getpid(), *limits, int(self.guarded)))
         command = [sys.executable, *flags, str(Path(__file__).with_name("python_snippet.py")), *arguments]
-        folder, variables = os.path.realpath(workdir), {"HOME": workdir, "LANG": "C.UTF-8"}
-        return Popen(
-            command, cwd=folder, env=variables, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
-        )
+        folder, env = os.path.realpath(workdir), {"HOME": workdir, "LANG": "C.UTF-8"}
+        return Popen(command, cwd=folder, env=env, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True)
 
     def _read(self, process: Popen[bytes]) -> tuple[bytes, str]:
         """Returns the output, and why reading ended: "", "time" or "output"."""

@@ -12,8 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from custom import env
 from custom.env import MAX_OBSERVATION_CHARS, Abandoned, Observation, StepResult
@@ -27,8 +26,7 @@ UNKNOWN = "(unknown)"
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallRecord:
+class CallRecord(NamedTuple):
     """Holds what came of one call: made where it was executed, read by the turn, its user and the metrics.
 
     Attributes:

@@ -33,6 +33,7 @@ import torch
 
 from custom.agent import AgentSpec
 from custom.env import BaseEnvironment
+from data.sample_ids import step_info
 from training.config import AgentConfig, DataConfig, ModelConfig, PPOConfig, RolloutConfig
 from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, describe_episodes
@@ -106,7 +107,7 @@ def build_engine(model: str) -> tuple[TimedEngine, ModelSpec]:
 def play(rollout: AgentRollout, episodes: int, number: int, lock_step: bool = False) -> Timed:
     engine = rollout.engine
     assert isinstance(engine, TimedEngine)
-    described = describe_episodes(episodes, 1, step=number, seed=0, seeded=lock_step)
+    described = describe_episodes(episodes, 1, step_info(step=number, seed=0, seeded=lock_step))
     engine.working = 0.0
     start = time.perf_counter()
     batch = rollout.run(described)

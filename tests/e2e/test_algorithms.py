@@ -11,11 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
+from data.protocol import DataProto
 from tests.e2e.test_agents import ACTOR, ROLLOUT, assert_finite, fit, forgetful_game, game_config  # noqa: F401
 from tests.e2e.test_training import read_steps, tiny_config
 from training import core_algos as algos
 from training.batch.torch_functional import masked_mean
 from training.config.loader import ConfigError
+from workers.dp_actor import DataParallelPPOActor
 
 PLAIN = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4")
 SETTINGS = {
@@ -38,6 +40,7 @@ def test_every_estimator_runs_from_the_config(tiny_game: Path, tmp_path: Path, n
     batches, steps = run(tiny_game, tmp_path, f"algorithm.adv_estimator={name}", *SETTINGS.get(name, ()))
     assert ("critic/vf_loss" in steps[-1]) == (name in ("gae", "turn_gae")), "a critic follows from what is read"
     assert any(batch.batch["advantages"].any() for batch in batches)
+    assert not any("alarms/advantages_wrong" in step for step in steps)
 
 
 @pytest.mark.parametrize("name", sorted(algos.POLICY_LOSS_REGISTRY))
@@ -49,6 +52,9 @@ def test_every_loss_runs_from_the_config(tiny_game: Path, tmp_path: Path, name: 
     _, steps = run(tiny_game, tmp_path, *chosen, f"{ACTOR}.ppo_epochs=2")
     assert max(step["actor/grad_norm"] for step in steps) > 0
     assert all(math.isfinite(step["actor/ppo_kl"]) for step in steps)
+    # Of later updates' policies the engine's log-probs differ by right.
+    assert all(step["training/rollout_probs_diff_mean"] < 1e-4 for step in steps)
+    assert not any("alarms/log_probs_differ" in step for step in steps)
 
 
 CORRECTION = "algorithm.rollout_correction"
@@ -174,14 +180,28 @@ def test_an_estimators_state_goes_on_after_a_resume(tiny_game: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("method", ["pow", "max_min", "max_random"])
-def test_policy_filtration_draws_rows_by_their_scores(tiny_game: Path, tmp_path: Path, method: str) -> None:
+def test_policy_filtration_draws_rows_by_their_scores(
+    tiny_game: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt, update = [], DataParallelPPOActor.update_policy
+
+    def seen(actor: DataParallelPPOActor, data: DataProto, plan: Any = None) -> dict[str, float]:
+        learnt.append(data)
+        return update(actor, data, plan)
+
+    monkeypatch.setattr(DataParallelPPOActor, "update_policy", seen)
     more = ("algorithm.use_pf_ppo=true", f"algorithm.pf_ppo.reweight_method={method}", "data.train_batch_size=32")
-    batches, _ = run(tiny_game, tmp_path, *more)
-    for batch in batches:
+    batches, steps = run(tiny_game, tmp_path, *more)
+    for batch, drawn in zip(batches, learnt, strict=True):
         scores = batch.batch["token_level_scores"].sum(1)
-        assert len(batch) == 128 and len(set(batch.non_tensor_batch["episode_id"])) < 128
+        rows = [row.numpy().tobytes() for row in batch.batch["responses"]]
+        taken = [rows.index(row.numpy().tobytes()) for row in drawn.batch["responses"]]
+        assert len(batch) == len(drawn) == 128 and len(set(batch.non_tensor_batch["episode_id"])) == 128
+        assert len(set(taken)) < len(set(map(rows.index, rows)))
         if method == "pow" and scores.any():
-            assert (scores > 0).all(), "nothing that scored 0 is drawn"
+            assert (scores[taken] > 0).all(), "nothing that scored 0 is drawn"
+    # Rows that are drawn twice are no longer episodes.
+    assert not any(name.startswith("alarms/group") for step in steps for name in step)
 
 
 @pytest.fixture
@@ -207,7 +227,8 @@ SCORER = ("reward_model.enable=true", "reward_model.model.dtype=float32", "rewar
 def test_a_reward_model_adds_to_what_the_environment_gives(
     tiny_game: Path, tmp_path: Path, reward_model: LlamaForSequenceClassification
 ) -> None:
-    batches, _ = run(tiny_game, tmp_path / "run", *SCORER, f"reward_model.model.path={tmp_path}/scorer")
+    batches, steps = run(tiny_game, tmp_path / "run", *SCORER, f"reward_model.model.path={tmp_path}/scorer")
+    assert not any("alarms/reward_differs" in step for step in steps)
     batch = batches[0].drop_dummies()
     width = batch.batch["prompts"].shape[1]
     for row in range(8):
@@ -245,3 +266,17 @@ def test_a_reward_model_scores_prompts_alone(
             own = policy.encode(f"{prompt}{answer}+", add_special_tokens=False)
         score = batch.batch["token_level_scores"][row].sum().item()
         assert score == pytest.approx(expected_score(reward_model, own), abs=1e-4)
+
+
+def test_a_reward_model_scores_an_episode_of_several_rows_once(
+    forgetful_game: Path,  # noqa: F811
+    tmp_path: Path,
+    reward_model: LlamaForSequenceClassification,
+) -> None:
+    more = (*SCORER, f"reward_model.model.path={tmp_path}/scorer", "data.max_prompt_length=40")
+    batches, _ = run(forgetful_game, tmp_path / "run", *more)
+    batch = batches[0].drop_dummies()
+    modelled = (batch.batch["token_level_scores"] - batch.batch["environment_rewards"]).sum(1)
+    names = batch.non_tensor_batch["episode_id"]
+    several = [name for name in set(names) if (names == name).sum() > 1]
+    assert several and all((modelled[names == name].abs() > 1e-6).sum() == 1 for name in set(names))

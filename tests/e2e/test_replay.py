@@ -19,6 +19,7 @@ import torch
 from transformers import AutoTokenizer
 
 from data.prompts import CHATML_TEMPLATE
+from data.sample_ids import step_info
 from examples.prepare_quickstart import warm_up
 from examples.prepare_tiny_prompts import make_model, make_tokenizer
 from main import build_trainer
@@ -290,7 +291,7 @@ def test_tool_calls_are_made_again(tmp_path: Path) -> None:
     config = PPOConfig(data=DataConfig(max_prompt_length=2048, max_response_length=1024), agent=agent)
     rollout = AgentRollout(config, engine, engine.tokenizer, agent_specs(config), None)
     try:
-        write_episodes(tmp_path, rollout.run(describe_episodes(2, 1, step=1, seed=3)))
+        write_episodes(tmp_path, rollout.run(describe_episodes(2, 1, step_info(step=1, seed=3))))
     finally:
         rollout.close()
     episodes = read_episodes(tmp_path / "1.jsonl")

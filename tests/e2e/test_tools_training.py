@@ -17,6 +17,7 @@ from custom.envs.tool_arithmetic import ToolArithmetic
 from custom.tools import Tool, ToolDefinition
 from custom.tools.builtin import CalculatorTool
 from data.protocol import DataProto
+from data.sample_ids import step_info
 from tests.unit.test_turn_tokens import QWEN25, byte_level_core, make_tokenizer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig, RolloutConfig
 from training.config.loader import load_config
@@ -102,7 +103,7 @@ def play(*scripts: list[str]) -> tuple[ScriptedEngine, DataProto]:
     config = PPOConfig(data=DataConfig(max_prompt_length=PROMPT, max_response_length=RESPONSE), agent=agent)
     rollout = AgentRollout(config, engine, engine.tokenizer, agent_specs(config), None)
     try:
-        return engine, rollout.run(describe_episodes(len(scripts), 1, step=1, seed=3))
+        return engine, rollout.run(describe_episodes(len(scripts), 1, step_info(step=1, seed=3)))
     finally:
         rollout.close()
 

@@ -51,11 +51,11 @@ def test_a_checkpoint_goes_to_the_cpu_and_back_bitwise(lm, device, tmp_path: Pat
     original = trained(lm, device, steps=2)
     save(tmp_path / "device", original, PARTS)
     moved = trained(lm, cpu, steps=0)
-    model_state.load(tmp_path / "device", *moved, PARTS)
+    model_state.load(tmp_path / "device", moved, PARTS)
     assert_same_state(moved, original)
     save(tmp_path / "cpu", moved, PARTS)
     back = trained(lm, device, steps=0)
-    model_state.load(tmp_path / "cpu", *back, PARTS)
+    model_state.load(tmp_path / "cpu", back, PARTS)
     assert_same_state(back, original)
     assert {value.device for state in back[1].state.values() for value in state.values()} == {device}
 
@@ -63,13 +63,13 @@ def test_a_checkpoint_goes_to_the_cpu_and_back_bitwise(lm, device, tmp_path: Pat
 def test_what_is_written_is_the_devices_state_at_the_start_though_training_goes_on(lm, device, tmp_path: Path) -> None:
     original, writer = trained(lm, device, steps=2), CheckpointWriter()
     actor = DataParallelPPOActor(ActorConfig(), *original[:2], forward=ForwardSettings(device=device))
-    model_state.save(writer, tmp_path, *original, PARTS)
+    model_state.save(writer, tmp_path, original, PARTS)
     actor.compute_log_prob(make_update())
     writer.wait_until_copied()
     actor.update_policy(make_update())
     assert writer.is_written(wait=True)
     restored = trained(lm, device, steps=0)
-    model_state.load(tmp_path, *restored, PARTS)
+    model_state.load(tmp_path, restored, PARTS)
     assert_same_state(restored, trained(lm, device, steps=2))
 
 

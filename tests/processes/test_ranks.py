@@ -218,7 +218,7 @@ def saved_before_the_first_step(folder: str, number: int, world: int, port: int,
         if way == "saved":
             save(Path(folder) / "checkpoint", state, parts)
         elif way != "plain":
-            model_state.load(Path(folder) / "checkpoint", *state, parts)
+            model_state.load(Path(folder) / "checkpoint", state, parts)
         assert not optimizer.state
         actor.update_policy(data)
         ends.append(whole_weights(module))

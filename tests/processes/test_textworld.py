@@ -94,7 +94,7 @@ def test_a_game_file_is_played(tmp_path):
     [
         ("tw-nothing", {}, "neither a file nor one of the generators tw-simple"),
         ("tw-coin_collector", {"levle": 1}, r"takes no \['levle'\]; allowed: level"),
-        ("tw-coin_collector", {"level": 0}, "cannot be played with .*level"),
+        ("tw-coin_collector", {"level": 0}, "cannot be made with .*level"),
     ],
 )
 def test_what_cannot_be_played_says_why(name, kwargs, message):

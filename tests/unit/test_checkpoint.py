@@ -124,7 +124,7 @@ State = tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRSched
 
 def save(folder: Path, state: State, parts: tuple[str, ...]) -> None:
     writer = CheckpointWriter()
-    model_state.save(writer, folder, *state, parts)
+    model_state.save(writer, folder, state, parts)
     assert writer.is_written(wait=True)
 
 
@@ -136,7 +136,7 @@ class Part:
         self.writer = CheckpointWriter()
 
     def save_checkpoint(self, folder: str) -> None:
-        model_state.save(self.writer, Path(folder), *self.state, ("model", "optimizer", "extra"))
+        model_state.save(self.writer, Path(folder), self.state, ("model", "optimizer", "extra"))
 
     def checkpoint_written(self, wait: bool) -> bool:
         return self.writer.is_written(wait)
@@ -151,13 +151,13 @@ def test_what_is_written_is_the_state_at_the_start_though_training_goes_on(tmp_p
     state, writer = trained(0), CheckpointWriter()
     step(*state)
     weights = [parameter.detach().clone() for parameter in state[0].parameters()]
-    model_state.save(writer, tmp_path, *state, ("model", "optimizer", "extra"))
+    model_state.save(writer, tmp_path, state, ("model", "optimizer", "extra"))
     writer.wait_until_copied()
     for _ in range(5):
         step(*state)
     assert writer.is_written(wait=True)
     restored = trained(1)
-    model_state.load(tmp_path, *restored, ("model", "optimizer", "extra"))
+    model_state.load(tmp_path, restored, ("model", "optimizer", "extra"))
     assert all(torch.equal(a, b) for a, b in zip(weights, restored[0].parameters(), strict=True))
     assert restored[2].last_epoch == 1
 
@@ -226,7 +226,7 @@ def test_a_device_without_space_is_reported_with_its_rank_and_cause(tmp_path: Pa
     (tmp_path / "model").mkdir()
     (tmp_path / "model/__0_0.distcp").symlink_to("/dev/full")
     writer = CheckpointWriter()
-    model_state.save(writer, tmp_path, *trained(0), ("model",))
+    model_state.save(writer, tmp_path, trained(0), ("model",))
     with pytest.raises(OSError, match=r"rank 0.*(No space left|unexpected pos|write)"):
         writer.is_written(wait=True)
 
@@ -238,7 +238,7 @@ def test_training_goes_on_from_a_saved_state_bitwise(tmp_path: Path) -> None:
         step(*original)
     save(tmp_path, original, parts)
     restored = trained(1)
-    model_state.load(tmp_path, *restored, parts)
+    model_state.load(tmp_path, restored, parts)
     for _ in range(3):
         step(*original)
         step(*restored)
@@ -254,7 +254,7 @@ def test_saving_before_the_first_step_changes_no_step_after_it_nor_after_loading
     step(*used)
     save(tmp_path, saved, parts)
     for state in (fresh, used):
-        model_state.load(tmp_path, *state, parts)
+        model_state.load(tmp_path, state, parts)
     assert [dict(state[1].state) for state in (saved, fresh, used)] == [{}] * 3
     for state in (plain, saved, fresh, used):
         step(*state)
@@ -272,10 +272,10 @@ def test_a_single_rank_saves_and_loads_alone_beside_an_engines_process_group(tmp
             step(*state)
             if engine == "gone":
                 torch.distributed.destroy_process_group()
-            model_state.save(writer, tmp_path / engine, *state, parts)
+            model_state.save(writer, tmp_path / engine, state, parts)
             assert writer.is_written(wait=True)
             restored = trained(1)
-            model_state.load(tmp_path / engine, *restored, parts)
+            model_state.load(tmp_path / engine, restored, parts)
             assert torch.equal(restored[0][0].weight, state[0][0].weight)
             if engine == "there":
                 # How many collectives there were.
@@ -362,12 +362,12 @@ def test_a_malicious_checkpoint_runs_no_code(tmp_path: Path) -> None:
     whole = (tmp_path / "model/.metadata").read_bytes()
     (tmp_path / "model/.metadata").write_bytes(pickle.dumps(Payload(trace)))
     with pytest.raises(pickle.UnpicklingError, match=r"names pathlib\.\w*Path\.touch|names builtins.getattr|no reason"):
-        model_state.load(tmp_path, *state, ("model",))
+        model_state.load(tmp_path, state, ("model",))
     metadata = pickle.loads(whole)
     metadata.state_dict_metadata["0.weight"] = BytesStorageMetadata()
     (tmp_path / "model/.metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(pickle.UnpicklingError):
-        model_state.load(tmp_path, *state, ("model",))
+        model_state.load(tmp_path, state, ("model",))
     assert not trace.exists()
 
 
@@ -376,15 +376,15 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2, bias=False))
     optimizer = build_optimizer(module, OptimConfig())
     with pytest.raises(ValueError, match="saved by another model: 3 tensors differ"):
-        model_state.load(tmp_path, module, optimizer, build_scheduler(optimizer, OptimConfig(), 1), ("model",))
+        model_state.load(tmp_path, (module, optimizer, build_scheduler(optimizer, OptimConfig(), 1)), ("model",))
 
 
 def test_a_part_that_was_not_saved_is_named(tmp_path: Path) -> None:
     state = trained(0)
     save(tmp_path, state, ("model",))
-    model_state.load(tmp_path, *state, ("model",))
+    model_state.load(tmp_path, state, ("model",))
     with pytest.raises(FileNotFoundError, match=r"holds no .optimizer.*load_contents"):
-        model_state.load(tmp_path, *state, ("model", "optimizer"))
+        model_state.load(tmp_path, state, ("model", "optimizer"))
 
 
 def test_without_a_frequency_a_crash_costs_at_most_ten_minutes_and_two_checkpoints_stay(tmp_path, monkeypatch) -> None:

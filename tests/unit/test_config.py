@@ -781,6 +781,24 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             "algorithm.adv_estimator=gae reads a critic's values: set critic.enable=true, or null",
         ),
         (
+            ["algorithm.rollout_correction.bypass_mode=true", f"{ACTOR}.policy_loss.loss_mode=gspo"],
+            "algorithm.rollout_correction.bypass_mode has losses of its own (loss_type): loss_mode=gspo is not read; "
+            "leave it at vanilla",
+        ),
+        (
+            ["algorithm.adv_estimator=on_policy_distillation"],
+            "algorithm.adv_estimator=on_policy_distillation needs a teacher, actor_rollout_ref.ref.model.path, or with "
+            "distillation_task the policy as it began",
+        ),
+        (
+            ["agent.observation_loss_coef=0.5"],
+            "agent.observation_loss_coef=0.5 learns what environments say, and there is none",
+        ),
+        (
+            ["reward_model.overlong_buffer.enable=true", "data.max_response_length=40"],
+            "reward_model.overlong_buffer.len=0 must be 1 to data.max_response_length tokens, 40",
+        ),
+        (
             ["reward_model.enable=true"],
             "reward_model.enable=true needs reward_model.model.path: a sequence classification model with one output",
         ),

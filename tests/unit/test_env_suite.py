@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from custom.env_suite import EnvironmentSuite
+from data.sample_ids import step_info
 from examples.curriculum import SuccessCurriculum
 from training.agent_trainer import make_suite
 from training.config import AgentConfig, PPOConfig
@@ -41,11 +42,11 @@ def test_a_curriculum_gives_more_episodes_to_what_is_neither_certain_nor_hopeles
 
 def test_members_of_a_group_play_the_same_environment_under_its_name() -> None:
     suite = EnvironmentSuite(["a", "b"], [3, 1])
-    described = describe_episodes(8, 2, step=1, seed=0, suite=suite)
+    described = describe_episodes(8, 2, step_info(step=1, seed=0), suite=suite)
     agents, sources = (described.non_tensor_batch[name].tolist() for name in ("agent_index", "data_source"))
     assert agents[::2] == agents[1::2] and Counter(agents) == {0: 12, 1: 4}
     assert sources == [suite.names[agent] for agent in agents]
-    validated = describe_episodes(4, 1, step=1, seed=0, suite=suite, validate=True)
+    validated = describe_episodes(4, 1, step_info(step=1, seed=0, validate=True), suite=suite)
     assert validated.non_tensor_batch["agent_index"].tolist() == [0, 1, 0, 1]
 
 

@@ -373,7 +373,7 @@ def test_a_game_whose_word_list_is_not_there_says_so(monkeypatch):
     monkeypatch.setattr(nltk.data, "path", [])
     for name in [name for name in sys.modules if name.startswith("textarena.envs.Hangman")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ValueError, match=r"textarena:Hangman-v0 cannot be played here: .*NLTK"):
+    with pytest.raises(ValueError, match=r"textarena:Hangman-v0 cannot be made with .*NLTK"):
         make_environment("textarena:Hangman-v0")
 
 

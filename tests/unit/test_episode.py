@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from workers.rollout.episode import (
     Sample,
     TurnLimits,
     anchor_of,
-    answer_prompt,
     play_episode,
 )
 
@@ -167,12 +167,13 @@ def test_an_episode_may_fail_in_its_finish(start, tokens) -> None:
 
 def test_a_prompt_alone_is_answered_once() -> None:
     episode = Episode(group=0, sample=0, rows=[Row(prompt_ids=[1, 2])])
-    play = answer_prompt(episode, sampler, TurnLimits(prompt_length=4, response_length=8, max_model_len=6))
+    alone = TurnLimits(prompt_length=4, response_length=8, max_model_len=6)
+    play = play_episode(episode, sampler, alone, None, [])
     assert play.send(None) == Sample([1, 2], Sampling(max_tokens=4))
     end(play, Completion(request_id="0", token_ids=[3], log_probs=[-1.0], finish_reason="stop"))
     assert episode.ending == "stop" and episode.row.ids.tolist() == [3]
     full = Episode(group=0, sample=0, rows=[Row(prompt_ids=[1] * 6)])
-    end(answer_prompt(full, sampler, TurnLimits(prompt_length=6, response_length=8, max_model_len=6)), None)
+    end(play_episode(full, sampler, replace(alone, prompt_length=6), None, []), None)
     assert full.ending == "overflow"
 
 

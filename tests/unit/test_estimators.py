@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from data.protocol import DataProto
 from training import core_algos as algos
 
 # Two groups: a has three rows, b two; the third row has a hole, the last is short.
@@ -273,3 +274,39 @@ def test_neither_row_order_nor_padding_matters(name: str) -> None:
     moved |= {"index": INDEX[order], "role": INDEX[order], "anchors": [given["anchors"][i] for i in order], "state": {}}
     for expected, seen in zip(estimate(name), algos.call_adv_estimator(name, **moved), strict=True):
         torch.testing.assert_close(seen[:, 1:-2], expected[order], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+@pytest.mark.parametrize("name", ["gae", "turn_return", "gigpo", "reinforce_plus_plus"])
+def test_an_empty_batch_has_empty_advantages(name: str, shape: tuple[int, int]) -> None:
+    mask = torch.zeros(shape, dtype=torch.long)
+    changed = {key: torch.zeros(shape) for key in ("token_level_rewards", "values")}
+    index = np.array(["a"] * shape[0], dtype=object)
+    anchors = [[] for _ in range(shape[0])]
+    advantages, _ = estimate(name, response_mask=mask, turn_ids=mask, index=index, anchors=anchors, **changed)
+    assert advantages.shape == shape
+
+
+def test_gdpo_names_the_reward_that_is_missing_or_no_number() -> None:
+    config = SimpleNamespace(gdpo_reward_keys=["hits"], gdpo_reward_weights=[])
+    for columns, message in (
+        ({"reward_info/hit": [1] * 5, "hit": [1] * 5, "uid": list("abcde")}, r"does not give; it gives hit\. Did you"),
+        ({"hits": ["one"] * 5}, "'hits', which is no number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            estimate("gdpo", config=config, non_tensor_batch=columns)
+    some = {"hits": [1.0, None, 1.0, None, 2.0]}
+    advantages, _ = estimate("gdpo", config=config, non_tensor_batch=some)
+    assert advantages.isfinite().all() and advantages.any(), "what gives none gives 0"
+
+
+@pytest.mark.parametrize("method", ["pow", "max_min", "max_random"])
+def test_pf_ppo_draws_no_row_without_a_sampled_token(method: str) -> None:
+    scores = torch.tensor([-1.0, -0.5, 0.0, -0.2])
+    mask = torch.tensor([[1, 1], [1, 0], [0, 0], [1, 1]])
+    data = DataProto.from_dict(
+        tensors={"response_mask": mask, "token_level_scores": scores[:, None] * mask, "row": torch.arange(4)},
+        non_tensors={"uid": np.array(list("abcd"), dtype=object)},
+    )
+    drawn = [algos.compute_pf_ppo_reweight_data(data, method, seed=seed).batch["row"].tolist() for seed in range(20)]
+    assert all(len(rows) == 4 for rows in drawn) and 2 not in {row for rows in drawn for row in rows}

@@ -9,6 +9,7 @@ import torch
 
 from training import core_algos as algos
 from training.config.algorithm_settings import PolicyLossChoice, RolloutCorrectionConfig
+from training.rollout_correction import compute_offpolicy_metrics, measure_mismatch, read_mismatch
 
 MASK = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]])
 GLOBAL = {"batch_num_tokens": 9, "global_batch_size": 4}
@@ -356,3 +357,30 @@ def test_the_gradient_is_the_finite_difference_of_the_loss(name, monkeypatch):
     monkeypatch.undo()
     assert leaf.grad is not None and leaf.grad.any()
     torch.testing.assert_close(leaf.grad, gradient, rtol=1e-6, atol=1e-8)
+
+
+def test_a_cut_batch_still_needs_the_counts_of_all_ranks(monkeypatch):
+    monkeypatch.setattr("training.core_algos.policy_losses.BLOCK", 4)
+    old, new, advantages = policy_inputs()
+    config = algos.PolicyLossConfig(global_batch_info={"dp_size": 2})
+    with pytest.raises(ValueError, match="dp_size=2 needs batch_num_tokens"):
+        algos.get_policy_loss_fn("vanilla")(old, new, advantages, MASK, "token-mean", config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_mismatch_is_measured_the_same_of_halves(dtype):
+    generator = torch.Generator().manual_seed(0)
+    engine = (-torch.rand(8, 400, generator=generator)).to(dtype)
+    trainer = (engine.float() + 0.1 * torch.randn(8, 400, generator=generator)).to(dtype)
+    mask = torch.ones(8, 400)
+    exact = compute_offpolicy_metrics(trainer.double(), engine.double(), mask)
+    assert compute_offpolicy_metrics(trainer, engine, mask) == pytest.approx(exact, rel=1e-4, abs=1e-6)
+    assert exact["chi2_seq"] == pytest.approx(((trainer.double() - engine.double()).sum(1) * 2).exp().mean() - 1)
+
+
+def test_of_a_batch_without_tokens_mismatch_is_zero():
+    empty = torch.zeros(2, 3)
+    assert not any(compute_offpolicy_metrics(empty, empty, empty).get(name) for name in ("kl", "k3_kl", "chi2_token"))
+    shares, _ = measure_mismatch(empty, empty, empty)
+    read = read_mismatch({name: share.item() for name, share in shares.items()})
+    assert not any(read[f"training/rollout_ratio_p{percent}"] for percent in ("01", "50", "99"))

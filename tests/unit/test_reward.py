@@ -1,5 +1,6 @@
 """Tests rewards: where they land, what reward functions may return, and the managers and rules that score text."""
 
+import functools
 import gc
 import json
 import os
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from custom.reward_manager import (
     BatchRewardManager,
     NaiveRewardManager,
+    PrimeRewardManager,
     get_reward_manager_cls,
     register_reward_manager,
 )
@@ -542,6 +544,41 @@ def test_prime_raises_what_the_function_raises_with_its_row(tokenizer, slow_rule
     batch.non_tensor_batch["reward_model"] = object_array([{"ground_truth": "bad"}] * 4)
     with pytest.raises(RuntimeError, match=r"compute_score failed with KeyError\('5'\) on row 0"):
         prime(tokenizer, slow_rules)(batch)
+
+
+def test_prime_scores_again_from_another_thread_that_ends(tokenizer, slow_rules):
+    manager = prime(tokenizer, slow_rules, timeout_s=1.5)
+    for _ in range(2):
+        rewards, _ = compute_reward_async(make_batch()[[0, 3]], manager).result()
+        assert rewards.sum(1).tolist() == [1.5, 1.5]
+        time.sleep(0.3)
+
+
+def test_prime_wants_a_function_that_a_process_can_find(tokenizer):
+    for function in (lambda **_: 1.0, functools.partial(lambda **_: 1.0)):
+        with pytest.raises(ValueError, match="must stand in a file, at its top level"):
+            PrimeRewardManager(tokenizer, 0, function)
+    with pytest.raises(ValueError, match="must be above 0"):
+        PrimeRewardManager(tokenizer, 0, timeout_s=-1)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return {'score': 1.0, 'f': lambda: 0}", "pickle"),
+        ("raise TimeoutError('the server is down')", "the server is down"),
+        ("raise SystemExit(1)", "SystemExit"),
+        (
+            "class Bad(Exception):\n        def __init__(self, a, b): super().__init__(a)\n    raise Bad('odd', 2)",
+            "odd",
+        ),
+    ],
+)
+def test_prime_tells_every_failure_of_the_function(tokenizer, tmp_path, body, message):
+    (tmp_path / "odd.py").write_text(f"def compute_score(**_):\n    {body}\n")
+    config = make_config(str(tmp_path / "odd.py"), manager="prime", manager_kwargs={"num_processes": 1})
+    with pytest.raises(RuntimeError, match=f"compute_score failed with .*{message}.* on row 0"):
+        load_reward_manager(config, tokenizer, num_examine=0)(make_batch())
 
 
 def test_primes_processes_end_with_the_manager(tokenizer, slow_rules):

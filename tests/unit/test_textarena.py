@@ -128,8 +128,8 @@ def test_a_policy_of_an_earlier_checkpoint_plays_and_samples_by_the_seed(tied_mo
         ("TicTacToe-v0", {"opponent": "no.module:Thing"}, "there is no module 'no'"),
         ("TicTacToe-v0", {"opponent": "random", "opponent_options": {"a": 1}}, "takes no opponent_options, given: a"),
         ("GuessTheNumber-v0", {"opponent": "random"}, "for one player: leave out opponent"),
-        ("ThreePlayerTicTacToe-v0", {"opponent": "random"}, "ThreePlayerTicTacToe-v0 cannot be played here: .*players"),
-        ("Debate-v0", {"opponent": "random"}, "cannot be played here: .*API key"),
+        ("ThreePlayerTicTacToe-v0", {"opponent": "random"}, "ThreePlayerTicTacToe-v0 cannot be made with .*players"),
+        ("Debate-v0", {"opponent": "random"}, "cannot be made with .*API key"),
     ],
 )
 def test_what_cannot_be_played_says_why(name, kwargs, message, monkeypatch):

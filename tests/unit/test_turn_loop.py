@@ -19,6 +19,7 @@ import torch
 
 from custom.env import BaseEnvironment
 from data.protocol import DataProto
+from data.sample_ids import step_info
 from tests.unit.test_rollout import CONFIG, build_engine, model_spec, perturb
 from training.config import ActorRolloutRefConfig, AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
@@ -136,7 +137,7 @@ def config_of(environment: type[BaseEnvironment], **agent: Any) -> PPOConfig:
 def play(engine: Any, spec: Any, config: PPOConfig, episodes: int = 12, n: int = 2, seeded: bool = True) -> DataProto:
     agents = AgentRollout(config, engine, spec.tokenizer, agent_specs(config), None)
     try:
-        return agents.run(describe_episodes(episodes // n, n, step=1, seed=7, seeded=seeded))
+        return agents.run(describe_episodes(episodes // n, n, step_info(step=1, seed=7, seeded=seeded)))
     finally:
         agents.close()
 

@@ -376,6 +376,7 @@ def test_an_empty_turn_that_the_template_leaves_out_starts_a_new_row_though_prom
 def test_the_environment_reads_no_end_of_turn_and_all_markers():
     turns = turn_tokens("qwen2.5")
     assert turns.text(encode(turns, " é<tool_call>{}</tool_call> \n<|im_end|>")) == " é<tool_call>{}</tool_call> \n"
+    assert turns.text(encode(turns, "a\ufdd0b")) == "ab"
     assert turns.text(encode(turns, "<s>a<|im_start|>b<|endoftext|>")) == "ab"
     mistral = turn_tokens("mistral-v3")
     assert mistral.text(encode(mistral, '[TOOL_CALLS] [{"name": "add"}]</s>')) == '[TOOL_CALLS] [{"name": "add"}]'

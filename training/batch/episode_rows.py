@@ -7,7 +7,6 @@ average.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from functools import cached_property
 from typing import Literal
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from data.containers import row_sums
 from data.protocol import DUMMY_UID, DataProto
+from training.batch.batching import rows_by_key
 
 
 def real_rows(batch: DataProto) -> Tensor:
@@ -52,13 +52,11 @@ class EpisodeRows:
     """
 
     def __init__(self, batch: DataProto) -> None:
-        rows_of: dict[Hashable, list[int]] = {}
         columns, real = batch.non_tensor_batch, real_rows(batch)
         ids = columns.get("episode_id", np.arange(len(batch)))
         order = columns.get("episode_row", np.zeros(len(batch), dtype=np.int64))
-        for row in np.argsort(order, kind="stable").tolist():
-            rows_of.setdefault(str(ids[row]) if real[row] else row, []).append(row)
-        self.rows = sorted(rows_of.values())
+        rows_of = rows_by_key(str(ids[row]) if real[row] else row for row in range(len(batch)))
+        self.rows = sorted(sorted(rows, key=order.__getitem__) for rows in rows_of.values())
         self.first = np.array([rows[0] for rows in self.rows], dtype=np.int64)
         self._one_row_each = all(rows == [i] for i, rows in enumerate(self.rows))
         self.real, self._batch = real, batch

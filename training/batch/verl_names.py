@@ -1,4 +1,4 @@
-"""What verl's users know of batches and tensors and no run here calls: dynamic batches, padding, log-probs, schedules.
+"""What verl's users know of batches and tensors: dynamic batches, padding, log-probs; and the schedules of a run.
 
 `training.batch` offers all of it under verl's names. Invariant: tensor functions are pure, and what a mask leaves out
 may hold anything, NaN included; learning-rate schedules are transformers' own, which is imported where one is made.

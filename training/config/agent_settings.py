@@ -1,12 +1,11 @@
 """Holds the settings of agents and of the environments that they act in, as settings.py holds the others."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import field
+from typing import Any, Literal, NamedTuple
 
 from training.config import section as of
 
 
-@dataclass(frozen=True, kw_only=True)
 class EnvironmentChoice(of.Section):
     """What the agent acts in. Give `name`, or `path` and `cls`."""
 
@@ -35,8 +34,7 @@ class EnvironmentChoice(of.Section):
 HOME_SETTINGS = ("isolation", "num_workers", "network", "memory_gb")
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentHome:
+class EnvironmentHome(NamedTuple):
     """Says where environments live: threads, processes or Ray actors, how many at once, and a process's limits."""
 
     isolation: Literal["thread", "process", "ray"] = "thread"
@@ -45,7 +43,6 @@ class EnvironmentHome:
     memory_gb: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class AgentConfig(of.Section):
     """Episodes of several turns in an environment, beside the rollout engine."""
 

@@ -1,6 +1,6 @@
 """Holds the settings of rewards, advantages and losses, as settings.py holds the others."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from training.config import section as of
@@ -12,7 +12,6 @@ KLKind = Literal[
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScoringModelConfig(of.Section):
     """The reward model's weights: a sequence classification model with one output."""
 
@@ -24,7 +23,6 @@ class ScoringModelConfig(of.Section):
     input_tokenizer: of.InputPath | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class OverlongBufferConfig(of.Section):
     """DAPO's penalty of long responses, rising from 0 to penalty_factor over the last `len` tokens."""
 
@@ -34,7 +32,6 @@ class OverlongBufferConfig(of.Section):
     log: bool = False  #: give overlong and overlong_reward as further values
 
 
-@dataclass(frozen=True, kw_only=True)
 class RewardModelConfig(of.Section):
     """Who turns a response into a reward."""
 
@@ -49,7 +46,6 @@ class RewardModelConfig(of.Section):
     launch_reward_fn_async: bool = False  #: score while old log-probs and values are computed
 
 
-@dataclass(frozen=True, kw_only=True)
 class CustomRewardFunctionConfig(of.Section):
     """A scoring function of your own: (data_source, solution_str, ground_truth, extra_info) -> float or dict."""
 
@@ -58,7 +54,6 @@ class CustomRewardFunctionConfig(of.Section):
     reward_kwargs: dict[str, Any] = field(default_factory=dict)  #: further keyword arguments for it
 
 
-@dataclass(frozen=True, kw_only=True)
 class PolicyLossChoice(of.Section):
     """Which policy loss."""
 
@@ -72,7 +67,6 @@ class PolicyLossChoice(of.Section):
     custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of a loss of your own
 
 
-@dataclass(frozen=True, kw_only=True)
 class KLControlConfig(of.Section):
     """The weight of the KL in the reward."""
 
@@ -82,7 +76,6 @@ class KLControlConfig(of.Section):
     target_kl: of.PositiveFloat = 0.1  #: adaptive: nats per token to hold
 
 
-@dataclass(frozen=True, kw_only=True)
 class FilterGroupsConfig(of.Section):
     """DAPO's dynamic sampling: groups of equal rewards give way to others."""
 
@@ -92,7 +85,6 @@ class FilterGroupsConfig(of.Section):
     max_num_gen_batches: of.NonNegativeInt = 10
 
 
-@dataclass(frozen=True, kw_only=True)
 class RolloutCorrectionConfig(of.Section):
     """What is done about log-probs in which engine and trainer differ."""
 
@@ -112,7 +104,6 @@ class RolloutCorrectionConfig(of.Section):
         return any((self.rollout_is, self.rollout_rs, self.rollout_token_veto_threshold))
 
 
-@dataclass(frozen=True, kw_only=True)
 class PFPPOConfig(of.Section):
     """How often a response is trained on, by its score (policy filtration)."""
 
@@ -120,7 +111,6 @@ class PFPPOConfig(of.Section):
     weight_pow: of.NonNegativeFloat = 2.0  #: that power
 
 
-@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(of.Section):
     """From rewards to advantages."""
 

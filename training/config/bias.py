@@ -6,6 +6,7 @@ from pathlib import Path
 from training.config.algorithm_settings import RolloutCorrectionConfig
 from training.config.settings import PPOConfig
 
+SEQUENCE_REJECTION = RolloutCorrectionConfig(rollout_rs="seq_mean_k1", rollout_rs_threshold="0.8_1.25")
 # Of the samples, as columns of the table.
 AGES = ("of fresh samples", "one update later", "two updates later")
 
@@ -28,13 +29,14 @@ def bias_line(config: PPOConfig) -> str:
     if key not in table:
         return f"bias: {', '.join(key)} was not enumerated (docs/algorithms.md)"
     told = [f"{table[key][f'{column}/{stale}']} {age}" for stale, age in enumerate(AGES)]
-    named = f"{estimator}, {loss}, {column}, correction {key[2]}"
-    return f"bias of {named}: cosine to the policy gradient, and length, {'; '.join(told)} (docs/algorithms.md)"
+    named = f"{estimator}, {loss}, {column}, " + (f"rollout correction {key[2]}" if key[2] != "old" else "uncorrected")
+    toy = "on a toy MDP, groups of 4, all else at its default (docs/algorithms.md)"
+    return f"bias of {named}, {toy}: cosine to the policy gradient and length in lengths of it {'; '.join(told)}"
 
 
 def _form(correction: RolloutCorrectionConfig) -> str:
-    """Names the correction as the table does; those with other limits than its own are the nearest."""
+    """Names the correction as the table does; weights with other limits than its own are the nearest."""
     if correction.rollout_rs or correction.rollout_token_veto_threshold:
-        return "sequence rejection" if correction.rollout_rs == "seq_mean_k1" else "rejection"
+        return "sequence rejection" if correction == SEQUENCE_REJECTION else "rejection of another kind"
     band = " band" if "_" in correction.rollout_is_threshold else ""
     return "old" if correction.rollout_is is None else correction.rollout_is + band

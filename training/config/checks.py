@@ -8,7 +8,9 @@ outside itself.
 import importlib.util
 import inspect
 import logging
+import math
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from training.config.batch_plan import MicroBatching
 from training.config.needs import estimator_needs
 from training.config.section import leaves
 from training.config.settings import CheckpointConfig, PPOConfig
-from training.config.texts import say
+from training.config.texts import say, say_where
 
 log = logging.getLogger(__name__)
 Reader = Callable[[str], dict[str, Any]]
@@ -36,22 +38,13 @@ def check_config(
         model_config_reader: model path -> its config.json as a dict.
         ask_hub: also check models that are no local folders.
     """
+    # What a user's file registers is known to those that follow.
+    own = (_algorithm, _batch_sizes, _token_budgets, _combinations, _engine, _reward, _trackers, _checkpoints)
+    there = (resources.check_ranks, resources.check_files, resources.check_classes, resources.check_agents)
+    _say_unusual(config)
     return [
         *(f"{key}={leaf.value} must be {wanted}" for key, leaf in leaves(config) for wanted in leaf.wanted()),
-        *_batch_sizes(config),
-        *_token_budgets(config),
-        *_sampling(config),
-        *_engine(config),
-        *_algorithm(config),
-        *_losses(config),
-        *_reward(config),
-        *_steps(config),
-        *_checkpoints(config),
-        *resources.check_ranks(config),
-        *_not_there_yet(config),
-        *resources.check_files(config),
-        *resources.check_classes(config),
-        *resources.check_agents(config),
+        *(problem for check in (*own, *there) for problem in check(config)),
         *resources.check_models(config, model_config_reader, ask_hub),
     ]
 
@@ -127,110 +120,115 @@ def _token_budgets(config: PPOConfig) -> Iterator[str]:
             yield f"{key}_micro_batch_size_per_gpu=null: give a number of rows, or use_dynamic_bsz=true"
 
 
-def _sampling(config: PPOConfig) -> Iterator[str]:
-    """Requires that training samples, that validation means what it says, and that lengths agree."""
-    rollout, data = config.actor_rollout_ref.rollout, config.data
-    val, name = rollout.val_kwargs, f"{ROLLOUT}.val_kwargs"
-    if rollout.temperature == 0:
-        yield f"{ROLLOUT}.temperature=0.0: training samples; set it above 0"
-    if val.n > 1 and not val.do_sample:
-        yield f"{name}.n={val.n} with do_sample=false repeats one greedy answer: set do_sample=true or n=1"
-    if val.do_sample and val.temperature == 0:
-        yield f"{name}.do_sample=true needs {name}.temperature above 0"
-    if config.max_model_len < data.row_length:
-        yield f"{ROLLOUT}.max_model_len={rollout.max_model_len} is shorter than {resources.row_length(config)}"
-    if rollout.response_length not in (None, data.max_response_length):
-        yield say("two_lengths", own=rollout.response_length, data=data.max_response_length)
+def _combinations(config: PPOConfig) -> Iterator[str]:
+    """Requires that settings have what they need, and do not contradict each other."""
+    policy, algorithm, trainer, agent = config.actor_rollout_ref, config.algorithm, config.trainer, config.agent
+    rollout, actor, scorer, data = policy.rollout, policy.actor, config.reward_model, config.data
+    val, needs, correction = rollout.val_kwargs, config.estimator_needs, algorithm.rollout_correction
+    acts, vllm, resumes = bool(config.environments), rollout.name == "vllm", trainer.resume_mode == "resume_path"
+    nothing_to_validate = not data.val_files and not (acts and agent.val_length)
+    buffer, needs_teacher = scorer.overlong_buffer, algorithm.adv_estimator == "on_policy_distillation"
+    # What is passed on wins: vLLM itself judges it.
+    own = rollout.engine_kwargs.get("vllm")
+    passed_on = isinstance(own, dict) and not own.keys().isdisjoint({"max_num_batched_tokens", "max_num_seqs"})
+    wrong = {
+        "no_sampling": rollout.temperature == 0,
+        "one_greedy_answer": val.n > 1 and not val.do_sample,
+        "val_temperature": val.do_sample and val.temperature == 0,
+        "short_context": config.max_model_len < data.row_length,
+        "two_lengths": rollout.response_length not in (None, data.max_response_length),
+        "no_vllm": vllm and importlib.util.find_spec("vllm") is None,
+        "few_tokens": vllm and rollout.max_num_batched_tokens < rollout.max_num_seqs and not passed_on,
+        "no_gdpo_keys": algorithm.adv_estimator == "gdpo" and not algorithm.gdpo_reward_keys,
+        "gdpo_weights": len(algorithm.gdpo_reward_weights) not in (0, len(algorithm.gdpo_reward_keys)),
+        "passk_of_one": algorithm.adv_estimator == "grpo_passk" and rollout.n == 1,
+        "no_values": "values" in needs and not config.need_critic,
+        "filter_of_one": algorithm.filter_groups.enable and rollout.n == 1,
+        "no_dro_beta": config.loss_mode == "dro" and actor.policy_loss.dro_beta is None,
+        "bypass_elsewhere": config.loss_mode == "bypass_mode" and not correction.bypass_mode,
+        "no_engine_log_probs": (correction.corrects or correction.bypass_mode) and not rollout.calculate_log_probs,
+        "bypassed_loss": correction.bypass_mode and actor.policy_loss.loss_mode not in ("vanilla", "bypass_mode"),
+        "bypassed_pass": correction.bypass_mode and (algorithm.use_kl_in_reward or "sum_pi_squared" in needs),
+        "no_resume_path": resumes and trainer.resume_from_path is None,
+        "no_resume_folder": resumes and not Path(trainer.resume_from_path or ".").is_dir(),
+        "no_critic_to_warm": trainer.critic_warmup > 0 and not config.need_critic,
+        "only_warmup": config.need_critic and trainer.critic_warmup >= (trainer.total_training_steps or math.inf) > 0,
+        "val_only_of_nothing": trainer.val_only and nothing_to_validate,
+        "test_freq_of_nothing": trainer.test_freq > 0 and nothing_to_validate,
+        "critic_exported": "hf_model" in config.critic.checkpoint.save_contents,
+        "no_sglang": rollout.name == "sglang",
+        "no_lora": policy.model.lora_rank > 0,
+        "teacher_unread": policy.ref.model.path and not config.need_reference,
+        "no_teacher": needs_teacher and not (policy.ref.model.path or algorithm.distillation_task),
+        "observes_nothing": agent.observation_loss_coef and not acts,
+        "overlong_buffer": buffer.enable and not 0 < buffer.len <= data.max_response_length,
+        "no_reward_model": scorer.enable and scorer.model.path is None,
+        "no_raw_chat": scorer.enable and scorer.model.input_tokenizer and (acts or not data.return_raw_chat),
+        "long_turn": acts and (agent.max_turn_tokens or 0) > data.max_response_length,
+        "no_model": policy.model.path is None,
+        "no_train_files": not acts and not data.train_files,
+        "two_environments": config.env_template and agent.environment.is_set,
+        "no_environment": not acts and (agent.tools or agent.cls.path),
+        "ray_isolation": acts and agent.environment.isolation == "ray" and not trainer.use_ray,
+    }
+    yield from say_where(wrong, config=config, source="agent.val_length" if acts else "data.val_files")
+
+
+def _say_unusual(config: PPOConfig) -> None:
+    """Warns of settings that have no effect, or one that few want."""
+    from training.core_algos import AdvantageEstimator
+
+    trainer, custom, acts = config.trainer, config.custom_reward_function, bool(config.environments)
+    by_group = "index" in config.estimator_needs and config.algorithm.adv_estimator in set(AdvantageEstimator)
+    odd = {
+        "ray_unused": config.ray_kwargs.ray_init and not trainer.use_ray,
+        "resume_path_unused": trainer.resume_mode != "resume_path" and trainer.resume_from_path is not None,
+        "one_of_a_group": by_group and config.actor_rollout_ref.rollout.n == 1,
+        "function_unused": custom.path is None and custom.name != CustomRewardFunctionConfig.name,
+        "no_deadline": acts and config.environment_home.isolation == "thread" and config.agent.step_timeout_s is None,
+        "files_unused": acts and (config.data.train_files or config.data.val_files),
+        "raw_chat_unused": acts and config.data.return_raw_chat,
+    }
+    for text in say_where(odd, config=config):
+        log.warning(text)
+    for key in (ACTOR, "actor_rollout_ref.ref", "critic") if trainer.num_ranks <= 1 else ():
+        if not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
+            log.warning("%s.fsdp_config.reshard_after_forward has no effect on one rank", key)
 
 
 def _engine(config: PPOConfig) -> Iterator[str]:
-    """Requires that the rollout engine is installed and takes its limits."""
+    """Requires that what is passed on to the rollout engine are its settings by name."""
     rollout = config.actor_rollout_ref.rollout
     for engine, settings in rollout.engine_kwargs.items():
         if engine != rollout.name:
             log.warning("%s.engine_kwargs.%s has no effect with rollout.name=%s", ROLLOUT, engine, rollout.name)
         elif not isinstance(settings, dict):
             yield f"{ROLLOUT}.engine_kwargs.{engine}={settings!r} must be a mapping, as in {{key: value}}"
-    if rollout.name != "vllm":
-        return
-    if importlib.util.find_spec("vllm") is None:
-        yield say("no_vllm")
-    # What is passed on wins: vLLM itself judges it.
-    own = rollout.engine_kwargs.get("vllm")
-    passed_on = isinstance(own, dict) and not own.keys().isdisjoint({"max_num_batched_tokens", "max_num_seqs"})
-    if rollout.max_num_batched_tokens < rollout.max_num_seqs and not passed_on:
-        yield say("few_tokens", tokens=rollout.max_num_batched_tokens, sequences=rollout.max_num_seqs)
 
 
 def _algorithm(config: PPOConfig) -> Iterator[str]:
-    """Requires that the loss and the estimator exist, once the user's own are registered."""
+    """Requires that loss, estimator and rollout correction exist, once the user's own are registered."""
+    # Imports torch: late.
+    import torch
+
+    from training.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+    from training.core_algos.policy_losses import correct_as
+
+    algorithm, token = config.algorithm, torch.zeros(1, 1)
+    for problem in resources.refused(correct_as, algorithm.rollout_correction, token, token, token + 1):
+        yield f"algorithm.rollout_correction.{problem}"
     if config.custom_algorithm is not None:
         failure = [*resources.user_file("custom_algorithm", config.custom_algorithm)]
         yield from failure
         if failure:
             # What the file would have registered is not known.
             return
-    # Imports torch: late.
-    from training.core_algos import get_adv_estimator_fn, get_policy_loss_fn
-
-    yield from _unknown(get_policy_loss_fn, config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    yield from _unknown(get_adv_estimator_fn, config.algorithm.adv_estimator) or _estimator(config)
-
-
-def _unknown(find: Callable[[str], Any], name: str) -> list[str]:
-    """Says what is wrong with a name that a registry does not find."""
-    try:
-        find(name)
-    except ValueError as error:
-        return [str(error)]
-    return []
-
-
-def _estimator(config: PPOConfig) -> Iterator[str]:
-    """Requires that a registered estimator has the values or the groups that it reads."""
-    from training.core_algos import AdvantageEstimator, get_adv_estimator_fn
-
-    name, n, algorithm = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n, config.algorithm
-    needs = config.estimator_needs
-    if name == "gdpo" and not algorithm.gdpo_reward_keys:
-        yield "algorithm.adv_estimator=gdpo needs algorithm.gdpo_reward_keys: numbers that the reward function gives"
-    if algorithm.gdpo_reward_weights and len(algorithm.gdpo_reward_weights) != len(algorithm.gdpo_reward_keys):
-        yield "algorithm.gdpo_reward_weights must be as many as algorithm.gdpo_reward_keys, or empty"
-    if algorithm.distillation_task is not None:
-        yield from _unknown(get_adv_estimator_fn, algorithm.distillation_task)
-        if set(estimator_needs(algorithm.distillation_task)) - {"index"}:
-            yield f"algorithm.distillation_task={algorithm.distillation_task}: one that compares scores (grpo)"
-    if name == "grpo_passk" and n == 1:
-        yield f"algorithm.adv_estimator=grpo_passk compares the two best of a group: set {ROLLOUT}.n above 1"
-    if "values" in needs and not config.need_critic:
-        yield f"algorithm.adv_estimator={name} reads a critic's values: set critic.enable=true, or null"
-    if name in set(AdvantageEstimator) and "index" in needs and n == 1:
-        log.warning(say("one_of_a_group", name=name))
-    if config.algorithm.filter_groups.enable and n == 1:
-        yield f"algorithm.filter_groups.enable=true: a group of {ROLLOUT}.n=1 never differs within itself; raise n"
-
-
-def _losses(config: PPOConfig) -> Iterator[str]:
-    """Requires that the policy loss and the rollout correction have what they need."""
-    import torch
-
-    from training.core_algos.policy_losses import correct_as
-
-    actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
-    if config.loss_mode == "dro" and actor.policy_loss.dro_beta is None:
-        yield f"{ACTOR}.policy_loss.dro_beta=null: loss_mode=dro needs it, above 0"
-    if config.loss_mode == "bypass_mode" and not correction.bypass_mode:
-        yield f"{ACTOR}.policy_loss.loss_mode=bypass_mode: set algorithm.rollout_correction.bypass_mode=true instead"
-    reads_engine = correction.corrects or correction.bypass_mode
-    if reads_engine and not config.actor_rollout_ref.rollout.calculate_log_probs:
-        yield f"algorithm.rollout_correction reads the engine's log-probs: set {ROLLOUT}.calculate_log_probs=true"
-    if correction.bypass_mode and (config.algorithm.use_kl_in_reward or "sum_pi_squared" in config.estimator_needs):
-        yield "algorithm.rollout_correction.bypass_mode makes no pass that use_kl_in_reward or the estimator reads"
-    try:
-        token = torch.zeros(1, 1)
-        correct_as(correction, token, token, token + 1)
-    except ValueError as error:
-        yield f"algorithm.rollout_correction.{error}"
+    yield from resources.refused(get_policy_loss_fn, config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    yield from resources.refused(get_adv_estimator_fn, algorithm.adv_estimator)
+    if (task := algorithm.distillation_task) is not None:
+        yield from resources.refused(get_adv_estimator_fn, task)
+        if set(estimator_needs(task)) - {"index"}:
+            yield f"algorithm.distillation_task={task} must be an estimator that compares a group's scores, as grpo"
 
 
 def _reward(config: PPOConfig) -> Iterator[str]:
@@ -240,18 +238,15 @@ def _reward(config: PPOConfig) -> Iterator[str]:
     if custom.path is not None:
         unusable = [*resources.user_file(f"{key}.path", custom.path, f"{key}.name", custom.name)]
         yield from unusable
-    elif custom.name != CustomRewardFunctionConfig.name:
-        log.warning("custom_reward_function.name=%s has no effect without custom_reward_function.path", custom.name)
     # Imports torch: late.
     from custom.reward_manager import get_reward_manager_cls
 
     name = config.reward_model.reward_manager
-    unknown = _unknown(get_reward_manager_cls, name)
-    yield from unknown
-    if not unknown and callable(check := getattr(get_reward_manager_cls(name), "check_config", None)):
-        unknown = [*check(config)]
-        yield from unknown
-    if not unknown and not unusable:
+    unfit = resources.refused(get_reward_manager_cls, name)
+    if not unfit and callable(check := getattr(get_reward_manager_cls(name), "check_config", None)):
+        unfit = [*check(config)]
+    yield from unfit
+    if not unfit and not unusable:
         yield from _reward_arguments(config, get_reward_manager_cls(name))
 
 
@@ -263,35 +258,25 @@ def _reward_arguments(config: PPOConfig, manager: type) -> Iterator[str]:
     custom, function = config.custom_reward_function, default_compute_score
     if custom.path is not None:
         function = load_extern_object(custom.path, custom.name)
+        positional = [p for p in inspect.signature(function).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+        needed = [p.name for p in positional if p.default is p.empty]
+        if config.environments and len(set(needed) - custom.reward_kwargs.keys()) > 2:
+            yield say("reward_takes", name=custom.name, needed=", ".join(needed))
         yield from resources.not_taken("custom_reward_function.reward_kwargs", function, custom.reward_kwargs)
     parameters = inspect.signature(manager).parameters.values()
     hands_on = issubclass(manager, NaiveRewardManager) and any(p.kind is p.VAR_KEYWORD for p in parameters)
     filled = () if hands_on else ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
     own = {p.name for p in parameters if hands_on and p.kind is p.KEYWORD_ONLY}
     given = {name: value for name, value in config.reward_model.reward_kwargs.items() if name not in own}
-    yield from resources.not_taken("reward_model.reward_kwargs", function if hands_on else manager, given, filled)
+    taking = function if hands_on else manager
+    for problem in resources.not_taken("reward_model.reward_kwargs", taking, given, filled):
+        told = not own or problem.endswith("?")
+        yield problem if told else f"{problem} {manager.__name__} takes {', '.join(sorted(own))}"
 
 
-def _steps(config: PPOConfig) -> Iterator[str]:
-    """Requires that what is resumed from, warm-up, validation and trackers have what they need."""
+def _trackers(config: PPOConfig) -> Iterator[str]:
+    """Requires that the trackers are installed; where others are, a run goes without one."""
     trainer = config.trainer
-    mode, path = trainer.resume_mode, trainer.resume_from_path
-    if mode != "resume_path" and path is not None:
-        log.warning("trainer.resume_from_path has no effect with trainer.resume_mode=%s: set it to resume_path", mode)
-    elif mode == "resume_path" and path is None:
-        yield "trainer.resume_mode=resume_path needs trainer.resume_from_path: a global_step_N folder"
-    elif mode == "resume_path" and not Path(str(path)).is_dir():
-        yield f"trainer.resume_from_path={path} is not a folder"
-    warmup, steps = trainer.critic_warmup, trainer.total_training_steps
-    if warmup > 0 and not config.need_critic:
-        yield f"trainer.critic_warmup={warmup}: there is no critic to warm up; set it to 0, or critic.enable=true"
-    elif steps is not None and warmup >= steps > 0:
-        yield f"trainer.critic_warmup={warmup} leaves no step to the actor: trainer.total_training_steps={steps}"
-    if not config.data.val_files and not (config.environments and config.agent.val_length):
-        source = "agent.val_length" if config.environments else "data.val_files"
-        for key, wanted in {"val_only": trainer.val_only, "test_freq": trainer.test_freq > 0}.items():
-            if wanted:
-                yield f"trainer.{key} has nothing to validate on: set {source}"
     for package in (name for name in trainer.logger if name not in trainer.trackers):
         missing = f"trainer.logger has {package}, which is not installed: `pip install {package}`, or take it out"
         if trainer.trackers:
@@ -302,8 +287,6 @@ def _steps(config: PPOConfig) -> Iterator[str]:
 
 def _checkpoints(config: PPOConfig) -> Iterator[str]:
     """Requires that a resumed run goes on with its weights, and that the run's folder can be made and written."""
-    if "hf_model" in config.critic.checkpoint.save_contents:
-        yield "critic.checkpoint.save_contents has hf_model: only the actor is exported; take it out"
     yield from _contents(config, f"{ACTOR}.checkpoint", config.actor_rollout_ref.actor.checkpoint)
     if config.need_critic:
         yield from _contents(config, "critic.checkpoint", config.critic.checkpoint)
@@ -314,27 +297,12 @@ def _checkpoints(config: PPOConfig) -> Iterator[str]:
 def _contents(config: PPOConfig, name: str, parts: CheckpointConfig) -> Iterator[str]:
     """Requires that what is to be read on resume is written, the weights among it."""
     load, save = (f"[{', '.join(contents)}]" for contents in (parts.load_contents, parts.save_contents))
-    given = f"{name}.load_contents={load}"
-    if "hf_model" in parts.load_contents:
-        yield f"{given}: hf_model is written for others and not read back; use model"
-    if config.trainer.resume_mode == "disable":
-        return
-    if "model" not in parts.load_contents:
-        yield f"{given} has no model: a resumed run would count on with fresh weights; add model"
     unsaved = ", ".join(part for part in parts.load_contents if part not in (*parts.save_contents, "hf_model"))
-    if config.trainer.save_freq != -1 and unsaved:
-        fix = f"take {unsaved} out, or " if "model" in parts.save_contents else ""
-        fix += f"add {unsaved} there, or set trainer.resume_mode=disable"
-        yield f"{given} is more than {name}.save_contents={save}: {fix}"
-
-
-def _not_there_yet(config: PPOConfig) -> Iterator[str]:
-    """Refuses what the settings can name and this project does not have."""
-    policy = config.actor_rollout_ref
-    if policy.rollout.name == "sglang":
-        yield f"{ROLLOUT}.name=sglang is not there yet: use vllm or hf"
-    for key, model in resources.trained_models(config).items():
-        if model.dtype == "float16":
-            yield say("no_loss_scaling", key=key)
-    if policy.model.lora_rank > 0:
-        yield f"actor_rollout_ref.model.lora_rank={policy.model.lora_rank}: LoRA is not there yet; use 0"
+    fix = f"take {unsaved} out, or " if "model" in parts.save_contents else ""
+    resumes = config.trainer.resume_mode != "disable"
+    wrong = {
+        "export_read": "hf_model" in parts.load_contents,
+        "weights_not_read": resumes and "model" not in parts.load_contents,
+        "parts_not_saved": resumes and config.trainer.save_freq != -1 and unsaved,
+    }
+    yield from say_where(wrong, name=name, load=load, save=save, fix=fix, unsaved=unsaved)

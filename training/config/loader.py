@@ -14,10 +14,9 @@ import re
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import OmegaConf
@@ -50,8 +49,7 @@ class ConfigError(ValueError):
         super().__init__(f"{count} in the configuration:\n" + "\n".join(f"  - {problem}" for problem in problems))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadedConfig:
+class LoadedConfig(NamedTuple):
     """Holds a configuration and, for each dotted key, "default", the name of a YAML file, or "command line"."""
 
     config: PPOConfig
@@ -109,7 +107,7 @@ class _Reader:
         self.complete = True
 
     def read_command_line(self, argv: list[str]) -> bool:
-        """Reads the YAML that is named, then the overrides; returns whether --explain was given."""
+        """Reads the one YAML that is named, then the overrides; returns whether --explain was given."""
         options = ArgumentParser(add_help=False, allow_abbrev=False)
         for name in ("--config-path", "--config-name"):
             options.add_argument(name, nargs="?", const="")
@@ -122,14 +120,6 @@ class _Reader:
             files.append(str(Path(folder) / f"{given.config_name.removesuffix('.yaml')}.yaml"))
         elif given.config_path is not None:
             self._cannot_read(f"--config-path={given.config_path} needs --config-name=NAME too")
-        self._read_files(files)
-        for override in overrides:
-            self._read_override(override)
-        self._end_layer("command line")
-        return bool(given.explain)
-
-    def _read_files(self, files: list[str]) -> None:
-        """Reads the one YAML file among what is neither an option nor an override."""
         wrong = [word for word in files if word.startswith("-") or not word.endswith((".yaml", ".yml"))]
         for word in wrong:
             self.problems.append(f"{word!r} is neither CONFIG.yaml, key=value nor a known option (see --help)")
@@ -139,6 +129,10 @@ class _Reader:
             self._cannot_read(f"one YAML file at a time, not {', '.join(chosen)}; a YAML can say `extends: other.yaml`")
         for word in chosen[:1]:
             self._read_yaml(Path(_locate(word)), ())
+        for override in overrides:
+            self._read_override(override)
+        self._end_layer("command line")
+        return bool(given.explain)
 
     def _read_yaml(self, path: Path, children: tuple[Path, ...]) -> None:
         """Reads a YAML file after the one that it extends; `children` are the files that led here."""
@@ -150,8 +144,7 @@ class _Reader:
             return
         if tree.pop("defaults", None) is not None:
             self._cannot_read(f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead")
-        parent = tree.pop("extends", None)
-        if parent is not None:
+        if (parent := tree.pop("extends", None)) is not None:
             self._read_yaml(path.parent / str(parent), (*children, path))
         self._add(tree, path.name)
         self._end_layer(path.name)
@@ -184,10 +177,9 @@ class _Reader:
 
     def _end_layer(self, source: str) -> None:
         """Enters a layer into the flat table; another environment's settings do not stay with one that it names."""
-        for name, others in RIVALS.items():
-            if not _is_null(self.layer.get(f"agent.environment.{name}")):
-                for other in others:
-                    self.given.pop(f"agent.environment.{other}", None)
+        named = [name for name in RIVALS if not _is_null(self.layer.get(f"agent.environment.{name}"))]
+        for other in chain.from_iterable(RIVALS[name] for name in named):
+            self.given.pop(f"agent.environment.{other}", None)
         for key, value in self.layer.items():
             self.given[key] = _merged(self.given.get(key, (None,))[0], value), source
         self.layer = {}
@@ -229,8 +221,7 @@ class _Reader:
             return
         if not_here(new, value) is None:
             log.warning("%s (%s) is called %s here; moved", key, source, new)
-        if new in ONE_LIMIT:
-            self.moved[new] = (key, value)
+        self.moved |= {new: (key, value)} if new in ONE_LIMIT else {}
         if new not in ONE_LIMIT or new not in {**self.given, **self.layer}:
             self._add(nest({new: value}), source)
 
@@ -347,9 +338,8 @@ def _is_null(value: Any) -> bool:
 
 def _locate(path: str) -> str:
     """Returns the path itself where it exists, seen from the current folder; else inside the project if it is there."""
-    if Path(path).expanduser().exists():
-        return str(Path(path).expanduser())
-    return str(PROJECT_ROOT / path) if (PROJECT_ROOT / path).exists() else path
+    places = (Path(path).expanduser(), PROJECT_ROOT / path)
+    return next((str(place) for place in places if place.exists()), path)
 
 
 if __name__ == "__main__":

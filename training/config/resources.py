@@ -28,7 +28,6 @@ from training.config.settings import CriticModelConfig, DataConfig, EnvironmentC
 from training.config.texts import say, say_where
 
 log = logging.getLogger(__name__)
-ULYSSES = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 LARGE_FILES = 64 << 20  # bytes
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -45,18 +44,16 @@ def row_length(config: PPOConfig) -> str:
 
 def check_ranks(config: PPOConfig) -> Iterator[str]:
     """Requires that the launcher can start the ranks, and that they divide among engines and shared sequences."""
-    rollout, trainer, ray_settings = config.actor_rollout_ref.rollout, config.trainer, config.ray_kwargs.ray_init
-    if trainer.device == "cuda":
-        # Late: the other values need no torch here.
-        import torch
+    # Late: what imports this module needs no torch.
+    import torch
 
-        if not torch.cuda.is_available():
-            yield "trainer.device=cuda: torch finds no CUDA device here; use cpu, or null for what there is"
+    rollout, trainer, ray_settings = config.actor_rollout_ref.rollout, config.trainer, config.ray_kwargs.ray_init
     engine, critic = rollout.tensor_model_parallel_size, config.critic.ulysses_sequence_parallel_size
     size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
     has_ray = importlib.util.find_spec("ray") is not None
     multiple, fits = size // (gcd(size, trainer.nnodes) or 1), _divisors(trainer.num_ranks)
     wrong = {
+        "no_cuda": trainer.device == "cuda" and not torch.cuda.is_available(),
         "tensor_parallel": engine > 0 and trainer.n_gpus_per_node % engine > 0,
         "one_rank_an_engine": engine > 1 and rollout.name == "hf",
         "one_local_rank": trainer.launcher == "local" and trainer.num_ranks > 1,
@@ -69,21 +66,9 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
     if trainer.use_ray and ray_settings and has_ray:
         yield from _ray_arguments(ray_settings)
     for key, model in trained_models(config).items():
-        if size > 1 and not model.use_remove_padding:
-            yield f"{ULYSSES}={size} needs {key}.use_remove_padding=true"
-    _say_idle(config)
-
-
-def _say_idle(config: PPOConfig) -> None:
-    """Warns of settings of several ranks that one rank does without."""
-    if config.ray_kwargs.ray_init and not config.trainer.use_ray:
-        log.warning("ray_kwargs.ray_init has no effect with trainer.launcher=local")
-    if config.trainer.num_ranks > 1:
-        return
-    for key in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
-        if not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
-            log.warning("%s.fsdp_config.reshard_after_forward has no effect on one rank", key)
-    if config.actor_rollout_ref.actor.strategy == "fsdp":
+        unfit = {"no_packing": size > 1 and not model.use_remove_padding, "no_loss_scaling": model.dtype == "float16"}
+        yield from say_where(unfit, key=key, size=size)
+    if trainer.num_ranks <= 1 and config.actor_rollout_ref.actor.strategy == "fsdp":
         log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
 
 
@@ -153,6 +138,15 @@ def failure(given: str, load: Callable[[], Any], path: str = "") -> Iterator[str
         yield f"{given} cannot be loaded: {type(error).__name__}{where}: {error}; mend the file, or take it out"
 
 
+def refused(call: Callable[..., Any], *arguments: Any, **by_name: Any) -> list[str]:
+    """Makes a call and says why its arguments are refused (ValueError), if they are."""
+    try:
+        call(*arguments, **by_name)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
 def not_taken(key: str, function: Any, given: Mapping[str, Any], filled: Collection[str] = ()) -> Iterator[str]:
     """Says which of the arguments given by name a function does not take; `filled` are those it gets anyway."""
     parameters = inspect.signature(function).parameters.values()
@@ -170,8 +164,6 @@ def check_files(config: PPOConfig) -> Iterator[str]:
     data = config.data
     if config.environments:
         return
-    if not data.train_files:
-        yield say("no_train_files")
     for kind in ("train", "val"):
         key = f"data.{kind}_files"
         for path in data[f"{kind}_files"]:
@@ -192,10 +184,8 @@ def _rows(key: str, files: list[str], data: DataConfig, max_samples: int) -> Ite
     from data.rl_dataset import RLHFDataset
 
     untokenized = replace(data, truncation="right", filter_overlong_prompts=False)
-    try:
-        RLHFDataset(files, None, untokenized, max_samples=max_samples)
-    except ValueError as error:
-        yield f"{key}: {error}; files of another form are read by data.custom_cls"
+    for problem in refused(RLHFDataset, files, None, untokenized, max_samples=max_samples):
+        yield f"{key}: {problem}; files of another form are read by data.custom_cls"
 
 
 def check_classes(config: PPOConfig) -> Iterator[str]:
@@ -213,14 +203,9 @@ def check_classes(config: PPOConfig) -> Iterator[str]:
 
 
 def check_agents(config: PPOConfig) -> Iterator[str]:
-    """Finds the problems of `agent` and `env_template`; there are few where no environment is named."""
+    """Finds the problems of `agent` and `env_template`, where environments are named, and in one of them."""
     agent = config.agent
-    if config.env_template and agent.environment.is_set:
-        yield "env_template and agent.environment both name environments: give one of them"
-        return
-    if not config.environments:
-        if agent.tools or agent.cls.path:
-            yield "agent.tools and agent.cls need an environment: set agent.environment.name or .path"
+    if not config.environments or (config.env_template and agent.environment.is_set):
         return
     for i, environment in enumerate(config.environments):
         yield from _environment(f"env_template[{i}]" if config.env_template else "agent.environment", environment)
@@ -230,16 +215,10 @@ def check_agents(config: PPOConfig) -> Iterator[str]:
         elif own.path and own.name:
             yield from user_file(f"{key}.path", own.path, f"{key}.name", own.name)
     yield from failure(f"agent.tools=[{', '.join(agent.tools)}]", partial(load_tools, agent.tools))
-    yield from _turns(config)
-    yield from _reward_function(config)
+    if "python" in agent.tools:
+        yield from _walls(agent.tools_unsafe)
     if agent.episodes_dir is not None:
         yield from unwritable("agent.episodes_dir", agent.episodes_dir)
-    if agent.environment.isolation == "ray" and not config.trainer.use_ray:
-        yield "agent.environment.isolation=ray needs trainer.launcher=ray; process has the same protection without it"
-    if config.environment_home.isolation == "thread" and agent.step_timeout_s is None:
-        log.warning("agent.step_timeout_s=null with isolation=thread: an environment that hangs stops the run")
-    if config.data.train_files or config.data.val_files:
-        log.warning("data.train_files and val_files have no effect: episodes come from agent.environment")
 
 
 def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
@@ -269,21 +248,7 @@ def _arguments(key: str, environment: EnvironmentChoice, source: str) -> Iterato
     kwargs = environment.kwargs if template is None else {**environment.kwargs, "prompt_template": template}
     make = load_object(source, "environment")
     if kwargs and callable(make):
-        try:
-            taker_of(make, kwargs)
-        except ValueError as error:
-            yield f"{key}.kwargs: {error}"
-
-
-def _turns(config: PPOConfig) -> Iterator[str]:
-    """Requires that a turn is no longer than all turns together, and that what it may run is kept within walls."""
-    agent, response = config.agent, config.data.max_response_length
-    if agent.max_turn_tokens is not None and agent.max_turn_tokens > response:
-        yield say("long_turn", turn=agent.max_turn_tokens, response=response)
-    if "python" in agent.tools:
-        yield from _walls(agent.tools_unsafe)
-    if config.data.return_raw_chat:
-        log.warning("data.return_raw_chat has no effect with an environment: agent.episodes_dir keeps conversations")
+        yield from (f"{key}.kwargs: {problem}" for problem in refused(taker_of, make, kwargs))
 
 
 def _walls(unsafe: bool) -> Iterator[str]:
@@ -297,22 +262,6 @@ def _walls(unsafe: bool) -> Iterator[str]:
         yield say("no_walls", missing=missing)
     elif missing:
         log.warning("agent.tools_unsafe=true, and on this machine %s", missing)
-
-
-def _reward_function(config: PPOConfig) -> Iterator[str]:
-    """Requires that the reward function can be called with a trajectory, and with the environment as a second."""
-    custom = config.custom_reward_function
-    if custom.path is None:
-        return
-    try:
-        parameters = inspect.signature(load_extern_object(custom.path, custom.name)).parameters.values()
-    except Exception:
-        # Reported where reward functions are loaded.
-        return
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = [p.name for p in positional if p.default is p.empty]
-    if len(set(needed) - custom.reward_kwargs.keys()) > 2:
-        yield say("reward_takes", name=custom.name, needed=", ".join(needed))
 
 
 # Models.
@@ -342,9 +291,11 @@ def read_model_config(path: str) -> dict[str, Any]:
 def check_models(config: PPOConfig, read: Callable[[str], dict[str, Any]], ask_hub: bool) -> Iterator[str]:
     """Requires that the models exist, and that a full row fits their context; the hub's only with `ask_hub`."""
     policy = config.actor_rollout_ref.model
-    if policy.path is None:
-        yield "actor_rollout_ref.model.path is missing: give a model folder or a hub name (org/name)"
-    yield from _frozen_models(config)
+    teacher, scorer = config.actor_rollout_ref.ref.model.path, config.reward_model
+    paths = {"actor_rollout_ref.ref.model": teacher, "reward_model.model": scorer.model.path if scorer.enable else None}
+    for key, path in paths.items():
+        if path and not HUB_NAME.fullmatch(path) and not (Path(path) / "config.json").is_file():
+            yield f"{key}.path={path} holds no config.json: it is no model's folder"
     for key, model in trained_models(config).items():
         if model.path is None or (model is not policy and model.path == policy.path):
             continue
@@ -364,21 +315,6 @@ def trained_models(config: PPOConfig) -> dict[str, CriticModelConfig]:
     """Lists the models of the run that have settings of their own."""
     critic = {"critic.model": config.critic.model} if config.need_critic else {}
     return {"actor_rollout_ref.model": config.actor_rollout_ref.model, **critic}
-
-
-def _frozen_models(config: PPOConfig) -> Iterator[str]:
-    """Requires that teacher and reward model are read, and that their folders hold models."""
-    teacher, scorer = config.actor_rollout_ref.ref.model.path, config.reward_model
-    if teacher and not config.need_reference:
-        yield f"actor_rollout_ref.ref.model.path={teacher} is not read: set actor.use_kl_loss, or another adv_estimator"
-    if scorer.enable and scorer.model.path is None:
-        yield "reward_model.enable=true needs reward_model.model.path: a sequence classification model with one output"
-    if scorer.enable and scorer.model.input_tokenizer and (config.environments or not config.data.return_raw_chat):
-        yield "reward_model.model.input_tokenizer tells prompts anew: it needs data.return_raw_chat=true and prompts"
-    paths = {"actor_rollout_ref.ref.model": teacher, "reward_model.model": scorer.model.path if scorer.enable else None}
-    for key, path in paths.items():
-        if path and not HUB_NAME.fullmatch(path) and not (Path(path) / "config.json").is_file():
-            yield f"{key}.path={path} holds no config.json: it is no model's folder"
 
 
 def _model_files(key: str, folder: Path) -> Iterator[str]:

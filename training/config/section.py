@@ -8,14 +8,13 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from itertools import chain
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, dataclass_transform, get_args, get_type_hints
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """States what a value must keep to; `wanted` is what an error says after "must be"."""
 
     holds: Callable[[Any], bool]
@@ -47,12 +46,17 @@ OUTPUT = "output"
 OutputPath = Annotated[str, OUTPUT]
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Gives fields by name to estimators and losses written for verl (`config.get("gamma", 1.0)`).
+    """Makes every class that derives from it a frozen dataclass with keyword-only fields.
 
-    Code of this project writes `config.gamma`, which a type checker can follow.
+    Fields are also had by name, for estimators and losses written for verl (`config.get("gamma", 1.0)`). Code of this
+    project writes `config.gamma`, which a type checker can follow.
     """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Returns the field, or `default` where the section has none of that name."""
@@ -65,7 +69,6 @@ class Section:
         return vars(self)[name]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CustomClassConfig(Section):
     """A class of your own from a Python file."""
 
@@ -73,8 +76,7 @@ class CustomClassConfig(Section):
     name: str | None = None  #: name of the class in that file
 
 
-@dataclass(frozen=True)
-class Leaf:
+class Leaf(NamedTuple):
     """Describes one setting: its plain type, its value, its line of documentation, and what `Annotated` says of it."""
 
     kind: Any

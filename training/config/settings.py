@@ -7,7 +7,7 @@ A config never changes after loading; what follows from several fields is a prop
 """
 
 import importlib.util
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from custom.adapters.base import LIBRARIES, library_of
@@ -30,7 +30,6 @@ DEFAULT_SEED = 1
 GUARDED_MEMORY_GB = 4.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class SamplerConfig(of.Section):
     """The order of the training rows, by a class of your own."""
 
@@ -38,7 +37,6 @@ class SamplerConfig(of.Section):
     class_name: str | None = None  #: name of the torch Sampler in that file
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataConfig(of.Section):
     """Prompts: where they come from and how they become token ids."""
 
@@ -75,7 +73,6 @@ class DataConfig(of.Section):
         return self.max_prompt_length + self.max_response_length
 
 
-@dataclass(frozen=True, kw_only=True)
 class CriticModelConfig(of.Section):
     """The critic's weights: a language model with a value head."""
 
@@ -87,7 +84,6 @@ class CriticModelConfig(of.Section):
     override_config: dict[str, Any] = field(default_factory=dict)  #: entries of the model's config.json to replace
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelConfig(CriticModelConfig):
     """The actor's weights (the reference policy and the rollout start from the same)."""
 
@@ -96,7 +92,6 @@ class ModelConfig(CriticModelConfig):
     lora_rank: of.NonNegativeInt = 0  #: rank of LoRA adapters; 0 = train all weights
 
 
-@dataclass(frozen=True, kw_only=True)
 class OptimConfig(of.Section):
     """AdamW and its learning-rate schedule."""
 
@@ -110,7 +105,6 @@ class OptimConfig(of.Section):
     scheduler: Literal["constant", "cosine", "wsd"] = "constant"  #: shape after warm-up; wsd = hold, then decay
 
 
-@dataclass(frozen=True, kw_only=True)
 class FSDPConfig(of.Section):
     """Sharding of one model over the ranks."""
 
@@ -119,7 +113,6 @@ class FSDPConfig(of.Section):
     reshard_after_forward: bool = True  #: free gathered parameters after the forward pass
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(of.Section):
     """What a checkpoint holds; extra = schedule and random state, hf_model = a Hugging Face folder."""
 
@@ -127,22 +120,34 @@ class CheckpointConfig(of.Section):
     load_contents: tuple[CheckpointPart, ...] = ("model", "optimizer", "extra")  #: saved parts to read on resume
 
 
-@dataclass(frozen=True, kw_only=True)
-class ActorConfig(of.Section):
+class UpdateConfig(of.Section):
+    """What the updates of policy and critic have in common."""
+
+    ppo_micro_batch_size_per_gpu: of.PositiveInt | None = None  #: rows per forward/backward on a rank
+    use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
+    ppo_max_token_len_per_gpu: of.PositiveInt = 16384  #: that budget: tokens per forward/backward on a rank
+    loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
+    shuffle: bool = False  #: permute the prompt groups before each pass
+    grad_clip: of.PositiveFloat = 1.0  #: bound of the gradient's global norm
+    use_prefix_grouper: bool = True  #: compute what rows begin with alike once, where it pays
+
+    @property
+    def micro_batching(self) -> MicroBatching:
+        """Says how a mini-batch of the update, or the critic's value pass, is cut on one rank."""
+        return micro_batching(self.use_dynamic_bsz, self.ppo_micro_batch_size_per_gpu, self.ppo_max_token_len_per_gpu)
+
+
+class ActorConfig(UpdateConfig):
     """The policy update."""
 
     strategy: Literal["fsdp2", "fsdp"] = "fsdp2"  #: how several ranks share the weights; both mean FSDP2
     ppo_mini_batch_size: of.PositiveInt = 256  #: prompts per optimiser step, over all ranks
-    ppo_micro_batch_size_per_gpu: of.PositiveInt | None = None  #: rows per forward/backward on a rank
-    use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
-    ppo_max_token_len_per_gpu: of.PositiveInt = 16384  #: that budget: tokens per forward/backward on a rank
     clip_ratio: of.NonNegativeFloat = 0.2  #: PPO's clip range
     clip_ratio_low: of.Fraction | None = None  #: lower clip range; null = clip_ratio
     clip_ratio_high: of.NonNegativeFloat | None = None  #: upper clip range; null = clip_ratio
     clip_ratio_c: of.AboveOne = 3.0  #: dual clip: bound of the ratio where the advantage is negative
     tau_pos: of.PositiveFloat = 1.0  #: sapo: steepness of the gate where the advantage is positive
     tau_neg: of.PositiveFloat = 1.05  #: sapo: where it is not
-    loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
     loss_scale_factor: of.PositiveInt | None = None  #: divisor of seq-mean-token-sum-norm; null = the response length
     #: what seq-mean-* counts once: an episode of any number of rows, or each row, as verl does
     loss_agg_counts: Literal["episodes", "rows"] = "episodes"
@@ -151,30 +156,20 @@ class ActorConfig(of.Section):
     kl_loss_coef: of.NonNegativeFloat = 0.001  #: weight of that KL
     kl_loss_type: KLKind = "low_var_kl"  #: its estimator; + = straight-through gradient of k2
     ppo_epochs: of.PositiveInt = 1  #: passes over a step's batch
-    shuffle: bool = False  #: permute the prompt groups before each pass
-    grad_clip: of.PositiveFloat = 1.0  #: bound of the gradient's global norm
     #: consecutive ranks that share each sequence; divides the attention heads
     ulysses_sequence_parallel_size: of.PositiveInt = 1
-    use_prefix_grouper: bool = True  #: compute what rows begin with alike once, where it pays
     policy_loss: PolicyLossChoice = PolicyLossChoice()
     optim: OptimConfig = OptimConfig()
     fsdp_config: FSDPConfig = FSDPConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 
-    @property
-    def micro_batching(self) -> MicroBatching:
-        """Says how a mini-batch of the policy update is cut on one rank."""
-        return micro_batching(self.use_dynamic_bsz, self.ppo_micro_batch_size_per_gpu, self.ppo_max_token_len_per_gpu)
 
-
-@dataclass(frozen=True, kw_only=True)
 class RefModelConfig(of.Section):
     """The reference policy's own weights: a teacher."""
 
     path: of.InputPath | None = None  #: model folder or hub name, of the actor's vocabulary; null = the actor's
 
 
-@dataclass(frozen=True, kw_only=True)
 class RefConfig(of.Section):
     """The frozen reference policy."""
 
@@ -185,7 +180,6 @@ class RefConfig(of.Section):
     fsdp_config: FSDPConfig = FSDPConfig()
 
 
-@dataclass(frozen=True, kw_only=True)
 class ValKwargs(of.Section):
     """Sampling in validation."""
 
@@ -196,7 +190,6 @@ class ValKwargs(of.Section):
     top_p: of.PositiveFraction = 1.0  #: sample among the likeliest tokens of this total probability
 
 
-@dataclass(frozen=True, kw_only=True)
 class RolloutConfig(of.Section):
     """The generation engine and its sampling."""
 
@@ -234,7 +227,6 @@ def _log_prob_micro_batching(own: RefConfig | RolloutConfig, actor: ActorConfig)
     return micro_batching(use_dynamic_bsz, rows or actor.ppo_micro_batch_size_per_gpu, tokens)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ActorRolloutRefConfig(of.Section):
     """The policy in its three uses."""
 
@@ -254,35 +246,22 @@ class ActorRolloutRefConfig(of.Section):
         return _log_prob_micro_batching(self.rollout, self.actor)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CriticConfig(of.Section):
+class CriticConfig(UpdateConfig):
     """The value function, where the estimator needs one."""
 
     enable: bool | None = None  #: null = where the estimator reads values
     model: CriticModelConfig = CriticModelConfig()
     optim: OptimConfig = OptimConfig(lr=1e-5)
     ppo_mini_batch_size: of.PositiveInt | None = None  #: prompts per optimiser step, over all ranks; null = the actor's
-    ppo_micro_batch_size_per_gpu: of.PositiveInt | None = None  #: rows per forward/backward on a rank
-    use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
     ppo_max_token_len_per_gpu: of.PositiveInt = 32768  #: that budget: tokens per forward/backward on a rank
     ppo_epochs: of.PositiveInt | None = None  #: passes over a step's batch; null = the actor's
-    shuffle: bool = False  #: permute the prompt groups before each pass
-    grad_clip: of.PositiveFloat = 1.0  #: bound of the gradient's global norm
     cliprange_value: of.PositiveFloat = 0.5  #: how far a value may move from its old one before the loss is clipped
-    loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
     #: consecutive ranks that share each sequence; null = the actor's
     ulysses_sequence_parallel_size: of.PositiveInt | None = None
-    use_prefix_grouper: bool = True  #: compute what rows begin with alike once, where it pays
     fsdp_config: FSDPConfig = FSDPConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 
-    @property
-    def micro_batching(self) -> MicroBatching:
-        """Says how a mini-batch of the value update, or the value pass, is cut on one rank."""
-        return micro_batching(self.use_dynamic_bsz, self.ppo_micro_batch_size_per_gpu, self.ppo_max_token_len_per_gpu)
 
-
-@dataclass(frozen=True, kw_only=True)
 class TrainerConfig(of.Section):
     """The run: how long, where, what is written."""
 
@@ -336,14 +315,12 @@ class TrainerConfig(of.Section):
         return self.default_local_dir or f"checkpoints/{self.project_name}/{self.experiment_name}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class RayKwargs(of.Section):
     """Settings for Ray itself."""
 
     ray_init: dict[str, Any] = field(default_factory=dict)  #: arguments of ray.init: num_cpus, address, ...
 
 
-@dataclass(frozen=True, kw_only=True)
 class PPOConfig(of.Section):
     """Holds the settings of one run."""
 

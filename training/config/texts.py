@@ -17,6 +17,6 @@ def say(text: str, **facts: Any) -> str:
     return TEXTS[text].format(**facts)
 
 
-def say_where(found: Mapping[str, bool], **facts: Any) -> Iterator[str]:
+def say_where(found: Mapping[str, object], **facts: Any) -> Iterator[str]:
     """Yields the texts of what was found, with the facts filled in."""
     return (say(text, **facts) for text, there in found.items() if there)

@@ -46,6 +46,8 @@ def gae_scan(
     """
     width = values.shape[-1]
     advantages, returns = torch.empty_like(values), torch.empty_like(values)
+    if not values.numel():
+        return advantages, returns
     given: list[Any] = [x if x is None else x.reshape(-1, width) for x in (rewards, values, mask, continues)]
     for rows in row_blocks(given[1], SCAN_ENTRIES):
         # Time first: a step of all rows is then one piece of memory.

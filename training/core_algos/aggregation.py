@@ -107,7 +107,8 @@ def whole_counts(mask: Tensor, counts: Mapping[str, Any]) -> tuple[GlobalBatchIn
     running, row_weights = _RUNNING.get() or ({}, None)
     known = {name: count for given in (running, counts) for name, count in given.items() if count is not None}
     own = {"batch_num_tokens": mask.count_nonzero(), "global_batch_size": mask.any(-1).count_nonzero()}
-    return {**own, **known}, row_weights  # type: ignore[typeddict-item]
+    # Of several ranks no rank knows them all.
+    return {**(own if known.get("dp_size", 1) == 1 else {}), **known}, row_weights  # type: ignore[typeddict-item]
 
 
 def _denominator(name: str, count: float | Tensor | None, dp_size: int, counted: Tensor) -> Tensor:

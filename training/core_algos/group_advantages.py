@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from data.containers import row_blocks, row_sums
+from data.names import did_you_mean
 from training.batch.torch_functional import masked_whiten
 from training.core_algos.registry import register_adv_est
 
@@ -283,11 +284,15 @@ def compute_gdpo_outcome_advantage(
 def _one_kind(columns: Mapping[str, Any], key: str, response_mask: Tensor) -> Tensor:
     """Puts a column's numbers on each row's first sampled token: (batch, response_len)."""
     if key not in columns:
-        known = ", ".join(sorted(name for name in columns if "/" not in name))
-        raise ValueError(
-            f"algorithm.gdpo_reward_keys has {key!r}, which the reward function does not give; it: {known}"
-        )
-    scores = torch.tensor(np.asarray(columns[key], dtype=np.float64), device=response_mask.device)
+        given = [name.removeprefix("reward_info/") for name in columns if name.startswith("reward_info/")]
+        known = f"; it gives {', '.join(given) or 'none'}.{did_you_mean(key, given)}"
+        raise ValueError(f"algorithm.gdpo_reward_keys has {key!r}, which the reward function does not give{known}")
+    try:
+        # None: the function gave none here.
+        numbers = [float(value or 0) for value in columns[key]]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"algorithm.gdpo_reward_keys has {key!r}, which is no number: {error}") from error
+    scores = torch.tensor(numbers, dtype=torch.float64, device=response_mask.device)
     first = response_mask.bool() & (response_mask.bool().cumsum(-1) == 1)
     return first * scores[:, None]
 

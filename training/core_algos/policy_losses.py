@@ -34,7 +34,6 @@ Loss = tuple[Tensor, dict[str, Any]]
 BLOCK = 1 << 17
 
 
-@dataclass(frozen=True, kw_only=True)
 class PolicyLossConfig(Section):
     """Holds what a policy loss may read as `config`: by attribute, or by key as losses written for verl do.
 

@@ -19,12 +19,12 @@ def compute_pf_ppo_reweight_data(
     """Draws as many rows as there are, with replacement, by the scores of their episodes.
 
     Args:
-        data: has token_level_scores (B, R). Dummy rows are not drawn.
+        data: has token_level_scores (B, R). Neither dummy rows nor rows without a sampled token are drawn.
         reweight_method: pow: |score|^weight_pow; max_min: the best and the worst alone; max_random: the best four times
             as often as others.
         seed: of the draws; None: torch's generator draws.
     """
-    episodes, real = EpisodeRows(data), real_rows(data)
+    episodes, real = EpisodeRows(data), real_rows(data) & data.batch["response_mask"].bool().any(1)
     scores = episodes.of_rows(episodes.join(data.batch["token_level_scores"]).sum(-1).double())
     weights = torch.where(real, _weights(scores, scores[real], reweight_method, weight_pow) + 1e-8, 0)
     generator = None if seed is None else torch.Generator().manual_seed(seed)

@@ -48,7 +48,7 @@ def compute_optimal_token_baseline_advantage(
     for rows in blocks:
         norms = 1 - 2 * old_log_probs[rows].to(returns.dtype).exp() + sum_pi_squared[rows]
         if rollout_is_weights is not None:
-            norms = norms * rollout_is_weights[rows] ** 2
+            norms = norms * rollout_is_weights[rows].to(returns.dtype) ** 2
         weights = torch.where(sampled[rows], norms, 0).cumsum(-1).masked_fill_(~sampled[rows], 0)
         summed = returns[rows] * weights, weights, sampled[rows].to(returns.dtype)
         for total, of_rows in zip((products, totals, left), summed, strict=True):

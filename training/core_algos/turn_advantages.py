@@ -44,7 +44,8 @@ class Turns:
     def of(cls, token_level_rewards: Tensor, response_mask: Tensor, turn_ids: Tensor) -> "Turns":
         """Finds the turns of a batch, whose numbers never fall along a row."""
         sampled, (rewards,) = response_mask.bool(), at_least_float32(token_level_rewards)
-        last = max(int(torch.where(sampled[rows], turn_ids[rows], 0).max()) for rows in row_blocks(sampled))
+        blocks = row_blocks(sampled) if sampled.numel() else []
+        last = max((int(torch.where(sampled[rows], turn_ids[rows], 0).max()) for rows in blocks), default=0)
         exists = sampled.new_zeros(len(sampled), last + 2)
         sums = rewards.new_zeros(exists.shape)
         turns = cls(turn_ids, sampled, exists[:, :-1], sums[:, :-1])

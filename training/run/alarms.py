@@ -127,7 +127,7 @@ class Alarms:
         name, group_size = self.config.algorithm.adv_estimator, self.config.actor_rollout_ref.rollout.n
         needs, own = estimator_needs(name), name not in set(AdvantageEstimator)
         by_group = "index" in needs
-        known = "values" not in needs and (by_group or not own)
+        known = not {"values", "turn_ids", "ref_log_prob"}.intersection(needs) and (by_group or not own)
         same_tasks = not (self.config.environments and self.config.agent.allow_different_tasks)
         episodes = EpisodeRows(batch)
         enough = int(episodes.real.numpy()[episodes.first].sum()) >= FEWEST_EPISODES
@@ -138,8 +138,8 @@ class Alarms:
         rules += [batch_faults.equal_answers(batch, episodes)]
         if known:
             rules.append(batch_faults.other_advantages(batch, episodes, by_group, own))
-        if known and by_group and group_size > 1 and not own:
-            rules.append(batch_faults.uneven_advantages(batch, episodes))
+        if group_size > 1 and name in _TABLE["one_an_episode"]:
+            rules.append(batch_faults.uneven_advantages(batch, episodes, name in _TABLE["cancel_out"]))
         rules += [self._repeats(batch), self._rewards(batch, episodes, metrics), self._numbers(metrics)]
         rules += [self._engine(metrics), self._update(metrics), self._reference(batch, metrics, step)]
         rules += [self._jumps(metrics), self._machine(metrics)]

@@ -152,8 +152,8 @@ def other_advantages(batch: DataProto, episodes: EpisodeRows, by_group: bool, ow
         yield "advantages_wrong", f"{given} the better one has the smaller advantage"
 
 
-def uneven_advantages(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
-    """Finds advantages that vary within an answer, or do not cancel out in their group."""
+def uneven_advantages(batch: DataProto, episodes: EpisodeRows, cancel: bool) -> Iterator[Finding]:
+    """Finds advantages that vary within an answer, or where they should `cancel` out in their group and do not."""
     mask, advantages = batch.batch["response_mask"].bool(), batch.batch["advantages"]
     highest = advantages.masked_fill(~mask, -math.inf).amax(1)
     spread = highest - advantages.masked_fill(~mask, math.inf).amin(1)
@@ -161,7 +161,7 @@ def uneven_advantages(batch: DataProto, episodes: EpisodeRows) -> Iterator[Findi
         first = first_place(batch, uneven[:, None] & mask)
         yield "advantages_wrong", f"they vary within {int(uneven.sum())} answers, first in that of {first}"
     live = mask.any(1)
-    for uid, rows in grouped(batch, episodes).items():
+    for uid, rows in grouped(batch, episodes).items() if cancel else ():
         if live[rows].all() and abs(mean := highest[rows].mean().item()) > 1e-3 * max(1.0, highest[rows].abs().max()):
             yield "advantages_wrong", f"those of group {uid} have the mean {mean:.2g}, not 0"
             return

@@ -13,7 +13,6 @@ import io
 import json
 import logging
 import math
-import os
 import re
 import shutil
 import time
@@ -22,7 +21,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ import torch
 
 from training.config.settings import TrainerConfig
 from training.config.texts import say
-from training.run.records import write_atomically
+from training.run.records import force_to_disk, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -191,21 +190,9 @@ def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
 
 def _fingerprint(path: Path) -> list[int]:
     """Returns [bytes, CRC-32]: enough against accidents; reading a checkpoint runs no code, so none need be trusted."""
-    checksum = 0
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            checksum = zlib.crc32(block, checksum)
-    return [path.stat().st_size, checksum]
-
-
-def force_to_disk(folder: Path) -> None:
-    """Calls fsync on every file and folder below `folder`, so that the rename cannot overtake the data."""
-    for path in [folder, *folder.rglob("*")]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        blocks = iter(partial(file.read, 1 << 22), b"")
+        return [path.stat().st_size, reduce(lambda checksum, block: zlib.crc32(block, checksum), blocks, 0)]
 
 
 def remove_checkpoint(folder: Path) -> None:
@@ -246,8 +233,7 @@ def find_checkpoint(
         return None
     if resume_mode == "resume_path":
         path = Path(str(resume_from_path))
-        missing = [name for name in (DRIVER_STATE, *needs) if not (path / name).exists()]
-        if missing:
+        if missing := [name for name in (DRIVER_STATE, *needs) if not (path / name).exists()]:
             raise FileNotFoundError(say("path_incomplete", path=path, missing=", ".join(missing)))
         if problem := damage(path, needs):
             raise ValueError(f"trainer.resume_from_path={path} is damaged: {problem}")

@@ -49,21 +49,14 @@ def _reduced(name: str, values: Any) -> Tensor:
     return numbers.max() if "max" in words else numbers.min() if "min" in words else numbers.mean()
 
 
-def _summary(name: str, values: Tensor) -> dict[str, Tensor]:
-    """Computes `name`/mean, /max and /min of a 1-D tensor; nothing for an empty one."""
-    if values.numel() == 0:
-        return {}
-    values = values.double()
-    return {f"{name}/mean": values.mean(), f"{name}/max": values.max(), f"{name}/min": values.min()}
-
-
-def _token_moments(values: Tensor, mask: Tensor, less: Tensor | float = 0.0) -> dict[str, Tensor]:
+def _moments(values: Tensor, mask: Tensor | None = None, less: Tensor | float = 0.0) -> dict[str, Tensor]:
     """Computes mean, max, min and var of values - less over the mask, in float64, a block of rows at a time.
 
-    Nothing for an empty mask.
+    Nothing where there are no values, or none in the mask; None takes all.
     """
     parts: list[list[float]] = []
     less = torch.as_tensor(less).expand_as(values)
+    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     for rows in row_blocks(values):
         # numpy chooses by a mask thirty times as fast.
         part = torch.from_numpy((values[rows].double() - less[rows].double()).numpy()[mask[rows].numpy()])
@@ -97,22 +90,20 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str,
     prompt_width = tensors["attention_mask"].shape[-1] - mask.shape[-1]
     prompts, responses = tensors["attention_mask"].bool().split([prompt_width, mask.shape[-1]], dim=-1)
     live = episodes.fold(mask.any(-1), "amax") > 0
+    scores, rewards = (episodes.fold(tensors[f"token_level_{name}"].sum(-1))[live] for name in ("scores", "rewards"))
     names = ("advantages", "returns", *(["values"] if use_critic else []))
-    tokens = {name: _token_moments(tensors[name], mask) for name in names}
-    metrics = {
-        **_summary("critic/score", episodes.fold(tensors["token_level_scores"].sum(-1))[live]),
-        **_summary("critic/rewards", episodes.fold(tensors["token_level_rewards"].sum(-1))[live]),
-        **{f"critic/{name}/{kind}": x for name, found in tokens.items() for kind, x in found.items() if kind != "var"},
-        **_summary("response_length", episodes.fold(row_sums(responses))),
-        **_summary("prompt_length", episodes.fold(row_sums(prompts), "amin")),
-    }
+    tokens = {f"critic/{name}": _moments(tensors[name], mask) for name in names}
+    found = {"critic/score": _moments(scores), "critic/rewards": _moments(rewards), **tokens}
+    found["response_length"] = _moments(episodes.fold(row_sums(responses)))
+    found["prompt_length"] = _moments(episodes.fold(row_sums(prompts), "amin"))
+    metrics = {f"{name}/{kind}": x for name, own in found.items() for kind, x in own.items() if kind != "var"}
     if real_rows(batch).any():
         metrics["response_length/clip_ratio"] = episodes.fold(responses.all(-1), "amax").mean()
         metrics["prompt_length/clip_ratio"] = episodes.fold(prompts.all(-1), "amax").mean()
         metrics["response/aborted_ratio"] = 1 - live.double().mean()
     if use_critic and mask.any():
-        error = _token_moments(tensors["returns"], mask, less=tensors["values"])
-        metrics["critic/vf_explained_var"] = 1 - error["var"] / (tokens["returns"]["var"] + 1e-5)
+        error = _moments(tensors["returns"], mask, less=tensors["values"])
+        metrics["critic/vf_explained_var"] = 1 - error["var"] / (tokens["critic/returns"]["var"] + 1e-5)
     return {name: value.item() for name, value in metrics.items()}
 
 
@@ -127,9 +118,9 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) ->
     attended, real = batch.batch["attention_mask"], real_rows(batch)
     tokens = dict.fromkeys(_SECTIONS_OVER_ALL_TOKENS, int(row_sums(attended)[real].sum()))
     tokens["gen"] = int(row_sums(attended[:, -response_width:])[real].sum())
-    timed = {name: seconds * 1000 / tokens[name] for name, seconds in timing_raw.items() if tokens.get(name)}
     metrics = {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
-    return metrics | {f"timing_per_token_ms/{name}": milliseconds for name, milliseconds in timed.items()}
+    timed = [name for name in timing_raw if tokens.get(name)]
+    return metrics | {f"timing_per_token_ms/{name}": timing_raw[name] * 1000 / tokens[name] for name in timed}
 
 
 def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:

@@ -79,11 +79,19 @@ def record_config(run_dir: Path, config: PPOConfig, step: int) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Writes a file under a temporary name, forces it to disk, and renames it."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_text(text)
+    force_to_disk(temporary)
     temporary.replace(path)
+
+
+def force_to_disk(written: Path) -> None:
+    """Calls fsync on a file, or a folder and all below it, so that a rename cannot overtake the data."""
+    for path in [written, *written.rglob("*")]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _versions(run_dir: Path) -> list[Path]:

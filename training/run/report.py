@@ -70,11 +70,8 @@ def phase_times(metrics: Metrics) -> tuple[list[str], np.ndarray]:
     if STEP_TIME_KEY not in metrics:
         return [], np.zeros((0, 0))
     timed = ~np.isnan(metrics[STEP_TIME_KEY])
-    phases = {
-        key.removeprefix("timing_s/"): np.nan_to_num(seconds[timed])
-        for key, seconds in metrics.items()
-        if key.startswith("timing_s/") and key != STEP_TIME_KEY
-    }
+    keys = [key for key in metrics if key.startswith("timing_s/") and key != STEP_TIME_KEY]
+    phases = {key.removeprefix("timing_s/"): np.nan_to_num(metrics[key][timed]) for key in keys}
     rest = metrics[STEP_TIME_KEY][timed] - sum(phases.values())
     longest_first = sorted(phases, key=lambda name: -phases[name].sum())
     return [*longest_first, "other"], np.array([*(phases[name] for name in longest_first), np.maximum(rest, 0)])

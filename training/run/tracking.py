@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -159,12 +159,10 @@ def cut_back(path: Path, resume_step: int) -> None:
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the steps of a metrics file, without the lines that are only partly written."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+        with suppress(ValueError):
             record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and "step" in record:
-            yield record
+            if isinstance(record, dict) and "step" in record:
+                yield record
 
 
 def open_tensorboard(folder: Path, config: dict[str, Any], resume_step: int) -> Tracker:

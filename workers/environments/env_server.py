@@ -58,8 +58,8 @@ class StepReply:
 
 
 def crashed(error: str, seconds: float = 0.0) -> StepReply:
-    """Makes the reply of a call that failed."""
-    return StepReply(failure="env_crash", error=error, seconds=seconds)
+    """Makes the reply of a call that failed; of a long error its beginning."""
+    return StepReply(failure="env_crash", error=error[:MAX_ERROR_CHARS], seconds=seconds)
 
 
 class EnvServer:
@@ -122,7 +122,7 @@ class EnvServer:
             return json.dumps(asdict(reply)).encode()
         except BaseException as error:
             text = f"what {kind} returned cannot be sent to another process: {describe(error)}"
-            return json.dumps(asdict(crashed(text[:MAX_ERROR_CHARS], reply.seconds))).encode()
+            return json.dumps(asdict(crashed(text, reply.seconds))).encode()
 
     def serve(self, connection: Connection) -> None:
         """Answers calls until the agent is closed or nobody is there to ask."""
@@ -181,5 +181,4 @@ def unpack(answer: bytes) -> StepReply:
         return replace(reply, seconds=float(reply.seconds), tool_calls=calls, info=numbers(reply.info))
     # Whatever came is no reply.
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        text = f"the environment's home sent what is no reply: {type(error).__name__}: {error}"
-        return crashed(text[:MAX_ERROR_CHARS])
+        return crashed(f"the environment's home sent what is no reply: {type(error).__name__}: {error}")

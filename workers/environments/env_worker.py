@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 from custom.confine import kill_tree
 from custom.env import Abandoned
+from training.config.texts import say
 from workers.environments.env_server import Call, EnvServer, StepReply, own_clock, unpack
 from workers.environments.fork_server import ForkServer, WorkerLost
 
@@ -59,10 +60,7 @@ def pickled(spec: Any) -> bytes:
         return pickler.dumps(spec)
     # Objects refuse in many ways.
     except Exception as error:
-        raise ValueError(
-            f"{type(error).__name__}: {error}: an environment that cannot be pickled lives in a thread only "
-            "(isolation=thread), or is given by name or as a function that makes it"
-        ) from error
+        raise ValueError(say("not_pickled", kind=type(error).__name__, error=error)) from error
 
 
 class ThreadWorker(EnvWorker):
@@ -175,11 +173,10 @@ class RayWorker(EnvWorker):
         """Kills the actor."""
         import ray
 
-        actor = self._actor
-        if actor is not None and ray.is_initialized():
+        if self._actor is not None and ray.is_initialized():
             # It may be gone already, or Ray is going.
             with contextlib.suppress(Exception):
-                ray.kill(actor)
+                ray.kill(self._actor)
 
     def end(self) -> None:
         """Closes the agent and kills the actor."""

@@ -36,9 +36,8 @@ from workers.environments.env_server import EnvServer
 REAP_S = 1.0
 # The longest that the fork server may take to answer; its start is slow on a busy machine.
 ANSWER_S = 60.0
-START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-START += "from workers.environments.fork_server import Limits, run_fork_server; "
-START += "run_fork_server(int(sys.argv[2]), Limits(**json.loads(sys.argv[3])), sys.argv[4:])"
+START = "import json, sys; sys.path[:], *own = json.loads(sys.argv[1]); "
+START += "from workers.environments.fork_server import run_fork_server; run_fork_server(*own)"
 
 
 class WorkerLost(RuntimeError):
@@ -59,15 +58,13 @@ class ForkServer:
         """Forks an env worker; returns its process id and the connection to it. Raises WorkerLost."""
         ours, theirs = Pipe()
         with self._lock, theirs:
-            pid = None
             # That it died is only noticed by asking it.
             for _ in range(2):
                 if self._process is None or self._process.poll() is not None:
                     self._start()
-                pid = self._ask(0, theirs)
-                if pid is not None:
+                if pid := self._ask(0, theirs):
                     break
-        if pid is None or pid <= 0:
+        if pid is None or pid < 0:
             ours.close()
             raise WorkerLost(f"no process for an environment: {os.strerror(-pid) if pid else 'the fork server died'}")
         return pid, ours
@@ -99,12 +96,12 @@ class ForkServer:
             self._control.close()
         self._control, theirs = Pipe()
         with theirs:
-            arguments = [json.dumps(sys.path), str(theirs.fileno()), json.dumps(asdict(self._limits))]
-            command = [sys.executable, "-c", START, *arguments, *self._preload]
+            own = [sys.path, theirs.fileno(), asdict(self._limits), self._preload]
+            command = [sys.executable, "-c", START, json.dumps(own)]
             # Games go by the order of sets: equal seeds are to give equal games in every run.
-            own = {"PYTHONHASHSEED": "0"} | os.environ
+            env = {"PYTHONHASHSEED": "0"} | os.environ
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=own
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=env
             )
 
     def _ask(self, pid: int, connection: Connection | None = None) -> int | None:
@@ -127,7 +124,7 @@ def libraries_of(sources: Iterable[Any]) -> list[str]:
     return sorted({library for source in sources if (library := library_of(source))})
 
 
-def run_fork_server(control_fd: int, limits: Limits, preload: Sequence[str]) -> None:
+def run_fork_server(control_fd: int, limits: dict[str, Any], preload: Sequence[str]) -> None:
     """Forks and reaps, in the fork server, until the pool's process is gone."""
     parent, workers = os.getppid(), set[int]()
     adopt_orphans()
@@ -150,7 +147,7 @@ def run_fork_server(control_fd: int, limits: Limits, preload: Sequence[str]) -> 
                 workers.discard(pid)
                 end_orphans(workers)
             else:
-                answer = fork_worker(control, recv_handle(control), limits)
+                answer = fork_worker(control, recv_handle(control), Limits(**limits))
                 workers.add(answer)
             control.send(answer)
     end_orphans(set())

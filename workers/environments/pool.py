@@ -130,9 +130,8 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         limits: Limits | None = None,
     ) -> None:
         self.isolation = isolation
-        self.num_workers = math.inf if num_workers is None else num_workers
-        self.step_timeout_s = math.inf if step_timeout_s is None else step_timeout_s
-        self.episode_timeout_s = math.inf if episode_timeout_s is None else episode_timeout_s
+        bounds = (math.inf if bound is None else bound for bound in (num_workers, step_timeout_s, episode_timeout_s))
+        self.num_workers, self.step_timeout_s, self.episode_timeout_s = bounds
         self.build_timeout_s, self.close_timeout_s = build_timeout_s, min(MAX_CLOSE_S, self.step_timeout_s)
         self._specs = list(specs) if isolation == "thread" else [pickled(spec) for spec in specs]
         self._names = [environment_name(spec.environment) for spec in specs]

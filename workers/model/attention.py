@@ -54,7 +54,7 @@ class Block(NamedTuple):
     real: Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Sequences:
     """Holds what attention must know of packed rows.
 
@@ -95,13 +95,8 @@ class Sequences:
     def of(cls, lengths: Sequence[int], keys: Sequence[Tensor] | None = None) -> Sequences:
         """Describes segments of these lengths, and for each the places of its keys, the last of which are its own."""
         key_lengths = tuple(lengths if keys is None else map(len, keys))
-        return cls(
-            lengths=tuple(lengths),
-            key_lengths=key_lengths,
-            boundaries=_boundaries(lengths),
-            key_boundaries=_boundaries(key_lengths),
-            keys=None if keys is None else torch.cat(list(keys)),
-        )
+        places = None if keys is None else torch.cat(list(keys))
+        return cls(tuple(lengths), key_lengths, _boundaries(lengths), _boundaries(key_lengths), places)
 
     def model_inputs(self) -> dict[str, Any]:
         """Returns the keyword arguments by which a transformers model hands this on to its attention.

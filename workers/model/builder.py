@@ -114,6 +114,8 @@ class ModelSpec:
         except ValueError as error:
             kind = self.hf_config.model_type
             raise ValueError(say("no_value_model", section=section, path=self.path, kind=kind)) from error
+        except RuntimeError as error:
+            raise ValueError(f"{section}.path={self.path}: its head does not give one number a token") from error
 
     def empty_causal_lm(self, dtype: torch.dtype) -> nn.Module:
         """Builds a policy without its weights, for a rollout engine that is about to receive them."""

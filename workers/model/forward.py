@@ -146,33 +146,29 @@ def attends_fully(lm: nn.Module) -> bool:
 
 
 def forward_settings(
-    model: ModelConfig | CriticModelConfig,
-    share_prompts: bool,
-    module: nn.Module,
-    device: torch.device,
-    sequence_ranks: int = 1,
+    model: ModelConfig | CriticModelConfig, share_prompts: bool, module: nn.Module, device: torch.device, ranks: int = 1
 ) -> ForwardSettings:
     """Says how this model is run, and has it attend through attention.py where its rows are to be packed.
 
     They are packed where its attention allows it, and then share what they begin with, if `share_prompts` asks for it.
 
     Raises:
-        ValueError: it does not allow a sequence-parallel group of `sequence_ranks` ranks.
+        ValueError: it does not allow a sequence-parallel group of `ranks` ranks.
     """
     packs = model.use_remove_padding and pack_rows(module)
     if share_prompts and not packs:
         logger.info("%s: its rows are padded, and a group's prompt is computed for each of them", model.path)
     if varies_with_length(module):
         logger.warning(say("longest_row_turns", path=model.path))
-    if sequence_ranks > 1:
-        check_shared_sequences(module, sequence_ranks)
+    if ranks > 1:
+        check_shared_sequences(module, ranks)
     return ForwardSettings(
         device=device,
         dtype=torch_dtype(model.dtype),
         strip_padding=model.use_remove_padding,
         pack_rows=packs,
         key_cost=key_cost(module.config.get_text_config()) if share_prompts and packs else None,
-        sequence_group=rank_group(sequence_ranks),
+        sequence_group=rank_group(ranks),
     )
 
 

@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from data.protocol import DataProto
 from training.batch.batching import plan_padded
 from training.config import MicroBatching
+from training.config.texts import say
 from workers.model.attention import Sequences, tensors_on, to_device
 from workers.model.prefix_tree import MicroBatch, cut_segments, order_rows, plan_packed
 from workers.ranks.distributed import SumOfParts, max_over_ranks
@@ -71,11 +72,11 @@ class ForwardBatch:
 
     input_ids: Tensor
     position_ids: Tensor
-    attention_mask: Tensor | None
     logit_positions: Tensor
     labels: Tensor
     rows: Tensor
     columns: Tensor
+    attention_mask: Tensor | None = None
     sequences: Sequences | None = None
 
     def model_inputs(self) -> dict[str, Any]:
@@ -110,9 +111,7 @@ def row_tokens(data: DataProto, strip_padding: bool) -> list[RowTokens]:
     if not strip_padding:
         real = torch.ones_like(real)
     if not (prompted := real[:, :width].any(dim=1)).all():
-        fix = "which their first sampled token would be predicted from; attend a begin-of-text or padding token"
-        wrong = (~prompted).nonzero().flatten().tolist()[:8]
-        raise ValueError(f"rows {wrong} have no prompt token in attention_mask, {fix}")
+        raise ValueError(say("no_prompt", rows=(~prompted).nonzero().flatten().tolist()[:8]))
     return [
         RowTokens(row[kept], own[kept].nonzero().squeeze(1), own.nonzero().squeeze(1) - width)
         for row, kept, own in zip(ids, real, sampled, strict=True)
@@ -158,12 +157,10 @@ def _packed(rows: Sequence[RowTokens], shared: Sequence[int], multiple_of: int) 
     if missing := -total % multiple_of:
         ids, positions = [*ids, torch.zeros(missing, dtype=torch.long)], [*positions, torch.arange(missing)]
         lengths, keys = [*lengths, missing], [*keys, torch.arange(total, total + missing)]
+    sampled = _sampled_tokens(rows, [torch.from_numpy(places) for places in segments.places])
+    sequences = Sequences.of(lengths, keys if any(shared) else None)
     return ForwardBatch(
-        input_ids=torch.cat(ids)[None],
-        position_ids=torch.cat(positions)[None],
-        attention_mask=None,
-        **_sampled_tokens(rows, [torch.from_numpy(places) for places in segments.places]),
-        sequences=Sequences.of(lengths, keys if any(shared) else None),
+        input_ids=torch.cat(ids)[None], position_ids=torch.cat(positions)[None], **sampled, sequences=sequences
     )
 
 
@@ -174,7 +171,7 @@ def _padded(rows: Sequence[RowTokens]) -> ForwardBatch:
     # Padding continues the positions: numbers that start again would be read as packed sequences.
     positions = places[:1].repeat(len(rows), 1)
     sampled = _sampled_tokens(rows, list(places))
-    return ForwardBatch(input_ids=ids, position_ids=positions, attention_mask=None, **sampled)
+    return ForwardBatch(input_ids=ids, position_ids=positions, **sampled)
 
 
 def _sampled_tokens(rows: Sequence[RowTokens], places: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -13,36 +13,35 @@ import pickle
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dcp_state
+import yaml
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from training.config.texts import say
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.ranks.distributed import full_tensor, rank, world_size
 
 logger = logging.getLogger(__name__)
-Scheduler: TypeAlias = torch.optim.lr_scheduler.LambdaLR
+State: TypeAlias = tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]
+# The names that DCP's metadata may have, by module.
+ALLOWED = yaml.safe_load(Path(__file__).with_name("dcp_names.yaml").read_text(encoding="utf-8"))
 FLAT = dcp_state.StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def save(
-    writer: CheckpointWriter,
-    folder: Path,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scheduler: Scheduler,
-    contents: Collection[str],
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    writer: CheckpointWriter, folder: Path, state: State, contents: Collection[str], tokenizer: Tokenizer | None = None
 ) -> None:
     """Begins to write the parts in `contents` (model, optimizer, extra) below `folder`; `writer` goes on by itself.
 
     With a tokenizer, also the Hugging Face folder, whose weights are the part hf_model.
     """
+    module, optimizer, scheduler = state
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {"model": partial(model_tensors, module), "optimizer": partial(optimizer_tensors, module, optimizer)}
     parts = {folder / name: own() for name, own in tensors.items() if name in contents}
@@ -55,18 +54,16 @@ def save(
     writer.start(parts, rest if rank() == 0 else [])
 
 
-def load(
-    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Scheduler, contents: Collection[str]
-) -> None:
+def load(folder: Path, state: State, contents: Collection[str]) -> None:
     """Reads the parts in `contents` into the live objects, in place.
 
     Raises:
         FileNotFoundError: naming the part that this checkpoint does not hold.
     """
+    module, optimizer, scheduler = state
     for part, name in {"model": "model", "optimizer": "optimizer", "extra": "scheduler.json"}.items():
         if part in contents and not (folder / name).exists():
-            fix = "take it out of checkpoint.load_contents to go on without it"
-            raise FileNotFoundError(f"{folder} holds no '{part}': it was saved without; {fix}")
+            raise FileNotFoundError(say("part_missing", folder=folder, part=part))
     if "model" in contents:
         _load(model_tensors(module), folder / "model")
     if "optimizer" in contents:
@@ -77,8 +74,7 @@ def load(
         scheduler._update_lr(place["last_epoch"])
         lr = scheduler.get_last_lr()[0]
         if rank() == 0 and not math.isclose(lr, place.get("lr", lr), rel_tol=1e-6):
-            jump = f"the learning rate jumps from {place['lr']:.4g} to {lr:.4g}"
-            logger.warning("%s: %s: its schedule is another one", folder, jump)
+            logger.warning(say("rate_jumps", folder=folder, saved=place["lr"], now=lr))
 
 
 def _load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
@@ -136,20 +132,9 @@ class SafeReader(dcp.FileSystemReader):
 class _AllowListUnpickler(pickle.Unpickler):
     """Builds the classes of DCP's metadata and no others."""
 
-    ALLOWED: ClassVar[dict[str, set[str]]] = {
-        "pathlib": {"PosixPath"},
-        "torch": {"Size", "float32", "float16", "bfloat16", "int64", "uint8"},
-        "torch.serialization": {"_get_layout"},
-        "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-        "torch.distributed.checkpoint.metadata": {
-            *("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
-            *("TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
-        },
-    }
-
     def find_class(self, module: str, name: str) -> Any:
         """Finds an allowed class, and raises UnpicklingError for others."""
-        if name not in self.ALLOWED.get(module, ()):
+        if name not in ALLOWED.get(module, ()):
             raise pickle.UnpicklingError(f"a checkpoint's metadata names {module}.{name}, which it has no reason to")
         return super().find_class(module, name)
 
@@ -173,9 +158,7 @@ def _tensors(entries: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
 
 
-def huggingface_export(
-    folder: Path, module: nn.Module, tokenizer: PreTrainedTokenizerBase, *, weights: bool
-) -> Callable[[], None]:
+def huggingface_export(folder: Path, module: nn.Module, tokenizer: Tokenizer, *, weights: bool) -> Callable[[], None]:
     """Returns what writes a plain Hugging Face folder: config, generation config and tokenizer.
 
     With `weights` also the model, in bfloat16. Every rank takes part in gathering the weights, now; the first one alone

@@ -6,24 +6,21 @@ is a sum divided by the count of the whole mini-batch over all ranks, which is p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from data.protocol import DataProto
 from data.seeding import seed_for
+from training.batch import verl_names as schedules
 from training.batch.batching import shuffled_groups
-from training.config import ActorConfig, CriticConfig, OptimConfig, UpdatePlan
+from training.config import OptimConfig, UpdatePlan
 from training.config.texts import say
 from training.core_algos import GlobalBatchInfo
 from workers.model.packing import ForwardBatch, ForwardSettings, iter_micro_batches
 from workers.ranks.distributed import full_tensor, max_over_ranks, sum_over_ranks, world_size
-
-# The share of a wsd schedule's steps after the warm-up that hold the rate.
-STABLE_RATIO = 0.9
 
 
 class MicroLoss(NamedTuple):
@@ -55,41 +52,34 @@ def build_scheduler(
     for nine tenths of the steps after the warm-up, and then decays by a cosine.
     """
     warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * total_steps)
+    shape = optimizer, warmup, total_steps, optim.min_lr_ratio
     if optim.scheduler == "constant":
-        return transformers.get_constant_schedule_with_warmup(optimizer, warmup)
+        return schedules.get_constant_schedule_with_warmup(optimizer, warmup)
     if optim.scheduler == "cosine":
-        return transformers.get_cosine_with_min_lr_schedule_with_warmup(
-            optimizer, warmup, total_steps, num_cycles=optim.num_cycles, min_lr_rate=optim.min_lr_ratio
-        )
-    stable = int(STABLE_RATIO * (total_steps - warmup))
-    return transformers.get_wsd_schedule(
-        optimizer,
-        num_warmup_steps=warmup,
-        num_stable_steps=stable,
-        num_decay_steps=total_steps - warmup - stable,
-        min_lr_ratio=optim.min_lr_ratio,
-    )
+        return schedules.get_cosine_schedule_with_warmup(*shape, optim.num_cycles)
+    return schedules.get_wsd_schedule_with_warmup(*shape)
+
+
+class Trained(Protocol):
+    """Is an actor or a critic, as far as its update reads it: `config` bounds micro-batches and the gradient."""
+
+    config: Any
+    settings: ForwardSettings
+
+    def micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
+        """Computes what a micro-batch adds, given the counts of its mini-batch."""
 
 
 def update_model(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    data: DataProto,
-    plan: UpdatePlan,
-    settings: ForwardSettings,
-    config: ActorConfig | CriticConfig,
-    prefix: str,
-    micro_loss: Callable[[DataProto, ForwardBatch, GlobalBatchInfo], MicroLoss],
+    model: Trained, module: nn.Module, optimizer: torch.optim.Optimizer, data: DataProto, plan: UpdatePlan, prefix: str
 ) -> dict[str, float]:
     """Passes over the rows as planned, with one optimiser step for each mini-batch; returns their mean metrics.
 
     Args:
-        config: bounds micro-batches and the gradient.
         prefix: of the metrics `grad_norm` and `skipped_updates` (those with a norm that is not finite).
-        micro_loss: what a micro-batch adds, given the counts of its mini-batch.
     """
-    sums = MetricSums(settings.sequence_ranks)
-    weight = 1 / plan.updates
+    settings, config = model.settings, model.config
+    sums, weight, share = MetricSums(settings.sequence_ranks), 1 / plan.updates, settings.sequence_ranks / world_size()
     for number, rows in enumerate(rows_of_updates(data, plan)):
         mini = data.select_idxs(rows)
         mini.meta_info["updates_to_come"] = plan.updates if number == 0 else None
@@ -100,7 +90,7 @@ def update_model(
             mini.meta_info["observation_tokens"] = int(observed) // settings.sequence_ranks
         optimizer.zero_grad(set_to_none=True)
         for _, micro, inputs in iter_micro_batches(mini, settings, config.micro_batching):
-            loss, metrics, maxima = micro_loss(micro, inputs, counts)
+            loss, metrics, maxima = model.micro_loss(micro, inputs, counts)
             loss.backward()
             sums.add(metrics, weight)
             sums.maximum(maxima)
@@ -108,7 +98,9 @@ def update_model(
         # With nothing to learn from, momentum alone would move the weights.
         if torch.isfinite(norm) and counts["batch_num_tokens"]:
             optimizer.step()
-        sums.add_norm(prefix, norm, weight)
+        # Every rank has the same norm.
+        sums.add({f"{prefix}/grad_norm": norm}, weight * share)
+        sums.add({f"{prefix}/skipped_updates": ~torch.isfinite(norm)}, share)
     # Nothing reads them until the next update; what generates meanwhile may have their memory.
     optimizer.zero_grad(set_to_none=True)
     return sums.read()
@@ -167,12 +159,6 @@ class MetricSums:
         for name, value in metrics.items():
             value = torch.as_tensor(value).detach().float().mean() * weight
             self._sums[name] = self._sums[name] + value if name in self._sums else value
-
-    def add_norm(self, prefix: str, norm: Tensor, weight: float) -> None:
-        """Adds the gradient's norm before clipping and whether its update was skipped: every rank has the same."""
-        share = self.sequence_ranks / world_size()
-        self.add({f"{prefix}/grad_norm": norm}, weight * share)
-        self.add({f"{prefix}/skipped_updates": ~torch.isfinite(norm)}, share)
 
     def maximum(self, metrics: Mapping[str, Tensor]) -> None:
         """Takes maxima in."""

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from data.protocol import DataProto, pad_dataproto_to_divisor
+from training.config.texts import say
 from workers.ranks.memory import settle_heap
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -146,9 +147,7 @@ class RayResourcePool:
         nodes = [{key: value * count for key, value in one_rank.items()} for count in self.process_on_nodes]
         group = placement_group(nodes, strategy="STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
         if not group.wait(timeout_s):
-            ranks = f"{self.process_on_nodes} ranks of {one_rank} (trainer.nnodes x trainer.n_gpus_per_node)"
-            has = f"the cluster has {ray.cluster_resources()}"
-            raise RuntimeError(f"no room for {ranks} after {timeout_s:.0f} s; {has}")
+            raise RuntimeError(say("no_room", pool=self, each=one_rank, seconds=timeout_s, has=ray.cluster_resources()))
         return group
 
 

@@ -54,10 +54,6 @@ class BaseRollout(Engine):
             done.update((c.request_id, c) for c in self.step())
         return [done[str(i)] for i in range(len(inputs))]
 
-    def batch_generation(self, batch: DataProto) -> DataProto:
-        """Does what `generate_sequences` does, under verl's other name."""
-        return self.generate_sequences(batch)
-
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Answers every row's prompt, as episodes of a single turn.
 
@@ -82,20 +78,19 @@ class BaseRollout(Engine):
         batch.meta_info = dict(prompts.meta_info)
         return batch
 
+    # verl's other name.
+    batch_generation = generate_sequences
+
     def sampling(self, meta_info: dict[str, Any]) -> Sampling:
         """Makes the config's sampling, with validation's overrides where `meta_info["validate"]`.
 
         It is greedy where `do_sample` is false.
         """
-        cfg = self.config.val_kwargs if meta_info.get("validate") else self.config
-        do_sample = meta_info.get("do_sample", self.config.val_kwargs.do_sample if meta_info.get("validate") else True)
-        return Sampling(
-            max_tokens=self.response_length,
-            temperature=cfg.temperature if do_sample else 0.0,
-            top_k=cfg.top_k if do_sample else -1,
-            top_p=cfg.top_p if do_sample else 1.0,
-            stop_token_ids=() if self.config.ignore_eos else self.eos_token_ids,
-        )
+        validate, stops = meta_info.get("validate"), () if self.config.ignore_eos else self.eos_token_ids
+        cfg = self.config.val_kwargs if validate else self.config
+        do_sample = meta_info.get("do_sample", not validate or self.config.val_kwargs.do_sample)
+        own = {name: cfg[name] for name in ("temperature", "top_k", "top_p")} if do_sample else {"temperature": 0.0}
+        return Sampling(max_tokens=self.response_length, stop_token_ids=stops, **own)
 
     def sampler(self, meta_info: dict[str, Any]) -> Sampler:
         """Makes the sampling of each turn, with a seed of its own, of (run, step, group, sample, turn).
@@ -132,8 +127,7 @@ class BaseRollout(Engine):
         fields |= {"turn_ids": turns, "attention_mask": attended}
         if self.config.calculate_log_probs:
             fields["rollout_log_probs"] = log_probs
-        tensors = {name: torch.from_numpy(field) for name, field in fields.items()}
-        return DataProto.from_dict(tensors=tensors)
+        return DataProto.from_dict(tensors={name: torch.from_numpy(field) for name, field in fields.items()})
 
 
 def start_episodes(prompts: DataProto) -> list[Episode]:
@@ -153,6 +147,6 @@ def turn_seed(meta_info: dict[str, Any], episode: Episode) -> int:
 
     A restarted episode samples anew, and validation for itself.
     """
-    turn = episode.turn + ATTEMPT * episode.attempt
+    turn = len(episode.turns) + ATTEMPT * episode.attempt
     sample = -1 - episode.sample if meta_info.get("validate") else episode.sample
     return seed_for(meta_info["seed"], meta_info["global_steps"], episode.group, sample, turn)

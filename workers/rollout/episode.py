@@ -125,7 +125,6 @@ class Episode:
     initial_messages: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    turn: int = 0
     attempt: int = 0
     ending: str = ""
     error: str = ""
@@ -153,7 +152,7 @@ class Episode:
     def restart(self) -> None:
         """Forgets what was played."""
         self.rows, self.initial_messages, self.messages, self.turns = [], [], [], []
-        self.turn, self.attempt, self.ending, self.error = 0, self.attempt + 1, "", ""
+        self.attempt, self.ending, self.error = self.attempt + 1, "", ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +168,7 @@ class TurnLimits:
 
     def room(self, row: Row) -> int:
         """Counts the tokens that the row may still take."""
-        held = len(row.ids)
-        return min(self.response_length - held, self.max_model_len - len(row.prompt_ids) - held)
+        return min(self.response_length, self.max_model_len - len(row.prompt_ids)) - len(row.ids)
 
 
 class Sample(NamedTuple):
@@ -200,15 +198,6 @@ class EnvironmentGone(Exception):
     """Says how the environment, which is gone, has failed, and with which error."""
 
 
-def answer_prompt(episode: Episode, sampler: Sampler, limits: TurnLimits) -> Play:
-    """Plays an episode that is a prompt and its answer."""
-    try:
-        completion = yield from sample(episode, sampler, limits)
-        episode.ending = completion.finish_reason
-    except Ended as end:
-        episode.ending, episode.error = end.args
-
-
 def play_episode(
     episode: Episode, sampler: Sampler, limits: TurnLimits, tokens: TurnTokens | None, tools: Sequence[Tools]
 ) -> Play:
@@ -218,15 +207,16 @@ def play_episode(
         tokens: None: the episode is a prompt and its answer.
         tools: per environment, its tools' schemas.
     """
-    if tokens is None:
-        return (yield from answer_prompt(episode, sampler, limits))
     try:
+        if tokens is None:
+            episode.ending = (yield from sample(episode, sampler, limits)).finish_reason
+            return
         episode.ending, episode.error = yield from take_turns(episode, sampler, limits, tokens, tools[episode.spec])
         reply = yield from ask(episode, "finish", episode.ending)
         if reply.reward is not None and episode.ending not in FAILURES:
             episode.set_reward(reply.reward)
-    except EnvironmentGone as gone:
-        episode.ending, episode.error = gone.args
+    except (Ended, EnvironmentGone) as end:
+        episode.ending, episode.error = end.args
     if not episode.rows:
         episode.rows.append(Row(prompt_ids=[]))
 
@@ -247,10 +237,9 @@ def take_turns(
             reply = yield from ask(episode, "step", text)
             episode.turns[-1].reply = reply
             episode.row.add_reward(reply.reward or 0.0)
-            episode.turn += 1
             if reply.done:
                 return "done", ""
-            if limits.max_turn is not None and episode.turn >= limits.max_turn:
+            if limits.max_turn is not None and len(episode.turns) >= limits.max_turn:
                 return "max_turns", ""
             join(episode, reply.messages, limits, tokens, tools)
     except Ended as end:
@@ -284,7 +273,7 @@ def sample(episode: Episode, sampler: Sampler, limits: TurnLimits) -> Generator[
     completion = yield Sample(episode.row.token_ids, replace(sampling, max_tokens=most))
     if completion.finish_reason == "abort":
         raise Ended("engine_error", "the engine aborted the request")
-    episode.row.append_sampled(completion, episode.turn)
+    episode.row.append_sampled(completion, len(episode.turns))
     return completion
 
 
@@ -303,7 +292,7 @@ def join(episode: Episode, new: list[Message], limits: TurnLimits, tokens: TurnT
     Raises Ended where there is no room.
     """
     row, answer = episode.row, {"role": "assistant", "content": episode.turns[-1].text}
-    joined = tokens.join(episode.messages, row.sampled_in(episode.turn - 1), new, tools)
+    joined = tokens.join(episode.messages, row.sampled_in(len(episode.turns) - 1), new, tools)
     episode.messages += [answer, *new]
     prompt = joined.rewritten
     full = len(joined.token_ids) >= limits.room(row) if prompt is None else len(prompt) > limits.prompt_length

@@ -19,7 +19,7 @@ from workers.environments.env_server import StepReply
 from workers.environments.pool import EnvironmentPool
 from workers.ranks.distributed import from_leader, is_leader
 from workers.rollout.engine import Completion, Engine
-from workers.rollout.episode import Ended, Episode, Play, Request, Sample, Sampler, TurnLimits, play_episode
+from workers.rollout.episode import Ended, Episode, Play, Sample, Sampler, TurnLimits, play_episode
 
 # Where the engine has nothing to do, replies are awaited for this many seconds at a time.
 WAIT_S = 1.0
@@ -92,23 +92,20 @@ class TurnLoop:
         """Gives an episode what it asked for, and begins what it asks for next."""
         play = self.plays[key]
         try:
-            self._begin(key, play, play.send(answer))
+            request = play.send(answer)
+            while isinstance(request, Sample):
+                try:
+                    self.engine.submit(str(key), request.token_ids, request.sampling)
+                    self.sampling.add(key)
+                    return
+                # This request is refused; the engine goes on.
+                except (ValueError, RuntimeError) as error:
+                    request = play.throw(Ended("engine_error", f"{type(error).__name__}: {error}"))
+            self.stepping.add(key)
+            if is_leader(self.group):
+                getattr(self.environments, request.kind)(key, *request.args)
         except StopIteration:
-            del self.plays[key]
             self._ended(key)
-
-    def _begin(self, key: int, play: Play, request: Request) -> None:
-        if isinstance(request, Sample):
-            try:
-                self.engine.submit(str(key), request.token_ids, request.sampling)
-                self.sampling.add(key)
-            # This request is refused; the engine goes on.
-            except (ValueError, RuntimeError) as error:
-                self._begin(key, play, play.throw(Ended("engine_error", f"{type(error).__name__}: {error}")))
-            return
-        self.stepping.add(key)
-        if is_leader(self.group):
-            getattr(self.environments, request.kind)(key, *request.args)
 
     def _completions(self) -> list[Completion]:
         """Advances the engine; in lockstep until all that is sampled is done."""
@@ -129,16 +126,16 @@ class TurnLoop:
         """Waits for replies where there is nothing else to do, in lockstep for all of them."""
         assert self.environments is not None
         replies = self.environments.poll(0.0 if self.sampling else WAIT_S)
-        while self.lockstep and len(replies) < len(self.stepping):
-            replies += self.environments.poll(WAIT_S)
-        while self.engine.completes_batches and len(replies) < len(self.stepping):
-            if not (late := self.environments.poll(LULL_S)):
+        while (self.lockstep or self.engine.completes_batches) and len(replies) < len(self.stepping):
+            late = self.environments.poll(WAIT_S if self.lockstep else LULL_S)
+            if not (late or self.lockstep):
                 break
             replies += late
         return sorted(replies, key=lambda reply: reply[0]) if self.lockstep else replies
 
     def _ended(self, key: int) -> None:
         """Has an episode that crashed start again, `max_refills` times at most."""
+        del self.plays[key]
         episode = self.episodes[key]
         episode.seconds = time.perf_counter() - self.started[key]
         episode.first_error = episode.first_error or episode.error
