@@ -63,16 +63,23 @@ def gae_scan(
 def _scan_steps(steps: Sequence[Any], gamma: float, lam: float) -> Tensor:
     """Scans rewards, values, mask and continues over their first dimension; a masked step gets the next one's."""
     rewards, values, mask, continues = steps
-    inside = mask if continues is None else mask & continues
-    # A masked step hands on what comes after it: the step before masked ones has the one behind them as its successor.
-    advantages = torch.zeros_like(values)
+    # First each step's next value; a masked step hands on what comes after it.
+    advantages = torch.empty_like(values)
+    advantages[-1:] = 0
     for t in range(len(values) - 1, 0, -1):
         torch.where(mask[t], values[t], advantages[t], out=advantages[t - 1])
-    decay = inside.to(values.dtype).mul_(gamma)
-    advantages.mul_(decay).add_(rewards).sub_(values).masked_fill_(~mask, 0)
-    decay.mul_(lam).masked_fill_(~mask, 1)
+    decay = torch.full_like(values, gamma * lam)
+    if continues is not None:
+        advantages.masked_fill_(~continues, 0)
+        decay.masked_fill_(~continues, 0)
+    if gamma != 1:
+        advantages.mul_(gamma)
+    outside = ~mask
+    advantages.add_(rewards).sub_(values).masked_fill_(outside, 0)
+    decay.masked_fill_(outside, 1)
+    later = torch.empty_like(values[0])
     for t in range(len(values) - 2, -1, -1):
-        torch.addcmul(advantages[t], decay[t], advantages[t + 1], out=advantages[t])
+        advantages[t].add_(torch.mul(decay[t], advantages[t + 1], out=later))
     return advantages
 
 
