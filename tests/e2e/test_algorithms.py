@@ -17,6 +17,7 @@ from tests.e2e.test_training import read_steps, tiny_config
 from training import core_algos as algos
 from training.batch.torch_functional import masked_mean
 from training.config.loader import ConfigError
+from training.config.needs import ESTIMATOR_NEEDS
 from workers.dp_actor import DataParallelPPOActor
 
 PLAIN = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4")
@@ -35,7 +36,9 @@ def run(task: Path, folder: Path, *overrides: str) -> tuple[Any, list[dict[str, 
     return batches, steps
 
 
-@pytest.mark.parametrize("name", [str(name) for name in algos.AdvantageEstimator if str(name) != "gdpo"])
+@pytest.mark.parametrize(
+    "name", [str(name) for name in algos.AdvantageEstimator if name != "gdpo" and not name.endswith("_vectorized")]
+)
 def test_every_estimator_runs_from_the_config(tiny_game: Path, tmp_path: Path, name: str) -> None:
     batches, steps = run(tiny_game, tmp_path, f"algorithm.adv_estimator={name}", *SETTINGS.get(name, ()))
     assert ("critic/vf_loss" in steps[-1]) == (name in ("gae", "turn_gae")), "a critic follows from what is read"
@@ -49,7 +52,7 @@ def test_every_loss_runs_from_the_config(tiny_game: Path, tmp_path: Path, name: 
     if name == "bypass_mode":
         chosen = ["algorithm.rollout_correction.bypass_mode=true", "algorithm.rollout_correction.loss_type=reinforce"]
         chosen += ["algorithm.rollout_correction.rollout_is=token"]
-    _, steps = run(tiny_game, tmp_path, *chosen, f"{ACTOR}.ppo_epochs=2")
+    _, steps = run(tiny_game, tmp_path, *chosen, f"{ACTOR}.ppo_epochs=2", "trainer.total_training_steps=1")
     assert max(step["actor/grad_norm"] for step in steps) > 0
     assert all(math.isfinite(step["actor/ppo_kl"]) for step in steps)
     # Of later updates' policies the engine's log-probs differ by right.
@@ -179,7 +182,7 @@ def test_an_estimators_state_goes_on_after_a_resume(tiny_game: Path, tmp_path: P
     assert not torch.equal(whole[2].batch["advantages"], (scores * mask).float())
 
 
-@pytest.mark.parametrize("method", ["pow", "max_min", "max_random"])
+@pytest.mark.parametrize("method", ["pow", "max_random"])
 def test_policy_filtration_draws_rows_by_their_scores(
     tiny_game: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
