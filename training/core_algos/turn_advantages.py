@@ -100,10 +100,8 @@ def compute_turn_gae_advantage_return(
     Returns:
         advantages, returns = advantages before whitening + values: (batch, response_len), zero where masked.
     """
-    turns, (rewards, values) = (
-        Turns.of(token_level_rewards, response_mask, turn_ids),
-        at_least_float32(token_level_rewards, values),
-    )
+    turns = Turns.of(token_level_rewards, response_mask, turn_ids)
+    rewards, values = at_least_float32(token_level_rewards, values)
     before, last = values.gather(1, turns.places("amin")), turns.places("amax")
     targets = gae_scan(turns.rewards, before, turns.exists, None, *_per_turn(config))[1]
     # What comes after the turn is credited to its last token.
