@@ -13,45 +13,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from training.config import PPOConfig
 from training.config.bias import bias_line
-from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, explain, load_config
 from training.config.texts import say
-from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, ray_cluster, say_busy_cores
-from training.run.records import held
+from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, say_busy_cores
 
 # How the allocators of torch (CUDA, CPU) and vLLM say that memory ran out.
 OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "No available memory")
-
-
-# Not annotated, as the heavy imports come after the config's checks.
-def build_trainer(config: PPOConfig):  # type: ignore[no-untyped-def]
-    """Builds the trainer of this config, with its datasets, reward functions and workers' classes, but no model yet."""
-    import transformers
-
-    from data.loading import load_extern_object
-    from data.rl_dataset import create_dataset
-    from training.ray_trainer import RayPPOTrainer
-    from training.reward import load_reward_manager
-    from workers.ranks.memory import limit_caches, settle_heap
-
-    limit_caches()
-    settle_heap()
-    if config.custom_algorithm:
-        load_custom_algorithm(config.custom_algorithm)
-    model = config.actor_rollout_ref.model
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    if config.environments:
-        from training.agent_trainer import AgentTrainer
-
-        return AgentTrainer(config, tokenizer)
-    data = config.data
-    train = create_dataset(data.train_files, data, tokenizer, max_samples=data.train_max_samples)
-    val = create_dataset(data.val_files, data, tokenizer, max_samples=data.val_max_samples) if data.val_files else None
-    own = data.sampler
-    sampler = load_extern_object(own.class_path, str(own.class_name))(train, data) if own.class_path else None
-    datasets = {"train_dataset": train, "val_dataset": val, "train_sampler": sampler}
-    reward_fn, val_reward_fn = (load_reward_manager(config, tokenizer, num_examine=shown) for shown in (0, 1))
-    return RayPPOTrainer(config, tokenizer, reward_fn=reward_fn, val_reward_fn=val_reward_fn, **datasets)
 
 
 def main(argv: list[str]) -> int:
@@ -105,21 +72,19 @@ def run(argv: list[str], signals: EndingSignals) -> int:
 
 def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     """Trains; returns why the run's last checkpoint is missing, where it is."""
+    from training.building import build_trainer
     from training.run.checkpoint import CheckpointError
 
     trainer, unsaved = build_trainer(config), None
+    trainer.signals, signals.postpone = signals, lambda: trainer.in_step
     say_busy_cores()
-    signals.postpone = lambda: trainer.in_step
-    trainer.asked_to_end = lambda: bool(signals.received)
-    with held(trainer.run_dir), ray_cluster(config, signals):
-        try:
-            trainer.init_workers()
-            trainer.fit()
-        except CheckpointError as error:
-            unsaved = error
-        finally:
-            signals.close()
-            trainer.shutdown()
+    try:
+        trainer.fit()
+    except CheckpointError as error:
+        unsaved = error
+    finally:
+        signals.close()
+        trainer.shutdown()
     return unsaved
 
 

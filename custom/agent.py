@@ -16,8 +16,8 @@ from typing import Any
 
 from custom import env
 from custom.adapters.make import make_environment
-from custom.env import MAX_OBSERVATION_CHARS, BadEnvironment, Message, Observation, StepResult, Trajectory
-from custom.tools import MultiTurnManager, ToolRegistry, get_parser, load_tools
+from custom.env import MAX_OBSERVATION_CHARS, BadEnvironment, Message, Observation, StepResult, Task, Trajectory
+from custom.tools import ActionParser, MultiTurnManager, Tool, ToolRegistry, get_parser, load_tools
 from data.loading import load_extern_object
 
 RewardFn = Callable[..., float]
@@ -33,6 +33,8 @@ class Agent:
         include_state: add `get_state_description()` where its class overrides it and the observation lacks it.
         max_observation_chars: longer observations are cut in the middle.
         reward_fn: `reward_fn(trajectory, environment)` or `reward_fn(trajectory)`: replaces the environment's rewards.
+        system_prompt: in place of the environment's `get_prompt_prefix()`.
+        initial_prompt: comes before the first observation.
     """
 
     environment: Any
@@ -42,6 +44,8 @@ class Agent:
     include_state: bool = True
     max_observation_chars: int = MAX_OBSERVATION_CHARS
     reward_fn: RewardFn | None = None
+    system_prompt: str = ""
+    initial_prompt: str = ""
     trajectory: Trajectory = field(default_factory=Trajectory, init=False)
 
     @property
@@ -49,11 +53,12 @@ class Agent:
         """Returns the tools as function schemas, for the chat template's `tools=`."""
         return None if self.tools is None else self.tools.schemas()
 
-    def reset(self, seed: int) -> list[Message]:
+    def reset(self, seed: int, task: Task | None = None) -> list[Message]:
         """Starts an episode and returns the system message, if there is one, and the first user message."""
         self.trajectory = Trajectory(seed=seed)
-        observation = self._with_state(env.reset_environment(self.environment, seed, self.max_observation_chars))
-        prefix = _text_of(self.environment, "get_prompt_prefix")
+        first = env.reset_environment(self.environment, seed, self.max_observation_chars, task)
+        observation = self._with_state(_behind(self.initial_prompt, first))
+        prefix = self.system_prompt or _text_of(self.environment, "get_prompt_prefix")
         self.trajectory.states.append(observation)
         messages = as_user_messages(observation)
         has_system = any(message["role"] == "system" for message in messages)
@@ -107,6 +112,18 @@ class Agent:
         return env.check_observation(joined, "get_state_description", self.max_observation_chars)
 
 
+def _behind(text: str, observation: Observation) -> Observation:
+    """Returns the observation with a text before it, in the same message where that is a user's."""
+    match observation if text else "":
+        case "":
+            return observation
+        case str(seen):
+            return f"{text}\n\n{seen}"
+        case [{"role": "user", "content": seen, **others}, *rest]:
+            return [{**others, "role": "user", "content": f"{text}\n\n{seen}"}, *rest]
+    return [{"role": "user", "content": text}, *observation]
+
+
 def as_user_messages(observation: Observation) -> list[Message]:
     """Makes one user message of a text; messages stay as they are."""
     return [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
@@ -129,11 +146,15 @@ class CheckedAgent(Agent):
         """Returns the agent's own, if it has any."""
         return getattr(self.inner, "tool_schemas", None)
 
-    def reset(self, seed: int) -> list[Message]:
+    def reset(self, seed: int, task: Task | None = None) -> list[Message]:
         """Starts an episode and returns the agent's first messages."""
         self.trajectory = Trajectory(seed=seed)
         where = f"{type(self.inner).__name__}.reset"
-        messages = as_user_messages(env.check_observation(self.inner.reset(seed), where, self.max_observation_chars))
+        given = {"task": task} if env.takes_keyword(self.inner.reset, "task") else {}
+        if task and not given:
+            raise BadEnvironment(f"{where} takes no task=, which the dataset's rows are")
+        first = env.check_observation(self.inner.reset(seed, **given), where, self.max_observation_chars)
+        messages = as_user_messages(first)
         if not messages:
             raise BadEnvironment(f"{where} returned no message; allowed: one or more")
         self.trajectory.states.append(_as_observation(messages))
@@ -163,16 +184,18 @@ class AgentSpec:
     environment; or an environment itself, which every agent gets a copy of. With an agent class of your own
     (`agent_path`, `agent_name`) it may be None: the class is then built without one. `reward_fn` and `agent_cls` are
     for objects that do not come from a file; `prompt_template` is an adapter's; `max_turn` and `max_turn_tokens` are
-    limits of its own.
+    limits of its own. Each agent gets a copy of a tool that is given as an object.
     """
 
     environment: Any
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     agent_path: str | None = None
     agent_name: str = "Agent"
-    tools: tuple[str, ...] = ()
-    parser: str = "function"
+    tools: tuple[str | Tool, ...] = ()
+    parser: str | ActionParser = "function"
     include_state: bool = True
+    system_prompt: str = ""
+    initial_prompt: str = ""
     prompt_template: str | None = None
     max_observation_chars: int = MAX_OBSERVATION_CHARS
     reward_path: str | None = None
@@ -187,8 +210,10 @@ class AgentSpec:
         """Makes a new agent with an environment of its own."""
         environment, limit = self._make_environment(), self.max_observation_chars
         settings: dict[str, Any] = {"include_state": self.include_state, "max_observation_chars": limit}
+        settings |= {"system_prompt": self.system_prompt, "initial_prompt": self.initial_prompt}
         if self.tools:
-            settings |= {"tools": load_tools(self.tools), "parser": get_parser(self.parser)}
+            parser = get_parser(self.parser) if isinstance(self.parser, str) else self.parser
+            settings |= {"tools": load_tools(self.tools), "parser": parser}
         reward_fn = self._reward_fn()
         make = self.agent_cls if self.agent_path is None else load_extern_object(self.agent_path, self.agent_name)
         if make is None or make is Agent:

@@ -31,6 +31,8 @@ STEPS = "(observation, reward, done, info) or (observation, reward, terminated, 
 
 Message: TypeAlias = dict[str, str]
 Observation: TypeAlias = str | list[Message]
+# What an episode is given beside its seed: a row of a dataset.
+Task: TypeAlias = Mapping[str, Any]
 
 
 class Abandoned(BaseException):
@@ -150,23 +152,30 @@ class Trajectory:
 # --- The boundary ---
 
 
-def reset_environment(env: Any, seed: int | None, max_chars: int = MAX_OBSERVATION_CHARS) -> Observation:
+def reset_environment(
+    env: Any, seed: int | None, max_chars: int = MAX_OBSERVATION_CHARS, task: Task | None = None
+) -> Observation:
     """Starts an episode and returns its first observation, checked and cut to `max_chars`.
 
     The seed goes to `reset(seed=…)` where its signature takes one; else Python's and numpy's global generators are
     seeded for this call and put back after it. Those are shared by threads: steps that draw from them, and other
-    threads that do, are not reproducible.
+    threads that do, are not reproducible. Of a task `reset` is given the entries that its signature takes.
     """
+    given = {name: value for name, value in (task or {}).items() if takes_keyword(env.reset, name)}
+    if task and not given:
+        raise BadEnvironment(
+            f"{type(env).__name__}.reset takes none of {', '.join(task)}, which the dataset's rows have"
+        )
     # An object that is no BaseEnvironment may take no attributes.
     with suppress(AttributeError):
         env._done = False
     if seed is None:
-        answer = env.reset()
+        answer = env.reset(**given)
     elif takes_keyword(env.reset, "seed"):
-        answer = env.reset(seed=seed)
+        answer = env.reset(**{"seed": seed, **given})
     else:
         with OwnGenerators(seed).installed():
-            answer = env.reset()
+            answer = env.reset(**given)
     if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
         answer = answer[0]
     if isinstance(answer, list) and not answer:

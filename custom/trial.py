@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from custom.env import Abandoned, Message, call_method, describe
+from custom.env import Abandoned, Message, Task, call_method, describe
 
 # Seconds after which no further episode begins, and a running one is dropped.
 LONGEST_S = 10.0
@@ -71,14 +71,14 @@ def as_trial(fields: Mapping[str, Any] | None) -> Trial | None:
     return Trial(**{**fields, "outcomes": {player: Outcome(**own) for player, own in fields["outcomes"].items()}})
 
 
-def play_trial(agent: Any, seed: int, episodes: int, max_turn: int) -> Trial:
+def play_trial(agent: Any, seed: int, episodes: int, max_turn: int, task: Task | None = None) -> Trial:
     """Has every player play `episodes` episodes of at most `max_turn` turns, the same tasks for each."""
     environment, end = agent.environment, time.monotonic() + LONGEST_S
     rounds: list[dict[str, Played | None]] = []
     differs = False
     # In turn, so that each has played where time runs out.
     for number in range(episodes):
-        rounds.append({player: _play(agent, player, seed + number, max_turn, end) for player in PLAYERS})
+        rounds.append({player: _play(agent, player, seed + number, task, max_turn, end) for player in PLAYERS})
         clean = {player: result for player, result in rounds[-1].items() if result and not result.error}
         begins = [result.first for result in clean.values()]
         answers = [result.told for player, result in clean.items() if player != "garbage"]
@@ -91,12 +91,12 @@ def play_trial(agent: Any, seed: int, episodes: int, max_turn: int) -> Trial:
     return Trial(outcomes, readable, most if isinstance(most, int) else None, differs, told)
 
 
-def _play(agent: Any, player: str, seed: int, max_turn: int, end: float) -> Played | None:
+def _play(agent: Any, player: str, seed: int, task: Task | None, max_turn: int, end: float) -> Played | None:
     """Plays an episode; None where time runs out."""
     # Of no generator that the environment may have made of the seed.
     generator, played = random.Random(f"trial {seed}"), Played()
     try:
-        messages, done = agent.reset(seed), False
+        messages, done = agent.reset(seed, task), False
         played.first = list(messages)
         while not done and played.turns < (1 if player == "cut" else max_turn):
             if time.monotonic() > end:

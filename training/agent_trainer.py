@@ -1,8 +1,8 @@
 """AgentTrainer: the same step as RayPPOTrainer's, with episodes in an environment instead of answers to prompts.
 
-A step plays `agent.agent_length` x `rollout.n` fresh episodes; the environment gives the rewards. There is no dataset,
-and an epoch is one step. Invariant: what an episode faces follows from (run seed, step, number in the step), so that a
-resumed run meets what it would have met.
+A step plays `agent.agent_length` x `rollout.n` fresh episodes; the environment gives the rewards. Without a dataset an
+epoch is one step; the rows of one are the environment's tasks, `reset(seed, **row)`. Invariant: what an episode faces
+follows from (run seed, step, number in the step), so that a resumed run meets what it would have met.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
 from custom.env_suite import EnvironmentSuite
+from data.containers import object_array
 from data.loading import load_extern_object
 from data.protocol import DataProto
 from data.sample_ids import step_info
 from training.config import PPOConfig
+from training.config.agent_settings import GIVEN
+from training.config.loader import read_config
 from training.config.section import anchored
 from training.ray_trainer import RayPPOTrainer
 from training.run.episodes import FailureWatch, episode_metrics, require_same_tasks, write_episodes
@@ -54,7 +57,7 @@ class AgentTrainer(RayPPOTrainer):
 
     def __init__(
         self,
-        config: PPOConfig,
+        config: PPOConfig | Any,
         tokenizer: PreTrainedTokenizerBase,
         role_worker_mapping: Mapping[Role, type] | None = None,
         resource_pool_manager: ResourcePoolManager | None = None,
@@ -63,28 +66,30 @@ class AgentTrainer(RayPPOTrainer):
         specs: Sequence[AgentSpec] | None = None,
         **kwargs: Any,
     ) -> None:
-        config = anchored(config)
+        config = anchored(read_config(config, own_data=True))
+        if not config.environments and (specs or agent_cls):
+            config = with_given_environment(config)
         self.specs = list(specs) if specs is not None else agent_specs(config, agent_cls)
         self.suite = make_suite(config, self.specs)
         self.failures = FailureWatch(config.agent.max_failure_rate)
-        kwargs.setdefault("train_dataset", range(config.prompts_per_step))
+        if not self.specs:
+            raise ValueError("AgentTrainer has nothing to act in: set agent.environment, or give agent_cls or specs")
+        kwargs["train_dataset"] = kwargs.get("train_dataset") or range(config.prompts_per_step)
         if config.agent.val_length:
-            kwargs.setdefault("val_dataset", range(config.agent.val_length))
+            kwargs["val_dataset"] = kwargs.get("val_dataset") or range(config.agent.val_length)
         for name in ("reward_fn", "val_reward_fn"):
             kwargs[name] = kwargs.get(name) or environment_rewards
         super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, **kwargs)
         self.processor = kwargs.get("processor")
         self.multi_turn_rollout: SyncMultiTurnRollout | None = None
-        # Facts of a step's episodes, also of those that are filtered out.
-        self.played: list[dict[str, Any]] = []
-        self.validated: list[dict[str, Any]] = []
 
     def _collator(self, collate_fn: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        # A range stands for a dataset: row i says that there is an i-th episode.
-        return lambda rows: {"slot": np.array(rows)}
+        return as_tasks
 
     def init_workers(self) -> None:
-        try_agents(self.config, self.specs, self.tokenizer)
+        self.take_places()
+        dataset: Any = self.train_dataloader.dataset
+        try_agents(self.config, self.specs, self.tokenizer, as_tasks([dataset[0]])["task"][0])
         super().init_workers()
         self.multi_turn_rollout = SyncMultiTurnRollout(
             self.actor_rollout_wg, self.config, self.tokenizer, self.processor, specs=self.specs
@@ -112,15 +117,18 @@ class AgentTrainer(RayPPOTrainer):
         info = step_info(
             step=self.global_steps, seed=self.seed, seeded=self.config.trainer.deterministic, validate=validate
         )
-        return describe_episodes(len(rows["slot"]), repeat, info, first_group=first_group, suite=self.suite)
+        described = describe_episodes(
+            len(rows["task"]), repeat, info, first_group=first_group, suite=self.suite, tasks=rows["task"]
+        )
+        if self.multi_turn_rollout is not None:
+            self.multi_turn_rollout.wanted = described
+        return described
 
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
-        """Plays the described episodes, over any number of turns."""
+        """Plays the described episodes, over any number of turns; `reset()` alone takes the same."""
         assert self.multi_turn_rollout is not None, "init_workers makes it"
         self.multi_turn_rollout.reset(gen_batch)
         facts = self.multi_turn_rollout.rollout()
-        if gen_batch.meta_info.get("do_sample", True):
-            (self.validated if gen_batch.meta_info["validate"] else self.played).extend(facts)
         batch = self.multi_turn_rollout.build_update_batch()
         if folder := self.config.agent.episodes_dir:
             try:
@@ -134,7 +142,8 @@ class AgentTrainer(RayPPOTrainer):
         return batch
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
-        played, self.played = self.played, []
+        assert self.multi_turn_rollout is not None
+        played = self.multi_turn_rollout.take_facts()
         self.failures.check(played)
         metrics = super()._step_metrics(batch, timer) | episode_metrics(played, self.suite.names)
         if len(self.suite.names) > 1:
@@ -148,8 +157,8 @@ class AgentTrainer(RayPPOTrainer):
         return metrics
 
     def validate(self) -> dict[str, float]:
-        metrics, validated, self.validated = super().validate(), self.validated, []
-        if validated:
+        metrics = super().validate()
+        if self.multi_turn_rollout is not None and (validated := self.multi_turn_rollout.take_facts(validate=True)):
             counts = episode_metrics(validated, self.suite.names)
             wanted = ("agent/episodes", "agent/failed", "agent/retries", "agent/cut_turns", "agent/ending/")
             metrics |= {f"val-aux/{name}": value for name, value in counts.items() if name.startswith(wanted)}
@@ -164,11 +173,22 @@ class AgentTrainer(RayPPOTrainer):
             self.suite.load_state_dict(state["suite"])
 
 
+def as_tasks(rows: Sequence[Any]) -> dict[str, Any]:
+    """Collates a dataset's rows, which are the environment's tasks; a number stands for an episode without one."""
+    return {"task": object_array([dict(row) if isinstance(row, Mapping) else {} for row in rows])}
+
+
+def with_given_environment(config: PPOConfig) -> PPOConfig:
+    """Returns the config with the name of an environment that is given as an object."""
+    environment = replace(config.agent.environment, name=GIVEN)
+    return replace(config, agent=replace(config.agent, environment=environment))
+
+
 def make_suite(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentSuite:
     """Makes the suite of the config's environments, of `agent.suite`'s class where there is one."""
     names: list[str] = []
     for spec in specs:
-        name = environment_name(spec.environment)
+        name = environment_name(spec.environment or spec.agent_cls or spec.agent_name)
         # The same environment with other settings.
         same = sum(other.partition("#")[0] == name for other in names)
         names.append(f"{name}#{same + 1}" if same else name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from training.batch.episode_rows import EpisodeRows, observation_mask
 from training.batch.group_filter import collect_varied_groups
 from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
+from training.config.loader import read_config
 from training.config.section import anchored
 from training.config.texts import say
 from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
@@ -44,7 +46,8 @@ from training.rollout_correction import apply_correction, measure_mismatch, read
 from training.run import checkpoint, metric_utils
 from training.run.alarms import Alarms
 from training.run.metric_utils import StepTimer
-from training.run.records import record_config
+from training.run.process import EndingSignals, ray_cluster
+from training.run.records import held, record_config
 
 # Some are only offered here, where verl has them.
 from training.run.roles import (  # noqa: F401
@@ -66,7 +69,7 @@ class RayPPOTrainer:
     """Trains by PPO and its relatives, over worker groups.
 
     Args:
-        config: the run's typed configuration.
+        config: the run's configuration, typed, or an OmegaConf or a mapping (see `read_config`).
         tokenizer: the policy's.
         role_worker_mapping: worker class per role; None: what the config needs.
         resource_pool_manager: pool per role; None: one pool of all ranks.
@@ -74,14 +77,14 @@ class RayPPOTrainer:
         processor: not used for text.
         reward_fn, val_reward_fn: DataProto -> rewards, see `training.reward.compute_reward`.
         train_dataset, val_dataset: torch Datasets of prompts, as token ids or as text; None: no validation.
-        collate_fn: list of rows -> dict of tensors and object arrays.
+        collate_fn: list of rows -> dict of tensors and object arrays; None: `data.rl_dataset.collate_fn`.
         train_sampler: order of the training rows; None: as `data.shuffle` says.
         device_name: overrides nothing here; workers follow `trainer.device`.
     """
 
     def __init__(
         self,
-        config: PPOConfig,
+        config: PPOConfig | Any,
         tokenizer: PreTrainedTokenizerBase,
         role_worker_mapping: Mapping[Role, type] | None = None,
         resource_pool_manager: ResourcePoolManager | None = None,
@@ -91,13 +94,13 @@ class RayPPOTrainer:
         val_reward_fn: RewardFunction | None = None,
         train_dataset: Dataset | None = None,
         val_dataset: Dataset | None = None,
-        collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]] = default_collate_fn,
+        collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]] | None = None,
         train_sampler: Sampler[int] | None = None,
         device_name: str | None = None,
     ) -> None:
         if reward_fn is None or train_dataset is None:
             raise ValueError("RayPPOTrainer needs reward_fn and train_dataset")
-        self.config = config = anchored(config)
+        self.config = config = anchored(read_config(config, own_data=True))
         self.tokenizer = tokenizer
         self.role_worker_mapping = role_worker_mapping or default_role_mapping(config)
         self.resource_pool_manager = resource_pool_manager or default_resource_pool(config)
@@ -115,10 +118,13 @@ class RayPPOTrainer:
         self.in_step = False
         # An estimator's own, of the whole run.
         self.estimator_state: dict[str, Any] = {}
-        self.asked_to_end: Callable[[], bool] = lambda: False
+        self.signals = EndingSignals()
+        self.signals.postpone = lambda: self.in_step
         self.row_stream = self._endless_rows()
         self.pools: list[Any] = []
-        self._make_dataloaders(train_dataset, val_dataset, collate_fn, train_sampler)
+        # What is taken at the start and given back in the end: the run's folder, and Ray.
+        self.taken: ExitStack | None = None
+        self._make_dataloaders(train_dataset, val_dataset, collate_fn or default_collate_fn, train_sampler)
         paid = getattr(reward_fn, "__name__", "") == "environment_rewards" and not config.reward_model.enable
         self.alarms = Alarms(config, getattr(tokenizer, "eos_token_id", None), self.steps_per_epoch, paid)
 
@@ -150,8 +156,16 @@ class RayPPOTrainer:
     def _collator(self, collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         return PromptCollator(self.config.data, self.tokenizer, collate_fn)
 
+    def take_places(self) -> None:
+        """Takes the run's folder, and starts Ray where the config asks for it; once."""
+        if self.taken is None:
+            self.taken = ExitStack()
+            self.taken.enter_context(held(self.run_dir))
+            self.taken.enter_context(ray_cluster(self.config))
+
     def init_workers(self) -> None:
-        """Builds every worker group and its models."""
+        """Takes the run's places and builds every worker group with its models; `fit` does it where nobody has."""
+        self.take_places()
         groups: dict[Role, Any] = {}
         use_gpu = self.config.trainer.device != "cpu" and torch.cuda.is_available()
         for pool, roles in self.resource_pool_manager.pools(self.role_worker_mapping, use_gpu=use_gpu):
@@ -176,8 +190,10 @@ class RayPPOTrainer:
 
     def shutdown(self) -> None:
         """Ends the workers' processes and frees their places; the trainer cannot be used afterwards."""
-        for pool in self.pools:
-            pool.shutdown()
+        with self.taken or ExitStack():
+            for pool in self.pools:
+                pool.shutdown()
+        self.pools, self.taken = [], None
 
     def _worker_class(self, role: Role) -> ClassWithInitArgs:
         arguments = (self.config,) if role in (Role.Critic, Role.RewardModel) else (self.config, role.value)
@@ -188,9 +204,12 @@ class RayPPOTrainer:
     def fit(self) -> dict[str, float]:
         """Trains to `total_training_steps`, from the latest checkpoint if there is one; returns the last metrics."""
         trainer = self.config.trainer
-        self.load_checkpoint()
+        if not self.pools:
+            self.init_workers()
+        if self.global_steps == 0:
+            self.load_checkpoint()
         record_config(self.run_dir, self.config, self.global_steps)
-        with self._tracking() as tracking:
+        with self.signals, self._tracking() as tracking:
             metrics: dict[str, float] = {}
             first = trainer.val_only or (trainer.val_before_train and self.global_steps == 0)
             if first and (metrics := self.validate()):
@@ -199,7 +218,7 @@ class RayPPOTrainer:
                 return metrics
             if self.global_steps >= self.total_training_steps:
                 logger.warning(say("nothing_to_train", step=self.global_steps, last=self.total_training_steps))
-            state = self.driver_state()
+            state, self.in_step = self.driver_state(), False
             try:
                 for rows in self.training_batches():
                     metrics = self.train_step(rows)
@@ -209,10 +228,11 @@ class RayPPOTrainer:
                     if self.saver.is_due(self.global_steps, self.total_training_steps, metrics["timing_s/step"]):
                         metrics |= self.save_checkpoint()
                     tracking.log(metrics, step=self.global_steps)
+                    self.on_step(metrics)
                     self.saver.poll()
                     state, self.in_step = self.driver_state(), False
                     self.alarms.stop_if_asked()
-                    if self.asked_to_end():
+                    if self.signals.received:
                         raise KeyboardInterrupt
             except KeyboardInterrupt:
                 self._save_at_the_end(state)
@@ -245,11 +265,15 @@ class RayPPOTrainer:
     def train_step(self, rows: dict[str, Any]) -> dict[str, float]:
         """Goes one step on collated rows, from prompts to new weights; returns its metrics."""
         timer = StepTimer()
-        metrics: dict[str, float] = {}
+        with timer("gen"):
+            batch, drawn = self.generate(rows)
+        return self.learn(batch, timer) | drawn
+
+    def learn(self, batch: DataProto, timer: StepTimer | None = None) -> dict[str, float]:
+        """Goes through a step from what `generate` gave to new weights; returns its metrics."""
+        timer, metrics = timer or StepTimer(), dict[str, float]()
+        self.in_step = True
         with timer("step"):
-            with timer("gen"):
-                batch, drawn = self._generate(rows)
-            self.in_step = True
             batch = arrange(batch, self.plan)
             with timer("reward"):
                 wait_for_reward = self._start_reward(batch)
@@ -275,13 +299,17 @@ class RayPPOTrainer:
                     metrics |= self.actor_rollout_wg.update_actor(learnt)
             with timer("update_weights"):
                 metrics |= self.actor_rollout_wg.sync_weights()
+        timer.seconds["step"] += timer.seconds.get("gen", 0.0)
         validation.dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
         self.on_batch(batch)
-        metrics = read_mismatch(metrics) | drawn | self._step_metrics(batch, timer)
+        metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
         return metrics | self.alarms.check(batch, metrics, self.global_steps)
 
     def on_batch(self, batch: DataProto) -> None:
         """Sees each batch with all its fields, once it is trained on, or scored for validation: a hook to override."""
+
+    def on_step(self, metrics: dict[str, float]) -> None:
+        """Sees each step's metrics as they are logged: a hook to override."""
 
     # The phases of a step
 
@@ -298,7 +326,7 @@ class RayPPOTrainer:
         )
         return batch
 
-    def _generate(self, rows: dict[str, Any]) -> tuple[DataProto, dict[str, float]]:
+    def generate(self, rows: dict[str, Any]) -> tuple[DataProto, dict[str, float]]:
         """Answers the rows' prompts; returns the batch and metrics.
 
         With `filter_groups` the batch is scored, and has further rows' prompts where a group's rewards do not differ.

@@ -96,7 +96,7 @@ class DataParallelPPOActor:
         """Passes over `data` as planned; returns the mean over mini-batches of `actor/*` metrics.
 
         Needs advantages, and old_log_probs unless there is a single update (then the policy's own log-probs are the old
-        ones); ref_log_prob for the KL loss. Without a plan a mini-batch has `ppo_mini_batch_size` rows.
+        ones); ref_log_prob for the KL loss. Without a plan a mini-batch has `ppo_mini_batch_size` rows, or all.
         """
         assert self.actor_optimizer is not None
         self.actor_module.train()
@@ -104,7 +104,7 @@ class DataParallelPPOActor:
         data.require(*FORWARD_FIELDS, "advantages", by="update_policy")
         if cfg.use_kl_loss:
             data.require("ref_log_prob", by="update_policy with actor.use_kl_loss")
-        plan = plan or UpdatePlan.of_rows(len(data), cfg.ppo_mini_batch_size, cfg.ppo_epochs, cfg.shuffle)
+        plan = plan or UpdatePlan.of_rows(len(data), cfg.ppo_mini_batch_size or len(data), cfg.ppo_epochs, cfg.shuffle)
         if plan.updates > 1 and not self.correction.bypass_mode:
             data.require("old_log_probs", by="update_policy with several mini-batches")
         return update_model(self, self.actor_module, self.actor_optimizer, data, plan, "actor")

@@ -23,6 +23,7 @@ from data.sample_ids import sample_ids, step_info
 from data.seeding import seed_for
 from data.turn_tokens import TurnTokens
 from training.config import AgentConfig, PPOConfig
+from training.config.agent_settings import GIVEN, EnvironmentChoice
 from workers.environments.env_server import StepReply
 from workers.environments.pool import EnvironmentPool, environment_name
 from workers.ranks.distributed import from_leader, is_leader
@@ -58,9 +59,10 @@ class AgentRollout:
     def run(self, described: DataProto) -> DataProto:
         """Plays the described episodes; see `rows_of` for what comes back."""
         self.engine.begin()
-        names = ("group_index", "sample_index", "agent_index", "env_seed")
-        rows = zip(*(described.non_tensor_batch[name].tolist() for name in names), strict=True)
-        episodes = [Episode(group=group, sample=sample, spec=agent, seed=seed) for group, sample, agent, seed in rows]
+        names = {"group": "group_index", "sample": "sample_index", "spec": "agent_index", "seed": "env_seed"}
+        names |= {"task": "task"} if "task" in described.non_tensor_batch else {}
+        rows = zip(*(described.non_tensor_batch[name].tolist() for name in names.values()), strict=True)
+        episodes = [Episode(**dict(zip(names, row, strict=True))) for row in rows]
         home = self.config.environment_home
         loop = TurnLoop(
             self.engine,
@@ -156,9 +158,14 @@ def settle(episode: Episode, agent: AgentConfig) -> None:
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:
-    """Returns what a step needs to know of an episode: `begins` hashes its first messages, seconds are wall time."""
-    begins = episode.initial_messages
+    """Returns what a step needs to know of an episode: `begins` hashes its first messages, seconds are wall time.
+
+    `observation` and `done` are of the last reply; `rows_of` adds `reward`, the episode's, and `masked`.
+    """
+    begins, last = episode.initial_messages, episode.turns[-1].reply if episode.turns else None
     return {
+        "observation": "\n".join(message["content"] for message in last.messages) if last else "",
+        "done": last is not None and last.done,
         "ending": episode.ending,
         "error": episode.first_error,
         "environment": episode.spec,
@@ -205,7 +212,7 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
     agent, reward = config.agent, config.custom_reward_function
     return [
         AgentSpec(
-            environment=environment.name or f"{environment.path}:{environment.cls}",
+            environment=_source(environment),
             kwargs=dict(environment.kwargs),
             agent_path=None if agent_cls else agent.cls.path,
             agent_name=agent.cls.name or "Agent",
@@ -221,6 +228,13 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
     ]
 
 
+def _source(environment: EnvironmentChoice) -> str | None:
+    """Returns what an environment is made from; None where the agent class brings its own."""
+    if environment.path is not None:
+        return f"{environment.path}:{environment.cls}"
+    return None if environment.name == GIVEN else environment.name
+
+
 class SyncMultiTurnRollout:
     """Is the driver's side: `reset`, `rollout`, `build_update_batch`.
 
@@ -230,34 +244,43 @@ class SyncMultiTurnRollout:
         tokenizer, processor: for those who override this class; the workers have their own.
         agent_cls: an agent class of one's own; None: `agent.cls`, or the built-in one.
         specs: how the agents are built; None: as the config says.
+        cfg: another name of config.
     """
 
     def __init__(
         self,
         actor_rollout_wg: Any,
-        config: PPOConfig,
+        config: PPOConfig | None = None,
         tokenizer: Any = None,
         processor: object = None,
         agent_cls: type | None = None,
         specs: AgentSpecs | None = None,
+        cfg: PPOConfig | None = None,
     ) -> None:
+        if (config := config or cfg) is None:
+            raise ValueError("SyncMultiTurnRollout needs config, the run's PPOConfig")
         self.actor_rollout_wg, self.config, self.tokenizer = actor_rollout_wg, config, tokenizer
-        self.resets = 0
+        self.processor, self.resets = processor, 0
+        # What the trainer described last, which `reset` takes where it is given nothing.
+        self.wanted: DataProto | None = None
+        # Facts of sampled episodes, also of those that are filtered out: training's, and validation's.
+        self.facts: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
         self.episodes: DataProto | None = None
         self.batch: DataProto | None = None
         specs = list(specs) if specs is not None else agent_specs(config, agent_cls)
-        self.suite = EnvironmentSuite([environment_name(spec.environment) for spec in specs], [1.0] * len(specs))
+        self.suite = EnvironmentSuite(
+            [environment_name(spec.environment or spec.agent_cls) for spec in specs], [1.0] * len(specs)
+        )
         actor_rollout_wg.start_agents(specs)
 
     def reset(self, gen_batch: DataProto | None = None) -> None:
-        """Says what is played next: `gen_batch` (as `describe_episodes` makes it), or fresh episodes.
+        """Says what is played next: `gen_batch` (as `describe_episodes` makes it), or what the trainer wants.
 
-        Those are `agent.agent_length` x `rollout.n`, of each environment in turn.
+        Without a trainer those are `agent.agent_length` x `rollout.n` fresh episodes, of each environment in turn.
         """
-        self.resets += 1
-        self.batch, self.episodes = None, gen_batch
-        if gen_batch is None:
-            config = self.config
+        self.batch, self.episodes = None, gen_batch or self.wanted
+        if self.episodes is None:
+            self.resets, config = self.resets + 1, self.config
             counts = config.prompts_per_step, config.actor_rollout_ref.rollout.n
             info = step_info(step=self.resets, seed=config.data.run_seed, seeded=config.trainer.deterministic)
             self.episodes = describe_episodes(*counts, info, suite=self.suite)
@@ -267,7 +290,15 @@ class SyncMultiTurnRollout:
         if self.episodes is None:
             raise ValueError("nothing to play: call reset() first")
         self.batch = self.actor_rollout_wg.run_episodes(self.episodes)
-        return [facts for facts in self.batch.non_tensor_batch["episode_facts"] if facts is not None]
+        facts = [facts for facts in self.batch.non_tensor_batch["episode_facts"] if facts is not None]
+        if self.episodes.meta_info.get("do_sample", True):
+            self.facts[bool(self.episodes.meta_info["validate"])] += facts
+        return facts
+
+    def take_facts(self, validate: bool = False) -> list[dict[str, Any]]:
+        """Returns the facts of all sampled episodes since the last time, of training or of validation."""
+        taken, self.facts[validate] = self.facts[validate], []
+        return taken
 
     def build_update_batch(self) -> DataProto:
         """Returns what was played, as rows to train on; see `AgentRollout.rows_of`."""
@@ -281,10 +312,17 @@ class SyncMultiTurnRollout:
 
 
 def describe_episodes(
-    groups: int, samples: int, info: dict[str, Any], *, first_group: int = 0, suite: EnvironmentSuite | None = None
+    groups: int,
+    samples: int,
+    info: dict[str, Any],
+    *,
+    first_group: int = 0,
+    suite: EnvironmentSuite | None = None,
+    tasks: Sequence[dict[str, Any]] = (),
 ) -> DataProto:
     """Describes `groups` x `samples` episodes to play, a row each; `info` is what `step_info` makes.
 
+    `tasks` has what `reset` is given beside the seed, for each group; an empty one is no task.
     Who plays group g says the suite (None: one environment), and its samples face the same task. Validation's tasks are
     the same at every step, and not those of training; there each environment has its turn.
     """
@@ -296,5 +334,7 @@ def describe_episodes(
     chosen = suite.in_turn(played) if validate else suite.choose(played, seed_for(seed, step, first_group))
     agents = np.repeat(np.array(chosen, dtype=np.int64), samples)
     columns |= {"agent_index": agents, "env_seed": np.repeat(np.array(seeds, dtype=np.int64), samples)}
+    if any(tasks):
+        columns["task"] = object_array([task for task in tasks for _ in range(samples)])
     columns["data_source"] = object_array([suite.names[index] for index in agents])
     return DataProto.from_dict(tensors={"agent": torch.tensor(agents)}, non_tensors=columns, meta_info=info)

@@ -19,16 +19,20 @@ BUILTIN_TOOLS = {
 }
 
 
-def load_tools(sources: Iterable[str]) -> ToolRegistry:
+def load_tools(sources: Iterable[str | Tool]) -> ToolRegistry:
     """Makes a registry of new tools, one or several from each source; ValueError says what is no tool.
 
     Args:
         sources: "calculator", "python", "environment_step", "/path/file.py:name" or "module:name", whose object is a
-            Tool class, a function that returns a Tool or several, or a Tool; or a .yaml of verl's form (verl_tool).
+            Tool class, a function that returns a Tool or several, or a Tool; or a .yaml of verl's form (verl_tool); or
+            a Tool itself, of which the registry gets a copy.
     """
     registry = ToolRegistry()
     for source in sources:
-        made = read_tool_config(source) if source.endswith((".yaml", ".yml")) else _made_by(source)
+        if isinstance(source, Tool):
+            made: Any = copy.deepcopy(source)
+        else:
+            made = read_tool_config(source) if source.endswith((".yaml", ".yml")) else _made_by(source)
         for tool in made if isinstance(made, Iterable) else [made]:
             if not isinstance(tool, Tool):
                 given = f"agent.tools: {source!r} is a {type(tool).__name__}"

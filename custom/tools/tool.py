@@ -3,6 +3,9 @@
 Invariant: a tool knows nothing of parsers, counts or turns; it gets arguments by name, and returns or raises.
 """
 
+from __future__ import annotations
+
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +87,9 @@ class EnvironmentStepTool(Tool):
         if self.environment is None:
             raise ToolError("there is no environment to act in")
         return step_environment(self.environment, self.action_text(**arguments))
+
+    def __deepcopy__(self, memo: object) -> EnvironmentStepTool:
+        return copy.copy(self)
 
     def action_text(self, action: str) -> str:
         """Returns the environment's action for the model's arguments."""

@@ -17,10 +17,10 @@ import sys
 import time
 from pathlib import Path
 
-from main import build_trainer
 from tests.benchmarks.step_vs_limit import OVERRIDES
 from training.config.loader import load_config
 from training.ray_trainer import RayPPOTrainer
+from training.building import build_trainer
 
 RUN_DIR = Path("outputs/benchmark-checkpoint")
 STEPS = 2

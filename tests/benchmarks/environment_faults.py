@@ -27,11 +27,11 @@ import torch
 
 from data.seeding import seed_for
 from examples.prepare_tiny_prompts import make_model, make_tokenizer
-from main import build_trainer
 from tests.benchmarks import faulty_environment
 from tests.benchmarks.faulty_environment import ENDINGS, HANG_S, kind_of
 from training.config import PPOConfig
 from training.config.loader import load_config
+from training.building import build_trainer
 from workers.rollout.episode import ENDINGS as ALL_ENDINGS
 
 TURNS, EPISODES, REFILLS = 3, 16, 2

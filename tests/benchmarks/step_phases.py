@@ -22,9 +22,9 @@ import transformers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from examples.prepare_tiny_prompts import make_tokenizer
-from main import build_trainer
 from tests.benchmarks.mfu import GIB, SIZES, Settings
 from training.config.loader import load_config
+from training.building import build_trainer
 
 GROUP, PROMPT, WARMUP = 8, 128, 2
 

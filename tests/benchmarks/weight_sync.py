@@ -15,10 +15,10 @@ import sys
 import time
 from collections.abc import Callable
 
-from main import build_trainer
 from tests.benchmarks.peak_memory import MIB, PeakWatcher, resident
 from tests.benchmarks.ray_vs_local import task
 from training.config.loader import load_config
+from training.building import build_trainer
 from workers.model.builder import torch_dtype
 from workers.rollout.weight_sync import iter_weights
 

@@ -23,7 +23,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.protocol import DataProto
 from data.seeding import seed_for
-from main import build_trainer
 from tests.conftest import PROJECT
 from tests.e2e.agent_games import fate
 from tests.e2e.test_ray import NOISE, cluster  # noqa: F401  (a fixture)
@@ -33,6 +32,7 @@ from training.agent_trainer import AgentTrainer
 from training.config import PPOConfig
 from training.config.loader import load_config, to_yaml
 from training.ray_trainer import RayPPOTrainer
+from training.building import build_trainer
 from workers.multi_turn_rollout import SyncMultiTurnRollout
 from workers.rollout.episode import ENDINGS
 

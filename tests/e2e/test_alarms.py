@@ -11,7 +11,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from main import build_trainer
 from tests.e2e import seeded_faults as faults
 from tests.e2e.seeded_faults import Fault
 from tests.e2e.test_agents import forgetful_game as forgetful_game
@@ -20,6 +19,7 @@ from tests.e2e.test_training import read_steps, tiny_config
 from training.config import PPOConfig
 from training.core_algos import register_adv_est, registry
 from training.run.alarms import ADVICE, Alarms, AlarmStop
+from training.building import build_trainer
 
 BEGINS = 2
 GRPO = (

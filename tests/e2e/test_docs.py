@@ -16,6 +16,7 @@ import pytest
 
 import main
 from tests.conftest import PROJECT
+from training.run.process import EndingSignals
 
 PAGES = ("README.md", *sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "docs").glob("*.md")))
 # Beginnings of indented lines that are commands, and of commands within a text.
@@ -115,7 +116,7 @@ def run_training(words: list[str], game: Path, folder: Path) -> None:
         assert "trainer.nnodes" in run(*given, *own, "--explain")
         return
     # In this process: the imports are most of a command's time.
-    assert main.run([*given[2:], *own, *TINY], main.EndingSignals()) == 0
+    assert main.run([*given[2:], *own, *TINY], EndingSignals()) == 0
     assert (folder / "run/metrics.jsonl").is_file()
 
 

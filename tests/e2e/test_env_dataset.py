@@ -178,7 +178,7 @@ reward_model:
 
 def trainer_of_main(folder: Path) -> None:
     """What `python main.py train.yaml` does, without the report and the signals."""
-    from main import build_trainer
+    from training.building import build_trainer
 
     fit(build_trainer(load_config([str(folder / "train.yaml")]).config))
 

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from main import build_trainer
 from tests.e2e.test_training import read_steps, tiny_config
 from training.config import PPOConfig
+from training.building import build_trainer
 
 ray = pytest.importorskip("ray")
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -17,10 +17,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from main import build_trainer
 from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, tiny_config
 from training.config import PPOConfig
+from training.building import build_trainer
 
 STEPS = 8
 TIMINGS = ("timing", "perf/")

@@ -233,7 +233,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_steps_of_training_with_a_calculator_count_calls_and_keep_results_out_of_the_loss(caller, tmp_path) -> None:
-    from main import build_trainer
+    from training.building import build_trainer
 
     config = load_config(
         [

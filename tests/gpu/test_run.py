@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from main import build_trainer
 from tests.e2e.test_resume import tensors
 from tests.e2e.test_training import read_steps, tiny_config
 from training.ray_trainer import RayPPOTrainer
+from training.building import build_trainer
 from workers.ranks.process import start_worker, strictly_deterministic
 
 pytestmark = pytest.mark.gpu

@@ -365,7 +365,7 @@ def test_help_prints_the_keys_and_stops(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit) as caught:
         load_config(["--help"])
     assert caught.value.code == 0
-    assert "ppo_mini_batch_size: 256  # prompts per optimiser step" in capsys.readouterr().out
+    assert "ppo_mini_batch_size: null  # prompts per optimiser step" in capsys.readouterr().out
 
 
 def test_the_reference_yaml_is_in_step_and_holds_the_defaults() -> None:
@@ -704,7 +704,7 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
     ("overrides", "problem"),
     [
         (
-            ["data.train_batch_size=1000"],
+            ["data.train_batch_size=1000", f"{ACTOR}.ppo_mini_batch_size=256"],
             f"data.train_batch_size=1000 must be a multiple of {ACTOR}.ppo_mini_batch_size=256: "
             "a step is cut into equal mini-batches",
         ),
@@ -715,16 +715,16 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ),
         (
             [f"{ACTOR}.ppo_micro_batch_size_per_gpu=6", f"{ROLLOUT}.n=2"],
-            f"{ACTOR}.ppo_micro_batch_size_per_gpu=6 does not divide the 512 rows of a mini-batch on a rank "
-            f"({ACTOR}.ppo_mini_batch_size=256 x rollout.n=2 / 1 ranks)",
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu=6 does not divide the 2048 rows of a mini-batch on a rank "
+            f"(data.train_batch_size=1024 x rollout.n=2 / 1 ranks)",
         ),
         (
-            ["critic.ppo_micro_batch_size_per_gpu=3"],
+            ["critic.ppo_micro_batch_size_per_gpu=3", "critic.ppo_mini_batch_size=256"],
             "critic.ppo_micro_batch_size_per_gpu=3 does not divide the 256 rows of a mini-batch on a rank "
             "(critic.ppo_mini_batch_size=256 x rollout.n=1 / 1 ranks)",
         ),
         (
-            ["trainer.n_gpus_per_node=6"],
+            ["trainer.n_gpus_per_node=6", f"{ACTOR}.ppo_mini_batch_size=256"],
             f"{ACTOR}.ppo_mini_batch_size=256 x rollout.n=1 = 256 rows do not divide among 6 ranks",
         ),
         (

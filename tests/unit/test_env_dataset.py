@@ -267,7 +267,7 @@ def test_both_train_from_python(tiny_task, tmp_path):
 
 
 def test_both_train_from_a_config(tiny_task, tmp_path):
-    from main import build_trainer
+    from training.building import build_trainer
 
     (tmp_path / "between.py").write_text(
         "class Between:\n"

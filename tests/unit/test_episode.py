@@ -69,7 +69,7 @@ def end(play: Play, answer: Any) -> None:
 
 def test_it_samples_and_steps_until_the_environment_is_done(start, tokens) -> None:
     episode, play = start()
-    assert play.send(None) == Ask("reset", (0, 7))
+    assert play.send(None) == Ask("reset", (0, 7, {}))
     request = play.send(StepReply(messages=said("guess the number")))
     assert isinstance(request, Sample)
     assert request.token_ids == episode.rows[0].prompt_ids == tokens.prompt(said("guess the number"))

@@ -30,6 +30,8 @@ class EnvironmentChoice(of.Section):
         return self.name is not None or self.path is not None
 
 
+# The name of what a program gives as an object, or an agent class of its own brings.
+GIVEN = "given"
 # Of all environments together: `env_template`'s entries have none of their own.
 HOME_SETTINGS = ("isolation", "num_workers", "network", "memory_gb")
 

@@ -10,6 +10,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -30,23 +31,31 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def check_config(
-    config: PPOConfig, *, model_config_reader: Reader = resources.read_model_config, ask_hub: bool = True
+    config: PPOConfig,
+    *,
+    model_config_reader: Reader = resources.read_model_config,
+    ask_hub: bool = True,
+    own_data: bool = False,
 ) -> list[str]:
     """Returns all problems of a config; none where it can run here.
 
     Args:
         model_config_reader: model path -> its config.json as a dict.
         ask_hub: also check models that are no local folders.
+        own_data: datasets and environments are given as objects.
     """
     # What a user's file registers is known to those that follow.
-    own = (_algorithm, _batch_sizes, _token_budgets, _combinations, _engine, _reward, _trackers, _checkpoints)
+    combinations = partial(_combinations, own_data=own_data)
+    own = (_algorithm, _batch_sizes, _token_budgets, combinations, _engine, _reward, _trackers, _checkpoints)
     there = (resources.check_ranks, resources.check_files, resources.check_classes, resources.check_agents)
     _say_unusual(config)
-    return [
+    found = (
         *(f"{key}={leaf.value} must be {wanted}" for key, leaf in leaves(config) for wanted in leaf.wanted()),
         *(problem for check in (*own, *there) for problem in check(config)),
         *resources.check_models(config, model_config_reader, ask_hub),
-    ]
+    )
+    # Actor and critic may have the same.
+    return list(dict.fromkeys(found))
 
 
 def load_custom_algorithm(path: str) -> None:
@@ -57,32 +66,34 @@ def load_custom_algorithm(path: str) -> None:
 
 def _batch_sizes(config: PPOConfig) -> Iterator[str]:
     """Requires that a step's prompts divide into mini-batches, those over ranks, and those into micro-batches."""
-    actor, critic = config.actor_rollout_ref.actor, config.resolved_critic
-    yield from _mini_batches(config, ACTOR, actor.ppo_mini_batch_size, actor.micro_batching)
+    actor, critic, whole = config.actor_rollout_ref.actor, config.resolved_critic, config.prompts_per_step
+    own, critics = actor.ppo_mini_batch_size, critic.ppo_mini_batch_size
+    yield from _mini_batches(config, ACTOR, own, actor.micro_batching)
     if config.need_critic:
-        yield from _mini_batches(config, "critic", critic.ppo_mini_batch_size or 0, critic.micro_batching)
-        smaller, larger = sorted((actor.ppo_mini_batch_size, critic.ppo_mini_batch_size or 0))
+        yield from _mini_batches(config, "critic", critics, critic.micro_batching)
+        smaller, larger = sorted((own or whole, critics or whole))
         if smaller > 0 and larger % smaller:
-            yield say("do_not_nest", actor=actor.ppo_mini_batch_size, critic=critic.ppo_mini_batch_size)
-    if config.data_parallel_size > 0:
+            yield say("do_not_nest", actor=own, critic=critics)
+    if config.data_parallel_size > 0 and own is not None:
         yield from _rows_over_ranks(config, _step_size(config), config.prompts_per_step)
 
 
-def _mini_batches(config: PPOConfig, section: str, size: int, micro: MicroBatching) -> Iterator[str]:
-    """Requires that mini-batches of `size` prompts divide the step, and divide over ranks and into micro-batches."""
+def _mini_batches(config: PPOConfig, section: str, given: int | None, micro: MicroBatching) -> Iterator[str]:
+    """Requires that mini-batches of `given` prompts divide the step, and divide over ranks and into micro-batches."""
+    size = config.prompts_per_step if given is None else given
     if size < 1 or config.data_parallel_size < 1:
         # Reported by its bound.
         return
-    given = f"{section}.ppo_mini_batch_size={size}"
+    told = _step_size(config) if given is None else f"{section}.ppo_mini_batch_size={size}"
     if config.prompts_per_step % size:
-        yield f"{_step_size(config)} must be a multiple of {given}: a step is cut into equal mini-batches"
-    undivided = [*_rows_over_ranks(config, given, size)]
+        yield f"{_step_size(config)} must be a multiple of {told}: a step is cut into equal mini-batches"
+    undivided = [*_rows_over_ranks(config, told, size)]
     yield from undivided
     n, most = config.actor_rollout_ref.rollout.n, micro.micro_batch_size
     rows = size * n // config.data_parallel_size
     if not undivided and most and rows % most:
         ranks = _data_parallel(config)
-        yield say("rows_of_rank", section=section, size=most, rows=rows, given=given, n=n, ranks=ranks)
+        yield say("rows_of_rank", section=section, size=most, rows=rows, given=told, n=n, ranks=ranks)
 
 
 def _rows_over_ranks(config: PPOConfig, given: str, prompts: int) -> Iterator[str]:
@@ -120,13 +131,13 @@ def _token_budgets(config: PPOConfig) -> Iterator[str]:
             yield f"{key}_micro_batch_size_per_gpu=null: give a number of rows, or use_dynamic_bsz=true"
 
 
-def _combinations(config: PPOConfig) -> Iterator[str]:
+def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
     """Requires that settings have what they need, and do not contradict each other."""
     policy, algorithm, trainer, agent = config.actor_rollout_ref, config.algorithm, config.trainer, config.agent
     rollout, actor, scorer, data = policy.rollout, policy.actor, config.reward_model, config.data
     val, needs, correction = rollout.val_kwargs, config.estimator_needs, algorithm.rollout_correction
     acts, vllm, resumes = bool(config.environments), rollout.name == "vllm", trainer.resume_mode == "resume_path"
-    nothing_to_validate = not data.val_files and not (acts and agent.val_length)
+    nothing_to_validate = not (own_data or data.val_files or (acts and agent.val_length))
     buffer, needs_teacher = scorer.overlong_buffer, algorithm.adv_estimator == "on_policy_distillation"
     # What is passed on wins: vLLM itself judges it.
     own = rollout.engine_kwargs.get("vllm")
@@ -166,9 +177,9 @@ def _combinations(config: PPOConfig) -> Iterator[str]:
         "no_raw_chat": scorer.enable and scorer.model.input_tokenizer and (acts or not data.return_raw_chat),
         "long_turn": acts and (agent.max_turn_tokens or 0) > data.max_response_length,
         "no_model": policy.model.path is None,
-        "no_train_files": not acts and not data.train_files,
+        "no_train_files": not (own_data or acts or data.train_files),
         "two_environments": config.env_template and agent.environment.is_set,
-        "no_environment": not acts and (agent.tools or agent.cls.path),
+        "no_environment": not (own_data or acts) and agent.tools,
         "ray_isolation": acts and agent.environment.isolation == "ray" and not trainer.use_ray,
     }
     yield from say_where(wrong, config=config, source="agent.val_length" if acts else "data.val_files")

@@ -12,14 +12,15 @@ Later wins: defaults, `extends: other.yaml`, the YAML, the command line. Interna
 import logging
 import re
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data.names import did_you_mean, same_words
@@ -30,7 +31,7 @@ from training.config.settings import PPOConfig
 from training.config.values import InputError, as_text, convert, nest, parse, reference_yaml, to_yaml
 from training.config.verl_keys import NULL_SAYS_NOTHING, ONE_LIMIT, SEVERAL_TURNS, moved_to, not_here
 
-__all__ = ["ConfigError", "LoadedConfig", "explain", "load_config", "reference_yaml", "to_yaml"]
+__all__ = ["ConfigError", "LoadedConfig", "explain", "load_config", "read_config", "reference_yaml", "to_yaml"]
 
 log = logging.getLogger(__name__)
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -71,10 +72,7 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
         raise SystemExit(0)
     reader = _Reader()
     explain_it = reader.read_command_line(argv)
-    config = reader.build()
-    if check and reader.complete:
-        found = check_config(config, ask_hub=not explain_it)
-        reader.problems += [problem for problem in found if not reader.has_reported(problem)]
+    config = reader.build(partial(check_config, ask_hub=not explain_it) if check else None)
     sources = {key: reader.given.get(key, (None, "default"))[1] for key in reader.schema}
     loaded = LoadedConfig(config=config, sources=sources, explain=explain_it)
     if reader.problems:
@@ -83,6 +81,24 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
             print(explain(loaded))
         raise ConfigError(reader.problems)
     return loaded
+
+
+def read_config(config: PPOConfig | Mapping[str, Any] | DictConfig, *, own_data: bool = False) -> PPOConfig:
+    """Returns a typed config as it is; reads an OmegaConf or a mapping, in verl's form too, and checks it.
+
+    Args:
+        own_data: datasets and environments are given as objects, so that the config need not name any.
+    Raises:
+        ConfigError: with all problems together.
+    """
+    if isinstance(config, PPOConfig):
+        return config
+    reader = _Reader()
+    reader.read_tree(OmegaConf.to_container(config) if OmegaConf.is_config(config) else config, "the given config")
+    made = reader.build(partial(check_config, own_data=own_data))
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    return made
 
 
 def explain(loaded: LoadedConfig) -> str:
@@ -146,8 +162,12 @@ class _Reader:
             self._cannot_read(f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead")
         if (parent := tree.pop("extends", None)) is not None:
             self._read_yaml(path.parent / str(parent), (*children, path))
-        self._add(tree, path.name)
-        self._end_layer(path.name)
+        self.read_tree(tree, path.name)
+
+    def read_tree(self, tree: Any, source: str) -> None:
+        """Reads a layer of nested values."""
+        self._add(tree, source)
+        self._end_layer(source)
 
     def _read_override(self, override: str) -> None:
         """Reads +KEY=VALUE or ~KEY; where any key may be given, the value is YAML whatever it looks like."""
@@ -250,8 +270,11 @@ class _Reader:
         except InputError as error:
             self.problems.append(f"{given}: {error}")
 
-    def build(self) -> PPOConfig:
-        """Makes the config; where a value is wrong it keeps its default and the problem is noted."""
+    def build(self, check: Callable[[PPOConfig], list[str]] | None = None) -> PPOConfig:
+        """Makes the config; where a value is wrong it keeps its default and the problem is noted.
+
+        So are those that `check` finds, unless a value is missing because its file could not be read.
+        """
         self._resolve_interpolations()
         flat = {key: leaf.value for key, leaf in self.schema.items()}
         for key, (value, source) in self.given.items():
@@ -268,6 +291,8 @@ class _Reader:
         config: PPOConfig = build(PPOConfig, flat)
         if self.wants_turns and not config.environments:
             self.problems.append(f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path")
+        found = check(config) if check is not None and self.complete else []
+        self.problems += [problem for problem in found if not self.has_reported(problem)]
         return config
 
     def _entry(self, number: int, entry: Mapping[str, Any]) -> dict[str, Any]:

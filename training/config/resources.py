@@ -24,6 +24,7 @@ from custom.adapters.make import taker_of
 from custom.tools.load import load_tools
 from data.loading import load_extern_object, load_object
 from data.names import did_you_mean
+from training.config.agent_settings import GIVEN
 from training.config.settings import CriticModelConfig, DataConfig, EnvironmentChoice, PPOConfig
 from training.config.texts import say, say_where
 
@@ -228,6 +229,8 @@ def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
     elif environment.path:
         unusable = [*user_file(f"{key}.path", environment.path, f"{key}.cls", environment.cls)]
         yield from unusable or _arguments(key, environment, f"{environment.path}:{environment.cls}")
+    elif environment.name == GIVEN:
+        yield say("given_environment", key=key)
     elif environment.name:
         kind, _, rest = environment.name.partition(":")
         if not rest:
@@ -238,7 +241,7 @@ def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
             found = partial(load_object, environment.name, "environment")
             unusable = [*failure(f"{key}.name={environment.name}", found)]
             yield from unusable or _arguments(key, environment, environment.name)
-    else:
+    elif key.startswith("env_template"):
         yield f"{key} names no environment: give name, or path and cls"
 
 

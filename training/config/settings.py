@@ -141,7 +141,7 @@ class ActorConfig(UpdateConfig):
     """The policy update."""
 
     strategy: Literal["fsdp2", "fsdp"] = "fsdp2"  #: how several ranks share the weights; both mean FSDP2
-    ppo_mini_batch_size: of.PositiveInt = 256  #: prompts per optimiser step, over all ranks
+    ppo_mini_batch_size: of.PositiveInt | None = None  #: prompts per optimiser step, over all ranks; null = whole step
     clip_ratio: of.NonNegativeFloat = 0.2  #: PPO's clip range
     clip_ratio_low: of.Fraction | None = None  #: lower clip range; null = clip_ratio
     clip_ratio_high: of.NonNegativeFloat | None = None  #: upper clip range; null = clip_ratio
@@ -364,7 +364,9 @@ class PPOConfig(of.Section):
         if self.env_template:
             shared = {name: getattr(self.agent.environment, name) for name in HOME_SETTINGS}
             return tuple(EnvironmentChoice(**(shared | dict(entry))) for entry in self.env_template)
-        return (self.agent.environment,) if self.agent.environment.is_set else ()
+        # An agent class of one's own may bring its environment.
+        acts = self.agent.environment.is_set or self.agent.cls.path
+        return (self.agent.environment,) if acts else ()
 
     @property
     def environment_home(self) -> EnvironmentHome:
@@ -394,12 +396,12 @@ class PPOConfig(of.Section):
         """Plans how a step's batch is cut; without a critic its part follows the actor's."""
         actor, prompts = self.actor_rollout_ref.actor, self.prompts_per_step
         critic = self.resolved_critic if self.need_critic else actor
-        critic_size = critic.ppo_mini_batch_size or prompts
+        actor_size, critic_size = actor.ppo_mini_batch_size or prompts, critic.ppo_mini_batch_size or prompts
         return BatchPlan(
             prompts=prompts,
             ranks=self.data_parallel_size,
             balance=self.trainer.balance_batch,
-            actor=UpdatePlan.of_rows(prompts, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),
+            actor=UpdatePlan.of_rows(prompts, actor_size, actor.ppo_epochs, actor.shuffle),
             critic=UpdatePlan.of_rows(prompts, critic_size, critic.ppo_epochs or 1, critic.shuffle),
         )
 

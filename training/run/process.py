@@ -7,8 +7,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Self
 
 from training.config import PPOConfig
 from training.config.texts import say
@@ -30,18 +32,29 @@ class EndingSignals:
 
     While `postpone()` is true the first of them only sets `received`, and the run ends by itself when its step is done.
     What comes after `close` is ignored, since the clean-up takes but seconds and must be whole. A signal that is
-    ignored already (nohup) stays so.
+    ignored already (nohup) stays so. As a context manager it gives the signals back at the end.
     """
 
     def __init__(self) -> None:
         self.received, self.open = 0, True
         self.postpone: Callable[[], bool] = lambda: False
+        self.others: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Takes the signals over."""
-        for number in ENDING:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+        """Takes the signals over; only the main thread can."""
+        for number in ENDING if threading.current_thread() is threading.main_thread() else ():
+            if (other := signal.getsignal(number)) is not signal.SIG_IGN:
+                self.others[number] = other
                 signal.signal(number, self._end)
+
+    def __enter__(self) -> Self:
+        self.received, self.open = 0, True
+        self.install()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, other in self.others.items():
+            signal.signal(number, other)
 
     def close(self) -> None:
         """Ignores what comes from now on."""
@@ -91,9 +104,12 @@ def closed_pipe_is_no_error() -> Iterator[None]:
 
 
 @contextmanager
-def ray_cluster(config: PPOConfig, signals: EndingSignals) -> Iterator[None]:
-    """Runs Ray for the block, where the config asks for it: `ray_init.address`, or a cluster of its own on loopback."""
-    if not config.trainer.use_ray:
+def ray_cluster(config: PPOConfig) -> Iterator[None]:
+    """Runs Ray for the block, where the config asks for it: `ray_init.address`, or a cluster of its own on loopback.
+
+    One that this process is connected to already is used, and left running.
+    """
+    if not config.trainer.use_ray or ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
         yield
         return
     settings = dict(config.ray_kwargs.ray_init)
@@ -106,13 +122,15 @@ def ray_cluster(config: PPOConfig, signals: EndingSignals) -> Iterator[None]:
     import psutil
     import ray
 
+    handlers = {number: signal.getsignal(number) for number in ENDING}
     try:
         ray.init(**settings)
-        # Again: Ray has put a handler of its own.
-        signals.install()
+        # Ray has put a handler of its own.
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         yield
     finally:
-        signals.close()
         started = psutil.Process().children(recursive=True)
         ray.shutdown()
         for process in psutil.wait_procs(started, timeout=GRACE_S)[1]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
+from custom.env import Task
 from custom.trial import LONGEST_S, Trial
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
@@ -21,8 +22,12 @@ from workers.multi_turn_rollout import open_pool
 logger = logging.getLogger(__name__)
 
 
-def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrainedTokenizerBase) -> None:
+def try_agents(
+    config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrainedTokenizerBase, task: Task | None = None
+) -> None:
     """Builds and resets an agent of each environment, checks the chat template, and has each play its trial.
+
+    `task` is what resets are given beside a seed.
 
     Raises:
         ConfigError: environments cannot be built or reset, or always crash; a first prompt is too long; or the
@@ -38,8 +43,8 @@ def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrai
         problems: list[str] = []
         for index, tools in enumerate(schemas):
             tokens.check_template(tools=tools)
-            name = environment_name(specs[index].environment)
-            pool.reset(index, index, config.data.run_seed)
+            name = environment_name(specs[index].environment or specs[index].agent_cls or specs[index].agent_name)
+            pool.reset(index, index, config.data.run_seed, task)
             reply = wait_for_reply(pool)
             if reply.failure:
                 problems.append(say("no_reset", name=name, reply=reply))
@@ -51,16 +56,22 @@ def try_agents(config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrai
             wait_for_reply(pool)
             if config.agent.trial_episodes:
                 max_turn = specs[index].max_turn or config.agent.max_turn
-                problems += play_trial(config, pool, tokens, index, name, max_turn)
+                problems += play_trial(config, pool, tokens, index, name, max_turn, task)
     if problems:
         raise ConfigError(problems)
 
 
 def play_trial(
-    config: PPOConfig, pool: EnvironmentPool, tokens: TurnTokens, index: int, name: str, max_turn: int
+    config: PPOConfig,
+    pool: EnvironmentPool,
+    tokens: TurnTokens,
+    index: int,
+    name: str,
+    max_turn: int,
+    task: Task | None = None,
 ) -> Iterator[str]:
     """Has an environment play its trial, tells what came of it, and yields what keeps a run from beginning."""
-    pool.trial(index, index, config.data.run_seed, config.agent.trial_episodes, max_turn)
+    pool.trial(index, index, config.data.run_seed, config.agent.trial_episodes, max_turn, task)
     reply = wait_for_reply(pool)
     if reply.failure == "env_timeout":
         logger.warning(say("times_out", name=name, reply=reply))

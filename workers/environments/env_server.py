@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from numbers import Real
 from typing import Any, Literal, get_args
 
-from custom.env import MAX_ERROR_CHARS, Message, check_done, check_observation, check_reward, describe
+from custom.env import MAX_ERROR_CHARS, Message, Task, check_done, check_observation, check_reward, describe
 from custom.trial import Trial, as_trial, play_trial
 
 Call = Literal["build", "trial", "reset", "step", "finish", "close"]
@@ -81,13 +81,13 @@ class EnvServer:
         self.agent = spec.build()
         return StepReply(tools=self.agent.tool_schemas)
 
-    def trial(self, seed: int, episodes: int, max_turn: int) -> StepReply:
+    def trial(self, seed: int, episodes: int, max_turn: int, task: Task | None = None) -> StepReply:
         """Plays a few episodes with random and with useless answers; replies with what they paid."""
-        return StepReply(trial=play_trial(self.agent, seed, episodes, max_turn))
+        return StepReply(trial=play_trial(self.agent, seed, episodes, max_turn, task))
 
-    def reset(self, seed: int) -> StepReply:
+    def reset(self, seed: int, task: Task | None = None) -> StepReply:
         """Starts an episode; replies with its first messages."""
-        return StepReply(messages=self.agent.reset(seed), anchor=self._anchor())
+        return StepReply(messages=self.agent.reset(seed, task), anchor=self._anchor())
 
     def step(self, text: str) -> StepReply:
         """Plays what the policy wrote."""

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from custom.agent import AgentSpec
 from custom.confine import Limits
-from custom.env import Abandoned
+from custom.env import Abandoned, Task
 from custom.trial import LONGEST_S
 from workers.environments.env_server import Call, StepReply, crashed
 from workers.environments.env_worker import EnvWorker, Isolation, make_worker, pickled
@@ -175,13 +175,15 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             raise CannotBuild([f"environment {self._names[key]} cannot be built: {r.error}" for key, r in failed])
         return [self._schemas[index] for index in range(len(self._specs))]
 
-    def reset(self, key: Hashable, spec_index: int, seed: int) -> None:
+    def reset(self, key: Hashable, spec_index: int, seed: int, task: Task | None = None) -> None:
         """Starts an episode under a name of the caller's choice."""
-        self._begin(key, spec_index, "reset", seed)
+        self._begin(key, spec_index, "reset", seed, task)
 
-    def trial(self, key: Hashable, spec_index: int, seed: int, episodes: int, max_turn: int) -> None:
+    def trial(
+        self, key: Hashable, spec_index: int, seed: int, episodes: int, max_turn: int, task: Task | None = None
+    ) -> None:
         """Has an agent play a few episodes by itself (custom/trial.py); it then waits for its first episode."""
-        self._begin(key, spec_index, "trial", seed, episodes, max_turn)
+        self._begin(key, spec_index, "trial", seed, episodes, max_turn, task)
 
     def step(self, key: Hashable, text: str) -> None:
         """Sends the policy's response."""

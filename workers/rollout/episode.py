@@ -113,14 +113,16 @@ class Turn:
 class Episode:
     """Is one conversation with an environment.
 
-    `spec` is the environment's index, `seed` its seed; `attempt` counts restarts after a crash, `first_error` is of the
-    first attempt that failed. `messages` hold all that was said, of which `initial_messages` came from the reset.
+    `spec` is the environment's index, `seed` its seed, `task` what else its reset is given; `attempt` counts restarts
+    after a crash, `first_error` is of the first attempt that failed. `messages` hold all that was said, of which
+    `initial_messages` came from the reset.
     """
 
     group: int
     sample: int
     spec: int = 0
     seed: int = 0
+    task: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     initial_messages: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -225,7 +227,7 @@ def take_turns(
     episode: Episode, sampler: Sampler, limits: TurnLimits, tokens: TurnTokens, tools: Tools
 ) -> Generator[Request, Any, tuple[str, str]]:
     """Samples and steps until something ends the episode; returns the ending, and the error if there was one."""
-    reply = yield from ask(episode, "reset", episode.spec, episode.seed)
+    reply = yield from ask(episode, "reset", episode.spec, episode.seed, episode.task)
     try:
         begin(episode, reply.messages, limits, tokens, tools)
         while True:
