@@ -10,6 +10,7 @@ and finite rewards, or raises. A conversation, with `get_prompt_prefix` and a st
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
@@ -47,6 +48,11 @@ class Agent:
     system_prompt: str = ""
     initial_prompt: str = ""
     trajectory: Trajectory = field(default_factory=Trajectory, init=False)
+    manager: MultiTurnManager | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.tools is not None:
+            self.manager = MultiTurnManager(self.tools, self.parser, self.environment, self.max_observation_chars)
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]] | None:
@@ -56,6 +62,8 @@ class Agent:
     def reset(self, seed: int, task: Task | None = None) -> list[Message]:
         """Starts an episode and returns the system message, if there is one, and the first user message."""
         self.trajectory = Trajectory(seed=seed)
+        if self.manager is not None:
+            self.manager.turns.clear()
         first = env.reset_environment(self.environment, seed, self.max_observation_chars, task)
         observation = self._with_state(_behind(self.initial_prompt, first))
         prefix = self.system_prompt or _text_of(self.environment, "get_prompt_prefix")
@@ -72,30 +80,25 @@ class Agent:
         """
         result = self._play(response_text)
         self.trajectory.record(response_text, result)
-        result = result._replace(observation=as_user_messages(result.observation), info=dict(result.info))
-        if self.reward_fn is None:
-            return result
-        return result._replace(reward=0.0, info={**result.info, "environment_reward": result.reward})
+        own = {} if self.reward_fn is None else {"environment_reward": result.reward}
+        messages, reward = as_user_messages(result.observation), 0.0 if own else result.reward
+        return StepResult(messages, reward, result.done, result.info | own)
 
     def episode_reward(self, ending: str) -> float | None:
         """Returns the reward_fn's value for the episode that ended so; None where there is no reward_fn."""
         self.trajectory.ending = ending
-        if self.reward_fn is None:
-            return None
-        arguments = (self.trajectory, self.environment)[: 2 if _takes_environment(self.reward_fn) else 1]
-        return env.check_reward(self.reward_fn(*arguments), "reward_fn")
+        return None if self.reward_fn is None else reward_of(self.reward_fn, self.trajectory, self.environment)
 
     def close(self) -> None:
         """Closes the environment, where it can be closed."""
         env.call_method(self.environment, "close")
 
     def _play(self, response_text: str) -> StepResult:
-        if self.tools is None:
+        if self.manager is None:
             result = env.step_environment(self.environment, response_text, self.max_observation_chars)
             return result._replace(observation=self._with_state(result.observation))
-        manager = MultiTurnManager(self.tools, self.parser, self.environment, self.max_observation_chars)
-        turn = manager.step(response_text)
-        calls = [{"name": c.name, "ok": c.ok, "error_kind": c.error_kind, "seconds": c.seconds} for c in turn.calls]
+        turn = self.manager.step(response_text)
+        calls = [record.facts() for record in turn.calls]
         observation = turn.observation if calls else self._with_state(turn.observation)
         reward = env.check_reward(turn.reward, "a tool")
         return StepResult(observation, reward, turn.done, {**turn.info, "tool_calls": calls})
@@ -114,11 +117,11 @@ class Agent:
 
 def _behind(text: str, observation: Observation) -> Observation:
     """Returns the observation with a text before it, in the same message where that is a user's."""
-    match observation if text else "":
-        case "":
-            return observation
+    if not text:
+        return observation
+    match observation:
         case str(seen):
-            return f"{text}\n\n{seen}"
+            return f"{text}\n\n{seen}" if seen else text
         case [{"role": "user", "content": seen, **others}, *rest]:
             return [{**others, "role": "user", "content": f"{text}\n\n{seen}"}, *rest]
     return [{"role": "user", "content": text}, *observation]
@@ -149,7 +152,7 @@ class CheckedAgent(Agent):
     def reset(self, seed: int, task: Task | None = None) -> list[Message]:
         """Starts an episode and returns the agent's first messages."""
         self.trajectory = Trajectory(seed=seed)
-        where = f"{type(self.inner).__name__}.reset"
+        where = env.located(self.inner.reset, f"{type(self.inner).__name__}.reset")
         given = {"task": task} if env.takes_keyword(self.inner.reset, "task") else {}
         if task and not given:
             raise BadEnvironment(f"{where} takes no task=, which the dataset's rows are")
@@ -208,13 +211,12 @@ class AgentSpec:
 
     def build(self) -> Agent:
         """Makes a new agent with an environment of its own."""
-        environment, limit = self._make_environment(), self.max_observation_chars
-        settings: dict[str, Any] = {"include_state": self.include_state, "max_observation_chars": limit}
-        settings |= {"system_prompt": self.system_prompt, "initial_prompt": self.initial_prompt}
+        environment, reward_fn, limit = self._make_environment(), self._reward_fn(), self.max_observation_chars
+        plain = ("include_state", "max_observation_chars", "system_prompt", "initial_prompt")
+        settings = {name: getattr(self, name) for name in plain}
         if self.tools:
             parser = get_parser(self.parser) if isinstance(self.parser, str) else self.parser
             settings |= {"tools": load_tools(self.tools), "parser": parser}
-        reward_fn = self._reward_fn()
         make = self.agent_cls if self.agent_path is None else load_extern_object(self.agent_path, self.agent_name)
         if make is None or make is Agent:
             return Agent(environment, reward_fn=reward_fn, **settings)
@@ -235,24 +237,27 @@ class AgentSpec:
         function = self.reward_fn if path is None else load_extern_object(path, self.reward_name)
         if function is not None and not callable(function):
             raise ValueError(f"{path}: {self.reward_name} is a {type(function).__name__}, no function")
-        return partial(function, **self.reward_kwargs) if function is not None and self.reward_kwargs else function
+        return partial(function, **self.reward_kwargs) if function and self.reward_kwargs else function
 
 
 def copy_environment(environment: Any) -> Any:
     """Makes a deep copy; where that fails, a new one of the same class and config; else give a function instead."""
-    try:
-        return copy.deepcopy(environment)
     # An object may refuse in any way it likes.
-    except Exception:
-        return type(environment)(environment.config)
+    with suppress(Exception):
+        return copy.deepcopy(environment)
+    return type(environment)(environment.config)
 
 
-def _takes_environment(reward_fn: RewardFn) -> bool:
-    """Says whether a second argument is wanted: one without a default, or one that is named so."""
+def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> float:
+    """Returns the checked reward of a trajectory.
+
+    The function gets the environment too where it has a second argument without a default, or one that is named so.
+    """
     parameters = inspect.signature(reward_fn).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     wanted = any(p.default is p.empty or p.name in ("environment", "env") for p in positional[1:2])
-    return wanted or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    both = wanted or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return env.check_reward(reward_fn(*(trajectory, environment)[: 1 + both]), env.located(reward_fn, "reward_fn"))
 
 
 def _as_observation(observation: Observation) -> Observation:

@@ -26,16 +26,13 @@ class Limits:
 
 
 def confine(limits: Limits) -> None:
-    """Limits this process, which must have one thread yet; the network only where the system lets it be left."""
+    """Limits this process, which must have one thread yet.
+
+    Without the network it moves to a network namespace with nothing in it, where that is not forbidden.
+    """
     if limits.memory_gb is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (int(limits.memory_gb * 2**30),) * 2)
-    if not limits.network:
-        leave_network()
-
-
-def leave_network() -> None:
-    """Moves this process to a network namespace with nothing in it, where that is not forbidden."""
-    if sys.platform != "linux":
+    if limits.network or sys.platform != "linux":
         return
     libc, uid, gid = ctypes.CDLL(None), os.getuid(), os.getgid()
     if libc.unshare(CLONE_NEWNET) == 0 or libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:

@@ -12,7 +12,7 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -76,7 +76,6 @@ class BaseEnvironment(ABC):
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         # A bare EnvironmentConfig says nothing, so that it stands for the defaults of any environment.
         self.config: Any = self.config_cls() if config is None or type(config) is EnvironmentConfig else config
-        self._done = False
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Any:
@@ -142,11 +141,9 @@ class Trajectory:
 
     def record(self, action: str, step: StepResult) -> None:
         """Adds an action and what came of it."""
-        self.actions.append(action)
-        self.states.append(step.observation)
-        self.rewards.append(step.reward)
-        self.dones.append(step.done)
-        self.infos.append(step.info)
+        columns: tuple[list[Any], ...] = (self.actions, self.states, self.rewards, self.dones, self.infos)
+        for column, value in zip(columns, (action, *step), strict=True):
+            column.append(value)
 
 
 # --- The boundary ---
@@ -161,31 +158,26 @@ def reset_environment(
     seeded for this call and put back after it. Those are shared by threads: steps that draw from them, and other
     threads that do, are not reproducible. Of a task `reset` is given the entries that its signature takes.
     """
-    given = {name: value for name, value in (task or {}).items() if takes_keyword(env.reset, name)}
-    if task and not given:
-        raise BadEnvironment(
-            f"{type(env).__name__}.reset takes none of {', '.join(task)}, which the dataset's rows have"
-        )
+    task, where = task or {}, f"{type(env).__name__}.reset"
+    offered = ({} if seed is None else {"seed": seed}) | dict(task)
+    given = {name: value for name, value in offered.items() if takes_keyword(env.reset, name)}
+    if task and given.keys().isdisjoint(task):
+        raise BadEnvironment(f"{where} takes none of {', '.join(task)}, which the dataset's rows have")
     # An object that is no BaseEnvironment may take no attributes.
     with suppress(AttributeError):
         env._done = False
-    if seed is None:
+    with nullcontext() if seed is None or "seed" in given else OwnGenerators(seed).installed():
         answer = env.reset(**given)
-    elif takes_keyword(env.reset, "seed"):
-        answer = env.reset(**{"seed": seed, **given})
-    else:
-        with OwnGenerators(seed).installed():
-            answer = env.reset(**given)
     if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
         answer = answer[0]
     if isinstance(answer, list) and not answer:
-        raise BadEnvironment(f"{type(env).__name__}.reset returned no message; allowed: a string, or messages")
-    return check_observation(answer, f"{type(env).__name__}.reset", max_chars)
+        raise BadEnvironment(f"{where} returned no message; allowed: a string, or messages")
+    return check_observation(answer, located(env.reset, where), max_chars)
 
 
 def step_environment(env: Any, action: str, max_chars: int = MAX_OBSERVATION_CHARS) -> StepResult:
     """Plays one step and checks what it returns, four values or gymnasium's five; else BadEnvironment."""
-    return check_step(env.step(action), f"{type(env).__name__}.step", max_chars)
+    return check_step(env.step(action), located(env.step, f"{type(env).__name__}.step"), max_chars)
 
 
 def check_step(answer: Any, where: str, max_chars: int = MAX_OBSERVATION_CHARS) -> StepResult:
@@ -256,6 +248,12 @@ def describe(error: BaseException) -> str:
     lines = traceback.format_exception(error, limit=-4)
     text = f"{lines[-1].strip()}\n{''.join(lines[:-1])}".strip()
     return text if len(text) <= MAX_ERROR_CHARS else text[: MAX_ERROR_CHARS - 4] + " ..."
+
+
+def located(function: Any, name: str) -> str:
+    """Returns the name with the file and the line in which a user's function begins."""
+    code = getattr(function, "__code__", None)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
 
 
 def takes_keyword(function: Callable[..., Any], name: str) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from custom.adapters.make import make_environment
 from custom.agent import Agent, as_user_messages
-from custom.env import Message
+from custom.env import Message, call_method
 from data.prompts import encode_chat
 from data.rl_dataset import RLHFDataset
 
@@ -56,8 +56,7 @@ class CustomEnvDataset(RLHFDataset):
         tokenizer_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if tokenizer is None and tokenizer_kwargs:
-            fix = "give the tokenizer, or set data.apply_chat_template_kwargs"
-            raise ValueError(f"tokenizer_kwargs without a tokenizer have no effect: {fix}")
+            raise ValueError("tokenizer_kwargs without a tokenizer have no effect: set data.apply_chat_template_kwargs")
         self.description = read_description(data_files) if env is None else None
         if self.description:
             env = make_environment(self.description["environment"], self.description["kwargs"])
@@ -77,7 +76,7 @@ class CustomEnvDataset(RLHFDataset):
         if not 0 <= item < self.num_rows:
             raise IndexError(f"row {item} of {self.num_rows}")
         state, prompt = self._state_and_prompt(item)
-        expected = self.env.get_action(item) if hasattr(self.env, "get_action") else None
+        expected = call_method(self.env, "get_action", item)
         row = {
             "prompt": prompt,
             "state": state.numpy() if isinstance(state, torch.Tensor) else state,
@@ -101,16 +100,15 @@ class CustomEnvDataset(RLHFDataset):
         return {"input_ids": token_ids, "attention_mask": torch.ones_like(token_ids)}
 
     def _state_and_prompt(self, item: int) -> tuple[Any, list[Message]]:
-        if not hasattr(self.env, "get_state"):
+        if hasattr(self.env, "get_state"):
+            state, prefix = self.env.get_state(item), call_method(self.env, "get_prompt_prefix")
+            system = [{"role": "system", "content": prefix}] if prefix else []
+        else:
             agent = Agent(self.env)
-            messages = agent.reset(self.first_seed + item)
+            *system, first = agent.reset(self.first_seed + item)
             state = agent.trajectory.states[0]
             if isinstance(state, list):
-                return state, messages
-            return state, [*messages[:-1], {"role": "user", "content": self.state_to_text(state)}]
-        state = self.env.get_state(item)
-        prefix = self.env.get_prompt_prefix() if hasattr(self.env, "get_prompt_prefix") else ""
-        system = [{"role": "system", "content": prefix}] if prefix else []
+                return state, [*system, first]
         return state, [*system, *as_user_messages(self.state_to_text(state))]
 
 

@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -146,8 +146,10 @@ class NaiveRewardManager:
         samples = []
         for row, text in enumerate(texts):
             extra = {**(given[row] or {}), "num_turns": turns[row], "rollout_reward_scores": paid[row] or {}}
-            truth = _ground_truth(columns["reward_model"][row], row)
-            samples.append(Sample(columns[self.reward_fn_key][row], text, truth, extra))
+            told = columns["reward_model"][row]
+            if not isinstance(told, Mapping) or "ground_truth" not in told:
+                raise ValueError(f"row {row}: reward_model is {told!r}; it must be a dict with 'ground_truth'")
+            samples.append(Sample(columns[self.reward_fn_key][row], text, told["ground_truth"], extra))
         return samples
 
     def _score(self, samples: list[Sample]) -> list[Any]:
@@ -192,7 +194,7 @@ class PrimeRewardManager(NaiveRewardManager):
         super().__init__(*args, **kwargs)
         if not timeout_s > 0 or not (num_processes is None or num_processes > 0):
             raise ValueError(f"timeout_s={timeout_s} and num_processes={num_processes} must be above 0")
-        given = self.compute_score if isinstance(self.compute_score, partial) else partial(self.compute_score)
+        given = partial(self.compute_score)
         self.reward_kwargs, function = given.keywords | self.reward_kwargs, given.func
         module, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__name__", "")
         if getattr(module, name, None) is not function or not getattr(module, "__file__", None):
@@ -200,7 +202,7 @@ class PrimeRewardManager(NaiveRewardManager):
         self.source, self.timeout_s = (str(module.__file__), name), timeout_s  # type: ignore[union-attr]
         # Fresh ones: a fork of this process would have its models' threads half.
         size, fresh = num_processes or os.cpu_count() or 1, get_context("spawn")
-        self.pool = ProcessPool(max_workers=size, context=fresh, initializer=die_with_parent)
+        self.pool = ProcessPool(size, context=fresh, initializer=die_with_parent)
         # They end with the thread that starts them: that is this one, and none that scores beside the passes.
         self.pool.schedule(os.getpid)
         weakref.finalize(self, _end_pool, self.pool)
@@ -236,8 +238,7 @@ class BatchRewardManager(NaiveRewardManager):
         return [BATCH_NEEDS] if config.custom_reward_function.path is None else []
 
     def _score(self, samples: list[Sample]) -> list[Any]:
-        names = ("data_source", "solution_str", "ground_truth", "extra_info")
-        columns = {f"{name}s": [getattr(sample, name) for sample in samples] for name in names}
+        columns = {f"{field.name}s": [getattr(sample, field.name) for sample in samples] for field in fields(Sample)}
         try:
             results = list(self.compute_score(**columns, **self.reward_kwargs))
         except Exception as error:
@@ -273,15 +274,13 @@ class CustomRewardManager:
     def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
         """Returns rewards (batch, response_len) float32; with return_dict {"reward_tensor", "reward_extra_info"}."""
         data.require("responses", "response_mask", by=type(self).__name__)
-        rewards = data.batch.get("environment_rewards", None)
-        if rewards is None:
-            rewards = self._judge(data)
+        played = "environment_rewards" in data.batch
+        rewards = data.batch["environment_rewards"] if played else self._judge(data)
         return {"reward_tensor": rewards, "reward_extra_info": {}} if return_dict else rewards
 
     def _judge(self, data: DataProto) -> torch.Tensor:
         if self.tokenizer is None:
-            fix = "CustomRewardManager(env, tokenizer)"
-            raise ValueError(f"CustomRewardManager has no tokenizer to decode responses: {fix}")
+            raise ValueError("CustomRewardManager has no tokenizer to decode responses; give it: (env, tokenizer)")
         texts = decode_sampled(self.tokenizer, data.batch)
         scores = [self._score(data, row, text) for row, text in enumerate(texts)]
         for text, score in list(zip(texts, scores, strict=True))[: self.num_examine]:
@@ -362,12 +361,6 @@ class ConfiguredRewardManager(CustomRewardManager):
 def _end_pool(pool: ProcessPool) -> None:
     pool.stop()
     pool.join()
-
-
-def _ground_truth(reward_model: Any, row: int) -> Any:
-    if not isinstance(reward_model, Mapping) or "ground_truth" not in reward_model:
-        raise ValueError(f"row {row}: reward_model is {reward_model!r}; it must be a dict with 'ground_truth'")
-    return reward_model["ground_truth"]
 
 
 def _describe(row: int, sample: Sample) -> str:

@@ -10,10 +10,8 @@ import json
 import logging
 import os
 import secrets
-import select
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -43,7 +41,7 @@ class VerifierProcess:
     def __init__(self, package: str = "reasoning_gym") -> None:
         self.package = package
         self._lock = threading.Lock()
-        self._process: Popen[bytes] | None = None
+        self._process: Any = None
 
     def score(self, name: str, answer: str, entry: str) -> float:
         """Returns the score of an answer to a task's entry (JSON), 0 to 1. Raises ValueError for an unknown task."""
@@ -51,45 +49,39 @@ class VerifierProcess:
         number = secrets.token_hex(8)
         with self._lock:
             try:
-                process = self._running()
-                assert process.stdin is not None
-                process.stdin.write(json.dumps([number, name, answer, entry]).encode() + b"\n")
-                reply = self._read(process, DEADLINE_S)
-                if reply.get("number") != number:
+                self._ready()
+                self._process.stdin.write(json.dumps([number, name, answer, entry]).encode() + b"\n")
+                answered, score, refused = self._read(DEADLINE_S)
+                if answered != number:
                     raise ValueError("it sent another answer's reply")
-                if "refused" not in reply:
-                    return check_reward(reply["score"], "the verifier")
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                score = check_reward(score, "the verifier")
+            except (OSError, ValueError, TypeError) as error:
                 self._end()
                 logger.warning("%s: an answer scores 0, as the verifier did not survive it: %s", name, error)
                 return 0.0
-        raise ValueError(str(reply["refused"]))
+        if refused:
+            raise ValueError(str(refused))
+        return score
 
-    def _running(self) -> Popen[bytes]:
-        """Returns the process, ready for an answer."""
+    def _ready(self) -> None:
+        """Starts the process where there is none, and waits until it is ready for an answer."""
         if self._process is None or self._process.poll() is not None:
             self._end()
             command = [sys.executable, "-c", START, str(Path(__file__).resolve().parents[1]), self.package]
             self._process = Popen(command, stdin=PIPE, stdout=PIPE, start_new_session=True, bufsize=0)
-            self._read(self._process, START_S)
-        return self._process
+            self._read(START_S)
 
-    def _read(self, process: Popen[bytes], seconds: float) -> dict[str, Any]:
-        """Reads the one line that is to come. Raises ValueError where it is late, too long, no object, or not alone."""
-        assert process.stdout is not None
-        line, end = b"", time.monotonic() + seconds
-        while not line.endswith(b"\n"):
-            left = max(end - time.monotonic(), 0.0)
-            if len(line) > LONGEST_REPLY or not select.select([process.stdout], [], [], left)[0]:
-                raise ValueError(f"no answer within {seconds:g} s")
-            piece = os.read(process.stdout.fileno(), LONGEST_REPLY)
-            if not piece:
-                raise ValueError("it ended")
-            line += piece
-        reply = json.loads(line)
-        if not isinstance(reply, dict):
-            raise ValueError("it sent what is no answer")
-        return reply
+    def _read(self, seconds: float) -> Any:
+        """Reads the one line that is to come; ValueError where it is late, too long or no JSON."""
+        deadline = threading.Timer(seconds, kill_tree, [self._process.pid])
+        deadline.start()
+        try:
+            line = self._process.stdout.readline(LONGEST_REPLY)
+        finally:
+            deadline.cancel()
+        if not line.endswith(b"\n"):
+            raise ValueError(f"it ended, or wrote no line within {seconds:g} s")
+        return json.loads(line)
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -107,17 +99,18 @@ def serve(package: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     importlib.import_module(package)
-    print(json.dumps({"ready": True}), file=answers, flush=True)
+    print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(_reply(*json.loads(line))), file=answers, flush=True)
 
 
-def _reply(number: str, name: str, answer: str, entry: str) -> dict[str, Any]:
+def _reply(number: str, name: str, answer: str, entry: str) -> tuple[str, float, str]:
+    """Returns the question's number, the answer's score, and what is wrong with the task's name."""
     try:
         verifier = _verifier(name)
     except ValueError as error:
-        return {"number": number, "refused": str(error)}
-    return {"number": number, "score": judge(verifier, answer, json.loads(entry))[0]}
+        return number, 0.0, str(error)
+    return number, judge(verifier, answer, json.loads(entry))[0], ""
 
 
 def judge(verifier: Verifier, answer: str | None, entry: dict[str, Any]) -> tuple[float, str]:

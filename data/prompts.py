@@ -43,22 +43,19 @@ def as_messages(prompt: Prompt) -> list[Message]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
-def render_chat(
-    tokenizer: Tokenizer, prompt: Prompt, *, add_generation_prompt: bool = True, **template_kwargs: Any
-) -> str:
+def render_chat(tokenizer: Tokenizer, prompt: Prompt, **template_kwargs: Any) -> str:
     """Renders a conversation by the tokenizer's chat template, or as ChatML where it has none.
 
     Args:
         prompt: chat messages (`role`, `content`), or one user message as a string.
-        add_generation_prompt: whether the text ends with what starts the assistant's turn.
-        template_kwargs: variables of the template, such as `tools` or `enable_thinking`.
+        template_kwargs: variables of the template, such as `tools` or `enable_thinking`; unless
+            `add_generation_prompt=False` is among them, the text ends with what starts the assistant's turn.
     """
     if tokenizer.chat_template is None and "chat_template" not in template_kwargs:
         _say_chatml_is_used(tokenizer.name_or_path)
         template_kwargs["chat_template"] = CHATML_TEMPLATE
-    return tokenizer.apply_chat_template(
-        as_messages(prompt), tokenize=False, add_generation_prompt=add_generation_prompt, **template_kwargs
-    )
+    variables = {"add_generation_prompt": True, **template_kwargs}
+    return tokenizer.apply_chat_template(as_messages(prompt), tokenize=False, **variables)
 
 
 def encode_chat(tokenizer: Tokenizer, prompt: Prompt, **template_kwargs: Any) -> list[int]:
@@ -93,9 +90,8 @@ def marked(value: Any, texts: frozenset[str]) -> Any:
 def _beginnings(texts: frozenset[str]) -> re.Pattern[str]:
     """Compiles what finds the first character of each of the texts, of those too that overlap: `<(?=s>|/s>)`."""
     rests = defaultdict(list)
-    for text in sorted(texts):
-        if len(text) > 1:
-            rests[text[0]].append(re.escape(text[1:]))
+    for text in sorted(text for text in texts if len(text) > 1):
+        rests[text[0]].append(re.escape(text[1:]))
     return re.compile("|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()) or "(?!)")
 
 
@@ -118,9 +114,8 @@ def _that_drops_marks(tokenizer: Tokenizer, _size: int) -> Tokenizer:
     dropping = copy.deepcopy(tokenizer)
     backend = dropping.backend_tokenizer
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(MARK)[0][0]
-    steps = [] if backend.pre_tokenizer is None else [backend.pre_tokenizer]
-    drop = pre_tokenizers.Split(Regex(f"{MARK}|{as_bytes}"), "removed")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, drop])
+    steps = [backend.pre_tokenizer, pre_tokenizers.Split(Regex(f"{MARK}|{as_bytes}"), "removed")]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([step for step in steps if step is not None])
     return dropping
 
 

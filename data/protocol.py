@@ -40,6 +40,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
 from data.containers import Keys, RowIndex, from_bytes, merge_meta_info, object_array, pick, to_bytes, union_dicts
+from data.texts import say
 
 MetaInfo = dict[str, Any] | None
 DUMMY_UID = "dummy"
@@ -191,10 +192,9 @@ class DataProto:
         popped = self.select(batch_keys or [], non_tensor_batch_keys or [], meta_info_keys or [])
         if self.batch is not None:
             self.batch = self.batch.exclude(*(batch_keys or []))
-        for key in non_tensor_batch_keys or []:
-            del self.non_tensor_batch[key]
-        for key in meta_info_keys or []:
-            del self.meta_info[key]
+        arrays, facts = self.non_tensor_batch.items(), self.meta_info.items()
+        self.non_tensor_batch = {key: array for key, array in arrays if key not in popped.non_tensor_batch}
+        self.meta_info = {key: fact for key, fact in facts if key not in popped.meta_info}
         return popped
 
     def union(self, other: DataProto) -> DataProto:
@@ -242,8 +242,7 @@ class DataProto:
     def chunk(self, chunks: int) -> list[DataProto]:
         """Cuts `chunks` views of equal size; uneven with `auto_padding`, else ValueError if the rows do not divide."""
         if chunks < 1 or (len(self) % chunks and not self.is_padding_enabled()):
-            fix = "pad with pad_dataproto_to_divisor or DataProto.pad_with_dummies first"
-            raise ValueError(f"{len(self)} rows do not divide into {chunks} equal chunks; {fix}")
+            raise ValueError(say("uneven_chunks", rows=len(self), chunks=chunks))
         ends = [-(-len(self) * i // chunks) for i in range(chunks + 1)]
         return [self.slice(*span) for span in pairwise(ends)]
 
@@ -267,9 +266,8 @@ class DataProto:
 
     def pad_with_dummies(self, divisor: int) -> DataProto:
         """Adds dummies until `divisor` divides the rows (`select_or_dummies`); shares what divides."""
-        if len(self) % divisor == 0:
-            return self.select()
-        return self.select_or_dummies(range(len(self) + -len(self) % divisor))
+        missing = -len(self) % divisor
+        return self.select_or_dummies(range(len(self) + missing)) if missing else self.select()
 
     def select_or_dummies(self, rows: Sequence[int]) -> DataProto:
         """Copies the rows at these positions; one past the last is a dummy: row 0, response_mask 0, uid "dummy".
@@ -312,13 +310,10 @@ class DataProto:
     @classmethod
     def from_tensordict(cls, tensor_dict: TensorDict, meta_info: MetaInfo = None, num_batch_dims: int = 1) -> DataProto:
         """Undoes `to_tensordict`; `meta_info` adds to what the TensorDict carries."""
-        values = dict(tensor_dict.items())
-        return cls.from_dict(
-            {key: value for key, value in values.items() if isinstance(value, Tensor)},
-            {key: value.tolist() for key, value in values.items() if isinstance(value, NonTensorStack)},
-            {key: value.data for key, value in values.items() if isinstance(value, NonTensorData)} | (meta_info or {}),
-            num_batch_dims,
-        )
+        tensors = {key: value for key, value in tensor_dict.items() if isinstance(value, Tensor)}
+        arrays = {key: value.tolist() for key, value in tensor_dict.items() if isinstance(value, NonTensorStack)}
+        facts = {key: value.data for key, value in tensor_dict.items() if isinstance(value, NonTensorData)}
+        return cls.from_dict(tensors, arrays, facts | (meta_info or {}), num_batch_dims)
 
     def to_tensordict(self) -> TensorDict:
         """Makes one TensorDict: arrays as NonTensorStack (one entry per row), meta_info as NonTensorData."""
@@ -332,16 +327,13 @@ class DataProto:
         JSON's limits apply to object arrays and meta_info: tuples come back as lists, dict keys as strings, numpy
         values as Python's. What JSON cannot hold raises TypeError naming the field.
         """
-        numeric = {key: array for key, array in self.non_tensor_batch.items() if array.dtype.kind in "biuf"}
-        objects = {key: array for key, array in self.non_tensor_batch.items() if key not in numeric}
-        content = {
-            "rows": len(self),
-            # A view would drag its whole storage into the file.
-            "tensors": None if self.batch is None else {key: t.detach().clone() for key, t in self._tensors().items()},
-            "arrays": {key: torch.from_numpy(array.copy()) for key, array in numeric.items()},
-            "objects": {key: _to_json(array, f"non_tensor_batch[{key!r}]") for key, array in objects.items()},
-            "meta_info": {key: _to_json(value, f"meta_info[{key!r}]") for key, value in self.meta_info.items()},
-        }
+        fields = self.non_tensor_batch.items()
+        arrays = {key: torch.from_numpy(array.copy()) for key, array in fields if array.dtype.kind in "biuf"}
+        objects = {key: _to_json(array, f"non_tensor_batch[{key!r}]") for key, array in fields if key not in arrays}
+        facts = {key: _to_json(value, f"meta_info[{key!r}]") for key, value in self.meta_info.items()}
+        # A view would drag its whole storage into the file.
+        tensors = None if self.batch is None else {key: t.detach().clone() for key, t in self._tensors().items()}
+        content = {"rows": len(self), "tensors": tensors, "arrays": arrays, "objects": objects, "meta_info": facts}
         torch.save(content, filepath)
 
     @classmethod
@@ -409,9 +401,8 @@ class DataProto:
         """Appends `padding_size` copies of a row in place and returns self: "first", or the last ("last" or "")."""
         if padding_candidate not in ("", "first", "last"):
             raise ValueError(f"padding_candidate={padding_candidate!r} is unknown; allowed: 'first', 'last'")
-        rows = torch.arange(len(self) + padding_size)
-        rows[len(self) :] = 0 if padding_candidate == "first" else len(self) - 1
-        self.reorder(rows)
+        row = 0 if padding_candidate == "first" else len(self) - 1
+        self.reorder([*range(len(self)), *[row] * padding_size])
         return self
 
     def sample_level_repeat(self, repeat_times: Sequence[int] | np.ndarray | Tensor) -> DataProto:
@@ -490,9 +481,7 @@ class DataProtoFuture:
 def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
     """Appends rows from the start until `size_divisor` divides the rows; returns also how many were added."""
     pad_size = -len(data) % size_divisor
-    if pad_size == 0:
-        return data, 0
-    return data.select_idxs(torch.arange(len(data) + pad_size) % len(data)), pad_size
+    return data.select_idxs(torch.arange(len(data) + pad_size) % len(data)) if pad_size else data, pad_size
 
 
 def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
@@ -515,7 +504,6 @@ def _to_json(value: Any, where: str) -> str:
     def plain(item: Any) -> Any:
         if isinstance(item, np.ndarray | np.generic):
             return item.tolist()
-        allowed = "save_to_disk takes str, numbers, None, lists and dicts there. Convert or pop it first"
-        raise TypeError(f"{where} holds a {type(item).__name__}, which JSON cannot: {allowed}")
+        raise TypeError(say("no_json_value", where=where, kind=type(item).__name__))
 
     return json.dumps(value, default=plain)

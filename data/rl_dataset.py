@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pyarrow.parquet
 import torch
 from torch import Tensor
@@ -26,7 +25,9 @@ from torch.utils.data import Dataset, Subset
 
 from data.containers import object_array
 from data.loading import load_extern_object
+from data.names import registered
 from data.prompts import Messages, Processor, Tokenizer, as_messages, encode_chat, pad_token_id
+from data.texts import say
 
 logger = logging.getLogger(__name__)
 # The key under which a row says which file and line it comes from.
@@ -97,7 +98,7 @@ class RLHFDataset(Dataset):
         overlong = [number for number, length in enumerate(lengths) if length > limit]
         if overlong and not config.filter_overlong_prompts:
             worst = overlong[0]
-            raise _overlong_error(_origin(rows[worst]), lengths[worst], limit, others=len(overlong) - 1)
+            raise _overlong_error(_origin(rows[worst]), lengths[worst], limit, len(overlong) - 1)
         logger.info("dropped %d of %d prompts longer than %d tokens", len(overlong), len(lengths), limit)
         return [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
 
@@ -110,9 +111,8 @@ class RLHFDataset(Dataset):
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         source, config = dict(self.dataframe[item]), self.config
-        origin, messages = _origin(source), self._build_messages(source)
+        origin, messages, index = _origin(source), self._build_messages(source), _entry(source, "extra_info", "index")
         row = {key: value for key, value in source.items() if key not in (self.prompt_key, ORIGIN)}
-        index = _entry(row, "extra_info", "index")
         row["index"] = row.get("index", item) if index is None else index
         if config.return_raw_chat:
             row["raw_prompt"] = messages
@@ -128,9 +128,8 @@ class RLHFDataset(Dataset):
         problems = [f"{_origin(row)} {fault}" for row in rows if (fault := self._fault_of(row))]
         if problems:
             shown = "; ".join(problems[:3]) + ("; …" if len(problems) > 3 else "")
-            given = f"{shown}. Their columns are {sorted(rows[0].keys() - {ORIGIN})}"
-            keys = "data.prompt_key names the prompt's, data.reward_fn_key the scoring rule's"
-            raise ValueError(f"{len(problems)} of {len(rows)} rows cannot be used: {given}; {keys}")
+            columns = sorted(rows[0].keys() - {ORIGIN})
+            raise ValueError(say("bad_rows", bad=len(problems), rows=len(rows), shown=shown, columns=columns))
 
     def _fault_of(self, row: Mapping[str, Any]) -> str | None:
         prompt_key, scoring_key = self.config.prompt_key, self.config.reward_fn_key
@@ -172,12 +171,14 @@ def _fault_of_message(message: Any) -> str | None:
 def read_rows(file: str | Path) -> list[dict[str, Any]]:
     """Reads all rows of a parquet, json or jsonl file as dicts; errors name the file and the line."""
     path = Path(file).expanduser()
-    readers = {".parquet": _read_parquet, ".json": _read_json, ".jsonl": _read_jsonl}
+    readers = {".parquet": _read_parquet, ".json": lambda path: _parse(path.read_bytes(), path), ".jsonl": _read_jsonl}
     if path.suffix not in readers:
         raise ValueError(f"{file}: a data file ends in {', '.join(readers)}; this one in {path.suffix or 'nothing'!r}")
     if not path.is_file():
         raise FileNotFoundError(f"data file {str(file)!r} does not exist (looked for {path.resolve()})")
     rows = readers[path.suffix](path)
+    if not isinstance(rows, list):
+        raise ValueError(f"{path} holds a {type(rows).__name__}; a .json data file holds a list of objects")
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise ValueError(f"{file} row {number} is a {type(row).__name__}; every row must be an object")
@@ -204,15 +205,7 @@ def _parse(content: bytes, path: Path, first_line: int = 1) -> Any:
         line = first_line + content[: error.start].count(b"\n")
         raise ValueError(f"{path} line {line} is not UTF-8: {error}. Save the file as UTF-8") from error
     except json.JSONDecodeError as error:
-        fault = f"line {first_line + error.lineno - 1} is not JSON: {error.msg} at column {error.colno}"
-        raise ValueError(f"{path} {fault}. One object per line is .jsonl, a list .json") from error
-
-
-def _read_json(path: Path) -> list[Any]:
-    content = _parse(path.read_bytes(), path)
-    if not isinstance(content, list):
-        raise ValueError(f"{path} holds a {type(content).__name__}; a .json data file holds a list of objects")
-    return content
+        raise ValueError(say("no_json", path=path, line=first_line + error.lineno - 1, error=error)) from error
 
 
 def _read_jsonl(path: Path) -> list[Any]:
@@ -237,27 +230,18 @@ def normalise_row(
     Raises: ValueError for a row that lacks the two, has other shapes, no tokens, or ids that are no token ids.
     """
     token_ids = truncate(_real_tokens(row, where), max_prompt_length, truncation, where)
-    length = len(token_ids)
-    input_ids = torch.full((max_prompt_length,), pad_token_id)
-    input_ids[max_prompt_length - length :] = torch.tensor(token_ids)
-    positions = torch.arange(max_prompt_length) - (max_prompt_length - length)
-    return {
-        **row,
-        "input_ids": input_ids,
-        "attention_mask": (positions >= 0).long(),
-        "position_ids": positions.clamp(min=0),
-        "raw_prompt_ids": token_ids,
-    }
+    missing = max_prompt_length - len(token_ids)
+    tokens = {"input_ids": torch.tensor([pad_token_id] * missing + token_ids), "raw_prompt_ids": token_ids}
+    positions = torch.arange(-missing, len(token_ids))
+    return {**row, **tokens, "attention_mask": (positions >= 0).long(), "position_ids": positions.clamp(min=0)}
 
 
 def _real_tokens(row: Mapping[str, Any], where: str) -> list[int]:
     if missing := {"input_ids", "attention_mask"} - row.keys():
-        needed = "a Dataset's rows need input_ids and attention_mask, or a text under data.prompt_key"
-        raise ValueError(f"{where} lacks {sorted(missing)}; {needed}")
+        raise ValueError(say("no_tokens", where=where, missing=sorted(missing)))
     input_ids, mask = (_as_tensor(row[key], f"{where}: {key}") for key in ("input_ids", "attention_mask"))
     if input_ids.ndim != 1 or input_ids.shape != mask.shape:
-        shapes = f"{tuple(input_ids.shape)} and {tuple(mask.shape)}"
-        raise ValueError(f"{where}: input_ids and attention_mask must be 1-D and of one length; their shapes: {shapes}")
+        raise ValueError(say("two_shapes", where=where, ids=tuple(input_ids.shape), mask=tuple(mask.shape)))
     if not mask.any():
         raise ValueError(f"{where}: the prompt has no tokens; its attention_mask is all zero")
     if input_ids.is_floating_point() or input_ids.is_complex() or input_ids.dtype == torch.bool:
@@ -280,19 +264,16 @@ def truncate(token_ids: list[int], max_length: int, truncation: str, where: str)
     excess = len(token_ids) - max_length
     if excess <= 0:
         return token_ids
-    if truncation == "error":
+    kept_ahead = {"left": 0, "right": max_length, "middle": max_length // 2, "error": None}
+    start = registered(kept_ahead, "data.truncation", truncation)
+    if start is None:
         raise _overlong_error(where, len(token_ids), max_length)
-    kept_ahead = {"left": 0, "right": max_length, "middle": max_length // 2}
-    if truncation not in kept_ahead:
-        raise ValueError(f"data.truncation={truncation!r} is unknown; allowed: {', '.join(kept_ahead)}, error")
-    start = kept_ahead[truncation]
     return token_ids[:start] + token_ids[start + excess :]
 
 
 def _overlong_error(where: str, length: int, limit: int, others: int = 0) -> ValueError:
     more = f" ({others} more prompts are too long)" if others else ""
-    fix = "raise it, set data.filter_overlong_prompts=true, or data.truncation to left, right or middle"
-    return ValueError(f"{where}: the prompt has {length} tokens, data.max_prompt_length is {limit}{more}; {fix}")
+    return ValueError(say("overlong_prompt", where=where, length=length, limit=limit, others=more))
 
 
 def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Tensor | np.ndarray]:
@@ -309,9 +290,7 @@ def _column(key: str, entries: list[Any]) -> Tensor | np.ndarray:
         return object_array(entries)
     shapes = [tuple(entry.shape) if isinstance(entry, Tensor) else type(entry).__name__ for entry in entries]
     if other := next((place for place, shape in enumerate(shapes) if shape != shapes[0]), None):
-        given = f"it is {shapes[0]} in row 0 of the batch and {shapes[other]} in row {other}"
-        fix = "The Dataset must give every row a tensor of one shape (pad it), or lists, which are kept as they are"
-        raise ValueError(f"{key!r} cannot be stacked: {given}. {fix}")
+        raise ValueError(say("not_stacked", key=key, first=shapes[0], row=other, other=shapes[other]))
     return torch.stack(entries)
 
 

@@ -30,10 +30,7 @@ def move_to_sampled_tokens(rewards: Tensor, response_mask: Tensor) -> Tensor:
     sampled, blocks = response_mask.bool(), row_blocks(rewards)
     if not any(rewards[rows].masked_fill(sampled[rows], 0).any() for rows in blocks):
         return rewards
-    moved = torch.empty_like(rewards)
-    for rows in blocks:
-        moved[rows] = _moved(rewards[rows], sampled[rows])
-    return moved
+    return torch.cat([_moved(rewards[rows], sampled[rows]) for rows in blocks])
 
 
 def _moved(rewards: Tensor, sampled: Tensor) -> Tensor:

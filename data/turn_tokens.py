@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 
 from data.prompts import MARK, Message, Messages, Tokenizer, encode_rendered, marked, render_chat, special_texts
+from data.texts import say
 
 logger = logging.getLogger(__name__)
 
@@ -150,9 +151,7 @@ class TurnTokens:
 
     def _check_texts(self, messages: Messages, tools: Tools) -> None:
         rendered = self._render(messages, tools)
-        for message in messages:
-            if message["content"] in rendered:
-                continue
+        for message in (message for message in messages if message["content"] not in rendered):
             role, roles = message["role"], ", ".join(str(message["role"]) for message in messages)
             fault = f"the chat template of {self.name!r} leaves out the {role} message in a conversation of {roles}"
             if role != "system":
@@ -167,11 +166,8 @@ class TurnTokens:
             return self._encode(answer)
         header = after[start : after.index(answer, start)]
         if header.strip() and before == self._render(messages, tools, add_generation_prompt=False):
-            fault = f"writes {header!r} before an assistant's text, but not with add_generation_prompt=True"
-            fix = "set a template that starts the assistant's turn"
-            raise ValueError(f"the chat template of {self.name!r} {fault}; {fix}")
-        prompt_ids = self._encode(before)
-        ids = self._encode(after[:start] + header + answer)
+            raise ValueError(say("no_header", name=self.name, header=header))
+        prompt_ids, ids = self._encode(before), self._encode(after[:start] + header + answer)
         return ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else self._encode(answer)
 
     def _check_row(self, row: list[int], full: list[int]) -> None:
@@ -180,8 +176,7 @@ class TurnTokens:
         place = _common_length(row, full)
         joined, whole = (self._decode(ids[max(place - 4, 0) : place + 4]) for ids in (row, full))
         if _squashed(self._decode(row)) != _squashed(self._decode(full)):
-            fault = f"{joined!r} where the template itself has {whole!r}; set a template that renders every turn alike"
-            raise ValueError(f"turns joined under the chat template of {self.name!r} read {fault}")
+            raise ValueError(say("joined_otherwise", name=self.name, joined=joined, whole=whole))
         logger.warning("%r tokenises the boundary of two turns differently: %r, at once %r", self.name, joined, whole)
 
     def _render(self, messages: Messages, tools: Tools = None, *, add_generation_prompt: bool = True) -> str:
@@ -203,9 +198,7 @@ class TurnTokens:
             return render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt, **variables)
         except (TemplateError, TypeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
-            fix = "Let the environment answer with messages that the template takes, or set another template"
-            refusal = f"the chat template of {self.name!r} refuses a conversation of {roles}: {error}"
-            raise TemplateRefusal(f"{refusal}. {fix}") from error
+            raise TemplateRefusal(say("template_refuses", name=self.name, roles=roles, error=error)) from error
 
     def _render_if_taken(self, messages: Messages, add_generation_prompt: bool) -> str:
         with suppress(ValueError):
@@ -226,8 +219,7 @@ class TurnTokens:
         probe = [{"role": "system", "content": PLACEHOLDER}, _user("Hello")]
         accepted = PLACEHOLDER in self._render_if_taken(probe, True)
         if not accepted:
-            told = "the chat template of %r takes no system message; it goes into the first user message"
-            logger.warning(told, self.name)
+            logger.warning(say("no_system", name=self.name))
         return accepted
 
     def renders_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
@@ -265,10 +257,9 @@ class TurnTokens:
         for length in range(min(len(end), len(sampled)), 0, -1):
             if sampled[-length:] == end[:length]:
                 return closing_ids[length:]
-        if sampled and sampled[-1] in self.eos_token_ids and sampled[-1] in end:
-            # Llama 2's template writes a space before </s>, models do not.
-            return closing_ids[end.index(sampled[-1]) + 1 :]
-        return closing_ids
+        # Llama 2's template writes a space before </s>, models do not.
+        stopped = sampled and sampled[-1] in self.eos_token_ids and sampled[-1] in end
+        return closing_ids[end.index(sampled[-1]) + 1 :] if stopped else closing_ids
 
     @cached_property
     def _silent_ids(self) -> frozenset[int]:
@@ -287,8 +278,8 @@ class TurnTokens:
 
     @cached_property
     def _silent_texts(self) -> frozenset[str]:
-        ids = {text: self.tokenizer.convert_tokens_to_ids(text) for text in self._special_texts}
-        return frozenset(text for text, token_id in ids.items() if token_id in self._silent_ids)
+        to_id = self.tokenizer.convert_tokens_to_ids
+        return frozenset(text for text in self._special_texts if to_id(text) in self._silent_ids)
 
 
 def _message(role: str, text: str) -> Message:

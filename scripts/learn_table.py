@@ -41,9 +41,9 @@ import torch
 from prepare_quickstart import prepare
 
 from data.protocol import DataProto
+from training.building import build_trainer
 from training.config.loader import load_config
 from training.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-from training.building import build_trainer
 from training.run.report import REWARD_KEY, read_metrics
 
 PROJECT = Path(__file__).resolve().parent.parent

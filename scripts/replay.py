@@ -164,7 +164,7 @@ class RecordedEnvironments:
         self.turns = [iter(episode["turns"]) for episode in episodes]
         self.replies: list[tuple[int, StepReply]] = []
 
-    def reset(self, key: int, spec_index: int, seed: int) -> None:
+    def reset(self, key: int, spec_index: int, seed: int, task: dict[str, Any]) -> None:
         """Answers with the initial messages."""
         messages = self.episodes[key]["initial_messages"]
         self._answer(key, failed=not messages, messages=messages)
@@ -194,6 +194,7 @@ def describe(config: PPOConfig, episodes: Sequence[Recorded]) -> DataProto:
     numbers = np.arange(len(episodes))
     columns = {name: object_array([episode[name] for episode in episodes]) for name in NEEDED[:3]}
     columns |= {"group_index": numbers, "sample_index": np.zeros_like(numbers), "agent_index": numbers}
+    columns["task"] = object_array([episode.get("task", {}) for episode in episodes])
     columns["env_seed"] = np.array([episode["env_seed"] for episode in episodes], dtype=np.int64)
     meta = {"global_steps": 0, "seed": config.data.run_seed, "seeded": False, "validate": False}
     return DataProto.from_dict(tensors={"agent": torch.tensor(numbers)}, non_tensors=columns, meta_info=meta)

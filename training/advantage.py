@@ -15,15 +15,16 @@ from data.containers import row_blocks
 from data.protocol import FIELDS, DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.batch.group_filter import REWARD_INFO
+from training.batch.torch_functional import at_least_float32, masked_whiten
 from training.core_algos import AdaptiveKLController, FixedKLController, call_adv_estimator, estimator_needs, kl_penalty
+from training.core_algos.registry import ESTIMATOR_SPANS, get_adv_estimator_fn, taken
 
 KLController = AdaptiveKLController | FixedKLController
 
 
 def compute_response_mask(data: DataProto) -> Tensor:
     """Cuts the attention mask over the responses, (B, R); for batches whose every response token was sampled."""
-    width = data.batch["responses"].shape[1]
-    return data.batch["attention_mask"][:, -width:]
+    return data.batch["attention_mask"][:, -data.batch["responses"].shape[1] :]
 
 
 def apply_kl_penalty(
@@ -64,6 +65,46 @@ def compute_advantage(
     optional = ("turn_ids", "anchors", "rollout_is_weights")
     needed = [name for name in estimator_needs(adv_estimator) if name in FIELDS and name not in optional]
     data.require("token_level_rewards", "response_mask", *needed, by=f"estimator {adv_estimator}")
+    settings = {"gamma": gamma, "lam": lam, "num_repeat": num_repeat, "config": config}
+    settings |= {"norm_adv_by_std_in_grpo": norm_adv_by_std_in_grpo, "state": {} if state is None else state}
+    episodes = EpisodeRows(data)
+    whole = episodes.one_row_each or ESTIMATOR_SPANS.get(adv_estimator, "batch") == "batch"
+    found = _estimate(data, adv_estimator, settings) if whole else _in_parts(data, episodes, adv_estimator, settings)
+    for name, tensor in zip(("advantages", "returns"), found, strict=True):
+        finite = all(tensor[rows].isfinite().all() for rows in row_blocks(tensor))
+        if tensor.shape != data.batch["response_mask"].shape or not finite:
+            raise ValueError(
+                f"estimator '{adv_estimator}': {name} must be finite and of shape (batch, response_len) = "
+                f"{tuple(data.batch['response_mask'].shape)}; got {tuple(tensor.shape)}, "
+                f"{int((~torch.isfinite(tensor)).sum())} of them not finite"
+            )
+        data.batch[name] = tensor
+    return data
+
+
+def _in_parts(
+    data: DataProto, episodes: EpisodeRows, adv_estimator: str, settings: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Computes advantages and returns (B, R) of episodes of several rows in memory that is in proportion to tokens."""
+    fn, span, mask = get_adv_estimator_fn(adv_estimator), ESTIMATOR_SPANS[adv_estimator], data.batch["response_mask"]
+    settings, whiten = {**settings, "whiten": False}, bool(taken(fn, {"whiten": True}))
+    (advantages,) = at_least_float32(torch.zeros_like(mask, dtype=data.batch["token_level_rewards"].dtype))
+    if span == "scores":
+        of_rows = episodes.of_rows(_estimate(episodes.as_scores(), adv_estimator, settings)[0])
+        for rows in row_blocks(mask):
+            advantages[rows] = torch.where(mask[rows].bool(), of_rows[rows].to(advantages.dtype), 0)
+        advantages = masked_whiten(advantages, mask) if whiten else advantages
+        return advantages, advantages
+    returns = torch.zeros_like(advantages)
+    seen = data.select(batch_keys=sorted({"token_level_rewards", "response_mask", *taken(fn, dict(data.batch))}))
+    keys = range(len(episodes.rows)) if span == "episodes" else data.non_tensor_batch["uid"][episodes.first].tolist()
+    for part in episodes.parts(keys):
+        advantages[part], returns[part] = _estimate(seen.select_idxs(part), adv_estimator, settings)
+    return masked_whiten(advantages, mask) if whiten else advantages, returns
+
+
+def _estimate(data: DataProto, adv_estimator: str, settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Hands an estimator each episode in one row: (B, R) twice, what it returns in the rows of the batch."""
     episodes, width = EpisodeRows(data), data.batch["response_mask"].shape[1]
     fields = {
         name: episodes.join(tensor)
@@ -74,31 +115,10 @@ def compute_advantage(
     columns = {name: values[episodes.first] for name, values in data.non_tensor_batch.items()}
     # verl's estimators know what the reward function gives by its plain name.
     columns |= {name.removeprefix(REWARD_INFO): values for name, values in columns.items()}
-    advantages, returns = call_adv_estimator(
-        adv_estimator,
-        **fields,
-        batch=fields,
-        non_tensor_batch=columns,
-        index=columns["uid"],
-        episode_id=columns.get("episode_id", episodes.first),
-        role=columns.get("role", columns.get("data_source", np.full(len(episodes.first), "policy"))),
-        anchors=columns.get("anchors", [[str(uid)] for uid in columns["uid"]]),
-        state={} if state is None else state,
-        gamma=gamma,
-        lam=lam,
-        num_repeat=num_repeat,
-        norm_adv_by_std_in_grpo=norm_adv_by_std_in_grpo,
-        config=config,
-    )
-    tensors = {"advantages": episodes.split(advantages)}
-    tensors["returns"] = tensors["advantages"] if returns is advantages else episodes.split(returns)
-    for name, tensor in tensors.items():
-        finite = all(tensor[rows].isfinite().all() for rows in row_blocks(tensor))
-        if tensor.shape != data.batch["response_mask"].shape or not finite:
-            raise ValueError(
-                f"estimator '{adv_estimator}': {name} must be finite and of shape (batch, response_len) = "
-                f"{tuple(data.batch['response_mask'].shape)}; got {tuple(tensor.shape)}, "
-                f"{int((~torch.isfinite(tensor)).sum())} of them not finite"
-            )
-        data.batch[name] = tensor
-    return data
+    given = {**fields, **settings, "batch": fields, "non_tensor_batch": columns, "index": columns["uid"]}
+    given["episode_id"] = columns.get("episode_id", episodes.first)
+    given["role"] = columns.get("role", columns.get("data_source", np.full(len(episodes.first), "policy")))
+    given["anchors"] = columns.get("anchors", [[str(uid)] for uid in columns["uid"]])
+    advantages, returns = call_adv_estimator(adv_estimator, **given)
+    joined = episodes.split(advantages)
+    return joined, joined if returns is advantages else episodes.split(returns)

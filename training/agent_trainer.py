@@ -22,12 +22,11 @@ from custom.env_suite import EnvironmentSuite
 from data.containers import object_array
 from data.loading import load_extern_object
 from data.protocol import DataProto
-from data.sample_ids import step_info
 from training.config import PPOConfig
 from training.config.agent_settings import GIVEN
 from training.config.loader import read_config
 from training.config.section import anchored
-from training.ray_trainer import RayPPOTrainer
+from training.ray_trainer import Collate, RayPPOTrainer, Rows
 from training.run.episodes import FailureWatch, episode_metrics, require_same_tasks, write_episodes
 from training.run.metric_utils import StepTimer
 from training.run.roles import ResourcePoolManager, Role
@@ -68,22 +67,21 @@ class AgentTrainer(RayPPOTrainer):
     ) -> None:
         config = anchored(read_config(config, own_data=True))
         if not config.environments and (specs or agent_cls):
-            config = with_given_environment(config)
+            environment = replace(config.agent.environment, name=GIVEN)
+            config = replace(config, agent=replace(config.agent, environment=environment))
         self.specs = list(specs) if specs is not None else agent_specs(config, agent_cls)
         self.suite = make_suite(config, self.specs)
         self.failures = FailureWatch(config.agent.max_failure_rate)
         if not self.specs:
             raise ValueError("AgentTrainer has nothing to act in: set agent.environment, or give agent_cls or specs")
-        kwargs["train_dataset"] = kwargs.get("train_dataset") or range(config.prompts_per_step)
-        if config.agent.val_length:
-            kwargs["val_dataset"] = kwargs.get("val_dataset") or range(config.agent.val_length)
-        for name in ("reward_fn", "val_reward_fn"):
-            kwargs[name] = kwargs.get(name) or environment_rewards
+        own: dict[str, Any] = dict.fromkeys(("reward_fn", "val_reward_fn"), environment_rewards)
+        own |= {"train_dataset": range(config.prompts_per_step), "val_dataset": range(config.agent.val_length) or None}
+        kwargs |= {name: kwargs.get(name) or value for name, value in own.items()}
         super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, **kwargs)
         self.processor = kwargs.get("processor")
-        self.multi_turn_rollout: SyncMultiTurnRollout | None = None
+        self.multi_turn_rollout: Any = None
 
-    def _collator(self, collate_fn: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def _collator(self, collate_fn: Collate) -> Callable[..., Rows]:
         return as_tasks
 
     def init_workers(self) -> None:
@@ -111,15 +109,9 @@ class AgentTrainer(RayPPOTrainer):
         except Exception as error:
             logger.warning("environments were not closed: %s", error)
 
-    def prompt_batch(
-        self, rows: dict[str, Any], repeat: int, first_group: int = 0, validate: bool = False
-    ) -> DataProto:
-        info = step_info(
-            step=self.global_steps, seed=self.seed, seeded=self.config.trainer.deterministic, validate=validate
-        )
-        described = describe_episodes(
-            len(rows["task"]), repeat, info, first_group=first_group, suite=self.suite, tasks=rows["task"]
-        )
+    def prompt_batch(self, rows: Rows, repeat: int, first_group: int = 0, validate: bool = False) -> DataProto:
+        info, tasks = self._step_info(validate), rows["task"]
+        described = describe_episodes(len(tasks), repeat, info, first_group=first_group, suite=self.suite, tasks=tasks)
         if self.multi_turn_rollout is not None:
             self.multi_turn_rollout.wanted = described
         return described
@@ -143,16 +135,15 @@ class AgentTrainer(RayPPOTrainer):
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
         assert self.multi_turn_rollout is not None
-        played = self.multi_turn_rollout.take_facts()
+        played, names = self.multi_turn_rollout.take_facts(), self.suite.names
         self.failures.check(played)
-        metrics = super()._step_metrics(batch, timer) | episode_metrics(played, self.suite.names)
-        if len(self.suite.names) > 1:
-            pairs = zip(self.suite.names, self.suite.weights, strict=True)
-            metrics |= {f"env/{name}/weight": weight for name, weight in pairs}
+        metrics = super()._step_metrics(batch, timer) | episode_metrics(played, names)
+        if len(names) > 1:
+            metrics |= {f"env/{name}/weight": weight for name, weight in zip(names, self.suite.weights, strict=True)}
         rewards: dict[str, list[float]] = {}
         for fact in played:
             if not fact["masked"]:
-                rewards.setdefault(self.suite.names[fact["environment"]], []).append(fact["reward"])
+                rewards.setdefault(names[fact["environment"]], []).append(fact["reward"])
         self.suite.update(rewards)
         return metrics
 
@@ -173,15 +164,9 @@ class AgentTrainer(RayPPOTrainer):
             self.suite.load_state_dict(state["suite"])
 
 
-def as_tasks(rows: Sequence[Any]) -> dict[str, Any]:
+def as_tasks(rows: Sequence[Any]) -> Rows:
     """Collates a dataset's rows, which are the environment's tasks; a number stands for an episode without one."""
     return {"task": object_array([dict(row) if isinstance(row, Mapping) else {} for row in rows])}
-
-
-def with_given_environment(config: PPOConfig) -> PPOConfig:
-    """Returns the config with the name of an environment that is given as an object."""
-    environment = replace(config.agent.environment, name=GIVEN)
-    return replace(config, agent=replace(config.agent, environment=environment))
 
 
 def make_suite(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentSuite:

@@ -29,6 +29,7 @@ from data.protocol import DataProto
 from data.rl_dataset import collate_fn as default_collate_fn
 from data.sample_ids import sample_ids, step_info
 from data.seeding import seed_for
+from data.texts import say
 from data.token_rewards import move_to_sampled_tokens
 from training import validation
 from training.advantage import KLController, apply_kl_penalty, compute_advantage, compute_response_mask  # noqa: F401
@@ -39,7 +40,6 @@ from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
 from training.config.loader import read_config
 from training.config.section import anchored
-from training.config.texts import say
 from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
 from training.reward import RewardFunction, compute_reward, compute_reward_async, lend_tokenizer
 from training.rollout_correction import apply_correction, measure_mismatch, read_mismatch
@@ -48,21 +48,28 @@ from training.run.alarms import Alarms
 from training.run.metric_utils import StepTimer
 from training.run.process import EndingSignals, ray_cluster
 from training.run.records import held, record_config
-
-# Some are only offered here, where verl has them.
-from training.run.roles import (  # noqa: F401
-    ResourcePoolManager,
-    Role,
-    default_resource_pool,
-    default_role_mapping,
-    need_critic,
-    need_reference_policy,
-    need_reward_model,
-)
+from training.run.roles import ResourcePoolManager, Role, default_resource_pool, default_role_mapping
 from training.run.tracking import Tracking
 from workers.ranks.worker_group import ClassWithInitArgs, LocalWorkerGroup, RayWorkerGroup, create_colocated_worker_cls
 
 logger = logging.getLogger(__name__)
+Rows = dict[str, Any]
+Collate = Callable[[list[dict[str, Any]]], Rows]
+
+
+def need_reference_policy(role_worker_mapping: Mapping[Role, type]) -> bool:
+    """Says whether the mapping has a worker for the reference policy."""
+    return not role_worker_mapping.keys().isdisjoint({Role.RefPolicy, Role.ActorRolloutRef})
+
+
+def need_reward_model(role_worker_mapping: Mapping[Role, type]) -> bool:
+    """Says whether the mapping has a worker for a reward model."""
+    return Role.RewardModel in role_worker_mapping
+
+
+def need_critic(config: PPOConfig) -> bool:
+    """Says whether the config's estimator, or `critic.enable`, asks for a critic."""
+    return config.need_critic
 
 
 class RayPPOTrainer:
@@ -94,7 +101,7 @@ class RayPPOTrainer:
         val_reward_fn: RewardFunction | None = None,
         train_dataset: Dataset | None = None,
         val_dataset: Dataset | None = None,
-        collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]] | None = None,
+        collate_fn: Collate | None = None,
         train_sampler: Sampler[int] | None = None,
         device_name: str | None = None,
     ) -> None:
@@ -131,17 +138,13 @@ class RayPPOTrainer:
     # Set-up
 
     def _make_dataloaders(
-        self,
-        train_dataset: Dataset,
-        val_dataset: Dataset | None,
-        collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]],
-        train_sampler: Sampler[int] | None,
+        self, train_dataset: Dataset, val_dataset: Dataset | None, collate_fn: Collate, sampler: Sampler[int] | None
     ) -> None:
         data, trainer, prompts = self.config.data, self.config.trainer, self.config.prompts_per_step
         workers = 0 if self.config.environments else data.dataloader_num_workers
         load = partial(DataLoader, collate_fn=self._collator(collate_fn), num_workers=workers)
         rows = num_rows(train_dataset)
-        self.order = EpochOrder(rows, self.seed, data.shuffle, train_sampler)
+        self.order = EpochOrder(rows, self.seed, data.shuffle, sampler)
         self.train_dataloader = load(train_dataset, batch_size=prompts, sampler=self.order, drop_last=True)
         self.steps_per_epoch = len(self.order) // prompts
         if self.steps_per_epoch == 0:
@@ -153,7 +156,7 @@ class RayPPOTrainer:
             order = EpochOrder(val_rows, self.seed, data.validation_shuffle)
             self.val_dataloader = load(val_dataset, batch_size=data.val_batch_size or val_rows, sampler=order)
 
-    def _collator(self, collate_fn: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def _collator(self, collate_fn: Collate) -> Callable[..., Rows]:
         return PromptCollator(self.config.data, self.tokenizer, collate_fn)
 
     def take_places(self) -> None:
@@ -183,9 +186,8 @@ class RayPPOTrainer:
         # The rollout engine comes last: it sizes its cache by what the others left free.
         trainer = self.config.trainer
         self.actor_rollout_wg.init_model(max(self.total_training_steps - trainer.critic_warmup, 1), self.plan)
-        self.parts = {"actor": self.actor_rollout_wg}
-        if self.critic_wg is not None:
-            self.parts["critic"] = self.critic_wg
+        parts = {"actor": self.actor_rollout_wg, "critic": self.critic_wg}
+        self.parts = {name: group for name, group in parts.items() if group is not None}
         self.saver = checkpoint.CheckpointSaver(self.run_dir, self.parts, trainer)
 
     def shutdown(self) -> None:
@@ -240,7 +242,7 @@ class RayPPOTrainer:
             self.saver.close()
         return metrics
 
-    def training_batches(self) -> Iterator[dict[str, Any]]:
+    def training_batches(self) -> Iterator[Rows]:
         """Yields rows for one step at a time, which `global_steps`, `epoch` and `rows_done` already count."""
         self.row_stream = self._endless_rows()
         while self.global_steps < self.total_training_steps:
@@ -249,7 +251,7 @@ class RayPPOTrainer:
             yield rows
         self.row_stream.close()
 
-    def _endless_rows(self) -> Generator[dict[str, Any]]:
+    def _endless_rows(self) -> Generator[Rows]:
         """Yields a step's number of rows at a time, from `epoch` and `rows_done` on."""
         while True:
             fresh = self.rows_done == 0
@@ -262,7 +264,7 @@ class RayPPOTrainer:
                 raise ValueError(say("no_batch", epoch=self.epoch, size=self.config.data.train_batch_size))
             self.epoch, self.rows_done = self.epoch + 1, 0
 
-    def train_step(self, rows: dict[str, Any]) -> dict[str, float]:
+    def train_step(self, rows: Rows) -> dict[str, float]:
         """Goes one step on collated rows, from prompts to new weights; returns its metrics."""
         timer = StepTimer()
         with timer("gen"):
@@ -288,7 +290,7 @@ class RayPPOTrainer:
                     batch = batch.union(self.critic_wg.compute_values(batch))
             with timer("adv"):
                 batch = self._add_rewards(batch, *wait_for_reward())
-                batch, metrics = self._apply_kl(batch, metrics)
+                metrics |= self._set_rewards(batch)
                 batch = self._add_advantages(batch)
                 learnt = self._reweighted(batch)
             if self.critic_wg is not None:
@@ -313,20 +315,19 @@ class RayPPOTrainer:
 
     # The phases of a step
 
-    def prompt_batch(
-        self, rows: dict[str, Any], repeat: int, first_group: int = 0, validate: bool = False
-    ) -> DataProto:
+    def prompt_batch(self, rows: Rows, repeat: int, first_group: int = 0, validate: bool = False) -> DataProto:
         """Makes one row per sample of collated rows, with `uid` and what seeds the sampling: B = prompts x repeat."""
-        batch = DataProto.from_single_dict(rows)
-        groups = range(first_group, first_group + len(batch))
-        batch = batch.repeat(repeat, interleave=True)
+        prompts = DataProto.from_single_dict(rows)
+        batch, groups = prompts.repeat(repeat, interleave=True), range(first_group, first_group + len(prompts))
         batch.non_tensor_batch |= sample_ids(groups, repeat, step=self.global_steps, validate=validate)
-        batch.meta_info = step_info(
-            step=self.global_steps, seed=self.seed, seeded=self.config.trainer.deterministic, validate=validate
-        )
+        batch.meta_info = self._step_info(validate)
         return batch
 
-    def generate(self, rows: dict[str, Any]) -> tuple[DataProto, dict[str, float]]:
+    def _step_info(self, validate: bool) -> dict[str, Any]:
+        seeded = self.config.trainer.deterministic
+        return step_info(step=self.global_steps, seed=self.seed, seeded=seeded, validate=validate)
+
+    def generate(self, rows: Rows) -> tuple[DataProto, dict[str, float]]:
         """Answers the rows' prompts; returns the batch and metrics.
 
         With `filter_groups` the batch is scored, and has further rows' prompts where a group's rewards do not differ.
@@ -339,14 +340,14 @@ class RayPPOTrainer:
         self.actor_rollout_wg.sleep_rollout()
         return batch, drawn
 
-    def _scored_batches(self, rows: dict[str, Any]) -> Iterator[DataProto]:
+    def _scored_batches(self, rows: Rows) -> Iterator[DataProto]:
         """Yields the rows' prompts answered and scored, then those of further rows, as they are asked for."""
         for number in itertools.count():
             batch = self._answers(rows, number * self.config.prompts_per_step)
             yield self._add_rewards(batch, *self.score(batch, self.reward_fn))
             rows = next(self.row_stream)
 
-    def _answers(self, rows: dict[str, Any], first_group: int = 0) -> DataProto:
+    def _answers(self, rows: Rows, first_group: int = 0) -> DataProto:
         """Answers the rows' prompts `rollout.n` times, and once more greedily where the estimator reads that."""
         prompts = self.prompt_batch(rows, self.config.actor_rollout_ref.rollout.n, first_group)
         batch = self._generate_multi_turn_sequences(prompts)
@@ -392,12 +393,10 @@ class RayPPOTrainer:
 
     def needs_old_log_probs(self) -> bool:
         """Says whether something reads them: in a step of a single update its own log-probs are the old ones."""
-        algorithm, needs = self.config.algorithm, self.config.estimator_needs
-        correction = algorithm.rollout_correction
-        if correction.bypass_mode:
-            return False
-        read = algorithm.use_kl_in_reward or correction.corrects or "old_log_probs" in needs
-        return read or "sum_pi_squared" in needs or self.plan.actor.updates > 1
+        algorithm, correction = self.config.algorithm, self.config.algorithm.rollout_correction
+        needed = not {"old_log_probs", "sum_pi_squared"}.isdisjoint(self.config.estimator_needs)
+        read = needed or algorithm.use_kl_in_reward or correction.corrects or self.plan.actor.updates > 1
+        return read and not correction.bypass_mode
 
     def _add_old_log_probs(self, batch: DataProto, metrics: dict[str, float]) -> tuple[DataProto, dict[str, float]]:
         """Adds `old_log_probs`; measures the entropy, and how far the engine's probabilities are from the trainer's.
@@ -411,9 +410,8 @@ class RayPPOTrainer:
         tensors, mask = batch.batch, batch.batch["response_mask"]
         metrics["actor/old_entropy"] = masked_mean(entropies, mask).item()
         if "rollout_log_probs" in tensors:
-            shares, largest = measure_mismatch(
-                tensors["old_log_probs"], tensors["rollout_log_probs"], mask, turn_ids=tensors.get("turn_ids")
-            )
+            compared = tensors["old_log_probs"], tensors["rollout_log_probs"], mask
+            shares, largest = measure_mismatch(*compared, turn_ids=tensors.get("turn_ids"))
             metrics |= {name: value.item() for name, value in (shares | largest).items()}
         if (correction := self.config.algorithm.rollout_correction).corrects:
             metrics |= apply_correction(batch, correction)
@@ -424,17 +422,15 @@ class RayPPOTrainer:
             # What was left out since they were given must not take them along.
             scores = move_to_sampled_tokens(scores, batch.batch["response_mask"])
         batch.batch["token_level_scores"] = scores  # (B, R)
-        for name, values in infos.items():
-            batch.non_tensor_batch[f"reward_info/{name}"] = np.array(values, dtype=object)
+        batch.non_tensor_batch |= {f"reward_info/{name}": np.array(own, dtype=object) for name, own in infos.items()}
         return batch
 
-    def _apply_kl(self, batch: DataProto, metrics: dict[str, float]) -> tuple[DataProto, dict[str, float]]:
-        algorithm = self.config.algorithm
-        if not algorithm.use_kl_in_reward:
-            batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
-            return batch, metrics
-        batch, kl_metrics = apply_kl_penalty(batch, self.kl_controller, algorithm.kl_penalty)
-        return batch, metrics | kl_metrics
+    def _set_rewards(self, batch: DataProto) -> dict[str, float]:
+        """Sets `token_level_rewards`, the scores less the KL where `use_kl_in_reward` asks for it; returns metrics."""
+        if self.config.algorithm.use_kl_in_reward:
+            return apply_kl_penalty(batch, self.kl_controller, self.config.algorithm.kl_penalty)[1]
+        batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
+        return {}
 
     def _add_advantages(self, batch: DataProto) -> DataProto:
         algorithm, actor = self.config.algorithm, self.config.actor_rollout_ref.actor
@@ -444,16 +440,9 @@ class RayPPOTrainer:
             batch.batch["observation_mask"] = observation_mask(batch)
         if algorithm.rollout_correction.bypass_mode and "old_log_probs" in self.config.estimator_needs:
             batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
-        return compute_advantage(
-            batch,
-            algorithm.adv_estimator,
-            gamma=algorithm.gamma,
-            lam=algorithm.lam,
-            num_repeat=self.config.actor_rollout_ref.rollout.n,
-            norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
-            config=algorithm,
-            state=self.estimator_state,
-        )
+        settings = algorithm.gamma, algorithm.lam, self.config.actor_rollout_ref.rollout.n
+        own = algorithm.norm_adv_by_std_in_grpo, algorithm, self.estimator_state
+        return compute_advantage(batch, algorithm.adv_estimator, *settings, *own)
 
     def _reweighted(self, batch: DataProto) -> DataProto:
         """Draws what is learnt from, where `algorithm.use_pf_ppo` asks for it; metrics and alarms are of the batch."""
@@ -468,8 +457,7 @@ class RayPPOTrainer:
         metrics: dict[str, float] = {"training/global_step": self.global_steps, "training/epoch": self.epoch}
         metrics |= metric_utils.compute_data_metrics(batch, use_critic=self.critic_wg is not None)
         metrics |= metric_utils.compute_timing_metrics(batch, timer.seconds)
-        ranks = self.config.trainer.num_ranks
-        return metrics | metric_utils.compute_throughout_metrics(batch, timer.seconds, n_gpus=ranks)
+        return metrics | metric_utils.compute_throughout_metrics(batch, timer.seconds, self.config.trainer.num_ranks)
 
     def validate(self) -> dict[str, float]:
         """Scores the validation prompts, see `training.validation.validate`."""
@@ -496,14 +484,9 @@ class RayPPOTrainer:
 
     def driver_state(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps of the driver, as JSON holds it."""
-        return {
-            "global_steps": self.global_steps,
-            "epoch": self.epoch,
-            "rows_done": self.rows_done,
-            "kl_coef": float(self.kl_controller.value),
-            "alarms": self.alarms.state_dict(),
-            "estimator": dict(self.estimator_state),
-        }
+        place = {"global_steps": self.global_steps, "epoch": self.epoch, "rows_done": self.rows_done}
+        moved = {"kl_coef": float(self.kl_controller.value), "alarms": self.alarms.state_dict()}
+        return place | moved | {"estimator": dict(self.estimator_state)}
 
     def load_driver_state(self, state: Mapping[str, Any]) -> None:
         """Takes a checkpoint's `driver_state` over."""
@@ -513,11 +496,12 @@ class RayPPOTrainer:
         if "alarms" in state:
             self.alarms.load_state_dict(state["alarms"])
 
-    def load_checkpoint(self) -> None:
-        """Goes on from the checkpoint that the config names, if there is one; a part that it may lack starts anew."""
+    def load_checkpoint(self, folder: Path | None = None) -> None:
+        """Goes on from this checkpoint, or that of the config, if there is one; a part that it lacks starts anew."""
         trainer = self.config.trainer
         needs = ("actor",) if trainer.resume_with_changes else tuple(self.parts)
-        folder = checkpoint.find_checkpoint(self.run_dir, trainer.resume_mode, trainer.resume_from_path, needs)
+        mode, path = (trainer.resume_mode, trainer.resume_from_path) if folder is None else ("resume_path", str(folder))
+        folder = checkpoint.find_checkpoint(self.run_dir, mode, path, needs)
         if folder is None:
             if not trainer.val_only:
                 checkpoint.set_aside(self.run_dir)
@@ -528,18 +512,13 @@ class RayPPOTrainer:
             else:
                 logger.warning("%s holds no %s, which starts anew", folder, name)
         self.load_driver_state(checkpoint.load_driver_state(folder))
+        self.row_stream = self._endless_rows()
         self.actor_rollout_wg.sync_weights()
         logger.info("resumed from %s", folder)
 
     def _tracking(self) -> Tracking:
-        trainer = self.config.trainer
-        return Tracking(
-            trainer.project_name,
-            trainer.experiment_name,
-            # A validation alone must not cut the run's files back.
-            default_backend=["console"] if trainer.val_only else list(trainer.trackers),
-            config=asdict(self.config),
-            local_dir=str(self.run_dir),
-            resume_step=self.global_steps,
-            total_steps=self.total_training_steps,
-        )
+        trainer, first, last = self.config.trainer, self.global_steps, self.total_training_steps
+        # A validation alone must not cut the run's files back.
+        backends = ["console"] if trainer.val_only else list(trainer.trackers)
+        names, settings = (trainer.project_name, trainer.experiment_name), asdict(self.config)
+        return Tracking(*names, backends, settings, str(self.run_dir), resume_step=first, total_steps=last)

@@ -49,16 +49,10 @@ def load_reward_manager(
     `kwargs` go to the manager beside reward_model.reward_kwargs and win over them.
     """
     settings, manager = config.reward_model, get_reward_manager_cls(config.reward_model.reward_manager)
-    limits: dict[str, Any] = {}
+    own: dict[str, Any] = {"compute_score": get_custom_reward_fn(config), "reward_fn_key": config.data.reward_fn_key}
     if issubclass(manager, NaiveRewardManager):
-        limits = {"overlong_buffer_cfg": settings.overlong_buffer, "max_resp_len": config.data.max_response_length}
-    return manager(
-        tokenizer,
-        num_examine,
-        compute_score=get_custom_reward_fn(config),
-        reward_fn_key=config.data.reward_fn_key,
-        **{**limits, **settings.reward_kwargs, **kwargs},
-    )
+        own |= {"overlong_buffer_cfg": settings.overlong_buffer, "max_resp_len": config.data.max_response_length}
+    return manager(tokenizer, num_examine, **own | settings.reward_kwargs | kwargs)
 
 
 def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, RewardInfos]:
@@ -78,17 +72,15 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
     data.require("response_mask", by="compute_reward")
     real = real_rows(data)
     if not real.all():
-        rewards, infos = compute_reward(data.select_idxs(real), reward_fn)
-        return _among_dummies(rewards, infos, real)
+        return _among_dummies(*compute_reward(data.select_idxs(real), reward_fn), real)
     result = reward_fn(data, return_dict=True) if _takes_return_dict(reward_fn) else reward_fn(data)
-    if not isinstance(result, Mapping):
-        result = {"reward_tensor": result}
-    if "reward_tensor" not in result:
-        raise ValueError(f"the reward function's dict has {sorted(result)}; 'reward_tensor' is missing")
+    told = result if isinstance(result, Mapping) else {"reward_tensor": result}
+    if "reward_tensor" not in told:
+        raise ValueError(f"the reward function's dict has {sorted(told)}; 'reward_tensor' is missing")
     mask = data.batch["response_mask"]
-    rewards = _as_tensor(result["reward_tensor"], mask)
+    rewards = _as_tensor(told["reward_tensor"], mask)
     place = place_outcome_rewards if rewards.dim() == 1 else move_to_sampled_tokens
-    return place(rewards, mask), _check_infos(result.get("reward_extra_info", {}), len(mask))
+    return place(rewards, mask), _check_infos(told.get("reward_extra_info", {}), len(mask))
 
 
 def _among_dummies(rewards: Tensor, infos: RewardInfos, real: Tensor) -> tuple[Tensor, RewardInfos]:
@@ -130,8 +122,7 @@ def _as_tensor(result: Any, response_mask: Tensor) -> Tensor:
         raise ValueError(f"the reward function returned {type(result).__name__}, not numbers; {allowed}") from error
     if rewards.shape not in (response_mask.shape[:1], response_mask.shape):
         raise ValueError(f"the reward function returned shape {tuple(rewards.shape)}; {allowed}")
-    bad = (~rewards.reshape(len(rewards), -1).isfinite()).any(dim=1).nonzero().flatten().tolist()
-    if bad:
+    if bad := (~rewards.reshape(len(rewards), -1).isfinite()).any(dim=1).nonzero().flatten().tolist():
         raise ValueError(f"the reward function returned NaN or infinity in {len(bad)} rows: {bad[:10]}")
     return rewards
 

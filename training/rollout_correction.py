@@ -15,25 +15,27 @@ import torch
 from torch import Tensor
 
 from data.containers import row_blocks
+from data.names import unknown_name
 from data.protocol import DataProto
 from training.batch.torch_functional import at_least_float32, masked_mean
 from training.config.algorithm_settings import RolloutCorrectionConfig
 
+Metrics = dict[str, float]
 # Importance weights or None, the mask, and metrics.
-Corrected = tuple[DataProto | None, Tensor, dict[str, float]]
+Corrected = tuple[DataProto | None, Tensor, Metrics]
+# One number, or two as LOWER_UPPER.
+Threshold = str | float | None
 # Bound of a log-ratio before its exponential.
 SAFETY_BOUND = 20.0
 # What rejects tokens, or sequences by a sum, mean or maximum over their tokens; see `rejection_limits`.
-REJECTIONS = (
-    *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
-    *("seq_max_k2", "seq_max_k3"),
-)
+_SUMMED = (f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3"))
+REJECTIONS = (*_SUMMED, "seq_max_k2", "seq_max_k3")
 # Edges of a histogram of log-ratios, which percentiles are read off.
 EDGES = tuple(sorted(sign * x for x in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0) for sign in (-1, 1)))
 BIN = "training/rollout_ratio_bin/"
 
 
-def _pair(spec: str | float, name: str) -> tuple[float | None, float]:
+def _pair(spec: Threshold, name: str) -> tuple[float | None, float]:
     """Reads a threshold, UPPER or LOWER_UPPER; each is above 0."""
     try:
         lower, upper = ([None] + [float(part) for part in str(spec).split("_", 1)])[-2:]
@@ -44,7 +46,7 @@ def _pair(spec: str | float, name: str) -> tuple[float | None, float]:
     return lower, upper
 
 
-def rejection_limits(rollout_rs: str, rollout_rs_threshold: str | float | None) -> dict[str, tuple[float, float]]:
+def rejection_limits(rollout_rs: str, rollout_rs_threshold: Threshold) -> dict[str, tuple[float, float]]:
     """Reads which statistics reject, with the range that each is to stay in.
 
     Args:
@@ -54,15 +56,11 @@ def rejection_limits(rollout_rs: str, rollout_rs_threshold: str | float | None) 
             1 / UPPER); for k2 and k3 UPPER.
     """
     names = [name.strip() for name in rollout_rs.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in REJECTIONS] or not names:
-        raise ValueError(
-            f"rollout_rs={rollout_rs!r}: {unknown or 'nothing'} is unknown; allowed: {', '.join(REJECTIONS)}"
-        )
+    if unknown := [name for name in names or [""] if name not in REJECTIONS]:
+        raise unknown_name("rollout_rs", unknown[0], REJECTIONS)
     specs = str(rollout_rs_threshold).split(",")
     if rollout_rs_threshold is None or len(specs) not in (1, len(names)):
-        raise ValueError(
-            f"rollout_rs_threshold={rollout_rs_threshold!r} must be one threshold, or one for each of {names}"
-        )
+        raise ValueError(f"rollout_rs_threshold={rollout_rs_threshold!r} must be one, or one for each of {names}")
     limits: dict[str, tuple[float, float]] = {}
     for name, spec in zip(names, specs * len(names) if len(specs) == 1 else specs, strict=False):
         lower, upper = _pair(spec.strip(), f"rollout_rs_threshold of {name}")
@@ -82,7 +80,7 @@ def compute_rollout_correction_weights(
     rollout_is: str = "token",
     rollout_is_threshold: str | float = 2.0,
     rollout_is_batch_normalize: bool = False,
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Tensor, Metrics]:
     """Computes importance weights of trainer against engine.
 
     Args:
@@ -124,11 +122,8 @@ def compute_rollout_correction_weights(
 
 @torch.no_grad()
 def compute_rollout_rejection_mask(
-    log_ratio: Tensor,
-    response_mask: Tensor,
-    rollout_rs: str = "token_k1",
-    rollout_rs_threshold: str | float | None = None,
-) -> tuple[Tensor, dict[str, float]]:
+    log_ratio: Tensor, response_mask: Tensor, rollout_rs: str = "token_k1", rollout_rs_threshold: Threshold = None
+) -> tuple[Tensor, Metrics]:
     """Leaves tokens, or whole rows, out of the mask where engine and trainer are too far apart.
 
     Args:
@@ -145,8 +140,8 @@ def compute_rollout_rejection_mask(
         level, kind = name.rsplit("_", 1)
         statistic = kinds[kind]
         if level != "token":
-            reduced = statistic.amax(-1) if level == "seq_max" else statistic.sum(-1)
-            statistic = (reduced / (mask.sum(-1).clamp(min=1) if level == "seq_mean" else 1)).unsqueeze(-1)
+            reduced = statistic.amax(-1, True) if level == "seq_max" else statistic.sum(-1, True)
+            statistic = reduced / mask.sum(-1, True).clamp(min=1) if level == "seq_mean" else reduced
         good = ((statistic >= lower) & (statistic <= upper)).expand_as(mask)
         kept = kept & good
         metrics[f"rollout_rs_{name}_masked_fraction"] = masked_mean((~good).float(), mask).item()
@@ -190,20 +185,16 @@ def correct_as(
 
 
 @torch.no_grad()
-def compute_offpolicy_metrics(
-    old_log_prob: Tensor, rollout_log_prob: Tensor | None, response_mask: Tensor
-) -> dict[str, float]:
+def compute_offpolicy_metrics(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor) -> Metrics:
     """Measures how far trainer and engine are apart.
 
     Args: old_log_prob, rollout_log_prob, response_mask: (batch, response_len); the trainer's and the engine's, nats.
     Returns: perplexities of both (means over rows), kl and k3_kl (engine against trainer, nats per token), chi2_token
         (mean r^2 - 1) and chi2_seq (of the rows' products).
     """
-    mask = response_mask.bool()
-    pairs = (old_log_prob, old_log_prob if rollout_log_prob is None else rollout_log_prob)
-    summed = []
+    mask, summed = response_mask.bool(), []
     for rows in row_blocks(mask):
-        given = at_least_float32(*(log_probs[rows] for log_probs in pairs))
+        given = at_least_float32(old_log_prob[rows], rollout_log_prob[rows])
         training, rollout = (torch.where(mask[rows], log_probs, 0) for log_probs in given)
         near = (training - rollout).clamp(-SAFETY_BOUND, SAFETY_BOUND)
         per_token = (mask[rows].to(near.dtype), training, rollout, near.expm1() - near, (2 * near).expm1())
@@ -215,9 +206,6 @@ def compute_offpolicy_metrics(
     over_rows = {"log_ppl_diff": apart, "log_ppl_abs_diff": apart.abs(), "ppl_ratio": apart.exp()}
     over_rows["chi2_seq"] = (2 * products).expm1()
     metrics = {"kl": -log_ratio.sum() / tokens, "k3_kl": k3.sum() / tokens, "chi2_token": chi2.sum() / tokens}
-    if rollout_log_prob is None:
-        over_rows, metrics = {}, {}
-        del of_rows["rollout"]
     for name, means in of_rows.items():
         over_rows |= {f"{name}_ppl": means.exp(), f"{name}_log_ppl": means}
     metrics |= {name: masked_mean(per_row, lengths > 0) for name, per_row in over_rows.items()}
@@ -264,13 +252,13 @@ def measure_mismatch(
     return shares, maxima
 
 
-def read_mismatch(metrics: Mapping[str, float]) -> dict[str, float]:
+def read_mismatch(metrics: Mapping[str, float]) -> Metrics:
     """Turns the summed shares of `measure_mismatch` into metrics; what is not its own stays as it is.
 
     Adds the effective sample size, (mean r)^2 / mean r^2, and the 1st, 50th and 99th percentile of r, the upper end of
     the histogram's bin (EDGES) that it lies in.
     """
-    rest: dict[str, Any] = {name: value for name, value in metrics.items() if not name.startswith(BIN)}
+    rest = {name: value for name, value in metrics.items() if not name.startswith(BIN)}
     if len(rest) == len(metrics):
         return rest
     square = rest.pop("training/rollout_ratio_square")
@@ -283,7 +271,7 @@ def read_mismatch(metrics: Mapping[str, float]) -> dict[str, float]:
     return rest
 
 
-def apply_correction(batch: DataProto, correction: RolloutCorrectionConfig) -> dict[str, float]:
+def apply_correction(batch: DataProto, correction: RolloutCorrectionConfig) -> Metrics:
     """Weighs and rejects the batch's tokens as `algorithm.rollout_correction` says, in place; returns metrics."""
     names = ("old_log_probs", "rollout_log_probs", "response_mask")
     weights, batch.batch["response_mask"], metrics = correct_as(correction, *(batch.batch[name] for name in names))

@@ -40,8 +40,7 @@ def validate(trainer: RayPPOTrainer) -> dict[str, float]:
         # A source may have entries that others have not.
         for name in infos.keys() | scored.keys():
             infos.setdefault(name, [None] * before).extend(scored.get(name, [None] * len(batch)))
-    nested = process_validation_metrics(sources, uids, infos, seed=trainer.seed)
-    return flatten_validation_metrics(nested)
+    return flatten_validation_metrics(process_validation_metrics(sources, uids, infos, seed=trainer.seed))
 
 
 def _validate_batch(

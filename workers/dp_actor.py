@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from data.protocol import DataProto
+from data.texts import say
 from training import core_algos as algos
 from training.batch.torch_functional import EntropyMode
 from training.config import ActorConfig, MicroBatching, RolloutCorrectionConfig, UpdatePlan
-from training.config.texts import say
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig
 from training.rollout_correction import measure_mismatch
 from workers.model import packing
@@ -85,11 +85,9 @@ class DataParallelPPOActor:
         """
         self.actor_module.eval()
         data.require(*FORWARD_FIELDS, by="compute_log_prob")
-        limits = limits or self.config.micro_batching
-        read: list[tuple[Tensor, list[Tensor]]] = []
-        for rows, micro, inputs in packing.iter_micro_batches(data, self.settings, limits):
-            shape = micro.batch["responses"].shape
-            read.append((rows, self.forward(inputs, shape, data.meta_info["temperature"], entropy)))
+        batches = packing.iter_micro_batches(data, self.settings, limits or self.config.micro_batching)
+        how = data.meta_info["temperature"], entropy
+        read = [(rows, self.forward(inputs, micro.batch["responses"].shape, *how)) for rows, micro, inputs in batches]
         return [packing.read_rows([(rows, own[kind]) for rows, own in read]) for kind in range(len(read[0][1]))]
 
     def update_policy(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:

@@ -67,15 +67,8 @@ class DataParallelPPOCritic:
         mask = fields["response_mask"]
         vpreds = self.forward(inputs, mask.shape)
         with denominators(counts, fields.get("episode_share")):
-            loss, clip_fraction = compute_value_loss(
-                vpreds=vpreds,
-                returns=fields["returns"],
-                values=fields["values"],
-                response_mask=mask,
-                cliprange_value=self.config.cliprange_value,
-                loss_agg_mode=self.config.loss_agg_mode,
-                **counts,
-            )
+            rule = self.config.cliprange_value, self.config.loss_agg_mode
+            loss, clip_fraction = compute_value_loss(vpreds, fields["returns"], fields["values"], mask, *rule, **counts)
         mean = (vpreds.detach() * mask).sum() / max(counts["batch_num_tokens"] or 0, 1)
         metrics = {"vf_loss": loss / world_size(), "vf_clipfrac": clip_fraction, "vpred_mean": mean}
         return MicroLoss(loss, {f"critic/{name}": value for name, value in metrics.items()}, {})

@@ -37,7 +37,6 @@ from workers.ranks.process import expandable_segments, start_worker, strictly_de
 from workers.ranks.worker_group import Dispatch, register
 from workers.rollout.base import BaseRollout
 from workers.rollout.canary import Canary
-from workers.rollout.engine import Engine
 from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 logger = logging.getLogger(__name__)
@@ -149,7 +148,7 @@ class ActorRolloutRefWorker(TrainedWorker):
         return self.canary.compare(actor) if self.canary and actor is not None else {}
 
     def _canary(self) -> Canary | None:
-        if type(self.rollout).score is Engine.score or self.rollout.max_model_len < 3:
+        if type(self.rollout).score is BaseRollout.score or self.rollout.max_model_len < 3:
             logger.warning("%s scores nothing: no alarm watches the weight sync", type(self.rollout).__name__)
             return None
         render = partial(encode_chat, self.spec.tokenizer, **self.config.data.apply_chat_template_kwargs)
@@ -244,6 +243,7 @@ class CriticWorker(TrainedWorker):
         shard_model(model, cfg.fsdp_config, settings.dtype, self.device)
         self._make_trainable(module, cfg, total_training_steps)
         self.critic = DataParallelPPOCritic(cfg, model, self.optimizer, forward=settings)
+        self._on_device = partial(on_device, model, self.optimizer, self.device, cfg.fsdp_config)
         offload(model, self.optimizer, cfg.fsdp_config)
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
@@ -256,9 +256,6 @@ class CriticWorker(TrainedWorker):
     def update_critic(self, data: DataProto) -> dict[str, float]:
         """Calls `DataParallelPPOCritic.update_critic` once and makes one step of the schedule; returns metrics."""
         return self._update("critic", self._on_device(), partial(self.critic.update_critic, data, self.plan))
-
-    def _on_device(self) -> AbstractContextManager[None]:
-        return on_device(self.critic.critic_module, self.optimizer, self.device, self.critic.config.fsdp_config)
 
 
 def build_rollout(config: PPOConfig, spec: ModelSpec) -> BaseRollout:

@@ -6,6 +6,7 @@ trick, from a generator of their own. Invariant: the same seed and logits give t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,10 +40,8 @@ class _Row:
 
     def completion(self) -> Completion:
         """Returns what was sampled."""
-        reason = self.finish_reason or "abort"
-        return Completion(
-            request_id=self.request_id, token_ids=self.token_ids, log_probs=self.log_probs, finish_reason=reason
-        )
+        sampled: dict[str, Any] = {"token_ids": self.token_ids, "log_probs": self.log_probs}
+        return Completion(request_id=self.request_id, finish_reason=self.finish_reason or "abort", **sampled)
 
 
 class HFRollout(BaseRollout):
@@ -79,9 +78,8 @@ class HFRollout(BaseRollout):
         """Copies the weights over the engine's own."""
         check_manifest(manifest, weight_manifest(self.module))
         targets = self.module.state_dict()
-        with torch.no_grad():
-            for name, tensor in as_announced(weights, manifest):
-                targets[name].copy_(tensor)
+        for name, tensor in as_announced(weights, manifest):
+            targets[name].copy_(tensor)
 
     @torch.no_grad()
     def score(self, sequences: list[list[int]]) -> list[list[float]]:

@@ -8,6 +8,7 @@ tokens stay where the engine is.
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from data.containers import object_array
 from data.protocol import DataProto
 from data.sample_ids import sample_ids, step_info
 from data.seeding import seed_for
-from data.turn_tokens import TurnTokens
+from data.turn_tokens import Tools, TurnTokens
 from training.config import AgentConfig, PPOConfig
 from training.config.agent_settings import GIVEN, EnvironmentChoice
 from workers.environments.env_server import StepReply
@@ -53,8 +54,7 @@ class AgentRollout:
         template = dict(config.data.apply_chat_template_kwargs)
         self.tokens = TurnTokens(tokenizer, template_kwargs=template, eos_token_ids=engine.eos_token_ids)
         self.pool = open_pool(config, specs) if is_leader(group) else None
-        schemas = self.pool.tool_schemas if self.pool is not None else []
-        self.tools: list[list[dict[str, Any]] | None] = from_leader(schemas, group)
+        self.tools: Sequence[Tools] = from_leader(self.pool and self.pool.tool_schemas, group)
 
     def run(self, described: DataProto) -> DataProto:
         """Plays the described episodes; see `rows_of` for what comes back."""
@@ -97,13 +97,11 @@ class AgentRollout:
             What `build_batch` gives, `environment_rewards` (B, R), the description's columns, `ending`, `episode_row`
             (number of the row in its episode) and `episode_facts` (a dict in each episode's first row, None in others).
         """
-        facts = [episode_facts(episode) for episode in episodes]
-        for episode, fact in zip(episodes, facts, strict=True):
-            if self.config.agent.episodes_dir is not None:
-                fact["record"] = episode_record(episode)
+        facts = []
+        for episode in episodes:
+            record = {} if self.config.agent.episodes_dir is None else {"record": episode_record(episode)}
             settle(episode, self.config.agent)
-            fact["reward"] = float(sum(sum(row.reward_at.values()) for row in episode.rows))
-            fact["masked"] = not any(row.spans for row in episode.rows)
+            facts.append(episode_facts(episode) | record)
         owners = [(number, k) for number, episode in enumerate(episodes) for k in range(len(episode.rows))]
         rows = [episodes[number].rows[k] for number, k in owners]
         batch = self.engine.build_batch(rows, self.config.data.max_prompt_length)
@@ -117,9 +115,7 @@ class AgentRollout:
         columns["ending"] = object_array([episodes[number].ending for number, _ in owners])
         columns["episode_row"] = np.array([k for _, k in owners], dtype=np.int64)
         columns["episode_facts"] = object_array([facts[number] if k == 0 else None for number, k in owners])
-        batch.non_tensor_batch = columns
-        batch.meta_info = dict(described.meta_info)
-        return batch
+        return replace(batch, non_tensor_batch=columns, meta_info=dict(described.meta_info))
 
     def close(self) -> None:
         """Shuts the environment pool down."""
@@ -129,15 +125,10 @@ class AgentRollout:
 
 def open_pool(config: PPOConfig, specs: AgentSpecs) -> EnvironmentPool:
     """Opens the environment pool that the config asks for."""
-    agent, home = config.agent, config.environment_home
-    return EnvironmentPool(
-        specs,
-        isolation=home.isolation,
-        num_workers=home.num_workers,
-        step_timeout_s=agent.step_timeout_s,
-        episode_timeout_s=agent.episode_timeout_s,
-        limits=Limits(network=home.network, memory_gb=home.memory_gb),
-    )
+    home = config.environment_home
+    seconds = {name: config.agent[name] for name in ("step_timeout_s", "episode_timeout_s")}
+    limits = Limits(network=home.network, memory_gb=home.memory_gb)
+    return EnvironmentPool(specs, isolation=home.isolation, num_workers=home.num_workers, limits=limits, **seconds)
 
 
 def settle(episode: Episode, agent: AgentConfig) -> None:
@@ -158,9 +149,9 @@ def settle(episode: Episode, agent: AgentConfig) -> None:
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:
-    """Returns what a step needs to know of an episode: `begins` hashes its first messages, seconds are wall time.
+    """Returns what a step needs to know of a settled episode.
 
-    `observation` and `done` are of the last reply; `rows_of` adds `reward`, the episode's, and `masked`.
+    `begins` hashes its first messages, seconds are wall time, `observation` and `done` are of the last reply.
     """
     begins, last = episode.initial_messages, episode.turns[-1].reply if episode.turns else None
     return {
@@ -179,6 +170,8 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "tool_calls": [call for turn in episode.turns if turn.reply for call in turn.reply.tool_calls],
         # Of a name that several turns give the last counts.
         "info": {name: value for turn in episode.turns if turn.reply for name, value in turn.reply.info.items()},
+        "reward": float(sum(sum(row.reward_at.values()) for row in episode.rows)),
+        "masked": not any(row.spans for row in episode.rows),
     }
 
 
@@ -186,6 +179,7 @@ def episode_record(episode: Episode) -> dict[str, Any]:
     """Returns all of an episode, as JSON holds it: what was said, the ids, and what came of it."""
     return {
         "attempt": episode.attempt,
+        "task": episode.task,
         "initial_messages": episode.initial_messages,
         "turns": [turn_record(turn) for turn in episode.turns],
         "rows": [row.record() for row in episode.rows],
@@ -210,21 +204,13 @@ def turn_record(turn: Turn) -> dict[str, Any]:
 def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentSpec]:
     """Says how the config's agents are built, one spec an environment; `agent_cls` wins over `agent.cls`."""
     agent, reward = config.agent, config.custom_reward_function
+    shared = {name: agent[name] for name in ("tools", "parser", "include_state", "max_observation_chars")}
+    shared |= {"agent_path": None if agent_cls else agent.cls.path, "agent_name": agent.cls.name or "Agent"}
+    shared |= {"reward_path": reward.path, "reward_name": reward.name, "reward_kwargs": reward.reward_kwargs}
+    own = ("kwargs", "prompt_template", "max_turn", "max_turn_tokens")
     return [
-        AgentSpec(
-            environment=_source(environment),
-            kwargs=dict(environment.kwargs),
-            agent_path=None if agent_cls else agent.cls.path,
-            agent_name=agent.cls.name or "Agent",
-            agent_cls=agent_cls,
-            tools=tuple(agent.tools),
-            reward_path=reward.path,
-            reward_name=reward.name,
-            reward_kwargs=dict(reward.reward_kwargs),
-            **{name: agent[name] for name in ("parser", "include_state", "max_observation_chars")},
-            **{name: environment[name] for name in ("prompt_template", "max_turn", "max_turn_tokens")},
-        )
-        for environment in config.environments
+        AgentSpec(_source(each), agent_cls=agent_cls, **shared, **{name: each[name] for name in own})
+        for each in config.environments
     ]
 
 
@@ -240,26 +226,22 @@ class SyncMultiTurnRollout:
 
     Args:
         actor_rollout_wg: the policy's worker group.
-        config: the run's.
+        cfg: the run's config.
         tokenizer, processor: for those who override this class; the workers have their own.
         agent_cls: an agent class of one's own; None: `agent.cls`, or the built-in one.
         specs: how the agents are built; None: as the config says.
-        cfg: another name of config.
     """
 
     def __init__(
         self,
         actor_rollout_wg: Any,
-        config: PPOConfig | None = None,
+        cfg: PPOConfig,
         tokenizer: Any = None,
         processor: object = None,
         agent_cls: type | None = None,
         specs: AgentSpecs | None = None,
-        cfg: PPOConfig | None = None,
     ) -> None:
-        if (config := config or cfg) is None:
-            raise ValueError("SyncMultiTurnRollout needs config, the run's PPOConfig")
-        self.actor_rollout_wg, self.config, self.tokenizer = actor_rollout_wg, config, tokenizer
+        self.actor_rollout_wg, self.config, self.tokenizer = actor_rollout_wg, cfg, tokenizer
         self.processor, self.resets = processor, 0
         # What the trainer described last, which `reset` takes where it is given nothing.
         self.wanted: DataProto | None = None
@@ -267,10 +249,9 @@ class SyncMultiTurnRollout:
         self.facts: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
         self.episodes: DataProto | None = None
         self.batch: DataProto | None = None
-        specs = list(specs) if specs is not None else agent_specs(config, agent_cls)
-        self.suite = EnvironmentSuite(
-            [environment_name(spec.environment or spec.agent_cls) for spec in specs], [1.0] * len(specs)
-        )
+        specs = list(specs) if specs is not None else agent_specs(cfg, agent_cls)
+        names = [environment_name(spec.environment or spec.agent_cls) for spec in specs]
+        self.suite = EnvironmentSuite(names, [1.0] * len(names))
         actor_rollout_wg.start_agents(specs)
 
     def reset(self, gen_batch: DataProto | None = None) -> None:
@@ -334,7 +315,6 @@ def describe_episodes(
     chosen = suite.in_turn(played) if validate else suite.choose(played, seed_for(seed, step, first_group))
     agents = np.repeat(np.array(chosen, dtype=np.int64), samples)
     columns |= {"agent_index": agents, "env_seed": np.repeat(np.array(seeds, dtype=np.int64), samples)}
-    if any(tasks):
-        columns["task"] = object_array([task for task in tasks for _ in range(samples)])
+    columns |= {"task": object_array([task for task in tasks for _ in range(samples)])} if any(tasks) else {}
     columns["data_source"] = object_array([suite.names[index] for index in agents])
     return DataProto.from_dict(tensors={"agent": torch.tensor(agents)}, non_tensors=columns, meta_info=info)

@@ -65,14 +65,10 @@ class RewardModelWorker:
         data.require("raw_prompt", by="reward_model.model.input_tokenizer (data.return_raw_chat=true keeps it)")
         assert self.input_tokenizer is not None
         answers = decode_sampled(self.input_tokenizer, data.batch)
-        told = [
-            [*as_messages(list(messages)), {"role": "assistant", "content": answer}]
-            for messages, answer in zip(data.non_tensor_batch["raw_prompt"], answers, strict=True)
-        ]
-        return [
-            self._cut(torch.tensor(encode_chat(self.tokenizer, messages, add_generation_prompt=False)))
-            for messages in told
-        ]
+        pairs = zip(map(list, data.non_tensor_batch["raw_prompt"]), answers, strict=True)
+        told = ([*as_messages(asked), {"role": "assistant", "content": answer}] for asked, answer in pairs)
+        rows = (encode_chat(self.tokenizer, messages, add_generation_prompt=False) for messages in told)
+        return [self._cut(torch.tensor(row)) for row in rows]
 
     def _cut(self, ids: Tensor) -> Tensor:
         return ids[-(self.config.max_length or len(ids)) :]

@@ -23,7 +23,7 @@ from training.config import RolloutConfig
 from workers.model.builder import ModelSpec, torch_dtype
 from workers.ranks.distributed import rank
 from workers.rollout.base import BaseRollout
-from workers.rollout.engine import Completion, NamedTensors, Part, Sampling
+from workers.rollout.engine import Completion, FinishReason, NamedTensors, Part, Sampling
 from workers.rollout.weight_sync import LoadTrial, Manifest, SavedForm, as_announced, refuse
 
 # At most, unless engine_kwargs.vllm.kv_cache_memory_bytes says otherwise.
@@ -181,12 +181,10 @@ def _completion(output: Any, asked: int) -> Completion:
     sample = output.outputs[0]
     # vLLM says "length" too where it gives a request up for its own limits.
     whole = sample.finish_reason == "stop" or (sample.finish_reason == "length" and len(sample.token_ids) == asked)
-    return Completion(
-        request_id=output.request_id,
-        token_ids=list(sample.token_ids),
-        log_probs=list(sample.logprobs.logprobs) if sample.logprobs is not None else [0.0] * len(sample.token_ids),
-        finish_reason=sample.finish_reason if whole else "abort",
-    )
+    reason: FinishReason = sample.finish_reason if whole else "abort"
+    ids = list(sample.token_ids)
+    log_probs = list(sample.logprobs.logprobs) if sample.logprobs is not None else [0.0] * len(ids)
+    return Completion(request_id=output.request_id, token_ids=ids, log_probs=log_probs, finish_reason=reason)
 
 
 def forget_packed_experts(model: nn.Module) -> None:

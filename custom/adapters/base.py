@@ -1,14 +1,15 @@
-"""What adapters share: the table of libraries that have one, a name, and a prompt template.
+"""What adapters share: the table of libraries that have one, a name, a prompt template, and how an episode ends.
 
 Invariant: an adapter's first observation is its prompt template, filled (a str.format template that `prompt_template`
 replaces), and what it cannot read as an action is answered by an observation that says so, never by an exception.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+import random
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
-from custom.env import BaseEnvironment
+from custom.env import BaseEnvironment, Observation
 
 
 class Library(NamedTuple):
@@ -33,11 +34,11 @@ LIBRARIES = {
     "reasoning_gym": Library("reasoning-gym", "ReasoningGymEnvironment"),
     "textarena": Library("textarena", "TextArenaEnvironment"),
     "textworld": Library("textworld", "TextWorldEnvironment"),
-    "verifiers": Library("verifiers", "VerifiersEnvironment", network=True),
+    "verifiers": Library("'verifiers>=0.4'", "VerifiersEnvironment", network=True),
 }
 ENVIRONMENT_NAMES = ", ".join([f"{library}:…" for library in LIBRARIES] + ["PACKAGE.MODULE:CLASS"])
 
-Step = tuple[str, float, bool, dict[str, Any]]
+Step: TypeAlias = tuple[Observation, float, bool, dict[str, Any]]
 
 
 def library_of(source: Any) -> str | None:
@@ -46,30 +47,50 @@ def library_of(source: Any) -> str | None:
     return library if library in LIBRARIES else None
 
 
-@contextmanager
-def making(name: str, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Makes what a library raises in the block, each in its own way over what it lacks, a ValueError of one line."""
-    try:
-        yield
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(f"{name} cannot be made with {dict(settings)}: {why}") from error
-
-
 class Adapter(BaseEnvironment):
-    """Plays an environment of a library, under a name and with a prompt template.
+    """Plays an environment of a library, under a name and with a prompt template: write `start` and `play`.
 
     Args:
         name: of the environment, in its library.
         settings: the keyword arguments that all adapters have (`prompt_template`), and those that are the library's.
     """
 
-    TEMPLATE = "{observation}"
+    TEMPLATE, OVER = "{observation}", "The game is over."
+    # The library's, if it has one to close.
+    game: Any = None
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self.name, self.settings = name, dict(settings)
         self.prompt_template = self.settings.pop("prompt_template", self.TEMPLATE)
+
+    @abstractmethod
+    def start(self, seed: int) -> Observation:
+        """Starts the seed's episode and returns the first observation."""
+
+    @abstractmethod
+    def play(self, action: str) -> Step:
+        """Plays an action of an episode that goes on."""
+
+    def reset(self, seed: int | None = None) -> Observation:
+        """Starts the seed's episode, or one drawn at random, and returns the first observation."""
+        first = self.start(random.SystemRandom().randrange(2**31) if seed is None else seed)
+        self._done = False
+        return first
+
+    def step(self, action: str) -> Step:
+        """Plays an action; an episode that has ended stays as it is."""
+        if self._done:
+            return self.OVER, 0.0, True, {"valid": False}
+        observation, reward, self._done, info = self.play(action)
+        return observation, reward, self._done, info
+
+    def close(self) -> None:
+        """Closes the game."""
+        super().close()
+        if self.game is not None:
+            self.game.close()
+            self.game = None
 
     def fill_prompt(self, **fields: str) -> str:
         """Fills the prompt template with these fields and the environment's name; ValueError names the fields."""

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from custom.adapters.base import Adapter, Step, making
+from custom.adapters.base import Adapter, Step
 from custom.adapters.gymnasium_legends import legend_of
 from custom.env import OwnGenerators
 
@@ -55,25 +55,21 @@ class GymnasiumEnvironment(Adapter):
         super().__init__(identifier, kwargs)
         self.game, self.invalid_reward = _make_gymnasium(identifier, self.settings), invalid_reward
         self.max_turns = self.game.spec.max_episode_steps
-        legend = legend_of(self.game)
+        self.legend = legend = legend_of(self.game)
         limit = f" The game ends after {self.max_turns} actions at the latest." if self.max_turns else ""
         self.goal = legend.goal + limit if goal is None else goal
         self.observation_names = list(legend.observations if observation_names is None else observation_names)
-        self.show = legend.show
         given = legend.actions if action_names is None else action_names
         self.names, self.actions = _action_names(self.game, given, aliases=action_names is None)
         space_to_text(self.game.observation_space, self.game.observation_space.sample(), self.observation_names)
 
-    def reset(self, seed: int | None = None) -> str:
+    def start(self, seed: int) -> str:
         """Starts a new game and returns the prompt around its first observation."""
         observation, _ = self.game.reset(seed=seed)
-        self._done = False
         return self.fill_prompt(goal=self.goal, observation=self._show(observation), actions=self._action_list())
 
-    def step(self, action: str) -> Step:
+    def play(self, action: str) -> Step:
         """Plays the last action that the text names."""
-        if self._done:
-            return "The game is over.", 0.0, True, {"valid": False}
         choice = self.read_action(action)
         if choice is None:
             if self.invalid_reward is None:
@@ -81,8 +77,7 @@ class GymnasiumEnvironment(Adapter):
             hint = f"I found no action in your answer. The actions are: {self._action_list()}."
             return hint, self.invalid_reward, False, {"valid": False}
         observation, reward, terminated, truncated, _ = self.game.step(choice)
-        self._done = bool(terminated or truncated)
-        return self._show(observation), float(reward), self._done, {"valid": True}
+        return self._show(observation), float(reward), bool(terminated or truncated), {"valid": True}
 
     def read_action(self, text: str) -> int | str | None:
         """Returns the last action that the text names, or the text where actions are text; None where there is none."""
@@ -102,14 +97,9 @@ class GymnasiumEnvironment(Adapter):
         self.game.action_space.seed(generator.randrange(2**31))
         return str(self.game.action_space.sample())
 
-    def close(self) -> None:
-        """Closes the game."""
-        super().close()
-        self.game.close()
-
     def _show(self, observation: Any) -> str:
-        if self.show:
-            return self.show(self.game.unwrapped)
+        if self.legend.show:
+            return self.legend.show(self.game.unwrapped)
         if self.game.render_mode == "ansi":
             # A terminal's colours mark where the player stands: what has one stands in brackets.
             picture = re.sub(r"\x1b\[[1-9][\d;]*m(.+?)\x1b\[0?m", r"[\1]", str(self.game.render()))
@@ -127,12 +117,11 @@ class GymnasiumEnvironment(Adapter):
 def _make_gymnasium(identifier: str, kwargs: Mapping[str, Any]) -> Any:
     import gymnasium
 
-    with making(f"gymnasium:{identifier}", kwargs):
-        game = gymnasium.make(identifier, disable_env_checker=True, **kwargs)
-        if "render_mode" not in kwargs and "ansi" in game.metadata.get("render_modes", ()):
-            game.close()
-            game = gymnasium.make(identifier, disable_env_checker=True, render_mode="ansi", **kwargs)
-    return game
+    game = gymnasium.make(identifier, disable_env_checker=True, **kwargs)
+    if "render_mode" in kwargs or "ansi" not in game.metadata.get("render_modes", ()):
+        return game
+    game.close()
+    return _make_gymnasium(identifier, {**kwargs, "render_mode": "ansi"})
 
 
 def worst_reward(game: Any, identifier: str, kwargs: Mapping[str, Any]) -> float:
@@ -172,18 +161,18 @@ def _action_names(game: Any, given: Names, aliases: bool) -> tuple[dict[int, str
     Both are empty where actions are text. With `aliases` a word of four letters or more that only one of the names has
     stands for it, "left" for "push cart to the left".
     """
-    from gymnasium.spaces import Discrete, Text
+    from gymnasium import spaces
 
     space = game.action_space
-    if isinstance(space, Text):
+    if isinstance(space, spaces.Text):
         return {}, {}
-    if not isinstance(space, Discrete):
-        raise ValueError(f"gymnasium:{game.spec.id} has the action space {space}; allowed: Discrete or Text")
+    if not isinstance(space, spaces.Discrete):
+        raise ValueError(f"it has the action space {space}; allowed: Discrete or Text")
     numbers = range(int(space.start), int(space.start + space.n))
     by_name = dict(given) if isinstance(given, Mapping) else dict(zip(given, numbers, strict=False))
     if len(by_name) != len(given) or not set(by_name.values()) <= set(numbers):
         allowed = f"different names, one for each of the numbers {numbers[0]} to {numbers[-1]}"
-        raise ValueError(f"gymnasium:{game.spec.id}: action_names={given!r}; allowed: {allowed}")
+        raise ValueError(f"action_names={given!r}; allowed: {allowed}")
     by_name = {name.lower(): number for name, number in by_name.items()}
     names = dict.fromkeys(numbers, "") | {number: name for name, number in by_name.items()}
     words = [word for name in by_name for word in set(name.split()) if aliases and re.fullmatch("[a-z]{4,}", word)]
@@ -222,8 +211,5 @@ def _named(parts: list[str], names: Sequence[str]) -> str:
 
 def _number(number: Any) -> str:
     """Writes a number with two decimals, one between -1 and 1 with four, and no zeros at the end."""
-    if not isinstance(number, float | np.floating):
-        return str(int(number))
-    value = float(number)
     # Adding 0 makes -0 a 0.
-    return f"{round(value, 4 if abs(value) < 1 else 2) + 0.0:.10g}"
+    return f"{round(float(number), 4 if abs(number) < 1 else 2) + 0.0:.15g}"

@@ -5,13 +5,14 @@ written by hand in gymnasium_legends.yaml comes from the docstring of the enviro
 """
 
 import inspect
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from jinja2 import Template
 
 _TOLD: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
@@ -36,78 +37,49 @@ def legend_of(game: Any) -> Legend:
     env = game.unwrapped
     # Who asks for another render_mode than the text picture wants the observation itself.
     has_picture = "ansi" in env.metadata.get("render_modes", ())
-    by_hand = BY_HAND.get(type(env).__module__) if game.render_mode == "ansi" or not has_picture else None
-    return by_hand(env) if by_hand else docstring_legend(game)
+    package, _, name = type(env).__module__.rpartition(".")
+    by_hand = package == "gymnasium.envs.toy_text" and (game.render_mode == "ansi" or not has_picture)
+    return _told(name, env, SHOW[name]) if by_hand and name in SHOW else docstring_legend(game)
 
 
 # --- By hand ---
 
 
-def _legend(game: str, when: Mapping[str, bool], show: Callable[[Any], str] | None = None, **fields: Any) -> Legend:
-    """Fills in what is written of a game in gymnasium_legends.yaml, with the sentences whose `when` holds."""
+def _told(game: str, env: Any, show: Callable[[Any], str] | None) -> Legend:
+    """Fills in what is written of a game in gymnasium_legends.yaml."""
     told = {"observations": [], **_TOLD[game]}
-    goal = " ".join([told["goal"], *(told[name] for name, holds in when.items() if holds)]).format(**fields)
+    # Where a move is slippery it is the middle one of three outcomes.
+    table = getattr(env, "P", {0: {0: [(1.0,)]}})
+    outcomes = max((outcomes for moves in table.values() for outcomes in moves.values()), key=len)
+    goal = Template(told["goal"]).render(env=env, slips=len(outcomes) > 1, chance=outcomes[len(outcomes) // 2][0])
     return Legend(goal, tuple(told["actions"]), tuple(told["observations"]), show)
 
 
-def _walk(game: str, env: Any, signs: Sequence[Sequence[str]], **pay: float) -> Legend:
-    """Tells of a walk on a map, slippery where the transition table makes the move the middle one of three."""
-    outcomes = max((outcomes for moves in env.P.values() for outcomes in moves.values()), key=len)
-    chance = outcomes[len(outcomes) // 2][0]
-    often = "only one time in three" if math.isclose(chance, 1 / 3) else f"{chance:.0%} of the time"
-    return _legend(game, {"slips": len(outcomes) > 1}, lambda env: _grid(signs, int(env.s)), often=often, **pay)
+def _cliffs(env: Any) -> str:
+    signs = [["C" if cliff else "o" for cliff in row] for row in env._cliff.tolist()]
+    signs[-1][0], signs[-1][-1] = "S", "T"
+    return _grid(signs, int(env.s))
 
 
-def _frozen_lake(env: Any) -> Legend:
-    letters = _letters(env.desc)
-    flat = "".join("".join(row) for row in letters)
-    moves = [moves for state, moves in env.P.items() if flat[state] not in "GH"]
-    outcomes = [outcome for by_action in moves for several in by_action.values() for outcome in several]
-    pay = {flat[after]: reward for _, after, reward, _ in outcomes}
-    return _walk("frozen_lake", env, letters, **dict.fromkeys("FGH", 0) | pay)
-
-
-def _cliff_walking(env: Any) -> Legend:
-    letters = [["C" if cliff else "o" for cliff in row] for row in env._cliff.tolist()]
-    letters[-1][0], letters[-1][-1] = "S", "T"
-    return _walk("cliffwalking", env, letters)
-
-
-def _taxi(env: Any) -> Legend:
-    straight = env.P[0][0][0][0]
-    return _legend("taxi", {"rain": straight < 1, "fickle": env.fickle_passenger}, _taxi_picture, straight=straight)
-
-
-def _blackjack(env: Any) -> Legend:
-    return _legend("blackjack", {"any_other_21": env.sab, "pays_more": env.natural and not env.sab})
+def _lake(env: Any) -> str:
+    return _grid(env.desc.astype(str).tolist(), int(env.s))
 
 
 def _taxi_picture(env: Any) -> str:
     row, column, passenger, target = env.decode(env.s)
-    stops = dict(zip(env.locs, "RGYB", strict=True))
-    places = [f"{letter} (row {at[0]}, column {at[1]})" for at, letter in stops.items()]
-    waiting, goal = env.locs[passenger] if passenger < len(env.locs) else None, env.locs[target]
-
-    def cell(at: tuple[int, int]) -> str:
-        taxi = ("T" if waiting else "TP") if at == (row, column) else ""
-        return stops.get(at, "") + "P" * (at == waiting) + "D" * (at == goal) + taxi
-
-    walls = _letters(env.desc)
-    height, width = env.max_row + 1, env.max_col + 1
-    rows = [[cell((y, x)).ljust(4) + walls[y + 1][2 * x + 2] for x in range(width)] for y in range(height)]
-    lines = ["|" + "".join(row) for row in rows]
-    border = "+" + "-" * (len(lines[0]) - 2) + "+"
+    places = [f"{letter} (row {y}, column {x})" for letter, (y, x) in zip("RGYB", env.locs, strict=True)]
+    waiting = passenger < len(env.locs)
+    cells = dict.fromkeys(product(range(5), range(5)), "") | dict(zip(env.locs, "RGYB", strict=True))
+    if waiting:
+        cells[env.locs[passenger]] += "P"
+    cells[env.locs[target]] += "D"
+    cells[row, column] += "T" if waiting else "TP"
     where = f"is at {places[passenger]}" if waiting else "is in the taxi"
-    said = f"The taxi is at row {row}, column {column}. The passenger {where}. The destination is {places[target]}."
-    return "\n".join([said, border, *lines, border])
+    at = {"row": row, "column": column, "passenger": where, "destination": places[target]}
+    return _TOLD["taxi"]["picture"].format(*cells.values(), **at)
 
 
-TOY_TEXTS = {"frozen_lake": _frozen_lake, "cliffwalking": _cliff_walking, "taxi": _taxi, "blackjack": _blackjack}
-BY_HAND = {f"gymnasium.envs.toy_text.{module}": legend for module, legend in TOY_TEXTS.items()}
-
-
-def _letters(desc: Any) -> list[list[str]]:
-    return [[bytes(letter).decode() for letter in row] for row in desc]
+SHOW = {"frozen_lake": _lake, "cliffwalking": _cliffs, "taxi": _taxi_picture, "blackjack": None}
 
 
 def _grid(signs: Sequence[Sequence[str]], state: int) -> str:

@@ -1,7 +1,7 @@
 """The way from a name in a config to an environment: a class of ours or of a user's file, or an adapter.
 
 Invariant: what does not exist or takes other arguments raises a ValueError that says what is allowed; an exception
-inside a user's own code keeps its type.
+inside a user's own environment keeps its type.
 """
 
 import importlib
@@ -35,7 +35,14 @@ def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> An
             adapter = load_object(f"custom.adapters.{library}:{about.adapter}", "environment")
         except ImportError as error:
             raise ValueError(f"environment {source} needs the package: pip install {about.package}") from error
-        return adapter(source.partition(":")[2], **kwargs)
+        try:
+            return adapter(source.partition(":")[2], **kwargs)
+        except FileNotFoundError:
+            raise
+        # Each library raises in its own way over what it lacks.
+        except Exception as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            raise ValueError(f"{source} cannot be made with {kwargs}: {why}") from error
     return _construct(load_object(source, "environment"), kwargs)
 
 

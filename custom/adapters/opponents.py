@@ -75,26 +75,21 @@ class PolicyOpponent:
         """Adds the observation to the conversation and returns the policy's answer."""
         import torch
 
-        self.messages.append({"role": "user", "content": observation})
+        said = [*self.messages, {"role": "user", "content": observation}]
         sampling = {"do_sample": True, "temperature": self.temperature} if self.temperature else {"do_sample": False}
-        devices = [self.device] if self.device.startswith("cuda") else []
-        with torch.inference_mode(), torch.random.fork_rng(devices=devices):
-            model, tokenizer = load_policy(self.folder, self.device)
-            torch.manual_seed(self.seed + len(self.messages))
-            prompt = tokenizer.apply_chat_template(self.messages, add_generation_prompt=True, return_tensors="pt")
-            # (1, prompt + move)
-            ids = model.generate(**prompt.to(self.device), max_new_tokens=self.max_new_tokens, **sampling)
-        move = tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
-        self.messages.append({"role": "assistant", "content": move})
-        return move
+        with torch.random.fork_rng(devices=[self.device] if self.device.startswith("cuda") else []):
+            play = load_policy(self.folder, self.device)
+            torch.manual_seed(self.seed + len(said))
+            self.messages = play(said, max_new_tokens=self.max_new_tokens, **sampling)[0]["generated_text"]
+        return self.messages[-1]["content"]
 
 
 @cache
-def load_policy(folder: str, device: str) -> tuple[Any, Any]:
-    """Loads (model, tokenizer) once per process."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def load_policy(folder: str, device: str) -> Any:
+    """Loads the policy and its tokenizer once per process."""
+    from transformers import pipeline
 
-    return AutoModelForCausalLM.from_pretrained(folder).to(device).eval(), AutoTokenizer.from_pretrained(folder)
+    return pipeline("text-generation", folder, device=device)
 
 
 def draw_moves(said: str, latest: str, generator: random.Random) -> Iterator[str]:
@@ -110,12 +105,8 @@ def draw_moves(said: str, latest: str, generator: random.Random) -> Iterator[str
     words = sorted(set(re.findall(r"[^\W\d_]+", said))) or ["pass"]
     while True:
         kind = generator.random()
-        if kind < 0.25:
-            yield f"[{generator.choice(listed)}]"
-        elif kind < 0.85:
-            yield f"[{_vary(generator.choice(shapes), generator.choice(numbers[:12]), letters, generator)}]"
-        else:
-            yield f"[{generator.choice(words)}]"
+        move = generator.choice(listed if kind < 0.25 else shapes if kind < 0.85 else words)
+        yield f"[{_vary(move, generator.choice(numbers[:12]), letters, generator) if 0.25 <= kind < 0.85 else move}]"
 
 
 def _vary(shape: str, most: int, letters: list[str], generator: random.Random) -> str:

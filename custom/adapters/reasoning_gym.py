@@ -7,7 +7,7 @@ get the same score; a verifier that trips over an answer scores it 0.
 import random
 from typing import Any
 
-from custom.adapters.base import Adapter, Step, making
+from custom.adapters.base import Adapter, Step
 from custom.env import OwnGenerators
 from custom.reward_score import NUMBER, extract_answer
 from custom.verifier import judge
@@ -32,16 +32,24 @@ class ReasoningGymEnvironment(Adapter):
 
     def __init__(self, identifier: str, *, attempts: int = 1, **kwargs: Any) -> None:
         super().__init__(identifier, kwargs)
-        self.attempts, self.max_turns = attempts, attempts
-        self._new_task(0)
+        self.attempts = self.max_turns = attempts
+        if identifier == "composite":
+            from reasoning_gym.composite import DatasetSpec
 
-    def reset(self, seed: int | None = None) -> str:
+            self.settings["datasets"] = [DatasetSpec(**spec) for spec in self.settings.get("datasets", [])]
+        self.start(0)
+
+    def start(self, seed: int) -> str:
         """Generates a new task and returns the prompt around its question."""
-        self._new_task(random.SystemRandom().randrange(2**31) if seed is None else seed)
+        import reasoning_gym
+
+        with OwnGenerators(seed).installed():
+            self.task = reasoning_gym.create_dataset(self.name, size=1, seed=seed, **self.settings)
+            self.entry = self.task[0]
         self.attempts_left = self.attempts
         return self.fill_prompt(question=str(self.entry["question"]))
 
-    def step(self, action: str) -> Step:
+    def play(self, action: str) -> Step:
         """Scores the answer; the episode ends with a right one or the last attempt."""
         self.attempts_left -= 1
         score, error = judge(self.task.score_answer, extract_answer(action, str(self.entry["answer"])), self.entry)
@@ -57,15 +65,3 @@ class ReasoningGymEnvironment(Adapter):
             return str(generator.randrange(10 ** min(len(truth.lstrip("-").partition(".")[0]), 18)))
         words = str(self.entry["question"]).split() or ["nothing"]
         return " ".join(generator.choices(words, k=min(max(len(truth.split()), 1), 50)))
-
-    def _new_task(self, seed: int) -> None:
-        import reasoning_gym
-        from reasoning_gym.composite import DatasetSpec
-
-        settings = dict(self.settings)
-        with making(f"reasoning_gym:{self.name}", self.settings):
-            if self.name == "composite" and settings.get("datasets"):
-                settings["datasets"] = [DatasetSpec(**spec) for spec in settings["datasets"]]
-            with OwnGenerators(seed).installed():
-                self.task = reasoning_gym.create_dataset(self.name, size=1, seed=seed, **settings)
-                self.entry = self.task[0]

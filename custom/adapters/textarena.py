@@ -5,19 +5,17 @@ two no move pays more than losing that the game cannot read.
 """
 
 import copy
+import math
 import random
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
-from custom.adapters.base import Adapter, Step, making
+from custom.adapters.base import Adapter, Step
 from custom.adapters.opponents import OPPONENTS, Opponent, draw_moves, opponent_maker
 from custom.env import MAX_OBSERVATION_CHARS, BadEnvironment, OwnGenerators, cut_middle, shown
 
-LOSS = -1.0
 # Moves that are tried on a copy of the game until one is allowed.
 TRIES = 500
 # A game in which the opponent moves so often in a row will not come back.
@@ -55,25 +53,31 @@ class TextArenaEnvironment(Adapter):
         **kwargs: Any,
     ) -> None:
         super().__init__(identifier, kwargs)
-        self.invalid_reward, self.seat, self.source = invalid_reward, seat, opponent
-        self.game, self.action_wrappers, self.players = make_game(identifier, self.settings)
+        self.seat, self.source = seat, opponent
+        import textarena
+
+        # Some games draw as they are made: not from what another thread's game is drawing from.
+        with OwnGenerators(0).installed():
+            # The wrapped game reads actions; its observations would repeat the whole history.
+            self.wrapped = self.game = textarena.make(identifier, **self.settings)
+            while isinstance(self.game, textarena.Wrapper):
+                self.game = self.game.env
+            self.players = _count_players(self.game, textarena.SinglePlayerState)
         if self.players == 1 and (opponent or seat):
-            raise ValueError(f"textarena:{identifier} is a game for one player: leave out opponent and seat")
+            raise ValueError("it is a game for one player: leave out opponent and seat")
         if self.players == 2 and (opponent is None or seat not in (0, 1)):
             given, allowed = f"opponent={opponent!r}, seat={seat!r}", f"opponent: {OPPONENTS}; seat: 0 or 1"
-            raise ValueError(f"textarena:{identifier} is a game of two, given {given}; allowed: {allowed}")
+            raise ValueError(f"it is a game of two, given {given}; allowed: {allowed}")
         self.make_opponent = opponent_maker(opponent, opponent_options or {}) if opponent else None
-        if self.players == 2:
-            self.invalid_reward = min(LOSS, invalid_reward or 0.0)
+        # In a game of two no such move pays more than losing.
+        self.invalid_reward = min(-1.0, invalid_reward or 0.0) if self.players == 2 else invalid_reward
         turns = getattr(self.game.state, "max_turns", None)
         # Some games notice their limit a move later.
         self.max_turns = turns + 1 if isinstance(turns, int) else None
 
-    def reset(self, seed: int | None = None) -> str:
+    def start(self, seed: int) -> str:
         """Starts a new game and returns its instructions, after the opponent's first move where it has that."""
-        seed = random.SystemRandom().randrange(2**31) if seed is None else seed
-        self._done = self.over = False
-        self.unreadable, self.words, self.generators = 0, ["", ""], OwnGenerators(seed)
+        self.over, self.unreadable, self.words, self.generators = False, 0, ["", ""], OwnGenerators(seed)
         with self.generators.installed():
             self.game.reset(num_players=self.players, seed=seed)
         generator = random.Random(seed)
@@ -83,21 +87,27 @@ class TextArenaEnvironment(Adapter):
         self._answer()
         return self.fill_prompt(observation=self._said(self.seat))
 
-    def step(self, action: str) -> Step:
+    def play(self, action: str) -> Step:
         """Plays one move, and the opponent's answer; the game itself says what was wrong with a move."""
-        if self._done:
-            return "The game is over.", 0.0, True, {}
         if not self.over and (error := self._move(action)):
             self.unreadable += 1
-            self._done = self.unreadable > 1
-            reward = (self.invalid_reward or 0.0) if self._done else 0.0
-            return UNREADABLE, reward, self._done, {"valid": False, "error": error}
+            reward = (self.invalid_reward or 0.0) if self.unreadable > 1 else 0.0
+            return UNREADABLE, reward, self.unreadable > 1, {"valid": False, "error": error}
         self.unreadable = 0
         info: dict[str, Any] = {"valid": self.over or not _is_invalid(self.game, self.seat)}
         if self._answer():
             info["opponent_invalid"] = True
-        observation, self._done = self._said(self.seat), self.over
-        return self._ending(observation, info) if self.over else (observation, 0.0, False, info)
+        if not self.over:
+            return self._said(self.seat), 0.0, False, info
+        rewards, infos = self.game.close()
+        mine, reward = infos.get(self.seat, {}), (rewards or {}).get(self.seat, 0.0)
+        # Some games have the reason in the reward's place.
+        number = float(reward) if isinstance(reward, int | float) and math.isfinite(reward) else 0.0
+        if mine.get("invalid_move", False):
+            number = number if self.invalid_reward is None else self.invalid_reward
+            info["valid"] = False
+        info["reason"] = str(mine.get("reason") or "")
+        return f"{self._said(self.seat)}\n{info['reason']}".strip(), number, True, info
 
     def sample_action(self, generator: random.Random) -> str | None:
         """Returns a move that the game allows now, tried on a copy of it; None: none was found."""
@@ -121,12 +131,10 @@ class TextArenaEnvironment(Adapter):
 
     def _move(self, action: str, trial: Any = None) -> str:
         """Plays a move of whose turn it is, on the game or on a copy of it; returns what that raised, or nothing."""
-        for wrapper in self.action_wrappers:
-            action = wrapper.action(action)
         # A copy does not move the game's own generators on.
         with (OwnGenerators(0) if trial else self.generators).installed():
             try:
-                over = bool((trial or self.game).step(action)[0])
+                over = bool((trial or self.wrapped).step(action)[0])
             # Games trip over texts that they do not expect.
             except Exception as error:
                 return repr(error)[:200]
@@ -141,22 +149,10 @@ class TextArenaEnvironment(Adapter):
         tables = [value for value in vars(self.game).values() if isinstance(value, list | dict | set | tuple)]
         shared: dict[int, Any] = {id(value): value for value in tables if len(value) > 1000} | {id(state.logs): []}
         for move in islice(draw_moves(self.words[player] + latest, latest, generator), TRIES):
-            trial = copy.deepcopy(self.game, dict(shared))
+            trial = copy.deepcopy(self.wrapped, dict(shared))
             if not self._move(move, trial) and not _is_invalid(trial, player):
                 return move
         return None
-
-    def _ending(self, observation: str, info: dict[str, Any]) -> Step:
-        rewards, infos = self.game.close()
-        mine = infos.get(self.seat, {})
-        reward = (rewards or {}).get(self.seat, 0.0)
-        # Some games have the reason in the reward's place.
-        number = float(reward) if isinstance(reward, int | float) and np.isfinite(reward) else 0.0
-        if mine.get("invalid_move", False):
-            number = number if self.invalid_reward is None else self.invalid_reward
-            info["valid"] = False
-        info["reason"] = str(mine.get("reason") or "")
-        return f"{observation}\n{info['reason']}".strip(), number, True, info
 
     def _said(self, player: int) -> str:
         """Returns what the game, and the other player, have said to the player since the last call."""
@@ -180,23 +176,6 @@ def _is_invalid(game: Any, player: int) -> bool:
     state = game.state
     lost_by_it = state.game_info.get(player, {}).get("invalid_move", False)
     return bool(lost_by_it or (state.error_count and not state.done))
-
-
-def make_game(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, list[Any], int]:
-    """Makes a game and returns it, its action wrappers and the number of its players.
-
-    Its observation wrappers, which repeat the whole history, are taken off.
-    """
-    import textarena
-
-    # Some games draw as they are made: not from what another thread's game is drawing from.
-    with making(f"textarena:{name}", kwargs), OwnGenerators(0).installed():
-        game, wrappers = textarena.make(name, **kwargs), []
-        while isinstance(game, textarena.Wrapper):
-            wrappers += [game] if isinstance(game, textarena.ActionWrapper) else []
-            game = game.env
-        players = _count_players(game, textarena.SinglePlayerState)
-    return game, wrappers, players
 
 
 def _count_players(game: Any, alone: type) -> int:

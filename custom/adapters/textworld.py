@@ -9,13 +9,12 @@ import re
 import tempfile
 import threading
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from custom.adapters.base import Adapter, Step, making
+from custom.adapters.base import Adapter, Step
 
 # Generators and the settings they take.
 CHALLENGES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -23,6 +22,7 @@ LONGEST_COMMAND = 190
 # They stop, rewind or write the game, and are no part of it.
 META_VERBS = "quit|q|restart|restore|save|undo|script|transcript|unscript|noscript|recording|replay"
 META = re.compile(rf"(?i)\btw-\w|\b(?:{META_VERBS})\s*(?:$|[.;,]|then\b)")
+INFOS = ("feedback", "objective", "admissible_commands", "score", "max_score", "won", "lost")
 # The generators share tables and a parser.
 _GENERATING = threading.Lock()
 
@@ -39,8 +39,6 @@ class TextWorldEnvironment(Adapter):
         kwargs: a generator's settings, see textworld.yaml.
     """
 
-    game: Any = None
-
     def __init__(
         self, identifier: str, *, max_episode_steps: int | None = 50, show_commands: bool = False, **kwargs: Any
     ) -> None:
@@ -49,89 +47,68 @@ class TextWorldEnvironment(Adapter):
         warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
         self.max_turns, self.show_commands = max_episode_steps, show_commands
         if identifier not in CHALLENGES and not Path(identifier).is_file():
-            generators = ", ".join(CHALLENGES)
-            raise ValueError(f"textworld:{identifier} is neither a file nor one of the generators {generators}")
+            raise ValueError(f"it is neither a file nor a generator: {', '.join(CHALLENGES)}")
         allowed = CHALLENGES.get(identifier, {})
         if unknown := sorted(self.settings.keys() - allowed.keys()):
-            raise ValueError(f"textworld:{identifier} takes no {unknown}; allowed: {', '.join(allowed) or 'nothing'}")
+            raise ValueError(f"it takes no {unknown}; allowed: {', '.join(allowed) or 'nothing'}")
         self.settings = {**allowed, **self.settings}
-        self._start(0)
+        self.start(0)
 
-    def reset(self, seed: int | None = None) -> str:
+    def start(self, seed: int) -> str:
         """Starts the seed's game and returns its objective and first room."""
-        self._start(random.SystemRandom().randrange(2**31) if seed is None else seed)
-        self.steps, self.score, self._done = 0, 0, False
+        import textworld
+
+        self.close()
+        self.steps, self.score = 0, 0
+        path = self._generate(seed % 2**32) if self.name in CHALLENGES else self.name
+        self.game = textworld.start(path, textworld.EnvInfos(**dict.fromkeys(INFOS, True)))
+        self.game.seed(seed)
+        self.state = self.game.reset()
         objective, text = str(self.state.objective or ""), str(self.state.feedback or "")
         # Before its objective a game shows the library's name in large letters.
-        start = text.find(objective[:40]) if objective else 0
-        return self.fill_prompt(objective=objective, observation=self._with_commands(text[max(start, 0) :]))
+        begin = max(text.find(objective[:40]), 0)
+        return self.fill_prompt(objective=objective, observation=self._told(text[begin:]))
 
-    def step(self, action: str) -> Step:
+    def play(self, action: str) -> Step:
         """Types a command, the answer's last line, and returns what the game says."""
-        if self._done:
-            return "The game is over.", 0.0, True, {}
         self.steps += 1
         command, before = _as_command(action), self.score
-        text, reward = "That command is not available.", 0.0
+        text, reward, over = "That command is not available.", 0.0, False
         if not META.search(command):
             self.state, score, over = self.game.step(command)
             self.score, most = int(score or 0), int(self.state.max_score or 0)
-            self._done = bool(over or self.state.won or self.state.lost)
             reward = (self.score - before) / most if most > 0 else float(bool(self.state.won))
             text = str(self.state.feedback or "").strip()
-        self._done = self._done or self.steps == self.max_turns
-        return self._with_commands(text), reward, self._done, {"score": self.score, "won": bool(self.state.won)}
+        done = bool(over or self.state.won or self.state.lost) or self.steps == self.max_turns
+        return self._told(text, done), reward, done, {"score": self.score, "won": bool(self.state.won)}
 
     def sample_action(self, generator: random.Random) -> str | None:
         """Returns one of the commands that do something now; None where the game does not list them."""
         commands = self._commands()
         return generator.choice(commands) if commands else None
 
-    def close(self) -> None:
-        """Ends the interpreter."""
-        super().close()
-        if self.game is not None:
-            self.game.close()
-            self.game = None
-
     def _commands(self) -> list[str]:
         return list(self.state.admissible_commands or [])
 
-    def _with_commands(self, text: str) -> str:
-        listed = f"\n\nCommands: {', '.join(self._commands())}" if self.show_commands and not self._done else ""
+    def _told(self, text: str, done: bool = False) -> str:
+        listed = f"\n\nCommands: {', '.join(self._commands())}" if self.show_commands and not done else ""
         return re.sub(r"\n{3,}", "\n\n", re.sub(r"\n>[^\n]*$", "", text.rstrip())).strip() + listed
 
-    def _start(self, seed: int) -> None:
+    def _generate(self, seed: int) -> str:
+        """Generates the seed's game and compiles it to a file, whose folder is deleted with this object."""
         import textworld
+        from textworld import challenges
 
-        self.close()
-        wanted = ("feedback", "objective", "admissible_commands", "score", "max_score", "won", "lost")
-        infos = textworld.EnvInfos(**dict.fromkeys(wanted, True))
-        path = self.name
-        with making(f"textworld:{self.name}", self.settings):
-            if self.name in CHALLENGES:
-                # Kept, because the folder goes with it.
-                self.folder = make_game(self.name, self.settings, seed % 2**32)
-                path = str(Path(self.folder.name) / "game.z8")
-            self.game = textworld.start(path, infos)
-            self.game.seed(seed)
-            self.state = self.game.reset()
-
-
-def make_game(name: str, settings: Mapping[str, Any], seed: int) -> tempfile.TemporaryDirectory[str]:
-    """Generates a game and compiles it to game.z8 in a folder, which is deleted with the returned object."""
-    import textworld
-    from textworld import challenges
-
-    folder: tempfile.TemporaryDirectory[str] = tempfile.TemporaryDirectory(prefix="textworld")
-    options = textworld.GameOptions()
-    options.seeds, options.path = seed, str(Path(folder.name) / "game.z8")
-    with _GENERATING:
-        textworld.g_rng.set_seed(seed)
-        if "recipe_seed" in settings and settings["recipe_seed"] is None:
+        self.folder = tempfile.TemporaryDirectory(prefix="textworld")
+        options = textworld.GameOptions()
+        options.seeds, options.path = seed, f"{self.folder.name}/game.z8"
+        settings = self.settings
+        if settings.get("recipe_seed", seed) is None:
             settings = {**settings, "recipe_seed": seed}
-        textworld.generator.compile_game(challenges.CHALLENGES[name][1](settings, options), options)
-    return folder
+        with _GENERATING:
+            textworld.g_rng.set_seed(seed)
+            game = challenges.CHALLENGES[self.name][1](settings, options)
+            return str(textworld.generator.compile_game(game, options))
 
 
 def _as_command(text: str) -> str:

@@ -5,10 +5,10 @@ the reward is what the task's own rewards give at the end.
 """
 
 import asyncio
-import importlib
 import inspect
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from custom.adapters.base import Adapter, making
+from custom.adapters.base import Adapter, Step
 from custom.env import BadEnvironment, Message, Observation
 
 # Rows that are read of a taskset without an end.
@@ -27,27 +27,31 @@ class VerifiersEnvironment(Adapter):
     """Plays `verifiers:NAME`: an installed environment of one agent, without tools, containers or judges.
 
     Args:
-        identifier: the taskset's package, as in `eval NAME`.
+        identifier: the taskset's package (one for 0.4 or newer, that exports its Taskset), as in `eval NAME`.
         prompt_template: fields {name}, {prompt}, the row's last message.
         kwargs: the taskset's settings (its `--env.taskset.*`).
     A row is chosen by seed % number of rows; the agent's turns are limited as the environment says. Where its code
     raises, the episode ends with reward 0 and `info["error"]`.
     """
 
-    TEMPLATE = "{prompt}"
+    TEMPLATE, OVER = "{prompt}", "The episode is over."
     loop: Any = None
 
     def __init__(self, identifier: str, **kwargs: Any) -> None:
-        super().__init__(identifier, kwargs)
-        self.env, self.tasks = load_environment(identifier, self.settings)
-        self.seat_name, self.config_of_seat = check_environment(self.env, self.tasks[0], identifier)
-        self.max_turns = 1 if type(self.env).__name__ == "SingleAgentEnv" else self.config_of_seat.max_turns
+        import verifiers.v1 as vf
 
-    def reset(self, seed: int | None = None) -> Observation:
+        super().__init__(identifier, kwargs)
+        self.env = vf.load_environment(vf.resolve_env_config({"taskset": {"id": identifier, **self.settings}}))
+        self.tasks = list(islice(self.env.taskset, None if self.env.taskset.bounded else INFINITE_ROWS))
+        if not self.tasks:
+            raise ValueError("it has no rows")
+        self.agent_name, self.agent_config = check_environment(self.env, self.tasks[0])
+        self.max_turns = 1 if type(self.env).__name__ == "SingleAgentEnv" else self.agent_config.max_turns
+
+    def start(self, seed: int) -> Observation:
         """Starts the episode of the seed's row and returns its first messages."""
         self.close()
-        seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
-        self.loop, self._done = asyncio.new_event_loop(), False
+        self.loop = asyncio.new_event_loop()
         # What the agent is told, None at the episode's end; and what it answers.
         self.asked: asyncio.Queue[list[Message] | None] = asyncio.Queue()
         self.answers: asyncio.Queue[str] = asyncio.Queue()
@@ -59,16 +63,13 @@ class VerifiersEnvironment(Adapter):
         messages[-1]["content"] = self.fill_prompt(prompt=messages[-1]["content"])
         return messages
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
+    def play(self, action: str) -> Step:
         """Gives the environment its agent's reply and returns what it says next; the reward comes at the end."""
-        if self._done:
-            return "The episode is over.", 0.0, True, {}
         # pydantic takes no lone surrogates.
         self.answers.put_nowait(action.encode("utf-8", "replace").decode("utf-8"))
         messages = self.loop.run_until_complete(self.asked.get())
         if messages is not None:
             return messages, 0.0, False, {}
-        self._done = True
         if error := self.episode.exception():
             return "", 0.0, True, {"error": repr(error)[:200]}
         traces = self.episode.result()
@@ -87,7 +88,8 @@ class VerifiersEnvironment(Adapter):
 
     async def _play(self, task: Any) -> list[Any]:
         """Plays the library's episode with the policy in its seat and returns the finished traces."""
-        vf = importlib.import_module("verifiers.v1")
+        import verifiers.v1 as vf
+
         episode = vf.Episode(task=_row(task))
         agents: Any = vf.Agents(self.env.config, lambda name, config: Seat(self, episode.traces))
         try:
@@ -99,14 +101,13 @@ class VerifiersEnvironment(Adapter):
         return episode.traces
 
 
+@dataclass
 class Seat:
     """Stands for verifiers' Agent: its replies are the policy's."""
 
-    trainable = True
-
-    def __init__(self, environment: VerifiersEnvironment, finished: list[Any]) -> None:
-        self.environment, self.finished = environment, finished
-        self.vf = importlib.import_module("verifiers.v1")
+    environment: VerifiersEnvironment
+    finished: list[Any]
+    trainable: bool = True
 
     async def run(self, task: Any, **_: Any) -> Any:
         """Takes the one reply to the task's prompt and returns the scored trace."""
@@ -117,9 +118,11 @@ class Seat:
     @asynccontextmanager
     async def interaction(self, task: Any, **_: Any) -> AsyncIterator[Any]:
         """Stands for verifiers' Interaction, with `turn(message)` and `trace`; at its end the task scores it."""
-        state = importlib.import_module("verifiers.v1.state").state_cls(type(task))()
-        agent = self.vf.AgentInfo(config=self.environment.config_of_seat, name=self.environment.seat_name)
-        trace = self.vf.Trace(task=_row(task), agent=agent, state=state)
+        import verifiers.v1 as vf
+        from verifiers.v1.state import state_cls
+
+        agent = vf.AgentInfo(config=self.environment.agent_config, name=self.environment.agent_name)
+        trace = vf.Trace(task=_row(task), agent=agent, state=state_cls(type(task))())
         await task.setup(trace, None)
         yield SimpleNamespace(trace=trace, turn=partial(self._turn, task, trace))
         await task.finalize(trace, None)
@@ -129,43 +132,34 @@ class Seat:
 
     async def _turn(self, task: Any, trace: Any, message: Any = None) -> Any:
         """Says the message, after the task's prompt the first time, and returns the reply as a Segment."""
-        limit = self.environment.config_of_seat.max_turns
-        invoke = importlib.import_module("verifiers.v1.utils.decorators").invoke
-        stops = [invoke(stop, {"trace": trace, self.vf.Trace: trace}) for stop in task.hooks("stop")]
-        over = any([await stop if inspect.isawaitable(stop) else stop for stop in stops])
+        import verifiers.v1 as vf
+        from verifiers.v1.session import call_hook
+        from verifiers.v1.types import content_text
+
+        limit = self.environment.agent_config.max_turns
+        over = any([await call_hook(stop, {"trace": trace, vf.Trace: trace}) for stop in task.hooks("stop")])
         if over or (limit is not None and trace.num_turns >= limit):
             trace.stop("stop" if over else "max_turns")
-            return self.vf.Segment(messages=[], terminated=True)
-        said = self._messages(message)
-        if not trace.nodes:
-            said = self._messages(task.data.prompt) + said
-            if task.data.system_prompt:
-                said = [self.vf.SystemMessage(content=task.data.system_prompt), *said]
-        self.environment.asked.put_nowait([_as_message(one) for one in said])
-        reply = self.vf.AssistantMessage(content=await self.environment.answers.get())
+            return vf.Segment(messages=[], terminated=True)
+        said: list[Any] = []
+        for part in [message] if trace.nodes else [task.data.prompt, message]:
+            said += [vf.UserMessage(content=part)] if isinstance(part, str) else part or []
+        if task.data.system_prompt and not trace.nodes:
+            said = [vf.SystemMessage(content=task.data.system_prompt), *said]
+        told = [{"role": one.role, "content": content_text(one.content)} for one in said]
+        self.environment.asked.put_nowait(told)
+        reply = vf.AssistantMessage(content=await self.environment.answers.get())
         for one in [*said, reply]:
             parent = len(trace.nodes) - 1 if trace.nodes else None
-            trace.nodes.append(self.vf.MessageNode(parent=parent, message=one, sampled=one is reply))
-        return self.vf.Segment(messages=[reply])
-
-    def _messages(self, said: Any) -> list[Any]:
-        return [self.vf.UserMessage(content=said)] if isinstance(said, str) else list(said or [])
+            trace.nodes.append(vf.MessageNode(parent=parent, message=one, sampled=one is reply))
+        return vf.Segment(messages=[reply])
 
 
-def load_environment(name: str, settings: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """Loads verifiers' environment and its rows."""
-    with making(f"verifiers:{name} (a package for 0.4 or newer that exports its Taskset)", settings):
-        vf = importlib.import_module("verifiers.v1")
-        loaded = vf.load_environment(vf.resolve_env_config({"taskset": {"id": name, **settings}}))
-        tasks = list(islice(loaded.taskset, None if loaded.taskset.bounded else INFINITE_ROWS))
-    if not tasks:
-        raise ValueError(f"verifiers:{name} has no rows with {dict(settings)}")
-    return loaded, tasks
-
-
-def check_environment(env: Any, task: Any, name: str) -> tuple[str, Any]:
+def check_environment(env: Any, task: Any) -> tuple[str, Any]:
     """Returns the agent's name and config; ValueError for what needs more than a policy that speaks."""
-    agents = importlib.import_module("verifiers.v1.configs.agent").agent_config_fields(env.config)
+    from verifiers.v1.configs.agent import agent_config_fields
+
+    agents = agent_config_fields(env.config)
     runtimes = {hook.__name__: inspect.signature(hook).parameters.get("runtime") for hook in task.hooks("reward")}
     tools = [*type(task).toolsets(task.config), *type(env.taskset).toolsets(env.taskset.config)]
     needs = {
@@ -177,17 +171,12 @@ def check_environment(env: Any, task: Any, name: str) -> tuple[str, Any]:
     }
     for need, names in needs.items():
         if names:
-            raise ValueError(f"verifiers:{name} has {need}: {', '.join(names)}; allowed: one agent that only speaks")
+            raise ValueError(f"it has {need}: {', '.join(names)}; allowed: one agent that only speaks")
     return next(iter(agents.items()))
 
 
 def _row(task: Any) -> Any:
     """Describes a task as the library's records do."""
-    trace_task = importlib.import_module("verifiers.v1").TraceTask
-    return trace_task(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    import verifiers.v1 as vf
 
-
-def _as_message(message: Any) -> Message:
-    content = message.content
-    parts = [content] if isinstance(content, str) else [part.text for part in content or []]
-    return {"role": message.role, "content": "\n".join(parts)}
+    return vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)

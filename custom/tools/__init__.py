@@ -6,8 +6,15 @@ observation; only the environment's own failures are raised.
 """
 
 from custom.tools.load import BUILTIN_TOOLS, load_tools
-from custom.tools.manager import MultiTurnManager, ToolTurn
-from custom.tools.parsers import ActionParser, ToolCall, get_parser
+from custom.tools.manager import EpisodeSummary, MultiTurnManager, ToolTurn, tool_statistics
+from custom.tools.parsers import (
+    ActionParser,
+    FunctionCallingParser,
+    JSONActionParser,
+    ReActActionParser,
+    ToolCall,
+    get_parser,
+)
 from custom.tools.registry import UNKNOWN, CallRecord, ToolRegistry
 from custom.tools.tool import EnvironmentStepTool, Tool, ToolDefinition, ToolError
 from custom.tools.verl_tool import BaseTool, ToolResponse

@@ -31,8 +31,7 @@ _CALL_KEY = re.compile(r'"(?:name|tool|tool_name|function|function_call|tool_cal
 _REACT_LABEL = re.compile(r"(?m)^[ \t*]*(Thought|Action Input|Action|Observation|Final Answer)[ \t*]*:[ \t*]*")
 _REACT_BRACKETS = re.compile(r"([\w.-]+)\[(.*)\]", re.DOTALL)
 _FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
-_FENCE = re.compile(r"```(?:json)?\s*")
-_SPACE = re.compile(r"\s*")
+_SPACE, _SPACE_AND_FENCE = re.compile(r"\s*"), re.compile(r"\s*(?:```(?:json)?\s*)?")
 _IDENTIFIER = re.compile(r"[\w.-]+")
 
 
@@ -170,16 +169,16 @@ def _tagged(text: str) -> Iterator[Any]:
     reader, tag = _Reader(text), "<tool_call>"
     position = text.find(tag)
     while position >= 0 and reader.broken < MAX_BROKEN:
-        value, position = reader.read(_skip_space(text, position + len(tag)))
+        value, position = reader.read(_skip(text, position + len(tag)))
         yield value
-        while not isinstance(value, _Broken) and text.startswith("{", position := _skip_space(text, position)):
+        while not isinstance(value, _Broken) and text.startswith("{", position := _skip(text, position)):
             value, position = reader.read(position)
             yield value
         position = text.find(tag, position)
 
 
-def _skip_space(text: str, start: int) -> int:
-    found = _SPACE.match(text, start)
+def _skip(text: str, start: int, what: re.Pattern[str] = _SPACE) -> int:
+    found = what.match(text, start)
     return found.end() if found else start
 
 
@@ -218,7 +217,7 @@ def _call(name: str, arguments: Any) -> ToolCall:
     if isinstance(arguments, _Broken):
         return ToolCall(name, error_kind="bad_json", error=f"the arguments are not valid JSON: {arguments.error}")
     if isinstance(arguments, str) and arguments.lstrip().startswith("{"):
-        value, end = _Reader(arguments).read(_skip_space(arguments, 0))
+        value, end = _Reader(arguments).read(_skip(arguments, 0))
         rest = "" if isinstance(value, _Broken) else arguments[end:].strip()
         return _call(name, _Broken("there is text behind the object") if rest else value)
     if arguments is None:
@@ -237,9 +236,7 @@ def _is_openai(value: Any) -> bool:
 
 def _react_input(reader: _Reader, start: int, end: int) -> tuple[Any, int]:
     """Returns the input that begins at `start`, and its end: a JSON value's, else `end`, the next label."""
-    begin = _skip_space(reader.text, start)
-    fence = _FENCE.match(reader.text, begin)
-    begin = fence.end() if fence else begin
+    begin = _skip(reader.text, start, _SPACE_AND_FENCE)
     if reader.text.startswith("{", begin) and begin < end:
         return (_Broken("too many broken values"), end) if reader.broken >= MAX_BROKEN else reader.read(begin)
     content = reader.text[start:end].strip()

@@ -195,16 +195,12 @@ def execute(source: str) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
-        report(error)
+        # With the snippet's own lines only: where this runs is no business of the model's.
+        shown = traceback.TracebackException.from_exception(error, limit=-50)
+        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if f.filename == "snippet.py"][-5:])
+        print("".join(shown.format(chain=False)), end="", file=sys.stderr)
         return 1
     return 0
-
-
-def report(error: BaseException) -> None:
-    """Prints the traceback with the snippet's own lines only: where this runs is no business of the model's."""
-    shown = traceback.TracebackException.from_exception(error, limit=-50)
-    shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if f.filename == "snippet.py"][-5:])
-    print("".join(shown.format(chain=False)), end="", file=sys.stderr)
 
 
 def main() -> None:

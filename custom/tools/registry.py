@@ -7,11 +7,10 @@ environment's own failures pass through, since they end the episode.
 
 import inspect
 import json
-import queue
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable
+from threading import Thread
 from typing import Any, NamedTuple
 
 from custom import env
@@ -56,6 +55,10 @@ class CallRecord(NamedTuple):
         told = self.observation
         return told if isinstance(told, str) else "\n".join(message["content"] for message in told)
 
+    def facts(self) -> dict[str, Any]:
+        """Returns what metrics count: name, ok, error_kind and seconds."""
+        return {"name": self.name, "ok": self.ok, "error_kind": self.error_kind, "seconds": self.seconds}
+
 
 class ToolRegistry:
     """Keeps `tools` by name, and executes calls with their arguments checked."""
@@ -63,7 +66,7 @@ class ToolRegistry:
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
         self.tools: dict[str, Tool] = {}
         self._checks: dict[str, _ArgumentCheck] = {}
-        self._hanging: dict[str, list[threading.Thread]] = {}
+        self._hanging: dict[str, list[Thread]] = {}
         for tool in tools:
             self.register(tool)
 
@@ -84,6 +87,11 @@ class ToolRegistry:
     def schemas(self) -> list[dict[str, Any]]:
         """Returns all tools as function schemas."""
         return [tool.definition.schema() for tool in self.tools.values()]
+
+    def execute_tool(self, tool_name: str, /, **arguments: Any) -> tuple[bool, str]:
+        """Executes a tool by hand; returns whether it succeeded, and what the model would be told."""
+        record = self.execute(ToolCall(tool_name, arguments))
+        return record.ok, record.result
 
     def execute(self, call: ToolCall, environment: Any = None, max_chars: int = MAX_OBSERVATION_CHARS) -> CallRecord:
         """Executes a call; an EnvironmentStepTool steps `environment`, where one is given, and lets its errors pass.
@@ -115,23 +123,25 @@ class ToolRegistry:
         return (action, error_kind) if error_kind else (env.step_environment(environment, action, max_chars), "")
 
     def _run(self, tool: Tool, arguments: dict[str, Any]) -> tuple[Any, ErrorKind]:
-        def run(caught: type[BaseException] = Exception) -> tuple[Any, ErrorKind]:
-            return guarded(lambda: _checked(tool.execute(**arguments)), caught)
+        def run() -> Any:
+            value = tool.execute(**arguments)
+            # Checked as an environment's would be.
+            return env.check_step(value, "the tool") if isinstance(value, StepResult) else value
 
         timeout, name = tool.definition.timeout_s, tool.definition.name
         if timeout is None:
-            return run()
+            return guarded(run)
         hanging = self._hanging[name] = [thread for thread in self._hanging.get(name, []) if thread.is_alive()]
         if len(hanging) >= MAX_HANGING:
             return f"tool {name!r} is still busy with {len(hanging)} earlier calls", "timeout"
-        answers: queue.SimpleQueue[tuple[Any, ErrorKind]] = queue.SimpleQueue()
-        thread = threading.Thread(target=lambda: answers.put(run(BaseException)), name=f"tool-{name}", daemon=True)
+        answers: list[tuple[Any, ErrorKind]] = []
+        thread = Thread(target=lambda: answers.append(guarded(run, BaseException)), name=f"tool-{name}", daemon=True)
         thread.start()
-        try:
-            return answers.get(timeout=timeout)
-        except queue.Empty:
-            hanging.append(thread)
-            return f"tool {name!r} did not answer within {timeout:g} s", "timeout"
+        thread.join(timeout)
+        if answers:
+            return answers[0]
+        hanging.append(thread)
+        return f"tool {name!r} did not answer within {timeout:g} s", "timeout"
 
 
 class _ArgumentCheck:
@@ -181,11 +191,6 @@ def guarded(function: Callable[[], Any], caught: type[BaseException] = Exception
         if isinstance(error, Abandoned) or (isinstance(error, KeyboardInterrupt) and caught is Exception):
             raise
         return f"{type(error).__name__}: {_message(error)}", "exception"
-
-
-def _checked(value: Any) -> Any:
-    """Checks a tool's own StepResult as an environment's would be; anything else stays as it is."""
-    return env.check_step(value, "the tool") if isinstance(value, StepResult) else value
 
 
 def _as_text(value: Any) -> str:

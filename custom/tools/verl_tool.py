@@ -56,8 +56,7 @@ class VerlTool(Tool):
     """Answers calls by a tool of verl's, each in an instance of its own."""
 
     def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
-        function = schema["function"]
-        self.tool = tool
+        self.tool, function = tool, schema["function"]
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
         self.definition = ToolDefinition(function["name"], function.get("description") or "", parameters)
 

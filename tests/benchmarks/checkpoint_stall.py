@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 
 from tests.benchmarks.step_vs_limit import OVERRIDES
+from training.building import build_trainer
 from training.config.loader import load_config
 from training.ray_trainer import RayPPOTrainer
-from training.building import build_trainer
 
 RUN_DIR = Path("outputs/benchmark-checkpoint")
 STEPS = 2

@@ -29,9 +29,9 @@ from data.seeding import seed_for
 from examples.prepare_tiny_prompts import make_model, make_tokenizer
 from tests.benchmarks import faulty_environment
 from tests.benchmarks.faulty_environment import ENDINGS, HANG_S, kind_of
+from training.building import build_trainer
 from training.config import PPOConfig
 from training.config.loader import load_config
-from training.building import build_trainer
 from workers.rollout.episode import ENDINGS as ALL_ENDINGS
 
 TURNS, EPISODES, REFILLS = 3, 16, 2

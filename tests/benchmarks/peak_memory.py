@@ -67,8 +67,8 @@ def main(steps: int) -> None:
 
     import workers.fsdp_workers
     import workers.vllm_rollout_spmd  # noqa: F401
-    from training.config.loader import load_config
     from training.building import build_trainer
+    from training.config.loader import load_config
 
     overrides = ["data.max_response_length=64", "data.val_files=null", "trainer.logger=file"]
     config = load_config(

@@ -23,8 +23,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from examples.prepare_tiny_prompts import make_tokenizer
 from tests.benchmarks.mfu import GIB, SIZES, Settings
-from training.config.loader import load_config
 from training.building import build_trainer
+from training.config.loader import load_config
 
 GROUP, PROMPT, WARMUP = 8, 128, 2
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from data.protocol import DataProto
-from training.config.loader import load_config
 from training.building import build_trainer
+from training.config.loader import load_config
 from workers.vllm_rollout_spmd import vLLMRollout
 
 OVERRIDES = [

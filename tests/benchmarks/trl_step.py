@@ -23,8 +23,8 @@ import pyarrow.parquet
 
 from custom.reward_score import default_compute_score
 from tests.benchmarks.step_vs_limit import OVERRIDES
-from training.config.loader import load_config
 from training.building import build_trainer
+from training.config.loader import load_config
 
 CONFIG = ["configs/smollm2_arithmetic.yaml", *OVERRIDES, "trainer.default_local_dir=outputs/benchmark"]
 # Rows that TRL generates for, and trains on, at a time: in between lies the memory that 64 rows' logits would take.

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from tests.benchmarks.peak_memory import MIB, PeakWatcher, resident
 from tests.benchmarks.ray_vs_local import task
-from training.config.loader import load_config
 from training.building import build_trainer
+from training.config.loader import load_config
 from workers.model.builder import torch_dtype
 from workers.rollout.weight_sync import iter_weights
 

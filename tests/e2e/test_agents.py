@@ -29,10 +29,10 @@ from tests.e2e.test_ray import NOISE, cluster  # noqa: F401  (a fixture)
 from tests.e2e.test_resume import run_and_kill, tensors
 from tests.e2e.test_training import ENGINES, ESTIMATORS, read_steps
 from training.agent_trainer import AgentTrainer
+from training.building import build_trainer
 from training.config import PPOConfig
 from training.config.loader import load_config, to_yaml
 from training.ray_trainer import RayPPOTrainer
-from training.building import build_trainer
 from workers.multi_turn_rollout import SyncMultiTurnRollout
 from workers.rollout.episode import ENDINGS
 

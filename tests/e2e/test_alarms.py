@@ -16,10 +16,10 @@ from tests.e2e.seeded_faults import Fault
 from tests.e2e.test_agents import forgetful_game as forgetful_game
 from tests.e2e.test_agents import game_config, playing, playing_in_turn
 from tests.e2e.test_training import read_steps, tiny_config
+from training.building import build_trainer
 from training.config import PPOConfig
 from training.core_algos import register_adv_est, registry
 from training.run.alarms import ADVICE, Alarms, AlarmStop
-from training.building import build_trainer
 
 BEGINS = 2
 GRPO = (

@@ -11,8 +11,8 @@ import main
 from tests.conftest import PROJECT
 from tests.e2e.test_agents import AGENT, GAMES, GRPO, fit, game_config, playing
 from tests.e2e.test_training import read_steps
-from training.config.loader import ConfigError, to_yaml
 from training.building import build_trainer
+from training.config.loader import ConfigError, to_yaml
 from training.run.checkpoint import load_driver_state
 from training.run.episodes import EnvironmentsFail
 

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from tests.e2e.test_training import read_steps, tiny_config
-from training.config import PPOConfig
 from training.building import build_trainer
+from training.config import PPOConfig
 
 ray = pytest.importorskip("ray")
 ROLLOUT = "actor_rollout_ref.rollout"

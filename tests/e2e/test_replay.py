@@ -25,9 +25,9 @@ from examples.prepare_tiny_prompts import make_model, make_tokenizer
 from scripts.replay import Player, compare, main, read_episodes
 from tests.conftest import PROJECT
 from tests.e2e.test_tools_training import ScriptedEngine, call, qwen_tokenizer
+from training.building import build_trainer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
 from training.config.loader import load_config, to_yaml
-from training.building import build_trainer
 from training.run.episodes import strict_json, write_episodes
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 

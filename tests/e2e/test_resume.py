@@ -19,8 +19,8 @@ import torch.distributed.checkpoint as dcp
 
 from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, tiny_config
-from training.config import PPOConfig
 from training.building import build_trainer
+from training.config import PPOConfig
 
 STEPS = 8
 TIMINGS = ("timing", "perf/")

@@ -19,11 +19,13 @@ import torch
 from torch.utils.data import Dataset, RandomSampler, Sampler
 
 from data.protocol import DataProto
-from main import EndingSignals, build_trainer, in_one_line, run
+from main import in_one_line, run
 from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, tiny_argv, tiny_config, train
+from training.building import build_trainer
 from training.config.loader import to_yaml
 from training.ray_trainer import RayPPOTrainer
+from training.run.process import EndingSignals
 
 GREEDY = "val-core/guess_the_number/reward/mean@1"
 
@@ -251,9 +253,10 @@ def test_what_is_printed_into_a_closed_pipe_ends_without_a_word(tiny_task: Path,
 def test_a_run_without_an_address_has_a_cluster_of_its_own_whatever_else_is_started_here() -> None:
     pytest.importorskip("ray")
     code = (
-        "import sys, ray, main; from training.config.loader import load_config\n"
+        "import sys, ray; from training.config.loader import load_config\n"
+        "from training.run.process import ray_cluster\n"
         "config = load_config(sys.argv[1:], check=False).config\n"
-        "with main.ray_cluster(config, main.EndingSignals()): print(len(ray.nodes()), ray.cluster_resources()['CPU'])"
+        "with ray_cluster(config): print(len(ray.nodes()), ray.cluster_resources()['CPU'])"
     )
     command = [sys.executable, "-c", code, "trainer.n_gpus_per_node=3"]
     environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:1"}

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from training.building import build_trainer
 from training.config import PPOConfig
 from training.config.loader import load_config
 from training.ray_trainer import RayPPOTrainer
-from training.building import build_trainer
 
 ENGINES = ["hf", pytest.param("vllm", marks=pytest.mark.vllm)]
 ESTIMATORS = {

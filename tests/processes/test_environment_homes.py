@@ -240,7 +240,7 @@ def test_a_reply_comes_back_as_it_was_sent() -> None:
     class Silent:
         tool_schemas = None
 
-        def reset(self, seed: int) -> list[dict[str, str]]:
+        def reset(self, seed: int, task: object = None) -> list[dict[str, str]]:
             return [{"role": "user", "content": f"seed {seed} \u2603"}]
 
     server = EnvServer()

@@ -18,8 +18,8 @@ from data.protocol import DataProto
 from tests.e2e.test_training import read_steps, tiny_config
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_checkpoint import save
-from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, ModelConfig, OptimConfig
 from training.building import build_trainer
+from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, ModelConfig, OptimConfig
 from training.run.roles import ResourcePoolManager, Role
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic

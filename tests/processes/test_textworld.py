@@ -92,7 +92,7 @@ def test_a_game_file_is_played(tmp_path):
 @pytest.mark.parametrize(
     ("name", "kwargs", "message"),
     [
-        ("tw-nothing", {}, "neither a file nor one of the generators tw-simple"),
+        ("tw-nothing", {}, "neither a file nor a generator: tw-simple"),
         ("tw-coin_collector", {"levle": 1}, r"takes no \['levle'\]; allowed: level"),
         ("tw-coin_collector", {"level": 0}, "cannot be made with .*level"),
     ],

@@ -1,11 +1,14 @@
 """Tests estimators, registries and KL, against hand-worked numbers and loops that read like the papers."""
 
 import logging
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from training import core_algos as algos
 from training.core_algos import group_advantages
@@ -59,8 +62,8 @@ def loop_gae(rewards, values, mask, gamma, lam):
 
 def test_gae_of_two_tokens_matches_numbers_worked_by_hand():
     # delta_1 = 1 - 0.4 = 0.6; delta_0 = 0 + 0.5 * 0.4 - 0.2 = 0; A_0 = 0 + 0.5 * 0.5 * 0.6 = 0.15
-    advantages, returns = algos.gae_advantage_return_unwhitened(
-        torch.tensor([[0.0, 1.0]]), torch.tensor([[0.2, 0.4]]), torch.ones(1, 2), gamma=0.5, lam=0.5
+    advantages, returns = algos.compute_gae_advantage_return(
+        torch.tensor([[0.0, 1.0]]), torch.tensor([[0.2, 0.4]]), torch.ones(1, 2), gamma=0.5, lam=0.5, whiten=False
     )
     torch.testing.assert_close(advantages, torch.tensor([[0.15, 0.6]]))
     torch.testing.assert_close(returns, torch.tensor([[0.35, 1.0]]))
@@ -68,8 +71,13 @@ def test_gae_of_two_tokens_matches_numbers_worked_by_hand():
 
 def test_gae_carries_value_and_advantage_across_masked_tokens_worked_by_hand():
     # The same two tokens with an environment reply between them, whose value and reward must not be seen.
-    advantages, returns = algos.gae_advantage_return_unwhitened(
-        torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[0.2, 7.0, 0.4]]), torch.tensor([[1, 0, 1]]), gamma=0.5, lam=0.5
+    advantages, returns = algos.compute_gae_advantage_return(
+        torch.tensor([[0.0, 9.0, 1.0]]),
+        torch.tensor([[0.2, 7.0, 0.4]]),
+        torch.tensor([[1, 0, 1]]),
+        gamma=0.5,
+        lam=0.5,
+        whiten=False,
     )
     torch.testing.assert_close(advantages, torch.tensor([[0.15, 0.0, 0.6]]))
     torch.testing.assert_close(returns, torch.tensor([[0.35, 0.0, 1.0]]))
@@ -77,13 +85,60 @@ def test_gae_carries_value_and_advantage_across_masked_tokens_worked_by_hand():
 
 def test_gae_equals_a_loop_over_sampled_tokens_only():
     rewards, values = random_rows()
-    result = algos.gae_advantage_return_unwhitened(rewards, values, MASK, 0.9, 0.8)
+    result = algos.compute_gae_advantage_return(rewards, values, MASK, 0.9, 0.8, whiten=False)
     torch.testing.assert_close(result, loop_gae(rewards, values, MASK, 0.9, 0.8))
+
+
+@pytest.mark.parametrize("holes", [False, True])
+def test_gae_rounds_as_a_loop_over_sampled_tokens_does(holes):
+    rewards, values = random_rows(seed=1, batch=7, length=20)
+    mask = torch.arange(20) < torch.arange(0, 21, 3)[:, None]
+    mask &= torch.tensor([True, not holes, True, True]).repeat(5)
+    ours = algos.compute_gae_advantage_return(rewards, values, mask, 0.9, 0.8, whiten=False)
+    assert all(map(torch.equal, ours, loop_gae(rewards, values, mask, 0.9, 0.8)))
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by name, and the entries of the memory that each fills anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.entries = Counter(), Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        self.calls[func._schema.name.removeprefix("aten::").rstrip("_")] += 1
+        if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in given:
+            self.entries[out.numel()] += 1
+        return out
+
+
+def test_gae_of_rows_without_holes_takes_two_operations_a_step():
+    rewards, values = random_rows(batch=2, length=500)
+    with Operations() as seen:
+        algos.compute_gae_advantage_return(rewards, values, torch.ones(2, 500), 0.9, 0.8)
+    assert seen.calls["mul"] + seen.calls["add"] < 2 * 500 + 20 and seen.calls["where"] < 20
+
+
+def test_remax_makes_the_mask_and_the_results_alone():
+    (rewards, _), mask = random_rows(batch=1100, length=1000), torch.ones(1100, 1000)
+    with Operations() as seen:
+        algos.compute_remax_outcome_advantage(rewards, torch.zeros(1100), mask)
+    assert seen.entries[rewards.numel()] <= 3
+
+
+def test_turns_are_found_by_three_goes_over_the_tokens():
+    rewards, values = random_rows()
+    turn_ids = torch.where(MASK > 0, torch.arange(6) // 3, -1)
+    with Operations() as seen:
+        algos.compute_turn_gae_advantage_return(rewards, values, MASK, turn_ids)
+    assert sum(calls for name, calls in seen.calls.items() if name.startswith("scatter")) == 3
 
 
 def test_gae_advantages_are_whitened_and_returns_are_not():
     rewards, values = random_rows()
-    plain, plain_returns = algos.gae_advantage_return_unwhitened(rewards, values, MASK, 0.9, 0.8)
+    plain, plain_returns = algos.compute_gae_advantage_return(rewards, values, MASK, 0.9, 0.8, whiten=False)
     advantages, returns = algos.compute_gae_advantage_return(rewards, values, MASK, 0.9, 0.8)
     valid = plain[MASK.bool()]
     torch.testing.assert_close(advantages[MASK.bool()], (valid - valid.mean()) / valid.std(), rtol=1e-5, atol=1e-6)

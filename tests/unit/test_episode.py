@@ -179,12 +179,13 @@ def test_a_prompt_alone_is_answered_once() -> None:
 
 def test_a_row_holds_few_bytes_a_token_and_its_record_has_an_entry_for_each() -> None:
     row = Row(prompt_ids=[1, 2])
+    episode = Episode(group=0, sample=0, rows=[row, Row(prompt_ids=[3])])
     row.append_sampled(Completion(request_id="0", token_ids=[5, 6], log_probs=[-0.5, -0.1], finish_reason="stop"), 0)
-    row.add_reward(0.25)
+    episode.add_reward(0.25)
     row.append_given([7, 8])
     row.append_sampled(Completion(request_id="0", token_ids=[9], log_probs=[-2.0], finish_reason="stop"), 1)
-    row.add_reward(1.0)
-    row.add_reward(0.5)
+    episode.add_reward(1.0)
+    episode.add_reward(0.5)
     record = row.record()
     assert record == {
         "prompt_ids": [1, 2],

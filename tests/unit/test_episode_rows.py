@@ -10,13 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from data.containers import object_array
 from data.protocol import DUMMY_UID, DataProto
 from training.advantage import compute_advantage
 from training.batch.episode_rows import EpisodeRows, observation_mask
 from training.config.needs import ESTIMATOR_NEEDS
-from training.core_algos import gae_advantage_return_unwhitened
+from training.core_algos import compute_gae_advantage_return
 
 WIDTH = 4
 
@@ -183,13 +185,50 @@ def test_split_episodes_have_the_advantages_of_the_same_episodes_in_one_row(esti
         assert not split.batch[name][len(shuffled) :].any(), "nothing is learnt from dummies"
 
 
+class LargestTensor(TorchDispatchMode):
+    """Measures the most entries that a tensor's memory has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor):
+                self.entries = max(self.entries, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+# It looks at each token alone; the estimator that it adds may be a user's.
+@pytest.mark.parametrize("estimator", sorted(ESTIMATOR_NEEDS.keys() - {"on_policy_distillation"}))
+def test_an_episode_of_many_rows_does_not_make_the_others_as_wide(estimator: str) -> None:
+    """Takes 60 episodes of which one has 41 rows: lines of its length would have 25 times the batch's places."""
+    ids = [str(i) for i in range(60)] + ["0"] * 40
+    token = np.random.default_rng(0).normal(size=(100, WIDTH, 2)).round(2)
+    rows = [[(1, float(reward), float(value)) for reward, value in row] for row in token]
+    batch = as_batch(rows, [f"g{int(name) // 2}" for name in ids], ids, [0] * 60 + list(range(1, 41)))
+    batch.non_tensor_batch["anchors"] = object_array([["start"] * WIDTH * (1 if int(name) else 41) for name in ids])
+    with LargestTensor() as seen:
+        compute_advantage(batch, estimator, gamma=0.9, lam=0.8, config=SETTINGS)
+    assert seen.entries <= 4 * 100 * WIDTH
+
+
+def test_whitening_is_over_the_episodes_of_all_lengths() -> None:
+    batch = batch_of([("g", "a", 0, [3.0, 0.0]), ("g", "a", 1, [1.0, 2.0]), ("g", "b", 0, [1.0, 0.0])])
+    for estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo"):
+        advantages(batch, estimator) if estimator != "gdpo" else compute_advantage(batch, estimator, config=SETTINGS)
+        found = batch.batch["advantages"]
+        assert abs(float(found.mean())) < 1e-6 and float(found.std()) == pytest.approx(1, abs=1e-5), estimator
+
+
 def test_gae_over_joined_rows_is_gae_over_their_sampled_tokens() -> None:
     """Works by hand [r=0 v=.5] [pad] | [r=1 v=.25] with gamma .5, lam 1: the padding between rows takes no time."""
     batch = batch_of([("g", "a", 0, [0.0, 0.0]), ("g", "a", 1, [1.0, 0.0])], mask=[[1, 0], [1, 0]])
     batch.batch["values"] = torch.tensor([[0.5, 0.0], [0.25, 0.0]])
     episodes = EpisodeRows(batch)
     joined = [episodes.join(batch.batch[name]) for name in ("token_level_rewards", "values", "response_mask")]
-    raw, returns = gae_advantage_return_unwhitened(*joined, 0.5, 1.0)
+    raw, returns = compute_gae_advantage_return(*joined, 0.5, 1.0, whiten=False)
     assert raw.tolist() == [[0.0, 0.75]], "0 + .5 x .25 - .5 + .5 x .75 = 0, 1 - .25 = .75"
     assert returns.tolist() == [[0.5, 1.0]]
 

@@ -218,8 +218,8 @@ def test_turn_gae_is_gae_over_turns_and_inside_them_over_tokens() -> None:
     last = 1.83 - 0.1
     assert raw[0].tolist() == pytest.approx([0.9 * 0.1 - 0 + 0.63 * last, last, 0, 1.7, 0, 0])
     assert returns[0].tolist() == pytest.approx([0.09 + 0.63 * last, 1.83, 0, 2.0, 0, 0])
-    plain = algos.gae_advantage_return_unwhitened(
-        given["token_level_rewards"], values, given["response_mask"], gamma=1.0, lam=1.0
+    plain = algos.compute_gae_advantage_return(
+        given["token_level_rewards"], values, given["response_mask"], whiten=False
     )
     same = algos.compute_turn_gae_advantage_return(**given, values=values, whiten=False)
     torch.testing.assert_close(same[0], plain[0], msg="with nothing discounted turns make no difference")

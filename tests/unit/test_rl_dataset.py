@@ -342,7 +342,7 @@ def test_ids_of_any_integer_type_and_negative_ones_under_the_mask_are_taken():
 def test_missing_and_unknown_choices_are_named():
     with pytest.raises(ValueError, match=r"lacks \['attention_mask'\]"):
         normalise_row({"input_ids": [1]}, max_prompt_length=2, pad_token_id=0, truncation="error")
-    with pytest.raises(ValueError, match=r"'center' is unknown; allowed: left, right, middle, error"):
+    with pytest.raises(ValueError, match=r"'center' is unknown; allowed: error, left, middle, right"):
         normalise([1, 2, 3], [1, 1, 1], length=2, truncation="center")
 
 

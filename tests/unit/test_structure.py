@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import PROJECT
 
-PACKAGES = ("data", "training", "workers", "custom")
+PACKAGES = ("setup", "data", "training", "workers", "custom")
 # Rooms from the ground up, a module belonging to the longest name that fits: each may import what is at or below it.
 ROOMS = (
     "data",
@@ -36,6 +36,7 @@ ROOMS = (
     "workers",
     "training.run",
     "training",
+    "setup",
     "main",
 )
 # The exceptions, two at most: (from, to).

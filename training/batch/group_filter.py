@@ -9,9 +9,9 @@ import numpy as np
 
 from data.names import unknown_name
 from data.protocol import DataProto
+from data.texts import say
 from training.batch.episode_rows import EpisodeRows
 from training.config import FilterGroupsConfig
-from training.config.texts import say
 
 SUM_OF_REWARDS = ("seq_reward", "score")
 # What columns of the reward function's other values begin with.
@@ -51,7 +51,7 @@ def varied_groups(batch: DataProto, metric: str) -> tuple[list[str], int]:
     Masked episodes do not count.
     """
     episodes = EpisodeRows(batch)
-    live = episodes.join(batch.batch["response_mask"]).any(dim=1).tolist()
+    live = (episodes.lengths > 0).tolist()
     values: dict[str, set[float]] = {}
     for row, value, counts in zip(episodes.first, _values(batch, episodes, metric), live, strict=True):
         seen = values.setdefault(str(batch.non_tensor_batch["uid"][row]), set())
@@ -63,7 +63,7 @@ def varied_groups(batch: DataProto, metric: str) -> tuple[list[str], int]:
 
 def _values(batch: DataProto, episodes: EpisodeRows, metric: str) -> list[float]:
     if metric in SUM_OF_REWARDS:
-        return episodes.join(batch.batch["token_level_scores"]).sum(dim=1).tolist()
+        return episodes.totals(batch.batch["token_level_scores"]).float().tolist()
     column = batch.non_tensor_batch.get(REWARD_INFO + metric)
     if column is None:
         known = [name.removeprefix(REWARD_INFO) for name in batch.non_tensor_batch if name.startswith(REWARD_INFO)]

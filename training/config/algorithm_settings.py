@@ -6,9 +6,8 @@ from typing import Any, Literal
 from training.config import section as of
 
 Dtype = Literal["bfloat16", "float16", "float32"]
-KLKind = Literal[
-    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
-]
+PlainKL = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+KLKind = Literal[PlainKL, "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"]
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.config.texts import say
+from data.texts import say
 
 
 @dataclass(frozen=True, kw_only=True)

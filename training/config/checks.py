@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from data.loading import load_extern_object
+from data.texts import say, say_where
 from training.config import resources
 from training.config.algorithm_settings import CustomRewardFunctionConfig
 from training.config.batch_plan import MicroBatching
 from training.config.needs import estimator_needs
+from training.config.resources import read_model_config
 from training.config.section import leaves
 from training.config.settings import CheckpointConfig, PPOConfig
-from training.config.texts import say, say_where
 
 log = logging.getLogger(__name__)
 Reader = Callable[[str], dict[str, Any]]
@@ -31,11 +32,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def check_config(
-    config: PPOConfig,
-    *,
-    model_config_reader: Reader = resources.read_model_config,
-    ask_hub: bool = True,
-    own_data: bool = False,
+    config: PPOConfig, *, model_config_reader: Reader = read_model_config, ask_hub: bool = True, own_data: bool = False
 ) -> list[str]:
     """Returns all problems of a config; none where it can run here.
 
@@ -49,13 +46,10 @@ def check_config(
     own = (_algorithm, _batch_sizes, _token_budgets, combinations, _engine, _reward, _trackers, _checkpoints)
     there = (resources.check_ranks, resources.check_files, resources.check_classes, resources.check_agents)
     _say_unusual(config)
-    found = (
-        *(f"{key}={leaf.value} must be {wanted}" for key, leaf in leaves(config) for wanted in leaf.wanted()),
-        *(problem for check in (*own, *there) for problem in check(config)),
-        *resources.check_models(config, model_config_reader, ask_hub),
-    )
+    found = [f"{key}={leaf.value} must be {wanted}" for key, leaf in leaves(config) for wanted in leaf.wanted()]
+    found += [problem for check in (*own, *there) for problem in check(config)]
     # Actor and critic may have the same.
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*found, *resources.check_models(config, model_config_reader, ask_hub)]))
 
 
 def load_custom_algorithm(path: str) -> None:
@@ -92,8 +86,7 @@ def _mini_batches(config: PPOConfig, section: str, given: int | None, micro: Mic
     n, most = config.actor_rollout_ref.rollout.n, micro.micro_batch_size
     rows = size * n // config.data_parallel_size
     if not undivided and most and rows % most:
-        ranks = _data_parallel(config)
-        yield say("rows_of_rank", section=section, size=most, rows=rows, given=told, n=n, ranks=ranks)
+        yield say("rows_of_rank", section=section, size=most, rows=rows, given=told, n=n, ranks=_data_parallel(config))
 
 
 def _rows_over_ranks(config: PPOConfig, given: str, prompts: int) -> Iterator[str]:
@@ -125,8 +118,7 @@ def _token_budgets(config: PPOConfig) -> Iterator[str]:
         passes["critic.ppo"] = config.critic.micro_batching
     for key, micro in passes.items():
         if micro.max_token_len is not None and micro.max_token_len < config.data.row_length:
-            given = f"{key}_max_token_len_per_gpu={micro.max_token_len}"
-            yield f"{given} cannot hold one row of {resources.row_length(config)} tokens"
+            yield say("small_budget", key=key, tokens=micro.max_token_len, row=config.data.row_length)
         if micro == MicroBatching():
             yield f"{key}_micro_batch_size_per_gpu=null: give a number of rows, or use_dynamic_bsz=true"
 
@@ -197,7 +189,6 @@ def _say_unusual(config: PPOConfig) -> None:
         "one_of_a_group": by_group and config.actor_rollout_ref.rollout.n == 1,
         "function_unused": custom.path is None and custom.name != CustomRewardFunctionConfig.name,
         "no_deadline": acts and config.environment_home.isolation == "thread" and config.agent.step_timeout_s is None,
-        "files_unused": acts and (config.data.train_files or config.data.val_files),
         "raw_chat_unused": acts and config.data.return_raw_chat,
     }
     for text in say_where(odd, config=config):
@@ -228,12 +219,11 @@ def _algorithm(config: PPOConfig) -> Iterator[str]:
     algorithm, token = config.algorithm, torch.zeros(1, 1)
     for problem in resources.refused(correct_as, algorithm.rollout_correction, token, token, token + 1):
         yield f"algorithm.rollout_correction.{problem}"
-    if config.custom_algorithm is not None:
-        failure = [*resources.user_file("custom_algorithm", config.custom_algorithm)]
-        yield from failure
-        if failure:
-            # What the file would have registered is not known.
-            return
+    failure = [*resources.user_file("custom_algorithm", config.custom_algorithm)] if config.custom_algorithm else []
+    yield from failure
+    # What the file would have registered is not known.
+    if failure:
+        return
     yield from resources.refused(get_policy_loss_fn, config.actor_rollout_ref.actor.policy_loss.loss_mode)
     yield from resources.refused(get_adv_estimator_fn, algorithm.adv_estimator)
     if (task := algorithm.distillation_task) is not None:
@@ -244,11 +234,9 @@ def _algorithm(config: PPOConfig) -> Iterator[str]:
 
 def _reward(config: PPOConfig) -> Iterator[str]:
     """Requires that the scoring function loads, and that the manager, which its file may register, finds its needs."""
-    custom = config.custom_reward_function
-    key, unusable = "custom_reward_function", list[str]()
-    if custom.path is not None:
-        unusable = [*resources.user_file(f"{key}.path", custom.path, f"{key}.name", custom.name)]
-        yield from unusable
+    custom, key = config.custom_reward_function, "custom_reward_function"
+    unusable = [*resources.user_file(f"{key}.path", custom.path, f"{key}.name", custom.name)] if custom.path else []
+    yield from unusable
     # Imports torch: late.
     from custom.reward_manager import get_reward_manager_cls
 

@@ -74,7 +74,7 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     explain_it = reader.read_command_line(argv)
     config = reader.build(partial(check_config, ask_hub=not explain_it) if check else None)
     sources = {key: reader.given.get(key, (None, "default"))[1] for key in reader.schema}
-    loaded = LoadedConfig(config=config, sources=sources, explain=explain_it)
+    loaded = LoadedConfig(config, sources, explain_it)
     if reader.problems:
         if explain_it:
             # Most wanted when something is wrong.
@@ -83,11 +83,14 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     return loaded
 
 
-def read_config(config: PPOConfig | Mapping[str, Any] | DictConfig, *, own_data: bool = False) -> PPOConfig:
+def read_config(
+    config: PPOConfig | Mapping[str, Any] | DictConfig, *, own_data: bool = False, check: bool = True
+) -> PPOConfig:
     """Returns a typed config as it is; reads an OmegaConf or a mapping, in verl's form too, and checks it.
 
     Args:
         own_data: datasets and environments are given as objects, so that the config need not name any.
+        check: as of `load_config`.
     Raises:
         ConfigError: with all problems together.
     """
@@ -95,7 +98,7 @@ def read_config(config: PPOConfig | Mapping[str, Any] | DictConfig, *, own_data:
         return config
     reader = _Reader()
     reader.read_tree(OmegaConf.to_container(config) if OmegaConf.is_config(config) else config, "the given config")
-    made = reader.build(partial(check_config, own_data=own_data))
+    made = reader.build(partial(check_config, own_data=own_data) if check else None)
     if reader.problems:
         raise ConfigError(reader.problems)
     return made

@@ -13,7 +13,6 @@ import traceback
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from math import gcd
 from operator import attrgetter
 from pathlib import Path
@@ -24,20 +23,15 @@ from custom.adapters.make import taker_of
 from custom.tools.load import load_tools
 from data.loading import load_extern_object, load_object
 from data.names import did_you_mean
+from data.texts import say, say_where
 from training.config.agent_settings import GIVEN
 from training.config.settings import CriticModelConfig, DataConfig, EnvironmentChoice, PPOConfig
-from training.config.texts import say, say_where
 
 log = logging.getLogger(__name__)
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 LARGE_FILES = 64 << 20  # bytes
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-
-
-def row_length(config: PPOConfig) -> str:
-    """Names the two settings that the length of a row is the sum of, and the sum."""
-    return f"data.max_prompt_length + data.max_response_length = {config.data.row_length}"
 
 
 # Ranks, their devices and their cluster.
@@ -79,10 +73,9 @@ def _ray_arguments(settings: dict[str, Any]) -> Iterator[str]:
 
     parameters = inspect.signature(ray.init).parameters.values()
     known = [item.name for item in parameters if item.kind is not inspect.Parameter.VAR_KEYWORD]
-    for name in map(str, settings):
-        if name not in known and not name.startswith("_"):
-            hint = did_you_mean(name, known) or f" It takes: {', '.join(known)}"
-            yield f"ray_kwargs.ray_init.{name}: ray.init takes no such argument.{hint}"
+    for name in (name for name in map(str, settings) if name not in known and not name.startswith("_")):
+        hint = did_you_mean(name, known) or f" It takes: {', '.join(known)}"
+        yield f"ray_kwargs.ray_init.{name}: ray.init takes no such argument.{hint}"
 
 
 def _divisors(number: int) -> str:
@@ -94,9 +87,9 @@ def _divisors(number: int) -> str:
 # Files and folders.
 
 
-def missing_file(key: str, path: str | None) -> Iterator[str]:
-    """Says that there is no such file, and from where it was looked for; null names none."""
-    if path is not None and not Path(path).is_file():
+def missing_file(key: str, path: str) -> Iterator[str]:
+    """Says that there is no such file, and from where it was looked for."""
+    if not Path(path).is_file():
         yield f"{key}={path} is not a file (seen from {Path.cwd()})"
 
 
@@ -114,8 +107,7 @@ def user_file(key: str, path: str, name_key: str = "", name: str | None = None) 
     """Runs a user's file, as the run will, and says what stands in the way of taking `name` from it, if it has one."""
     if name_key and name is None:
         yield f"{name_key} is missing: which class of {path}?"
-    load = partial(load_extern_object, path, "__name__")
-    unusable = [*missing_file(key, path)] or [*failure(f"{key}={path}", load, path)]
+    unusable = [*missing_file(key, path)] or [*failure(f"{key}={path}", load_extern_object, path, "__name__")]
     yield from unusable
     if name is None or unusable:
         return
@@ -127,13 +119,13 @@ def user_file(key: str, path: str, name_key: str = "", name: str | None = None) 
         yield f"{name_key}={name}: {error}"
 
 
-def failure(given: str, load: Callable[[], Any], path: str = "") -> Iterator[str]:
-    """Loads what was given; says what a user's code raised at it, and in which line of the file."""
+def failure(given: str, load: Callable[..., Any], source: Any, *arguments: Any) -> Iterator[str]:
+    """Loads what was given; says what a user's code raised at it, and in which line where the source is a file."""
     try:
-        load()
+        load(source, *arguments)
     # Whatever such code does.
     except (Exception, SystemExit) as error:
-        own = str(Path(path).expanduser().resolve())
+        own = str(Path(str(source)).expanduser().resolve())
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
         where = f" in line {lines[-1]}" if lines else ""
         yield f"{given} cannot be loaded: {type(error).__name__}{where}: {error}; mend the file, or take it out"
@@ -153,8 +145,7 @@ def not_taken(key: str, function: Any, given: Mapping[str, Any], filled: Collect
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
-    by_name = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes = [name for name in by_name if name not in filled]
+    takes = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in filled]
     for name in (str(name) for name in given if name not in takes):
         said = f"{getattr(function, '__name__', 'it')} takes {', '.join(takes) or 'none'}"
         yield f"{key}.{name}: there is no such argument; {said}.{did_you_mean(name, takes)}"
@@ -163,9 +154,7 @@ def not_taken(key: str, function: Any, given: Mapping[str, Any], filled: Collect
 def check_files(config: PPOConfig) -> Iterator[str]:
     """Requires that the data files are there and of a kind that can be read."""
     data = config.data
-    if config.environments:
-        return
-    for kind in ("train", "val"):
+    for kind in () if config.environments else ("train", "val"):
         key = f"data.{kind}_files"
         for path in data[f"{kind}_files"]:
             yield from missing_file(key, path)
@@ -215,7 +204,7 @@ def check_agents(config: PPOConfig) -> Iterator[str]:
             yield f"{key}.path and {key}.name go together: the file, and the class in it"
         elif own.path and own.name:
             yield from user_file(f"{key}.path", own.path, f"{key}.name", own.name)
-    yield from failure(f"agent.tools=[{', '.join(agent.tools)}]", partial(load_tools, agent.tools))
+    yield from failure(f"agent.tools=[{', '.join(agent.tools)}]", load_tools, agent.tools)
     if "python" in agent.tools:
         yield from _walls(agent.tools_unsafe)
     if agent.episodes_dir is not None:
@@ -238,8 +227,7 @@ def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
         elif kind in LIBRARIES and importlib.util.find_spec(kind) is None:
             yield f"{key}.name={environment.name} needs the package: pip install {LIBRARIES[kind].package}"
         elif kind not in LIBRARIES:
-            found = partial(load_object, environment.name, "environment")
-            unusable = [*failure(f"{key}.name={environment.name}", found)]
+            unusable = [*failure(f"{key}.name={environment.name}", load_object, environment.name, "environment")]
             yield from unusable or _arguments(key, environment, environment.name)
     elif key.startswith("env_template"):
         yield f"{key} names no environment: give name, or path and cls"
@@ -341,7 +329,8 @@ def _fitting(config: PPOConfig, key: str, model: CriticModelConfig, entries: dic
         yield say("heads_not_divided", size=size, heads=heads, key=key, path=model.path, fits=_divisors(heads))
     if unknown := sorted(map(str, model.override_config.keys() - known.parents.keys())):
         log.warning("%s.override_config has %s, which config.json has not: misspelt?", key, ", ".join(unknown))
-    wanted, limit = {row_length(config): config.data.row_length}, config.actor_rollout_ref.rollout.max_model_len
+    row, limit = config.data.row_length, config.actor_rollout_ref.rollout.max_model_len
+    wanted = {f"data.max_prompt_length + data.max_response_length = {row}": row}
     if key == "actor_rollout_ref.model" and limit is not None:
         wanted[f"actor_rollout_ref.rollout.max_model_len={limit}"] = limit
     context = known.get("max_position_embeddings")

@@ -86,9 +86,8 @@ class Leaf(NamedTuple):
 
     def wanted(self) -> Iterator[str]:
         """Says what the value must be, for each bound that it breaks; null breaks none."""
-        for rule in self.metadata:
-            if isinstance(rule, Rule) and self.value is not None and not rule.holds(self.value):
-                yield rule.wanted
+        rules = (rule for rule in self.metadata if isinstance(rule, Rule) and self.value is not None)
+        return (rule.wanted for rule in rules if not rule.holds(self.value))
 
 
 def leaves(section: Any, prefix: str = "") -> Iterator[tuple[str, Leaf]]:

@@ -11,23 +11,13 @@ from dataclasses import field, replace
 from typing import Any, Literal
 
 from custom.adapters.base import LIBRARIES, library_of
+from training.config import algorithm_settings as algorithms
 from training.config import section as of
 from training.config.agent_settings import HOME_SETTINGS, AgentConfig, EnvironmentChoice, EnvironmentHome
-from training.config.algorithm_settings import (
-    AlgorithmConfig,
-    CustomRewardFunctionConfig,
-    Dtype,
-    KLKind,
-    LossAggMode,
-    PolicyLossChoice,
-    RewardModelConfig,
-)
 from training.config.batch_plan import BatchPlan, MicroBatching, UpdatePlan, micro_batching
 from training.config.needs import estimator_needs
 
 CheckpointPart = Literal["model", "optimizer", "extra", "hf_model"]
-DEFAULT_SEED = 1
-GUARDED_MEMORY_GB = 4.0
 
 
 class SamplerConfig(of.Section):
@@ -65,7 +55,7 @@ class DataConfig(of.Section):
     @property
     def run_seed(self) -> int:
         """Returns the seed in force; a run always has one, so that it can be repeated."""
-        return DEFAULT_SEED if self.seed is None else self.seed
+        return 1 if self.seed is None else self.seed
 
     @property
     def row_length(self) -> int:
@@ -77,7 +67,7 @@ class CriticModelConfig(of.Section):
     """The critic's weights: a language model with a value head."""
 
     path: of.InputPath | None = None  #: model folder or hub name; null = the actor's
-    dtype: Dtype = "bfloat16"  #: autocast compute type; master weights stay float32
+    dtype: algorithms.Dtype = "bfloat16"  #: autocast compute type; master weights stay float32
     enable_gradient_checkpointing: bool = True  #: recompute activations in backward: less memory, more time
     use_remove_padding: bool = True  #: strip the padding from rows before the forward pass
     trust_remote_code: bool = False  #: run Python code that comes with the model
@@ -126,7 +116,7 @@ class UpdateConfig(of.Section):
     ppo_micro_batch_size_per_gpu: of.PositiveInt | None = None  #: rows per forward/backward on a rank
     use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
     ppo_max_token_len_per_gpu: of.PositiveInt = 16384  #: that budget: tokens per forward/backward on a rank
-    loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
+    loss_agg_mode: algorithms.LossAggMode = "token-mean"  #: how token losses become one number
     shuffle: bool = False  #: permute the prompt groups before each pass
     grad_clip: of.PositiveFloat = 1.0  #: bound of the gradient's global norm
     use_prefix_grouper: bool = True  #: compute what rows begin with alike once, where it pays
@@ -154,11 +144,11 @@ class ActorConfig(UpdateConfig):
     entropy_coeff: float = 0.0  #: weight of the entropy bonus
     use_kl_loss: bool = False  #: add the KL to the reference policy to the loss (GRPO's way)
     kl_loss_coef: of.NonNegativeFloat = 0.001  #: weight of that KL
-    kl_loss_type: KLKind = "low_var_kl"  #: its estimator; + = straight-through gradient of k2
+    kl_loss_type: algorithms.KLKind = "low_var_kl"  #: its estimator; + = straight-through gradient of k2
     ppo_epochs: of.PositiveInt = 1  #: passes over a step's batch
     #: consecutive ranks that share each sequence; divides the attention heads
     ulysses_sequence_parallel_size: of.PositiveInt = 1
-    policy_loss: PolicyLossChoice = PolicyLossChoice()
+    policy_loss: algorithms.PolicyLossChoice = algorithms.PolicyLossChoice()
     optim: OptimConfig = OptimConfig()
     fsdp_config: FSDPConfig = FSDPConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -198,7 +188,7 @@ class RolloutConfig(of.Section):
     temperature: of.NonNegativeFloat = 1.0  #: of sampling; log-probs are taken at the same temperature
     top_k: of.PositiveOrMinusOne = -1  #: sample among the k likeliest tokens; -1 = all
     top_p: of.PositiveFraction = 1.0  #: sample among the likeliest tokens of this total probability
-    dtype: Dtype = "bfloat16"  #: the engine's weights
+    dtype: algorithms.Dtype = "bfloat16"  #: the engine's weights
     gpu_memory_utilization: of.PositiveFraction = 0.5  #: part of the GPU's memory the engine may take
     enforce_eager: bool = False  #: do without CUDA graphs
     free_cache_engine: bool = True  #: release the engine's memory during training
@@ -327,9 +317,9 @@ class PPOConfig(of.Section):
     data: DataConfig = DataConfig()
     actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
     critic: CriticConfig = CriticConfig()
-    reward_model: RewardModelConfig = RewardModelConfig()
-    custom_reward_function: CustomRewardFunctionConfig = CustomRewardFunctionConfig()
-    algorithm: AlgorithmConfig = AlgorithmConfig()
+    reward_model: algorithms.RewardModelConfig = algorithms.RewardModelConfig()
+    custom_reward_function: algorithms.CustomRewardFunctionConfig = algorithms.CustomRewardFunctionConfig()
+    algorithm: algorithms.AlgorithmConfig = algorithms.AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     agent: AgentConfig = AgentConfig()
     env_template: tuple[dict[str, Any], ...] = ()  #: environments as in agent.environment, in turn over the agents
@@ -378,7 +368,7 @@ class PPOConfig(of.Section):
             isolation=given.isolation or ("process" if guarded else "thread"),
             num_workers=given.num_workers,
             network=given.network if given.network is not None else all(library.network for library in guarded),
-            memory_gb=given.memory_gb or (GUARDED_MEMORY_GB if guarded else None),
+            memory_gb=given.memory_gb or (4.0 if guarded else None),
         )
 
     @property

@@ -113,8 +113,6 @@ def as_text(value: Any) -> str:
     """Writes a value as one would in a YAML file or an override."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/][\w./+-]*", value) and value.lower() not in ("null", "none"):
         return value
-    if isinstance(value, float):
-        return repr(value)
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(as_text, value))}]"
     return json.dumps(value)
@@ -145,6 +143,5 @@ def _reference_lines(section: Any, indent: str) -> Iterator[str]:
 
 def _choices(kind: Any) -> str:
     """Lists the words that a field takes, where it takes only some."""
-    if get_origin(kind) is Literal:
-        return f" ({' | '.join(get_args(kind))})"
-    return next((_choices(arg) for arg in get_args(kind) if get_origin(arg) is Literal), "")
+    words = next((get_args(part) for part in (kind, *get_args(kind)) if get_origin(part) is Literal), ())
+    return f" ({' | '.join(words)})" if words else ""

@@ -10,8 +10,7 @@ Layout of a row with two turns and the environment's reply between them:
     response_mask =  1  1  0  0  1  1  0       1 on what the policy sampled; values and returns pass over E0
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,17 +18,10 @@ from torch import Tensor
 
 from data.containers import row_blocks
 from training.batch.torch_functional import at_least_float32, masked_whiten
-from training.core_algos.registry import call_adv_estimator, register_adv_est
+from training.core_algos.registry import built_in_adv_est, call_adv_estimator
 
 # Entries that a scan turns time first at once.
 SCAN_ENTRIES = 1 << 23
-
-
-class HasGamma(Protocol):
-    """Names the part of the algorithm config that a discounting estimator reads."""
-
-    @property
-    def gamma(self) -> float: ...
 
 
 def gae_scan(
@@ -44,76 +36,82 @@ def gae_scan(
     Returns:
         advantages, returns = advantages + values: (..., steps), zero where the mask is.
     """
-    width = values.shape[-1]
     advantages, returns = torch.empty_like(values), torch.empty_like(values)
     if not values.numel():
         return advantages, returns
-    given: list[Any] = [x if x is None else x.reshape(-1, width) for x in (rewards, values, mask, continues)]
+    tensors = (rewards, values, mask, continues, advantages, returns)
+    given: list[Any] = [x if x is None else x.reshape(-1, values.shape[-1]) for x in tensors]
     for rows in row_blocks(given[1], SCAN_ENTRIES):
-        # Time first: a step of all rows is then one piece of memory.
-        steps: list[Any] = [x if x is None else x[rows].T.contiguous() for x in given]
-        advantages.view(-1, width)[rows] = _scan_steps(steps, gamma, lam).T
-    for rows in row_blocks(given[1]):
-        inside = given[2][rows]
-        own = advantages.view(-1, width)[rows].masked_fill_(~inside, 0)
-        returns.view(-1, width)[rows] = torch.where(inside, own + given[1][rows], 0)
+        block: list[Any] = [x if x is None else x[rows] for x in given]
+        paid, own, inside, goes_on, scanned, summed = block
+        scanned.copy_(_scan_rows(paid, own, inside, goes_on, gamma, lam).T)
+        for some in row_blocks(own):
+            outside = ~inside[some]
+            scanned[some].masked_fill_(outside, 0)
+            torch.add(scanned[some], own[some], out=summed[some]).masked_fill_(outside, 0)
     return advantages, returns
 
 
-def _scan_steps(steps: Sequence[Any], gamma: float, lam: float) -> Tensor:
-    """Scans rewards, values, mask and continues over their first dimension; a masked step gets the next one's."""
-    rewards, values, mask, continues = steps
-    # First each step's next value; a masked step hands on what comes after it.
-    advantages = torch.empty_like(values)
-    advantages[-1:] = 0
-    for t in range(len(values) - 1, 0, -1):
-        torch.where(mask[t], values[t], advantages[t], out=advantages[t - 1])
-    decay = torch.full_like(values, gamma * lam)
-    if continues is not None:
-        advantages.masked_fill_(~continues, 0)
-        decay.masked_fill_(~continues, 0)
-    if gamma != 1:
-        advantages.mul_(gamma)
-    outside = ~mask
-    advantages.add_(rewards).sub_(values).masked_fill_(outside, 0)
-    decay.masked_fill_(outside, 1)
-    later = torch.empty_like(values[0])
-    for t in range(len(values) - 2, -1, -1):
-        advantages[t].add_(torch.mul(decay[t], advantages[t + 1], out=later))
+def _scan_rows(
+    rewards: Tensor, values: Tensor, mask: Tensor, continues: Tensor | None, gamma: float, lam: float
+) -> Tensor:
+    """Scans (rows, steps): (steps, rows), in which a step of all rows is one piece of memory; masked ones hold any."""
+    width, decay, zero = values.shape[1], values.new_tensor(gamma * lam), values.new_zeros(())
+    holes = bool((mask[:, 1:] & ~mask[:, :-1]).any())
+    advantages, decays = values.new_empty(width, len(values)), decay.expand(width)
+    if holes or continues is not None:
+        decays = torch.empty_like(advantages)
+    for some in row_blocks(values):
+        inside, own = mask[some], values[some]
+        following = torch.zeros_like(own)
+        torch.where(inside[:, 1:], own[:, 1:], zero, out=following[:, :-1])
+        if holes:
+            following = _passed_over(following, inside)
+        if continues is not None:
+            following.masked_fill_(~continues[some], 0)
+        if decays.dim() > 1:
+            slower = decay if continues is None else torch.where(continues[some], decay, zero)
+            decays[:, some] = (torch.where(inside, slower, 1) if holes else slower).T
+        deltas = following.mul_(gamma).add_(rewards[some]).sub_(own)
+        advantages[:, some] = deltas.masked_fill_(~inside, 0).T
+    steps, later = advantages.unbind(), torch.empty_like(advantages[0])
+    for t in range(width - 2, -1, -1):
+        steps[t].add_(torch.mul(decays[t], steps[t + 1], out=later))
     return advantages
 
 
-@torch.no_grad()
-def gae_advantage_return_unwhitened(
-    token_level_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, lam: float
-) -> tuple[Tensor, Tensor]:
-    """Estimates advantages by GAE (arXiv:1506.02438, eq. 16) over sampled tokens, before whitening.
-
-    Args: see `compute_gae_advantage_return`.
-    Returns:
-        advantages, returns = advantages + values: (batch, response_len), zero where the mask is zero.
-    """
-    rewards, values = at_least_float32(token_level_rewards, values)
-    return gae_scan(rewards, values, response_mask.bool(), None, gamma, lam)
+def _passed_over(following: Tensor, mask: Tensor) -> Tensor:
+    """Gives each step, of what follows sampled steps, that of the next sampled one: (rows, steps)."""
+    places = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+    # The step before the next sampled one; of the last ones the very last, which nothing follows.
+    before = torch.where(mask, places - 1, mask.shape[1] - 1)[:, 1:].flip(-1).cummin(-1).values.flip(-1)
+    return following.gather(1, torch.cat([before, places[:, -1:]], dim=1))
 
 
-@register_adv_est("gae")
-@torch.no_grad()
+@built_in_adv_est("gae", "episodes")
 def compute_gae_advantage_return(
-    token_level_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float = 1.0, lam: float = 1.0
+    token_level_rewards: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    whiten: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Estimates advantages by GAE (arXiv:1506.02438) and whitens them over all tokens of the batch.
+    """Estimates advantages by GAE (arXiv:1506.02438, eq. 16) and whitens them over all tokens of the batch.
 
     Args:
         token_level_rewards: (batch, response_len).
         values: (batch, response_len), the critic's value before each token.
         response_mask: (batch, response_len), 1 on sampled tokens; masked tokens take no time: no discount, no reward.
         gamma, lam: discount and GAE's lambda, per sampled token.
+        whiten: whether to; returns = advantages + values are those of advantages that are not whitened in any case.
     Returns:
-        advantages, returns: (batch, response_len), zero where the mask is zero. Returns are not whitened.
+        advantages, returns: (batch, response_len), zero where the mask is zero.
     """
-    advantages, returns = gae_advantage_return_unwhitened(token_level_rewards, values, response_mask, gamma, lam)
-    return masked_whiten(advantages, response_mask), returns
+    rewards, values = at_least_float32(token_level_rewards, values)
+    mask = response_mask.bool()
+    advantages, returns = gae_scan(rewards, values, mask, None, gamma, lam)
+    return masked_whiten(advantages, mask) if whiten else advantages, returns
 
 
 @torch.no_grad()
@@ -130,10 +128,9 @@ def discounted_returns(token_level_rewards: Tensor, response_mask: Tensor, gamma
     return returns
 
 
-@register_adv_est("reinforce_plus_plus")
-@torch.no_grad()
+@built_in_adv_est("reinforce_plus_plus", "episodes")
 def compute_reinforce_plus_plus_outcome_advantage(
-    token_level_rewards: Tensor, response_mask: Tensor, config: HasGamma | None = None
+    token_level_rewards: Tensor, response_mask: Tensor, config: Any = None, whiten: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Takes each token's discounted return, whitened over the batch: REINFORCE++ (arXiv:2501.03262).
 
@@ -144,11 +141,10 @@ def compute_reinforce_plus_plus_outcome_advantage(
         advantages, returns: (batch, response_len), zero where the mask is zero.
     """
     returns = discounted_returns(token_level_rewards, response_mask, 1.0 if config is None else config.gamma)
-    return masked_whiten(returns, response_mask), returns
+    return masked_whiten(returns, response_mask) if whiten else returns, returns
 
 
-@register_adv_est("remax")
-@torch.no_grad()
+@built_in_adv_est("remax", "episodes")
 def compute_remax_outcome_advantage(
     token_level_rewards: Tensor, reward_baselines: Tensor, response_mask: Tensor, config: Any = None
 ) -> tuple[Tensor, Tensor]:
@@ -160,12 +156,16 @@ def compute_remax_outcome_advantage(
     Returns:
         advantages, returns: (batch, response_len), zero where the mask is zero.
     """
-    returns = discounted_returns(token_level_rewards, response_mask)
-    return torch.where(response_mask.bool(), returns - reward_baselines.to(returns.dtype).unsqueeze(-1), 0), returns
+    mask = response_mask.bool()
+    returns = discounted_returns(token_level_rewards, mask)
+    advantages = torch.empty_like(returns)
+    baselines = reward_baselines.to(returns.dtype).unsqueeze(-1)
+    for rows in row_blocks(returns):
+        torch.sub(returns[rows], baselines[rows], out=advantages[rows]).masked_fill_(~mask[rows], 0)
+    return advantages, returns
 
 
-@register_adv_est("on_policy_distillation")
-@torch.no_grad()
+@built_in_adv_est("on_policy_distillation")
 def compute_on_policy_distillation_advantage(
     token_level_rewards: Tensor,
     response_mask: Tensor,

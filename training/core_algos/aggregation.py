@@ -96,9 +96,8 @@ def agg_loss(
     if loss_agg_mode == "seq-mean-token-mean":
         means = masked.sum(-1) / mask.sum(-1).clamp(min=1)
         return (means if row_weights is None else means * row_weights).sum() / sequences * dp_size
-    scale = 1.0
-    if loss_agg_mode == "seq-mean-token-sum-norm":
-        scale = loss_mask.shape[-1] if loss_scale_factor is None else loss_scale_factor
+    norm = loss_mask.shape[-1] if loss_scale_factor is None else loss_scale_factor
+    scale = norm if loss_agg_mode == "seq-mean-token-sum-norm" else 1.0
     return masked.sum() / sequences / scale * dp_size
 
 

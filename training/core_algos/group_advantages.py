@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.containers import row_blocks, row_sums
+from data.containers import row_sums
 from data.names import did_you_mean
-from training.batch.torch_functional import masked_whiten
-from training.core_algos.registry import register_adv_est
+from training.batch.torch_functional import masked_whiten, sampled_sums
+from training.core_algos.registry import built_in_adv_est, register_adv_est
 
 logger = logging.getLogger(__name__)
 Advantages = tuple[Tensor, Tensor]
@@ -35,7 +35,7 @@ def numbered(keys: Sequence[Any] | np.ndarray, device: torch.device | None = Non
     return torch.from_numpy(np.unique(np.asarray(keys).astype(str), return_inverse=True)[1]).to(device)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Groups:
     """Says which group each entry (B,) belongs to, and which of them count in its statistics, which are in float64.
 
@@ -71,16 +71,12 @@ class ScoredGroups(Groups):
     """Holds each row's summed reward beside its group; rows without a sampled token are not live.
 
     Attributes:
+        mask: (batch, response_len), the numbers of tokens at each place.
         sampled: (batch, response_len) bool.
         scores: (batch,) float64.
         epsilon: what is added to a standard deviation; None: nothing is divided by one.
         dtype: of the advantages, at least float32.
     """
-
-    sampled: Tensor
-    scores: Tensor
-    epsilon: float | None
-    dtype: torch.dtype
 
     def __init__(
         self, token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, epsilon: float | None = None
@@ -88,14 +84,10 @@ class ScoredGroups(Groups):
         if np.shape(index) != token_level_rewards.shape[:1]:
             rows = len(token_level_rewards)
             raise ValueError(f"index has shape {np.shape(index)}; it names the group of each of {rows} rows")
-        sampled = response_mask.bool()
-        super().__init__(numbered(index, token_level_rewards.device), sampled.any(-1))
-        scores = [
-            torch.where(sampled[rows], token_level_rewards[rows], 0).sum(-1, dtype=torch.float64)
-            for rows in row_blocks(sampled)
-        ]
-        dtype = torch.promote_types(token_level_rewards.dtype, torch.float32)
-        vars(self).update(sampled=sampled, scores=torch.cat(scores), epsilon=epsilon, dtype=dtype)
+        self.mask, self.sampled, self.epsilon = response_mask, response_mask.bool(), epsilon
+        super().__init__(numbered(index, token_level_rewards.device), self.sampled.any(-1))
+        self.scores = sampled_sums(token_level_rewards, self.sampled)
+        self.dtype = torch.promote_types(token_level_rewards.dtype, torch.float32)
 
     @functools.cached_property
     def above_mean(self) -> Tensor:
@@ -146,14 +138,13 @@ def group_estimator(*names: str) -> Callable[[Callable[[ScoredGroups], Tensor]],
             norm_adv_by_std_in_grpo: bool = True,
             config: Any = None,
         ) -> Advantages:
-            group = ScoredGroups(
-                token_level_rewards, response_mask, index, epsilon if norm_adv_by_std_in_grpo else None
-            )
+            divided_by = epsilon if norm_adv_by_std_in_grpo else None
+            group = ScoredGroups(token_level_rewards, response_mask, index, divided_by)
             return group.advantages(compare(group))
 
         estimate.__name__, estimate.__qualname__, estimate.__doc__ = compare.__name__, compare.__name__, compare.__doc__
         for name in names:
-            register_adv_est(name)(estimate)
+            register_adv_est(name, span="scores")(estimate)
         return estimate
 
     return decorate
@@ -195,18 +186,17 @@ def compute_rloo_outcome_advantage(group: ScoredGroups) -> Tensor:
     return group.above_mean * group.size / (group.size - 1).clamp(min=1)
 
 
-@register_adv_est("reinforce_plus_plus_baseline")
-@torch.no_grad()
+@built_in_adv_est("reinforce_plus_plus_baseline", "scores")
 def compute_reinforce_plus_plus_baseline_outcome_advantage(
-    token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None
+    token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None, whiten: bool = True
 ) -> Advantages:
     """Subtracts the group's mean, then whitens over all tokens: REINFORCE++ with a baseline (arXiv:2501.03262).
 
     Args and returns as in `group_estimator`.
     """
     group = ScoredGroups(token_level_rewards, response_mask, index)
-    whitened = masked_whiten(group.advantages(group.above_mean)[0], response_mask)
-    return whitened, whitened
+    advantages, returns = group.advantages(group.above_mean)
+    return (masked_whiten(advantages, response_mask),) * 2 if whiten else (advantages, returns)
 
 
 @group_estimator("opo")
@@ -215,13 +205,12 @@ def compute_opo_outcome_advantage(group: ScoredGroups) -> Tensor:
 
     A length counts sampled tokens.
     """
-    lengths = row_sums(group.sampled).double()
+    lengths = row_sums(group.mask).double()
     baseline = group.total(lengths * group.scores) / group.total(lengths).clamp(min=1)
     return torch.where(group.live, group.scores - baseline, 0)
 
 
-@register_adv_est("gpg")
-@torch.no_grad()
+@built_in_adv_est("gpg", "scores")
 def compute_gpg_outcome_advantage(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -251,8 +240,7 @@ def compute_maxrl_outcome_advantage(group: ScoredGroups) -> Tensor:
     return torch.where(mean == 0, 0, group.above_mean / torch.where(mean == 0, 1, mean))
 
 
-@register_adv_est("gdpo")
-@torch.no_grad()
+@built_in_adv_est("gdpo", "scores")
 def compute_gdpo_outcome_advantage(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -261,6 +249,7 @@ def compute_gdpo_outcome_advantage(
     norm_adv_by_std_in_grpo: bool = True,
     config: Any = None,
     non_tensor_batch: Mapping[str, Any] | None = None,
+    whiten: bool = True,
 ) -> Advantages:
     """Normalises each kind of reward in its group before they are added, then whitens: GDPO (arXiv:2601.05242).
 
@@ -277,7 +266,7 @@ def compute_gdpo_outcome_advantage(
         weight * compute_grpo_outcome_advantage(rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo)[0]
         for rewards, weight in zip(kinds, weights, strict=True)
     )
-    whitened = masked_whiten(total, response_mask)
+    whitened = masked_whiten(total, response_mask) if whiten else total
     return whitened, whitened
 
 
@@ -297,8 +286,7 @@ def _one_kind(columns: Mapping[str, Any], key: str, response_mask: Tensor) -> Te
     return first * scores[:, None]
 
 
-@register_adv_est("rae")
-@torch.no_grad()
+@built_in_adv_est("rae", "scores")
 def compute_rae_outcome_advantage(
     token_level_rewards: Tensor,
     response_mask: Tensor,

@@ -14,9 +14,21 @@ from training.batch.torch_functional import clip_by_value
 from training.config.algorithm_settings import KLControlConfig, LossAggMode
 from training.core_algos.aggregation import GlobalBatchInfo, agg_loss, token_fraction
 
-KL_KINDS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 # A log-ratio is clamped to it, because exp(20) is finite in every dtype that a loss is computed in.
 MAX_LOG_RATIO = 20.0
+
+
+def _k2(log_ratio: Tensor) -> Tensor:
+    return 0.5 * log_ratio**2
+
+
+def _k3(log_ratio: Tensor) -> Tensor:
+    reverse = (-log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (reverse.exp() - reverse - 1).clamp(-10.0, 10.0)
+
+
+KL_KINDS = {"kl": torch.positive, "abs": torch.abs, "mse": _k2, "low_var_kl": _k3}
+KL_KINDS |= {"k1": torch.positive, "k2": _k2, "k3": _k3}
 
 
 def compute_value_loss(
@@ -56,16 +68,7 @@ def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
     if kind not in KL_KINDS:
         raise unknown_name("kl_penalty", kl_penalty, [*KL_KINDS, *(f"{name}+" for name in KL_KINDS)])
     log_ratio = logprob - ref_logprob
-    k2 = 0.5 * log_ratio**2
-    if kind in ("kl", "k1"):
-        estimate = log_ratio
-    elif kind == "abs":
-        estimate = log_ratio.abs()
-    elif kind in ("mse", "k2"):
-        estimate = k2
-    else:
-        reverse = (-log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        estimate = (reverse.exp() - reverse - 1).clamp(-10.0, 10.0)
+    estimate, k2 = KL_KINDS[kind](log_ratio), _k2(log_ratio)
     return estimate.detach() + k2 - k2.detach() if kl_penalty.endswith("+") else estimate
 
 

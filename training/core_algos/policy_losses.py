@@ -87,14 +87,11 @@ class Tokens:
             yield self, advantages
             return
         counts, row_weights = whole_counts(self.mask, self.counts)
-        whole = {"mask": self.mask, "old_log_prob": self.old_log_prob, "log_prob": self.log_prob}
-        whole |= {"weights": self.weights, "chosen": self.chosen, "row_weights": row_weights, "advantages": advantages}
-        # One split, whose gradient is joined once.
-        blocks = {n: x.split(max(1, BLOCK // self.mask.shape[1])) for n, x in whole.items() if x is not None}
-        for block in zip(*blocks.values(), strict=True):
-            fields = dict(zip(blocks, block, strict=True))
-            rows_advantages = fields.pop("advantages")
-            yield replace(self, **fields, counts=counts), rows_advantages
+        whole, rows = replace(self, counts=counts, row_weights=row_weights), max(1, BLOCK // self.mask.shape[1])
+        # One split of each tensor, whose gradient is joined once.
+        blocks = {name: x.split(rows) for name, x in vars(whole).items() if isinstance(x, Tensor)}
+        for own_advantages, *block in zip(advantages.split(rows), *blocks.values(), strict=True):
+            yield replace(whole, **dict(zip(blocks, block, strict=True))), own_advantages
 
     @property
     def clip_range(self) -> tuple[float, float]:
@@ -124,11 +121,9 @@ class Tokens:
         """Aggregates token losses, times the importance weights; adds the metrics."""
         if self.weights is not None:
             token_loss = token_loss * self.weights
-        metrics = {} if clipped is None else {"actor/pg_clipfrac": self.fraction(clipped)}
-        metrics["actor/ppo_kl"] = self.fraction(-self.log_ratio)
-        if clipped is not None:
-            lower = torch.zeros_like(self.mask) if clipped_lower is None else clipped_lower
-            metrics["actor/pg_clipfrac_lower"] = self.fraction(lower)
+        lower = torch.zeros_like(clipped) if clipped is not None and clipped_lower is None else clipped_lower
+        shares = {"pg_clipfrac": clipped, "ppo_kl": -self.log_ratio, "pg_clipfrac_lower": lower}
+        metrics = {f"actor/{name}": self.fraction(share) for name, share in shares.items() if share is not None}
         return agg_loss(token_loss, self.mask, self.mode, **self.counts, row_weights=self.row_weights), metrics
 
 
@@ -376,11 +371,8 @@ def compute_policy_loss_bypass_mode(
     config = PolicyLossConfig() if config is None else config
     correction = config.rollout_correction
     weights, mask, metrics = correct_as(correction, log_prob.detach(), old_log_prob, response_mask)
-    given = (old_log_prob, log_prob, advantages, mask, loss_agg_mode, config)
-    if correction.loss_type == "ppo_clip":
-        loss, own = compute_policy_loss_vanilla(*given)
-    else:
-        loss, own = compute_policy_loss_reinforce(
-            *given, None if weights is None else weights.batch["rollout_is_weights"]
-        )
+    clips = correction.loss_type == "ppo_clip"
+    compute = compute_policy_loss_vanilla if clips else compute_policy_loss_reinforce
+    weighed = None if weights is None or clips else weights.batch["rollout_is_weights"]
+    loss, own = compute(old_log_prob, log_prob, advantages, mask, loss_agg_mode, config, weighed)
     return loss, metrics | own

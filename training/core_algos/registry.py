@@ -7,8 +7,9 @@ files with further estimators and losses can register theirs without importing t
 import inspect
 from collections.abc import Callable
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from data.names import registered, registering
@@ -16,23 +17,31 @@ from training.config.needs import ESTIMATOR_NEEDS, OFFERED, estimator_needs
 
 AdvEstimatorFn = Callable[..., tuple[Tensor, Tensor]]
 PolicyLossFn = Callable[..., tuple[Tensor, dict[str, Any]]]
+Span = Literal["scores", "episodes", "groups", "batch"]
 
 # The estimators that are built in; a user's own go by their plain name.
 AdvantageEstimator = StrEnum("AdvantageEstimator", {name.upper(): name for name in ESTIMATOR_NEEDS})  # type: ignore[misc]
 ADV_ESTIMATOR_REGISTRY: dict[str, AdvEstimatorFn] = {}
 POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
+# What an estimator has to see at once, where it is not the whole batch.
+ESTIMATOR_SPANS: dict[str, Span] = {}
 
 
 def _plain(name: str | Enum) -> str:
     return str(name.value) if isinstance(name, Enum) else name
 
 
-def register_adv_est(name: str | Enum, needs: tuple[str, ...] = ()) -> Callable[[AdvEstimatorFn], AdvEstimatorFn]:
+def register_adv_est(
+    name: str | Enum, needs: tuple[str, ...] = (), span: Span = "batch"
+) -> Callable[[AdvEstimatorFn], AdvEstimatorFn]:
     """Makes an advantage estimator known as `name`; a decorator.
 
     Args:
         needs: what the estimator reads besides rewards and mask, such as ("values",) or ("index",), of those that
             `training.config.needs.OFFERED` lists. Left out, they are read from its signature.
+        span: what it has to see at once, so that episodes of very different lengths need not be as wide as the longest:
+            single episodes, whole groups (uid), or the batch; or of each episode no more than its rewards' sum and how
+            many tokens it has. But for the batch, what is whitened over it in the end is not where `whiten` is False.
     Raises: ValueError if another function has the name.
     """
 
@@ -40,9 +49,15 @@ def register_adv_est(name: str | Enum, needs: tuple[str, ...] = ()) -> Callable[
         registering(ADV_ESTIMATOR_REGISTRY, "advantage estimator", _plain(name))(fn)
         parameters = inspect.signature(fn).parameters
         ESTIMATOR_NEEDS.setdefault(_plain(name), needs or tuple(field for field in OFFERED if field in parameters))
+        ESTIMATOR_SPANS[_plain(name)] = span
         return fn
 
     return decorate
+
+
+def built_in_adv_est(name: str, span: Span = "batch") -> Callable[[AdvEstimatorFn], AdvEstimatorFn]:
+    """Registers an estimator as `register_adv_est` does, and has it run without gradients; a decorator."""
+    return lambda fn: register_adv_est(name, span=span)(torch.no_grad()(fn))
 
 
 def get_adv_estimator_fn(name: str | Enum) -> AdvEstimatorFn:
@@ -60,12 +75,10 @@ def call_adv_estimator(name: str | Enum, **offered: Any) -> tuple[Tensor, Tensor
     """
     fn = get_adv_estimator_fn(name)
     parameters = inspect.signature(fn).parameters.values()
-    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    required = {p.name for p in parameters if p.name in named and p.default is p.empty}
-    # What a signature could take may be left out where it has a default; what was declared may not.
-    declared = set(estimator_needs(_plain(name))) - (named - required)
-    missing = (required | declared) - offered.keys()
-    if missing:
+    named = {p.name: p.default is p.empty for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    # What was declared may not be left out, but where the signature has a default.
+    required = dict.fromkeys(estimator_needs(_plain(name)), True) | named
+    if missing := {argument for argument, needed in required.items() if needed} - offered.keys():
         given = ", ".join(sorted(offered))
         raise ValueError(f"advantage estimator '{_plain(name)}' needs {', '.join(sorted(missing))}; given: {given}")
     return fn(**taken(fn, offered))

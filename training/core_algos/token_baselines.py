@@ -3,6 +3,8 @@
 Invariant: as of all estimators; the baseline of a place is the same for all of a group that reach it.
 """
 
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,10 @@ from torch import Tensor
 from data.containers import row_blocks
 from training.core_algos.advantages import discounted_returns
 from training.core_algos.group_advantages import Advantages, numbered
-from training.core_algos.registry import register_adv_est
+from training.core_algos.registry import built_in_adv_est
 
 
-@register_adv_est("optimal_token_baseline")
-@torch.no_grad()
+@built_in_adv_est("optimal_token_baseline", "groups")
 def compute_optimal_token_baseline_advantage(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -62,33 +63,20 @@ def compute_optimal_token_baseline_advantage(
     return advantages, returns
 
 
-@register_adv_est("tir_optimal_token_baseline")
-@torch.no_grad()
-def compute_multi_turn_optimal_token_baseline_advantage(
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    index: np.ndarray,
-    old_log_probs: Tensor,
-    sum_pi_squared: Tensor,
-    rollout_is_weights: Tensor | None = None,
-    handle_zero_tail: bool = True,
-    epsilon: float = 1e-8,
-    config: Any = None,
-) -> Advantages:
+@built_in_adv_est("tir_optimal_token_baseline", "groups")
+@wraps(compute_optimal_token_baseline_advantage, assigned=())
+def compute_multi_turn_optimal_token_baseline_advantage(*args: Any, **kwargs: Any) -> Advantages:
     """Is the optimal token baseline of episodes with turns, where t counts a row's sampled tokens alone.
 
     Args and returns as in `compute_optimal_token_baseline_advantage`.
     """
-    given = {"token_level_rewards": token_level_rewards, "old_log_probs": old_log_probs, "response_mask": response_mask}
-    given |= {"sum_pi_squared": sum_pi_squared}
-    given |= {} if rollout_is_weights is None else {"rollout_is_weights": rollout_is_weights}
-    settings: dict[str, Any] = {"index": index, "handle_zero_tail": handle_zero_tail, "epsilon": epsilon}
-    sampled = response_mask.bool()
+    given = signature(compute_optimal_token_baseline_advantage).bind(*args, **kwargs).arguments
+    sampled = given["response_mask"].bool()
     if not bool((sampled[:, 1:] & ~sampled[:, :-1]).any()):
-        return compute_optimal_token_baseline_advantage(**given, **settings)
+        return compute_optimal_token_baseline_advantage(**given)
     # Sampled tokens first, in order; and back.
     order = sampled.logical_not().int().argsort(dim=-1, stable=True)
-    packed = {name: tensor.gather(-1, order) for name, tensor in given.items()}
-    results = compute_optimal_token_baseline_advantage(**packed, **settings)
+    packed = {name: x.gather(-1, order) if isinstance(x, Tensor) else x for name, x in given.items()}
+    results = compute_optimal_token_baseline_advantage(**packed)
     advantages, returns = (torch.zeros_like(x).scatter(-1, order, x) for x in results)
     return advantages, returns

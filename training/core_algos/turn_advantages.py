@@ -8,7 +8,7 @@ Invariant: every estimator is pure, and the results are zero outside the mask. W
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -21,7 +21,7 @@ from data.containers import row_blocks
 from training.batch.torch_functional import at_least_float32, masked_whiten
 from training.core_algos.advantages import discounted_returns, gae_scan
 from training.core_algos.group_advantages import Advantages, Groups, compute_grpo_outcome_advantage, numbered
-from training.core_algos.registry import register_adv_est
+from training.core_algos.registry import built_in_adv_est
 
 
 @dataclass(frozen=True)
@@ -31,33 +31,36 @@ class Turns:
     Attributes:
         ids: (batch, response_len) integers, the turn of each sampled token.
         sampled: (batch, response_len) bool.
-        exists: (batch, turns) bool, which turns have a sampled token.
+        last: (batch, turns) int64, the place of each turn's last sampled token; -1 where it has none.
         rewards: (batch, turns), the sum over each turn's sampled tokens.
     """
 
     ids: Tensor
     sampled: Tensor
-    exists: Tensor
+    last: Tensor
     rewards: Tensor
+
+    @property
+    def exists(self) -> Tensor:
+        """Says which turns have a sampled token: (batch, turns) bool."""
+        return self.last >= 0
 
     @classmethod
     def of(cls, token_level_rewards: Tensor, response_mask: Tensor, turn_ids: Tensor) -> "Turns":
         """Finds the turns of a batch, whose numbers never fall along a row."""
         sampled, (rewards,) = response_mask.bool(), at_least_float32(token_level_rewards)
         blocks = row_blocks(sampled) if sampled.numel() else []
-        last = max((int(torch.where(sampled[rows], turn_ids[rows], 0).max()) for rows in blocks), default=0)
-        exists = sampled.new_zeros(len(sampled), last + 2)
-        sums = rewards.new_zeros(exists.shape)
-        turns = cls(turn_ids, sampled, exists[:, :-1], sums[:, :-1])
+        most = max((int(torch.where(sampled[rows], turn_ids[rows], 0).max()) for rows in blocks), default=0)
+        sums = rewards.new_zeros(len(sampled), most + 2)
+        turns = cls(turn_ids, sampled, sums[:, :-1], sums[:, :-1])
         for rows, of_token in turns._blocks():
-            exists[rows].scatter_(1, of_token, 1)
             sums[rows].scatter_add_(1, of_token, rewards[rows])
-        return turns
+        return replace(turns, last=turns.places("amax", -1))
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yields rows with the turn of each of their tokens; of one that is not sampled it is one behind the last."""
         for rows in row_blocks(self.sampled):
-            yield rows, torch.where(self.sampled[rows], self.ids[rows], self.exists.shape[1]).long()
+            yield rows, torch.where(self.sampled[rows], self.ids[rows], self.rewards.shape[1]).long()
 
     def spread(self, per_turn: Tensor) -> Tensor:
         """Gives every sampled token its turn's number: (batch, turns) -> (batch, response_len)."""
@@ -67,17 +70,16 @@ class Turns:
             torch.gather(padded[rows], 1, of_token, out=spread[rows])
         return spread
 
-    def places(self, which: str) -> Tensor:
-        """Finds each turn's first (amin) or last (amax) sampled token: (batch, turns) int64, 0 where there is none."""
-        found = self.exists.new_zeros(len(self.exists), self.exists.shape[1] + 1, dtype=torch.long)
+    def places(self, which: str, none: int) -> Tensor:
+        """Finds each turn's first (amin) or last (amax) sampled token: (batch, turns) int64, `none` without one."""
+        found = self.ids.new_full((len(self.sampled), self.rewards.shape[1] + 1), none, dtype=torch.long)
         columns = torch.arange(self.sampled.shape[1], device=found.device)
         for rows, of_token in self._blocks():
-            found[rows].scatter_reduce_(1, of_token, columns.expand_as(of_token), which, include_self=False)
+            found[rows].scatter_reduce_(1, of_token, columns.expand_as(of_token), which)
         return found[:, :-1]
 
 
-@register_adv_est("turn_gae")
-@torch.no_grad()
+@built_in_adv_est("turn_gae", "episodes")
 def compute_turn_gae_advantage_return(
     token_level_rewards: Tensor,
     values: Tensor,
@@ -102,17 +104,18 @@ def compute_turn_gae_advantage_return(
     """
     turns = Turns.of(token_level_rewards, response_mask, turn_ids)
     rewards, values = at_least_float32(token_level_rewards, values)
-    before, last = values.gather(1, turns.places("amin")), turns.places("amax")
-    targets = gae_scan(turns.rewards, before, turns.exists, None, *_per_turn(config))[1]
+    exists, width = turns.exists, values.shape[1]
+    before = values.gather(1, turns.places("amin", width).clamp(max=width - 1))
+    targets = gae_scan(turns.rewards, before, exists, None, *_per_turn(config))[1]
     # What comes after the turn is credited to its last token.
-    rewards = rewards.scatter_add(1, last, torch.where(turns.exists, targets - turns.rewards, 0))
-    ends = torch.zeros_like(turns.sampled, dtype=torch.uint8).scatter_add(1, last, turns.exists.byte())
-    advantages, returns = gae_scan(rewards, values, turns.sampled, ends == 0, gamma, lam)
-    return masked_whiten(advantages, response_mask) if whiten else advantages, returns
+    ends = exists.nonzero()[:, 0], turns.last[exists]
+    rewards = rewards.index_put(ends, (targets - turns.rewards)[exists], accumulate=True)
+    continues = torch.ones_like(turns.sampled).index_put(ends, torch.tensor(False, device=values.device))
+    advantages, returns = gae_scan(rewards, values, turns.sampled, continues, gamma, lam)
+    return masked_whiten(advantages, turns.sampled) if whiten else advantages, returns
 
 
-@register_adv_est("turn_return")
-@torch.no_grad()
+@built_in_adv_est("turn_return", "groups")
 def compute_turn_return_advantage(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -146,8 +149,7 @@ def compute_turn_return_advantage(
     return turns.spread(above.view_as(returns)), turns.spread(returns)
 
 
-@register_adv_est("gigpo")
-@torch.no_grad()
+@built_in_adv_est("gigpo", "groups")
 def compute_gigpo_advantage(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -186,9 +188,8 @@ def compute_gigpo_advantage(
     if norm_adv_by_std_in_grpo:
         above = above / (same_state.std(above) + epsilon)
     of_turns = torch.zeros_like(returns).index_put((episodes, numbers), above.to(returns.dtype))
-    whole, _ = compute_grpo_outcome_advantage(
-        token_level_rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo
-    )
+    given = token_level_rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo
+    whole, _ = compute_grpo_outcome_advantage(*given)
     weight = 1.0 if config is None else config.gigpo_step_weight
     return whole + weight * turns.spread(of_turns), turns.spread(returns)
 

@@ -4,7 +4,8 @@
 the other files of this package do.
 """
 
-from typing import Unpack
+from functools import partial
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -55,17 +56,16 @@ def compute_policy_loss(
 
 
 def compute_ppo_loss(
-    old_log_probs: Tensor,
-    new_log_probs: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    config: PolicyLossConfig | None = None,
+    old_log_probs: Tensor, new_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, config: Any = None
 ) -> Tensor:
-    """Computes the vanilla loss alone, aggregated as `config.loss_agg_mode` says."""
-    config = PolicyLossConfig() if config is None else config
-    return compute_policy_loss_vanilla(
-        old_log_probs, new_log_probs, advantages, response_mask, config.loss_agg_mode, config
-    )[0]
+    """Computes the vanilla loss alone, aggregated as `config.loss_agg_mode` says.
+
+    `config`: a PolicyLossConfig, the actor's section, or a mapping with any of its settings.
+    """
+    read_from = config.get if hasattr(config, "get") else partial(getattr, config)
+    own = {name: value for name in vars(PolicyLossConfig()) if (value := read_from(name, None)) is not None}
+    read, inputs = PolicyLossConfig(**own), (old_log_probs, new_log_probs, advantages, response_mask)
+    return compute_policy_loss_vanilla(*inputs, read.loss_agg_mode, read)[0]
 
 
 def compute_entropy_loss(

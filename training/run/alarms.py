@@ -22,10 +22,9 @@ from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
-from training.config.texts import say
 from training.core_algos import AdvantageEstimator, estimator_needs
-from training.run import batch_faults
-from training.run.batch_faults import FEWEST_EPISODES, UNLIKELY, Finding
+from training.run import batch_faults as faults
+from training.run.batch_faults import FEWEST_EPISODES, UNLIKELY, Finding, finding
 
 logger = logging.getLogger(__name__)
 Metrics = Mapping[str, float]
@@ -57,23 +56,19 @@ class Alarms:
     def __init__(
         self, config: PPOConfig, eos_token_id: int | None, steps_per_epoch: int, paid_by_environment: bool = False
     ) -> None:
-        self.config, self.steps_per_epoch = config, steps_per_epoch
-        self.eos_token_id = None if config.actor_rollout_ref.rollout.ignore_eos else eos_token_id
+        self.config, self.steps_per_epoch, self.paid_by_environment = config, steps_per_epoch, paid_by_environment
         policy = config.actor_rollout_ref
+        self.eos_token_id = None if policy.rollout.ignore_eos else eos_token_id
         self.whole = policy.model.dtype == policy.rollout.dtype == "float32"
         self.limits = {name: limits[0 if self.whole else 1] for name, limits in LIMITS.items()}
-        self.paid_by_environment = paid_by_environment
         self.past: deque[Metrics] = deque(maxlen=MEMORY)
-        self.since: dict[str, int] = {}
         # By data source: the best reward, the last rewards of steps in which they varied, and for how many episodes
         # they have not now.
         self.rewards: dict[str, tuple[float, list[float], int]] = defaultdict(lambda: (float("-inf"), [], 0))
-        self.solved = False
-        self.last_batch = self.last_prompts = self.last_seeds = 0
-        self.broken: set[str] = set()
+        self.solved, self.last_batch, self.last_prompts, self.last_seeds = False, 0, 0, 0
         self.template: float | None = None
-        self.noise: dict[str, float] = {}
-        self.standing: list[str] = []
+        self.since, self.noise = dict[str, int](), dict[str, float]()
+        self.broken, self.standing = set[str](), list[str]()
 
     def check(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, float]:
         """Looks at a step, once it is made; returns `alarms/count`, and alarms/NAME: for how many steps each stands."""
@@ -97,11 +92,10 @@ class Alarms:
         due = {name: age for name, age in ages.items() if age >= 2 or name not in WAITS}
         self.standing = []
         for name, age in due.items():
-            line = f"alarm {name}: {found[name]}, since step {self.since[name]}; check {ADVICE[name]}"
-            self.standing.append(line)
+            self.standing += [f"alarm {name}: {found[name]}, since step {self.since[name]}; check {ADVICE[name]}"]
             told = age - (name in WAITS)
             if told & (told - 1) == 0:
-                logger.warning("%s", line)
+                logger.warning("%s", self.standing[-1])
         metered = {"alarms/count": float(len(due)), **{f"alarms/{name}": float(age) for name, age in due.items()}}
         return metered | {"timing_s/alarms": time.perf_counter() - began}
 
@@ -131,19 +125,17 @@ class Alarms:
         same_tasks = not (self.config.environments and self.config.agent.allow_different_tasks)
         episodes = EpisodeRows(batch)
         enough = int(episodes.real.numpy()[episodes.first].sum()) >= FEWEST_EPISODES
-        rules = [batch_faults.not_finite(batch), batch_faults.wrong_tokens(batch, self.eos_token_id)]
-        rules += [batch_faults.misplaced_rewards(batch)]
-        rules += [batch_faults.other_rewards(batch, episodes, self.paid_by_environment)]
-        rules += [batch_faults.wrong_groups(batch, episodes, group_size, same_tasks)]
-        rules += [batch_faults.equal_answers(batch, episodes)]
+        rules = [faults.not_finite(batch), faults.wrong_tokens(batch, self.eos_token_id)]
+        rules += [faults.misplaced_rewards(batch), faults.equal_answers(batch, episodes)]
+        rules += [faults.other_rewards(batch, episodes, self.paid_by_environment)]
+        rules += [faults.wrong_groups(batch, episodes, group_size, same_tasks)]
         if known:
-            rules.append(batch_faults.other_advantages(batch, episodes, by_group, own))
+            rules += [faults.other_advantages(batch, episodes, by_group, own)]
         if group_size > 1 and name in _TABLE["one_an_episode"]:
-            rules.append(batch_faults.uneven_advantages(batch, episodes, name in _TABLE["cancel_out"]))
+            rules += [faults.uneven_advantages(batch, episodes, name in _TABLE["cancel_out"])]
         rules += [self._repeats(batch), self._rewards(batch, episodes, metrics), self._numbers(metrics)]
         rules += [self._engine(metrics), self._update(metrics), self._reference(batch, metrics, step)]
-        rules += [self._jumps(metrics), self._machine(metrics)]
-        return rules + ([self._lengths(metrics)] if enough else [])
+        return [*rules, self._jumps(metrics), self._machine(metrics), *([self._lengths(metrics)] if enough else [])]
 
     def _of_past(self, name: str) -> list[float]:
         return [metrics[name] for metrics in self.past if name in metrics]
@@ -197,9 +189,8 @@ class Alarms:
 
     def _numbers(self, metrics: Metrics) -> Iterator[Finding]:
         parts = ("actor/", "critic/", "training/", "canary/")
-        wrong = [name for name, value in metrics.items() if name.startswith(parts) and not math.isfinite(value)]
-        if wrong:
-            yield "not_finite", f"{', '.join(wrong[:5])}"
+        if wrong := [name for name, value in metrics.items() if name.startswith(parts) and not math.isfinite(value)]:
+            yield "not_finite", ", ".join(wrong[:5])
 
     def _limit(self, name: str, value: float) -> float:
         limit = self.limits[name]
@@ -209,7 +200,7 @@ class Alarms:
         """Compares what engine and trainer make of the same tokens."""
         difference = metrics.get("canary/difference", 0.0)
         if difference > (most := self._limit("canary", difference)):
-            yield "engine_differs", say("engine_differs", difference=difference, limit=most)
+            yield finding("engine_differs", difference=difference, limit=most)
         moved, lag = metrics.get("canary/actor_moved"), metrics.get("canary/lag", 0.0)
         if moved is not None:
             learned = metrics.get("actor/grad_norm", 0.0) > 0 and metrics.get("actor/lr", 0.0) > 0
@@ -217,7 +208,7 @@ class Alarms:
             kept = metrics["canary/engine_moved"] == 0 < moved and learned
             if kept or lag > max(0.05 * moved, self._limit("lag", lag)):
                 text = "kept its old weights" if kept or lag > 0.95 * moved else "did not move as the actor did"
-                yield "engine_stale", say("engine_stale", how=text, moved=moved, lag=lag)
+                yield finding("engine_stale", how=text, moved=moved, lag=lag)
             if moved == 0 and learned and not metrics.get("actor/skipped_updates"):
                 yield "policy_still", "an update with a gradient left the policy's log-probs bitwise as they were"
         rollout = self.config.actor_rollout_ref.rollout
@@ -250,13 +241,11 @@ class Alarms:
 
     def _reference(self, batch: DataProto, metrics: Metrics, step: int) -> Iterator[Finding]:
         tensors = batch.batch
-        reference, own = tensors.get("ref_log_prob"), tensors.get("old_log_probs")
+        reference, own, mask = tensors.get("ref_log_prob"), tensors.get("old_log_probs"), tensors["response_mask"]
         if reference is None:
             return
         # Without log-probs of its own a step is a single update, whose KL is that before it.
-        apart = metrics.get("actor/kl_loss", 0.0)
-        if own is not None:
-            apart = masked_mean((own - reference).abs(), tensors["response_mask"]).item()
+        apart = metrics.get("actor/kl_loss", 0.0) if own is None else masked_mean((own - reference).abs(), mask).item()
         if step == 1 and not apart <= self.limits["ratio"]:
             yield "reference_differs", f"before the first update it is {apart:.2g} nats a token from the policy"
         moved = sum(self._of_past("canary/actor_moved"))
@@ -295,15 +284,13 @@ class Alarms:
 
     def _machine(self, metrics: Metrics) -> Iterator[Finding]:
         """Looks for throughput that falls and host memory that grows."""
-        past = self._of_past("perf/throughput")
-        now = metrics.get("perf/throughput", 0.0)
+        past, now = self._of_past("perf/throughput"), metrics.get("perf/throughput", 0.0)
         sections = [name for name in metrics if name.startswith("timing_s/")]
         longer = {name: metrics[name] - median(self._of_past(name) or [metrics[name]]) for name in sections}
         # Of short steps the machine's other work makes more.
         if len(past) >= 3 and 0 < now < median(past) / 3 and longer.pop("timing_s/step", 0.0) > LONGER_S:
             most = max(longer, key=lambda name: longer[name])
-            given = f"{most}={metrics[most]:.3g} s is {longer[most]:.3g} s longer than usual"
-            yield "throughput_falls", f"{now:.3g} tokens/s, {median(past):.3g} is usual; {given}"
+            yield finding("throughput_falls", now=now, usual=median(past), most=most, at=metrics[most], by=longer[most])
         for name in ("perf/driver_memory_gib", "perf/rank_memory_gib"):
             sizes = [*self._of_past(name), metrics.get(name, 0.0)]
             jump = len(sizes) > 3 and sizes[-1] - sizes[-2] > max(0.5, 0.1 * sizes[-2])

@@ -5,8 +5,8 @@ Invariant: nothing is changed; a batch of a user's own that lacks a column is no
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from data.containers import row_blocks
 from data.protocol import DataProto
+from data.texts import say
 from training.batch.batching import rows_by_key
 from training.batch.episode_rows import EpisodeRows
-from training.config.texts import say
 
 Finding = tuple[str, str]
 # Nats by which it must be unlikely that samples agree by chance: one in 10^10.
@@ -29,6 +29,11 @@ MOST_COMPARED = 256
 FEWEST_EPISODES = 8
 
 
+def finding(alarm: str, /, **facts: Any) -> Finding:
+    """Makes the finding of an alarm whose text is in data/texts.yaml."""
+    return alarm, say(alarm, **facts)
+
+
 def place(batch: DataProto, row: int, token: int) -> str:
     """Names a token of a row."""
     ids = batch.non_tensor_batch.get("episode_id", batch.non_tensor_batch.get("uid"))
@@ -37,8 +42,7 @@ def place(batch: DataProto, row: int, token: int) -> str:
 
 def first_place(batch: DataProto, wrong: Tensor) -> str:
     """Names the first token where `wrong`, (B, R) bool."""
-    row, token = wrong.nonzero()[0].tolist()
-    return place(batch, row, token)
+    return place(batch, *wrong.nonzero()[0].tolist())
 
 
 def turn_goes_on(turns: Tensor) -> Tensor:
@@ -63,14 +67,13 @@ def wrong_tokens(batch: DataProto, eos_token_id: int | None) -> Iterator[Finding
     if turns is not None:
         unsampled |= mask & (turns < 0)
     if count := int(unsampled.sum()):
-        of = f"{count} of {int(mask.sum())} tokens that are trained on"
-        yield "unsampled_tokens", f"{of} were not sampled by the policy, first {first_place(batch, unsampled)}"
+        yield finding("unsampled_tokens", count=count, of=int(mask.sum()), first=first_place(batch, unsampled))
     if turns is not None and (left := (turns >= 0) & ~mask & mask.any(1, keepdim=True)).any():
-        yield "tokens_left_out", say("tokens_left_out", left=int(left.sum()), first=first_place(batch, left))
+        yield finding("tokens_left_out", left=int(left.sum()), first=first_place(batch, left))
     if turns is not None and eos_token_id is not None:
         within = mask & (tensors["responses"] == eos_token_id) & turn_goes_on(turns)
         if count := int(within.sum()):
-            yield "end_ignored", say("end_ignored", turns=count, first=first_place(batch, within))
+            yield finding("end_ignored", turns=count, first=first_place(batch, within))
 
 
 def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
@@ -109,15 +112,14 @@ def other_rewards(batch: DataProto, episodes: EpisodeRows, paid_by_environment: 
         fact = facts[rows[0]]
         held = sum(sums[row] for row in rows)
         if fact is not None and not math.isclose(held, fact["reward"], rel_tol=1e-3, abs_tol=1e-4):
-            yield "reward_differs", say("reward_differs", name=ids[rows[0]], gave=fact["reward"], held=held)
+            yield finding("reward_differs", name=ids[rows[0]], gave=fact["reward"], held=held)
             return
 
 
 def wrong_groups(batch: DataProto, episodes: EpisodeRows, group_size: int, same_tasks: bool) -> Iterator[Finding]:
     """Finds groups of another size than asked for, and groups that mix prompts."""
     groups = grouped(batch, episodes)
-    if sizes := {size for size in Counter(map(len, groups.values())) if size != group_size}:
-        uid = next(uid for uid, rows in groups.items() if len(rows) in sizes)
+    if (uid := next((uid for uid, rows in groups.items() if len(rows) != group_size), None)) is not None:
         yield "group_size", f"group {uid} has {len(groups[uid])} episodes, not {group_size}"
     prompts, tasks = batch.batch["prompts"].numpy(), batch.non_tensor_batch.get("group_index")
     columns = [*([prompts] if same_tasks else []), *([] if tasks is None else [tasks])]
@@ -148,8 +150,7 @@ def other_advantages(batch: DataProto, episodes: EpisodeRows, by_group: bool, ow
         pairs += int(better.sum())
         wrong += int((better & (advantages[live][:, None] < advantages[live] - 1e-6)).sum())
     if pairs >= FEWEST_EPISODES and wrong > (MOST_WRONG_OF_OWN if own else MOST_WRONG[by_group]) * pairs:
-        given = f"in {wrong} of {pairs} pairs of {'a group' if by_group else 'the batch'}'s episodes"
-        yield "advantages_wrong", f"{given} the better one has the smaller advantage"
+        yield finding("advantages_wrong", wrong=wrong, pairs=pairs, whose="a group" if by_group else "the batch")
 
 
 def uneven_advantages(batch: DataProto, episodes: EpisodeRows, cancel: bool) -> Iterator[Finding]:
@@ -187,4 +188,4 @@ def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
         expected += math.exp(min(chances[rows[0]], 0.0)) * len(others) if first else 0.0
         equal, worst = equal + same, worst or (uid if same else "")
     if equal > expected and equal * math.log(equal / max(expected, 1e-300)) - equal + expected > UNLIKELY:
-        yield "equal_answers", say("equal_answers", equal=equal, expected=expected, worst=worst)
+        yield finding("equal_answers", equal=equal, expected=expected, worst=worst)

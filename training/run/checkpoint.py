@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
+from data.texts import say
 from training.config.settings import TrainerConfig
-from training.config.texts import say
 from training.run.records import force_to_disk, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -88,11 +88,25 @@ class CheckpointSaver:
         self.step, self.began, self._error = step, time.monotonic(), None
         try:
             self._folder = start_checkpoint(self.run_dir, step)
-            save_driver_state(self._folder, state)
-            for name, group in self.parts.items():
-                group.save_checkpoint(str(self._folder / name))
+            self._write(self._folder, state)
         except OSError as error:
             self._give_up(error)
+
+    def save_to(self, folder: Path, state: dict[str, Any]) -> Path:
+        """Saves to a folder of any name, and returns it when it is there, in place of what it held."""
+        self.poll(wait=True)
+        temporary = folder.absolute().with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
+        temporary.mkdir(parents=True)
+        self._write(temporary, state)
+        for group in self.parts.values():
+            group.checkpoint_written(wait=True)
+        give_name(temporary, folder)
+        return folder
+
+    def _write(self, folder: Path, state: dict[str, Any]) -> None:
+        save_driver_state(folder, state)
+        for name, group in self.parts.items():
+            group.save_checkpoint(str(folder / name))
 
     def poll(self, wait: bool = False) -> None:
         """Takes the save under way as far as it has come; with `wait` to its end."""
@@ -103,12 +117,11 @@ class CheckpointSaver:
                 if not all(group.checkpoint_written(wait) for group in self.parts.values()):
                     return
                 self._completion = self._thread.submit(lambda at: self._prune(complete_checkpoint(at)), self._folder)
-            if not (wait or self._completion.done()):
-                return
-            self._completion.result()
+            if wait or self._completion.done():
+                self._completion.result()
+                self._folder = self._completion = None
         except OSError as error:
             self._give_up(error)
-        self._folder = self._completion = None
 
     def close(self) -> None:
         """Waits for the save under way.
@@ -122,8 +135,7 @@ class CheckpointSaver:
             left = f"keeps the one of step {before[-1]}" if before else "holds no other"
             # The error itself: what Ray hands on from a rank begins with the traceback there.
             reason = str(self._error).strip().splitlines()[-1]
-            said = say("not_saved", step=self.step, run_dir=self.run_dir, left=left, reason=reason)
-            raise CheckpointError(said) from self._error
+            raise CheckpointError(say("not_saved", saver=self, left=left, reason=reason)) from self._error
 
     def _give_up(self, error: OSError) -> None:
         logger.error("no checkpoint of step %d in %s, the run goes on without: %s", self.step, self.run_dir, error)
@@ -152,15 +164,20 @@ def complete_checkpoint(temporary: Path) -> int:
 
     It takes the place of an older checkpoint of this step.
     """
-    files = {str(path.relative_to(temporary)): _fingerprint(path) for path in temporary.rglob("*") if path.is_file()}
-    (temporary / MANIFEST).write_text(json.dumps(files))
-    force_to_disk(temporary)
     final = temporary.with_name(temporary.name.split(".")[0])
-    remove_checkpoint(final)
-    temporary.rename(final)
+    give_name(temporary, final)
     step = int(final.name.removeprefix("global_step_"))
     write_atomically(final.with_name(LATEST), str(step))
     return step
+
+
+def give_name(temporary: Path, final: Path) -> None:
+    """Writes the manifest, forces the folder to disk, and renames it; what had the name goes."""
+    files = {str(path.relative_to(temporary)): _fingerprint(path) for path in temporary.rglob("*") if path.is_file()}
+    (temporary / MANIFEST).write_text(json.dumps(files))
+    force_to_disk(temporary)
+    remove_checkpoint(final)
+    temporary.rename(final)
 
 
 def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:

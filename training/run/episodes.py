@@ -13,11 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.tools import UNKNOWN
 from data.protocol import DataProto
+from data.texts import say
 from training.batch.batching import rows_by_key
-from training.config.texts import say
 from workers.rollout.episode import ENDINGS, FAILURES
 
 logger = logging.getLogger(__name__)
+# Of an error, which has its traceback.
+warn_once = cache(logger.warning)
 
 
 def write_episodes(folder: Path, batch: DataProto) -> None:
@@ -64,9 +66,8 @@ class EnvironmentsFail(RuntimeError):
 def require_same_tasks(facts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     """Raises EnvironmentsFail where a group's members, who had the same seed, began with different messages."""
     begins: dict[tuple[int, int], set[str]] = defaultdict(set)
-    for fact in facts:
-        if fact["begins"]:
-            begins[fact["group"], fact["environment"]].add(fact["begins"])
+    for fact in (fact for fact in facts if fact["begins"]):
+        begins[fact["group"], fact["environment"]].add(fact["begins"])
     if wrong := [key for key, hashes in begins.items() if len(hashes) > 1]:
         raise EnvironmentsFail(say("begins_differ", name=names[wrong[0][1]], wrong=len(wrong), groups=len(begins)))
 
@@ -119,16 +120,10 @@ def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = (
     if len(names) > 1:
         metrics |= environment_metrics(facts, names)
     if errors := [fact["error"] for fact in facts if fact["error"]]:
-        warn_of_error(errors[0])
+        warn_once("an environment failed: %s", errors[0])
         logger.warning(say("some_fail", count=len(errors), first=errors[0].splitlines()[0]))
     warn_of_crashing_groups(facts, names)
     return metrics | tool_metrics([call for fact in facts for call in fact["tool_calls"]])
-
-
-@cache
-def warn_of_error(error: str) -> None:
-    """Shows an error with its traceback, once."""
-    logger.warning("an environment failed: %s", error)
 
 
 def environment_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:

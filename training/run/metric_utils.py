@@ -18,9 +18,9 @@ from torch import Tensor
 
 from data.containers import row_blocks, row_sums
 from data.protocol import DataProto
+from data.texts import say
 from training.batch.batching import rows_by_key
 from training.batch.episode_rows import EpisodeRows, real_rows
-from training.config.texts import say
 
 Reduction = Callable[[list[Any]], float]
 # Sections of a step whose time is put down to every token of the batch; generation's goes to the response's tokens.
@@ -183,12 +183,11 @@ def process_validation_metrics(
         votes = [[_ballot(preds[row]) for row in rows] for rows in groups]
         voted = n > 1 and any(preds[row] is not None for row in rows_of[source])
         for name, values in numbers.items():
-            if any(value is None for value in values[rows_of[source]]):
-                continue
-            samples = values[np.array(groups)].astype(np.float64)  # (prompts, N)
-            result[source][name] |= _sample_metrics(samples)
-            if voted:
-                result[source][name] |= _majority_metrics(samples, votes, seed)
+            if all(value is not None for value in values[rows_of[source]]):
+                samples = values[np.array(groups)].astype(np.float64)  # (prompts, N)
+                result[source][name] |= _sample_metrics(samples)
+                if voted:
+                    result[source][name] |= _majority_metrics(samples, votes, seed)
     return {source: dict(variables) for source, variables in result.items()}
 
 

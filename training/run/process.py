@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
+import psutil
+
+from data.texts import say
 from training.config import PPOConfig
-from training.config.texts import say
 
 logger = logging.getLogger(__name__)
 # Of Ray's environment, for a cluster of the run's own.
@@ -74,7 +76,6 @@ class EndingSignals:
 
 def say_busy_cores() -> None:
     """Warns where PyTorch's threads outnumber the cores that nobody uses: they wait for each other, spinning."""
-    import psutil
     import torch
 
     threads, cores = torch.get_num_threads(), psutil.cpu_count() or 1
@@ -119,7 +120,6 @@ def ray_cluster(config: PPOConfig) -> Iterator[None]:
         settings = {"include_dashboard": False, "num_cpus": config.trainer.num_ranks, **settings, "address": "local"}
         for name, value in OWN_CLUSTER.items():
             os.environ.setdefault(name, value)
-    import psutil
     import ray
 
     handlers = {number: signal.getsignal(number) for number in ENDING}

@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
+from data.texts import say
 from training.config import PPOConfig
 from training.config.loader import ConfigError
-from training.config.texts import say
 from training.config.values import to_yaml
 
 logger = logging.getLogger(__name__)
@@ -61,13 +61,13 @@ def record_config(run_dir: Path, config: PPOConfig, step: int) -> None:
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     path, text = run_dir / "config.yaml", to_yaml(config)
+    versions = [path for path in run_dir.glob("config.*.yaml") if path.suffixes[0][1:].isdigit()]
     if config.trainer.val_only and path.exists():
         path = run_dir / "config.validation.yaml"
     elif not step:
-        for version in _versions(run_dir):
+        for version in versions:
             version.unlink()
     elif path.exists() and (changed := _changes(path.read_text(), text)):
-        versions = _versions(run_dir)
         ends = [re.match(r"# steps \d+ to (\d+)", version.read_text()) for version in versions]
         first = 1 + max((int(end[1]) for end in ends if end), default=0)
         kept = run_dir / f"config.{len(versions) + 1}.yaml"
@@ -92,10 +92,6 @@ def force_to_disk(written: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _versions(run_dir: Path) -> list[Path]:
-    return [path for path in run_dir.glob("config.*.yaml") if path.suffixes[0][1:].isdigit()]
 
 
 def _changes(before: str, after: str) -> list[str]:

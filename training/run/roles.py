@@ -4,7 +4,7 @@ Invariant: every role that the config needs has a class and a pool, by default.
 """
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from enum import Enum
 
 from training.config import PPOConfig
@@ -64,18 +64,3 @@ def default_resource_pool(config: PPOConfig) -> ResourcePoolManager:
     """Returns one pool of all ranks, shared by every role."""
     pool = {"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes}
     return ResourcePoolManager(pool, dict.fromkeys(default_role_mapping(config), "global_pool"))
-
-
-def need_reference_policy(role_worker_mapping: Mapping[Role, type]) -> bool:
-    """Says whether the mapping has a worker for the reference policy."""
-    return not role_worker_mapping.keys().isdisjoint({Role.RefPolicy, Role.ActorRolloutRef})
-
-
-def need_reward_model(role_worker_mapping: Mapping[Role, type]) -> bool:
-    """Says whether the mapping has a worker for a reward model."""
-    return Role.RewardModel in role_worker_mapping
-
-
-def need_critic(config: PPOConfig) -> bool:
-    """Says whether the config's estimator, or `critic.enable`, asks for a critic."""
-    return config.need_critic

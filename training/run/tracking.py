@@ -122,8 +122,7 @@ def format_line(data: Mapping[str, float], step: int, total_steps: int | None = 
     for label, (key, whole) in CONSOLE["counts"].items():
         if data.get(key):
             cells.append(f"{label} {data[key]:.0f}" + (f" of {data[whole]:.0f}" if whole else ""))
-    validation = [key for key in data if key.startswith("val-core/")]
-    cells += [f"{key.removeprefix('val-core/')} {data[key]:.4f}" for key in validation]
+    cells += [f"{key.removeprefix('val-core/')} {data[key]:.4f}" for key in data if key.startswith("val-core/")]
     return " | ".join([f"step {step:5d}" + (f"/{total_steps}" if total_steps else ""), *cells])
 
 

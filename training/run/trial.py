@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerBase
 from custom.agent import AgentSpec
 from custom.env import Task
 from custom.trial import LONGEST_S, Trial
+from data.texts import say
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError
-from training.config.texts import say
 from workers.environments.env_server import StepReply
 from workers.environments.pool import CannotBuild, EnvironmentPool, environment_name
 from workers.multi_turn_rollout import open_pool
@@ -62,16 +62,10 @@ def try_agents(
 
 
 def play_trial(
-    config: PPOConfig,
-    pool: EnvironmentPool,
-    tokens: TurnTokens,
-    index: int,
-    name: str,
-    max_turn: int,
-    task: Task | None = None,
+    config: PPOConfig, pool: EnvironmentPool, tokens: TurnTokens, slot: int, name: str, max_turn: int, task: Task | None
 ) -> Iterator[str]:
     """Has an environment play its trial, tells what came of it, and yields what keeps a run from beginning."""
-    pool.trial(index, index, config.data.run_seed, config.agent.trial_episodes, max_turn, task)
+    pool.trial(slot, slot, config.data.run_seed, config.agent.trial_episodes, max_turn, task)
     reply = wait_for_reply(pool)
     if reply.failure == "env_timeout":
         logger.warning(say("times_out", name=name, reply=reply))

@@ -77,8 +77,7 @@ class EnvServer:
 
     def build(self, spec: Any) -> StepReply:
         """Makes the agent from its spec, pickled or not; replies with its tools."""
-        spec = pickle.loads(spec) if isinstance(spec, bytes) else spec
-        self.agent = spec.build()
+        self.agent = (pickle.loads(spec) if isinstance(spec, bytes) else spec).build()
         return StepReply(tools=self.agent.tool_schemas)
 
     def trial(self, seed: int, episodes: int, max_turn: int, task: Task | None = None) -> StepReply:
@@ -92,11 +91,9 @@ class EnvServer:
     def step(self, text: str) -> StepReply:
         """Plays what the policy wrote."""
         messages, reward, done, info = self.agent.step(text)
-        reward, done = float(reward), bool(done)
+        told: dict[str, Any] = {"tool_calls": tool_calls(info), "info": numbers(info)}
         anchor = None if done else self._anchor()
-        return StepReply(
-            messages=messages, reward=reward, done=done, tool_calls=tool_calls(info), info=numbers(info), anchor=anchor
-        )
+        return StepReply(messages=messages, reward=float(reward), done=bool(done), anchor=anchor, **told)
 
     def _anchor(self) -> str | None:
         """Returns the environment's own name of the state it is in, where its class has one."""

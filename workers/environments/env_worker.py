@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from custom.confine import kill_tree
 from custom.env import Abandoned
-from training.config.texts import say
+from data.texts import say
 from workers.environments.env_server import Call, EnvServer, StepReply, own_clock, unpack
 from workers.environments.fork_server import ForkServer, WorkerLost
 
@@ -185,8 +185,6 @@ class RayWorker(EnvWorker):
         self.kill()
 
 
-def make_worker(isolation: Isolation, fork_server: ForkServer) -> EnvWorker:
+def make_worker(kind: Isolation, fork_server: ForkServer) -> EnvWorker:
     """Makes an env worker of that kind; its process or actor starts with the first call."""
-    if isolation == "process":
-        return ProcessWorker(fork_server)
-    return RayWorker() if isolation == "ray" else ThreadWorker()
+    return ProcessWorker(fork_server) if kind == "process" else RayWorker() if kind == "ray" else ThreadWorker()

@@ -15,7 +15,6 @@ import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import traceback
@@ -23,6 +22,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import recv_handle, send_handle
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ class ForkServer:
     def __init__(self, preload: Sequence[str] = (), limits: Limits | None = None) -> None:
         self._preload, self._limits = preload, limits or Limits()
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Popen[bytes] | None = None
         # It is sent the process to end, 0 for a new one, None to end itself; it sends an exit code or a process id.
         self._control: Connection | None = None
 
@@ -87,7 +87,7 @@ class ForkServer:
                 control.send(None)
             try:
                 process.wait(ANSWER_S)
-            except subprocess.TimeoutExpired:
+            except TimeoutExpired:
                 process.kill()
                 process.wait()
 
@@ -100,9 +100,7 @@ class ForkServer:
             command = [sys.executable, "-c", START, json.dumps(own)]
             # Games go by the order of sets: equal seeds are to give equal games in every run.
             env = {"PYTHONHASHSEED": "0"} | os.environ
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=env
-            )
+            self._process = Popen(command, pass_fds=[theirs.fileno()], stdin=DEVNULL, start_new_session=True, env=env)
 
     def _ask(self, pid: int, connection: Connection | None = None) -> int | None:
         if self._control is None or self._process is None:
@@ -139,8 +137,7 @@ def run_fork_server(control_fd: int, limits: dict[str, Any], preload: Sequence[s
         while os.getppid() == parent:
             if not control.poll(1.0):
                 continue
-            pid = control.recv()
-            if pid is None:
+            if (pid := control.recv()) is None:
                 break
             if pid:
                 answer = reap_worker(pid)

@@ -371,9 +371,8 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         with self._lock:
             while not self._stopped:
                 now = time.monotonic()
-                for slot in list(self._slots):
-                    if slot.deadline <= now:
-                        self._overdue(slot, now)
+                for slot in [slot for slot in self._slots if slot.deadline <= now]:
+                    self._overdue(slot, now)
                 self._next_look = min((slot.deadline for slot in self._slots), default=math.inf)
                 self._ended.notify_all()
                 wait = min(self._next_look - time.monotonic(), threading.TIMEOUT_MAX)
@@ -387,13 +386,11 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         if slot.call is None:
             slot.deadline = math.inf
             slot.worker.kill()
-            return
-        left = slot.limit + GRACE_S - slot.worker.ran()
-        if left > 0:
-            # The machine kept it from running, or us from reading.
+        # The machine kept it from running, or us from reading.
+        elif (left := slot.limit + GRACE_S - slot.worker.ran()) > 0:
             slot.deadline = now + max(left, GRACE_S)
-            return
-        self._settle(slot, overdue(slot.call.kind if slot.built else "build", now - slot.started))
+        else:
+            self._settle(slot, overdue(slot.call.kind if slot.built else "build", now - slot.started))
 
 
 def overdue(kind: Call, seconds: float) -> StepReply:

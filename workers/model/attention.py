@@ -12,15 +12,13 @@ Invariant: without them it is transformers' sdpa, so that the model's own uses g
 and no mask is made but, without a kernel, that of a block of segments at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from math import lcm
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -32,9 +30,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "ppo_core"
-KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-KERNEL_HEADS = range(8, 257, 8)
-KERNEL_CAPABILITY = (8, 0)
+
 # Pairs of queries and keys: of a short segment, and of a block of several.
 SHORT, PAIRS = 1 << 18, 1 << 22
 
@@ -92,7 +88,7 @@ class Sequences:
         return blocks, to_device(torch.cat(order).argsort(), device)
 
     @classmethod
-    def of(cls, lengths: Sequence[int], keys: Sequence[Tensor] | None = None) -> Sequences:
+    def of(cls, lengths: Sequence[int], keys: Sequence[Tensor] | None = None) -> Self:
         """Describes segments of these lengths, and for each the places of its keys, the last of which are its own."""
         key_lengths = tuple(lengths if keys is None else map(len, keys))
         places = None if keys is None else torch.cat(list(keys))
@@ -106,7 +102,7 @@ class Sequences:
         """
         return {"sequences": self, "attention_mask": self.boundaries.new_ones(1, 1, 1, 1, dtype=torch.bool)}
 
-    def to(self, device: torch.device) -> Sequences:
+    def to(self, device: torch.device) -> Self:
         """Returns a copy whose tensors are on the device."""
         return replace(self, **tensors_on(device, self))
 
@@ -205,10 +201,9 @@ def block_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale
     for queries, keys, offsets, real in blocks:
         (count, n), m = queries.shape, keys.shape[1]
         dtype = torch.float32 if n * m <= SHORT else q.dtype
-        query = q.index_select(0, queries.flatten()).to(dtype).view(count, n, *q.shape[1:]).transpose(1, 2)
-        key, value = (
-            TakeKeys.apply(x, keys.flatten()).to(dtype).view(count, m, *x.shape[1:]).transpose(1, 2) for x in (k, v)
-        )
+        query = q.index_select(0, queries.flatten()).to(dtype).unflatten(0, queries.shape).transpose(1, 2)
+        taken = (TakeKeys.apply(x, keys.flatten()).to(dtype).unflatten(0, keys.shape) for x in (k, v))
+        key, value = (x.transpose(1, 2) for x in taken)
         alone = count == 1 and n == m
         places = torch.arange(max(n, m), device=q.device)
         seen = None if alone else (places[:m] <= (places[:n] + offsets)[..., None])[:, None]  # (S, 1, n, m)
@@ -249,9 +244,8 @@ def torch_kernel(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: f
 
 def _has_kernel(q: Tensor, v: Tensor) -> bool:
     """Says whether a kernel takes these: it wants CUDA from Ampere on, two-byte types, heads of one size up to 256."""
-    if not q.is_cuda or q.dtype not in KERNEL_DTYPES or q.shape[-1] != v.shape[-1]:
-        return False
-    return q.shape[-1] in KERNEL_HEADS and torch.cuda.get_device_capability(q.device) >= KERNEL_CAPABILITY
+    fits = q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] == v.shape[-1] in range(8, 257, 8)
+    return q.is_cuda and fits and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
 def check_shared_sequences(module: nn.Module, ranks: int) -> None:
@@ -305,7 +299,5 @@ def _in_compute_type(*tensors: Tensor) -> tuple[Tensor, ...]:
     Rotary positions make queries and keys float32, which the kernels do not take.
     """
     device = tensors[0].device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) for x in tensors)
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors) if on else tensors

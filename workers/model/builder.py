@@ -16,9 +16,9 @@ import transformers
 from torch import Tensor, nn
 
 from data.prompts import pad_token_id
+from data.texts import say
 from training.config import CriticModelConfig, ModelConfig
 from training.config.algorithm_settings import ScoringModelConfig
-from training.config.texts import say
 from workers.ranks.distributed import rank, world_size
 
 
@@ -49,9 +49,8 @@ class ModelSpec:
     @cached_property
     def hf_config(self) -> transformers.PretrainedConfig:
         """Is the folder's configuration with `model.override_config` applied."""
-        return transformers.AutoConfig.from_pretrained(
-            self.path, trust_remote_code=self.config.trust_remote_code, **self.config.override_config
-        )
+        trust, changes = self.config.trust_remote_code, self.config.override_config
+        return transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=trust, **changes)
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -112,8 +111,7 @@ class ModelSpec:
         try:
             return self._read(transformers.AutoModelForTokenClassification, dtype)
         except ValueError as error:
-            kind = self.hf_config.model_type
-            raise ValueError(say("no_value_model", section=section, path=self.path, kind=kind)) from error
+            raise ValueError(say("no_value_model", section=section, spec=self)) from error
         except RuntimeError as error:
             raise ValueError(f"{section}.path={self.path}: its head does not give one number a token") from error
 

@@ -6,8 +6,6 @@ computed in chunks that are made again in the backward pass, so that whole logit
 packing.py.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 from typing import Any, NamedTuple
@@ -17,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PretrainedConfig
 
+from data.texts import say
 from training.batch.torch_functional import EntropyMode, LogitForm, head_log_probs
 from training.config import CriticModelConfig, ModelConfig
-from training.config.texts import say
 from workers.model.attention import NAME, Sequences, check_shared_sequences, use_own_attention, varies_with_length
 from workers.model.builder import torch_dtype
 from workers.model.packing import ForwardBatch, ForwardSettings
@@ -58,9 +56,8 @@ class PolicyModel(nn.Module):
         hidden = self.lm.base_model(**batch.model_inputs()).last_hidden_state  # (T, L, hidden)
         states = hidden.flatten(0, 1)[batch.logit_positions]  # (N, hidden)
         head, form = self.lm.get_output_embeddings(), logit_form(self.lm, temperature)
-        return SampledTokens(
-            *head_log_probs(states, head.weight, head.bias, batch.labels, form, entropy, LOGITS_CHUNK_BYTES // 2)
-        )
+        sampled = head_log_probs(states, head.weight, head.bias, batch.labels, form, entropy, LOGITS_CHUNK_BYTES // 2)
+        return SampledTokens(*sampled)
 
 
 def logit_form(lm: nn.Module, temperature: float = 1.0) -> LogitForm:
@@ -162,14 +159,9 @@ def forward_settings(
         logger.warning(say("longest_row_turns", path=model.path))
     if ranks > 1:
         check_shared_sequences(module, ranks)
-    return ForwardSettings(
-        device=device,
-        dtype=torch_dtype(model.dtype),
-        strip_padding=model.use_remove_padding,
-        pack_rows=packs,
-        key_cost=key_cost(module.config.get_text_config()) if share_prompts and packs else None,
-        sequence_group=rank_group(ranks),
-    )
+    cost = key_cost(module.config.get_text_config()) if share_prompts and packs else None
+    layout: dict[str, Any] = {"strip_padding": model.use_remove_padding, "pack_rows": packs, "key_cost": cost}
+    return ForwardSettings(device=device, dtype=torch_dtype(model.dtype), sequence_group=rank_group(ranks), **layout)
 
 
 def key_cost(config: PretrainedConfig) -> float:

@@ -8,12 +8,10 @@ attend: attention.py). Rows that a model does not take packed are padded on the 
 A token's log-prob comes from the hidden state before it, at its logit position: P1's state predicts both A0 and B0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -21,9 +19,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from data.protocol import DataProto
+from data.texts import say
 from training.batch.batching import plan_padded
 from training.config import MicroBatching
-from training.config.texts import say
 from workers.model.attention import Sequences, tensors_on, to_device
 from workers.model.prefix_tree import MicroBatch, cut_segments, order_rows, plan_packed
 from workers.ranks.distributed import SumOfParts, max_over_ranks
@@ -53,8 +51,7 @@ class ForwardSettings:
 
     def autocast(self) -> AbstractContextManager[None]:
         """Computes in `dtype` within the block."""
-        shorter = self.dtype != torch.float32
-        return torch.autocast(self.device.type, dtype=self.dtype) if shorter else nullcontext()
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
 
 
 @dataclass(kw_only=True)
@@ -86,7 +83,7 @@ class ForwardBatch:
             return inputs | {"attention_mask": self.attention_mask}
         return inputs | self.sequences.model_inputs()
 
-    def to(self, device: torch.device) -> ForwardBatch:
+    def to(self, device: torch.device) -> Self:
         """Returns a copy on the device."""
         return replace(self, **tensors_on(device, self), sequences=self.sequences and self.sequences.to(device))
 
@@ -108,8 +105,7 @@ def row_tokens(data: DataProto, strip_padding: bool) -> list[RowTokens]:
     sampled[:, width:] = data.batch["response_mask"].bool() & real[:, width:]
     if "observation_mask" in data.batch:
         sampled[:, width:] |= data.batch["observation_mask"].bool()
-    if not strip_padding:
-        real = torch.ones_like(real)
+    real = real | (not strip_padding)
     if not (prompted := real[:, :width].any(dim=1)).all():
         raise ValueError(say("no_prompt", rows=(~prompted).nonzero().flatten().tolist()[:8]))
     return [
@@ -137,11 +133,9 @@ def build_forward_batch(
     if settings.pack_rows:
         batch = _packed(rows, shared, settings.sequence_ranks)
         return batch if settings.sequence_group is None else _sequence_shard(batch, settings.sequence_group)
-    batch = _padded(rows)
-    if settings.strip_padding:
-        return batch
-    mask = attention_mask.long()
-    return replace(batch, attention_mask=mask, position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0))
+    batch, mask = _padded(rows), attention_mask.long()
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    return batch if settings.strip_padding else replace(batch, attention_mask=mask, position_ids=positions)
 
 
 def _packed(rows: Sequence[RowTokens], shared: Sequence[int], multiple_of: int) -> ForwardBatch:
@@ -158,10 +152,8 @@ def _packed(rows: Sequence[RowTokens], shared: Sequence[int], multiple_of: int) 
         ids, positions = [*ids, torch.zeros(missing, dtype=torch.long)], [*positions, torch.arange(missing)]
         lengths, keys = [*lengths, missing], [*keys, torch.arange(total, total + missing)]
     sampled = _sampled_tokens(rows, [torch.from_numpy(places) for places in segments.places])
-    sequences = Sequences.of(lengths, keys if any(shared) else None)
-    return ForwardBatch(
-        input_ids=torch.cat(ids)[None], position_ids=torch.cat(positions)[None], **sampled, sequences=sequences
-    )
+    tokens = {"input_ids": torch.cat(ids)[None], "position_ids": torch.cat(positions)[None], **sampled}
+    return ForwardBatch(**tokens, sequences=Sequences.of(lengths, keys if any(shared) else None))
 
 
 def _padded(rows: Sequence[RowTokens]) -> ForwardBatch:
@@ -170,8 +162,7 @@ def _padded(rows: Sequence[RowTokens]) -> ForwardBatch:
     places = torch.arange(ids.numel()).view_as(ids)
     # Padding continues the positions: numbers that start again would be read as packed sequences.
     positions = places[:1].repeat(len(rows), 1)
-    sampled = _sampled_tokens(rows, list(places))
-    return ForwardBatch(input_ids=ids, position_ids=positions, **sampled)
+    return ForwardBatch(input_ids=ids, position_ids=positions, **_sampled_tokens(rows, list(places)))
 
 
 def _sampled_tokens(rows: Sequence[RowTokens], places: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -191,13 +182,10 @@ def _sequence_shard(whole: ForwardBatch, group: dist.ProcessGroup) -> ForwardBat
     start = group.rank() * width
     own = slice(start, start + width)
     mine = (whole.logit_positions >= start) & (whole.logit_positions < own.stop)
-    return replace(
-        whole,
-        **{name: getattr(whole, name)[:, own] for name in ("input_ids", "position_ids")},
-        **{name: getattr(whole, name)[mine] for name in ("labels", "rows", "columns")},
-        logit_positions=whole.logit_positions[mine] - start,
-        sequences=replace(whole.sequences, group=group),
-    )
+    parts = {name: getattr(whole, name)[:, own] for name in ("input_ids", "position_ids")}
+    parts |= {name: getattr(whole, name)[mine] for name in ("labels", "rows", "columns")}
+    parts["logit_positions"] = whole.logit_positions[mine] - start
+    return replace(whole, **parts, sequences=replace(whole.sequences, group=group))
 
 
 def iter_micro_batches(

@@ -15,7 +15,7 @@ Invariant: every token of every row is computed in exactly one segment of its mi
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -121,16 +121,9 @@ def cut_segments(micro_batch: MicroBatch, lengths: Sequence[int]) -> Segments:
     total = 0
     for number, (row, shared) in enumerate(micro_batch):
         path = [(stop, places) for stop, places in path if stop <= shared]
-        # Where later rows leave this one, from the last to the first.
-        cuts = [lengths[row]]
-        for _, later in micro_batch[number + 1 :]:
-            if later <= shared:
-                break
-            if later < cuts[-1]:
-                cuts.append(later)
-        for start, stop in pairwise([shared, *reversed(cuts)]):
-            if start == stop:
-                continue
+        # Where later rows leave this one, as long as they share more of it than the row before does.
+        later = takewhile(shared.__lt__, (n for _, n in micro_batch[number + 1 :]))
+        for start, stop in pairwise(sorted({shared, *accumulate(later, min, initial=lengths[row])})):
             path.append((stop, np.arange(total, total + stop - start)))
             total += stop - start
             segments.parts.append((row, start, stop - start))

@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from training.config.texts import say
+from data.texts import say
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.ranks.distributed import full_tensor, rank, world_size
 

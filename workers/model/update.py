@@ -4,20 +4,19 @@ Invariant: the gradient of a mini-batch does not depend on how it is cut into mi
 is a sum divided by the count of the whole mini-batch over all ranks, which is passed down.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from data.protocol import DataProto
 from data.seeding import seed_for
+from data.texts import say
 from training.batch import verl_names as schedules
 from training.batch.batching import shuffled_groups
 from training.config import OptimConfig, UpdatePlan
-from training.config.texts import say
 from training.core_algos import GlobalBatchInfo
 from workers.model.packing import ForwardBatch, ForwardSettings, iter_micro_batches
 from workers.ranks.distributed import full_tensor, max_over_ranks, sum_over_ranks, world_size
@@ -38,14 +37,11 @@ class MicroLoss(NamedTuple):
 
 def build_optimizer(module: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     """Makes AdamW in its fused form: one pass over memory on CPU and CUDA alike."""
-    return torch.optim.AdamW(
-        module.parameters(), lr=optim.lr, betas=tuple(optim.betas), weight_decay=optim.weight_decay, fused=True
-    )
+    betas, decay = tuple(optim.betas), optim.weight_decay
+    return torch.optim.AdamW(module.parameters(), lr=optim.lr, betas=betas, weight_decay=decay, fused=True)
 
 
-def build_scheduler(
-    optimizer: torch.optim.Optimizer, optim: OptimConfig, total_steps: int
-) -> torch.optim.lr_scheduler.LambdaLR:
+def build_scheduler(optimizer: torch.optim.Optimizer, optim: OptimConfig, total_steps: int) -> LambdaLR:
     """Makes the schedule over `total_steps` training steps; it advances once a step, not with each optimiser step.
 
     Warm-up is `lr_warmup_steps`, or a ratio of all steps where that is negative. wsd (arXiv:2404.06395) holds the rate
@@ -163,8 +159,7 @@ class MetricSums:
     def maximum(self, metrics: Mapping[str, Tensor]) -> None:
         """Takes maxima in."""
         for name, value in metrics.items():
-            value = value.detach().float()
-            self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
+            self._maxima[name] = torch.maximum(self._maxima.get(name, value), value).detach().float()
 
     def read(self) -> dict[str, float]:
         """Reads all of it, over all ranks."""

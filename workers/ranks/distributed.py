@@ -138,8 +138,7 @@ def on_device(
     if config.param_offload:
         assert world_size() == 1 or isinstance(module, FSDPModule), "only the sharded root knows all its parameters"
         module.to(device)
-    if optimizer is not None:
-        _move_state(optimizer, device)
+    _move_state(optimizer, device)
     try:
         yield
     finally:
@@ -151,13 +150,13 @@ def offload(module: nn.Module, optimizer: torch.optim.Optimizer | None, config: 
     cpu = torch.device("cpu")
     if config.param_offload:
         module.to(cpu)
-    if config.optimizer_offload and optimizer is not None:
+    if config.optimizer_offload:
         _move_state(optimizer, cpu)
 
 
-def _move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+def _move_state(optimizer: torch.optim.Optimizer | None, device: torch.device) -> None:
     """Moves all of it, `step` too: the fused AdamW wants it beside the parameters."""
-    for state in optimizer.state.values():
+    for state in optimizer.state.values() if optimizer is not None else ():
         for name, value in state.items():
             if isinstance(value, Tensor):
                 state[name] = value.to(device, non_blocking=True)

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from data.protocol import DataProto, pad_dataproto_to_divisor
-from training.config.texts import say
+from data.texts import say
 from workers.ranks.memory import settle_heap
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -319,9 +319,7 @@ def worker_environment(pool: RayResourcePool) -> dict[str, str]:
 
     Ray gives an actor of one CPU a single thread.
     """
-    return {
-        **{name: os.environ[name] for name in INHERITED if name in os.environ},
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),
-        "OMP_NUM_THREADS": str(pool.cpus),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    threads = {"OMP_NUM_THREADS": str(pool.cpus), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return {**inherited, "PYTHONPATH": path, **threads}

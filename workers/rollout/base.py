@@ -73,10 +73,8 @@ class BaseRollout(Engine):
         # Columns of the user's dataset travel on; prompts and responses say all that these two would.
         held = {"input_ids", "position_ids", *batch.batch.keys()}
         batch.batch.update({name: tensor for name, tensor in prompts.batch.items() if name not in held})
-        endings = object_array([episode.ending for episode in episodes])
-        batch.non_tensor_batch = prompts.non_tensor_batch | {"ending": endings}
-        batch.meta_info = dict(prompts.meta_info)
-        return batch
+        columns = prompts.non_tensor_batch | {"ending": object_array([episode.ending for episode in episodes])}
+        return replace(batch, non_tensor_batch=columns, meta_info=dict(prompts.meta_info))
 
     # verl's other name.
     batch_generation = generate_sequences
@@ -125,8 +123,7 @@ class BaseRollout(Engine):
                 mask[i, sampled], turns[i, sampled] = 1, span.turn
         fields = {"prompts": prompts, "responses": responses, "response_mask": mask}
         fields |= {"turn_ids": turns, "attention_mask": attended}
-        if self.config.calculate_log_probs:
-            fields["rollout_log_probs"] = log_probs
+        fields |= {"rollout_log_probs": log_probs} if self.config.calculate_log_probs else {}
         return DataProto.from_dict(tensors={name: torch.from_numpy(field) for name, field in fields.items()})
 
 
@@ -136,10 +133,8 @@ def start_episodes(prompts: DataProto) -> list[Episode]:
     rows = np.arange(len(ids))
     groups = prompts.non_tensor_batch.get("group_index", rows)
     samples = prompts.non_tensor_batch.get("sample_index", np.zeros_like(rows))
-    return [
-        Episode(group=int(groups[i]), sample=int(samples[i]), rows=[Row(prompt_ids=ids[i][mask[i]].tolist())])
-        for i in range(len(ids))
-    ]
+    played = zip(groups.tolist(), samples.tolist(), ids, mask, strict=True)
+    return [Episode(group=g, sample=k, rows=[Row(prompt_ids=row[own].tolist())]) for g, k, row, own in played]
 
 
 def turn_seed(meta_info: dict[str, Any], episode: Episode) -> int:

@@ -55,10 +55,9 @@ class Canary:
         engine = torch.tensor(self.engine.score(self.ids.tolist()))
         found = {"canary/difference": distance(engine, actor)}
         if self.last is not None:
-            moved = engine - self.last[0], actor - self.last[1]
-            found["canary/lag"] = distance(*moved)
-            found["canary/actor_moved"] = distance(moved[1])
-            found["canary/engine_moved"] = -distance(moved[0])
+            moved, actor_moved = engine - self.last[0], actor - self.last[1]
+            found |= {"canary/lag": distance(moved, actor_moved), "canary/actor_moved": distance(actor_moved)}
+            found["canary/engine_moved"] = -distance(moved)
         self.last = engine, actor
         rendered: list[int] = []
         # A tokenizer without a template, or one that refuses such a conversation.

@@ -93,11 +93,6 @@ class Row:
         self.ids.extend(token_ids)
         self.own_log_probs.extend(log_probs or [0.0] * len(token_ids))
 
-    def add_reward(self, reward: float) -> None:
-        """Adds it to the last sampled token; the row must have one."""
-        last = self.spans[-1].end - 1
-        self.reward_at[last] = self.reward_at.get(last, 0.0) + reward
-
 
 @dataclass(kw_only=True)
 class Turn:
@@ -139,17 +134,11 @@ class Episode:
         """Is the row that grows."""
         return self.rows[-1]
 
-    def set_reward(self, reward: float) -> None:
-        """Replaces all rewards by one on the last token that the policy sampled; dropped where it sampled none."""
-        for row in self.rows:
-            row.reward_at = {}
-        self.add_reward(reward)
-
     def add_reward(self, reward: float) -> None:
         """Adds a reward on the last token that the policy sampled; dropped where it sampled none."""
-        sampled = [row for row in self.rows if row.spans]
-        if sampled:
-            sampled[-1].add_reward(reward)
+        if sampled := [row for row in self.rows if row.spans]:
+            row, last = sampled[-1], sampled[-1].spans[-1].end - 1
+            row.reward_at[last] = row.reward_at.get(last, 0.0) + reward
 
     def restart(self) -> None:
         """Forgets what was played."""
@@ -216,7 +205,10 @@ def play_episode(
         episode.ending, episode.error = yield from take_turns(episode, sampler, limits, tokens, tools[episode.spec])
         reply = yield from ask(episode, "finish", episode.ending)
         if reply.reward is not None and episode.ending not in FAILURES:
-            episode.set_reward(reply.reward)
+            # The episode's own replaces those of its turns.
+            for row in episode.rows:
+                row.reward_at = {}
+            episode.add_reward(reply.reward)
     except (Ended, EnvironmentGone) as end:
         episode.ending, episode.error = end.args
     if not episode.rows:
@@ -229,7 +221,11 @@ def take_turns(
     """Samples and steps until something ends the episode; returns the ending, and the error if there was one."""
     reply = yield from ask(episode, "reset", episode.spec, episode.seed, episode.task)
     try:
-        begin(episode, reply.messages, limits, tokens, tools)
+        episode.initial_messages, episode.messages = reply.messages, list(reply.messages)
+        prompt = tokens.prompt(reply.messages, tools)
+        episode.rows.append(Row(prompt_ids=prompt[: limits.prompt_length]))
+        if len(prompt) > limits.prompt_length:
+            return "overflow", ""
         while True:
             completion = yield from sample(episode, sampler, limits)
             text = tokens.text(completion.token_ids)
@@ -238,7 +234,7 @@ def take_turns(
                 return "overflow", ""
             reply = yield from ask(episode, "step", text)
             episode.turns[-1].reply = reply
-            episode.row.add_reward(reply.reward or 0.0)
+            episode.add_reward(reply.reward or 0.0)
             if reply.done:
                 return "done", ""
             if limits.max_turn is not None and len(episode.turns) >= limits.max_turn:
@@ -277,15 +273,6 @@ def sample(episode: Episode, sampler: Sampler, limits: TurnLimits) -> Generator[
         raise Ended("engine_error", "the engine aborted the request")
     episode.row.append_sampled(completion, len(episode.turns))
     return completion
-
-
-def begin(episode: Episode, messages: list[Message], limits: TurnLimits, tokens: TurnTokens, tools: Tools) -> None:
-    """Starts the first row with the environment's initial messages. Raises Ended where they are too long."""
-    episode.initial_messages, episode.messages = messages, list(messages)
-    prompt = tokens.prompt(messages, tools)
-    episode.rows.append(Row(prompt_ids=prompt[: limits.prompt_length]))
-    if len(prompt) > limits.prompt_length:
-        raise Ended("overflow", "")
 
 
 def join(episode: Episode, new: list[Message], limits: TurnLimits, tokens: TurnTokens, tools: Tools) -> None:

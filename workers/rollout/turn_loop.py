@@ -27,8 +27,6 @@ WAIT_S = 1.0
 # seconds.
 LULL_S = 0.005
 
-Replies = list[tuple[int, StepReply]]
-
 
 @dataclass(eq=False)
 class TurnLoop:
@@ -71,12 +69,9 @@ class TurnLoop:
         self._admit()
         while self.plays or self.waiting:
             for key, reply in self._replies():
-                self.stepping.discard(key)
                 self._resume(key, reply)
             for completion in self._completions():
-                key = int(completion.request_id)
-                self.sampling.discard(key)
-                self._resume(key, completion)
+                self._resume(int(completion.request_id), completion)
             self._admit()
 
     def _admit(self) -> None:
@@ -91,6 +86,8 @@ class TurnLoop:
     def _resume(self, key: int, answer: StepReply | Completion | None) -> None:
         """Gives an episode what it asked for, and begins what it asks for next."""
         play = self.plays[key]
+        for awaiting in (self.sampling, self.stepping):
+            awaiting.discard(key)
         try:
             request = play.send(answer)
             while isinstance(request, Sample):
@@ -116,13 +113,13 @@ class TurnLoop:
             done += self.engine.step()
         return sorted(done, key=lambda completion: int(completion.request_id)) if self.lockstep else done
 
-    def _replies(self) -> Replies:
+    def _replies(self) -> list[tuple[int, StepReply]]:
         """Collects what the environments answered, and tells the other ranks of the group."""
         if not self.stepping:
             return []
         return from_leader(self._poll() if is_leader(self.group) else [], self.group)
 
-    def _poll(self) -> Replies:
+    def _poll(self) -> list[tuple[int, StepReply]]:
         """Waits for replies where there is nothing else to do, in lockstep for all of them."""
         assert self.environments is not None
         replies = self.environments.poll(0.0 if self.sampling else WAIT_S)

@@ -1,0 +1,30 @@
+"""The small Python API: `from setup import ...`; docs/python.md is its guide.
+
+Invariant: every call ends in the code that `python main.py` runs.
+"""
+
+from custom.env import BaseEnvironment, EnvironmentConfig, Trajectory
+from custom.envs.simple_game import SimpleGameEnvironment
+from setup import algo
+from setup.env import (
+    CheckpointConfig,
+    ConfigStore,
+    CustomEnvironmentDataset,
+    EnvironmentRewardWrapper,
+    InferenceConfig,
+    ModelConfig,
+    RayConfig,
+    RolloutData,
+    TrainingConfig,
+)
+from setup.inference import (
+    BaseInferenceEngine,
+    BatchInferenceManager,
+    HFInferenceEngine,
+    InferenceOutput,
+    MultiTurnInferenceEngine,
+    VLLMInferenceEngine,
+    create_inference_engine,
+)
+from setup.tools import *
+from setup.trainer import CustomRayPPOTrainer, RayPPOTrainer, create_trainer

@@ -1,0 +1,355 @@
+"""Environments, the small API's configuration, and batches of episodes.
+
+Invariant: a ConfigStore holds names and values alone; `settings` says in the trainer's keys what they mean, and the
+trainer's own reader checks them, so that no rule stands here twice.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from custom.agent import reward_of
+from custom.env import EnvironmentConfig, StepResult, Trajectory, reset_environment, step_environment
+from custom.env_dataset import CustomEnvDataset
+from custom.reward_manager import CustomRewardManager
+from data.names import did_you_mean
+from data.protocol import DataProto
+from data.rl_dataset import RLHFDataset
+from training.batch.episode_rows import EpisodeRows
+from training.config import PPOConfig
+from training.config.agent_settings import GIVEN
+from training.config.loader import load_config, read_config
+from training.config.needs import estimator_needs
+from training.config.section import leaves
+from training.config.values import nest, to_yaml
+
+CustomEnvironmentDataset = CustomEnvDataset
+
+POLICY, CRITIC = "actor_rollout_ref", "critic"
+# Samples of each prompt for estimators that compare a group, where the config leaves it open.
+GROUP_SIZE = 8
+
+
+def of(default: Any, *keys: str) -> Any:
+    """Makes a field that stands for these keys of the trainer; without any, `ConfigStore.settings` says what it is."""
+    return field(default=default, metadata={"keys": keys})
+
+
+class Fields:
+    """Refuses names that it has no field for, with the nearest one."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = [item.name for item in fields(self)]  # type: ignore[arg-type]
+        if name not in known and not name.startswith("_"):
+            near = did_you_mean(name, known) or f" It has: {', '.join(known)}"
+            raise AttributeError(f"{type(self).__name__} has no field {name!r}.{near}")
+        super().__setattr__(name, value)
+
+
+@dataclass
+class ModelConfig(Fields):
+    """Which weights are trained, and where."""
+
+    model_name: str | None = of(None, f"{POLICY}.model.path")
+    dtype: str = of("bfloat16", f"{POLICY}.model.dtype", f"{POLICY}.rollout.dtype", f"{CRITIC}.model.dtype")
+    device: str | None = of(None, "trainer.device")
+    tensor_parallel_size: int = of(1, f"{POLICY}.rollout.tensor_model_parallel_size")
+    local_path: str | None = of(None)
+    trust_remote_code: bool = of(False, f"{POLICY}.model.trust_remote_code", f"{CRITIC}.model.trust_remote_code")
+
+
+@dataclass
+class InferenceConfig(Fields):
+    """How the policy answers."""
+
+    backend: str = of("vllm", f"{POLICY}.rollout.name")
+    max_tokens: int = of(256)
+    temperature: float = of(1.0, f"{POLICY}.rollout.temperature")
+    top_p: float = of(1.0, f"{POLICY}.rollout.top_p")
+    multi_turn: bool | None = of(None)
+    max_turns: int = of(10, "agent.max_turn")
+    max_prompt_length: int = of(512, "data.max_prompt_length")
+    max_response_length: int | None = of(None)
+
+
+@dataclass
+class TrainingConfig(Fields):
+    """What is learnt, and how fast."""
+
+    learning_rate: float = of(1e-6, f"{POLICY}.actor.optim.lr")
+    gamma: float = of(1.0, "algorithm.gamma")
+    lam: float = of(1.0, "algorithm.lam")
+    clip_ratio: float = of(0.2, f"{POLICY}.actor.clip_ratio")
+    num_epochs: int = of(1)
+    batch_size: int = of(32, "data.train_batch_size")
+    adv_estimator: str = of("grpo", "algorithm.adv_estimator")
+    use_kl_in_reward: bool = of(False, "algorithm.use_kl_in_reward")
+    kl_coef: float = of(0.001, "algorithm.kl_ctrl.kl_coef")
+    group_size: int | None = of(None)
+    entropy_coeff: float = of(0.0, f"{POLICY}.actor.entropy_coeff")
+    micro_batch_size: int | None = of(
+        None, f"{POLICY}.actor.ppo_micro_batch_size_per_gpu", f"{CRITIC}.ppo_micro_batch_size_per_gpu"
+    )
+    iterations_per_epoch: int = of(10)
+
+
+@dataclass
+class CheckpointConfig(Fields):
+    """Where a run is kept; `save_interval` counts epochs."""
+
+    output_dir: str = of("./checkpoints", "trainer.default_local_dir")
+    save_interval: int = of(1)
+    keep_last_n: int | None = of(2, "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep")
+
+
+@dataclass
+class RayConfig(Fields):
+    """How many ranks there are, and whether Ray places them."""
+
+    use_ray: bool = of(False)
+    num_actors: int = of(1, "trainer.n_gpus_per_node")
+
+
+@dataclass
+class ConfigStore(Fields):
+    """Holds the settings of a run in sections, all optional; docs/python.md has the table of fields and defaults.
+
+    `overrides` takes any further setting by the trainer's own dotted key, and wins.
+
+    Raises:
+        AttributeError: a field is misspelt; names the nearest.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    # Environment, reward function and dataset that a trainer was given.
+    _objects: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def settings(self, iterations: int | None = None) -> dict[str, Any]:
+        """Returns the trainer's settings by dotted key; an epoch has `iterations` steps."""
+        model, own, train = self.model, self.inference, self.training
+        found = {key: value for key, _, value in self._mapped()}
+        found[f"{POLICY}.model.path"] = model.local_path or model.model_name
+        length = own.max_response_length
+        if self.plays():
+            # Room for what the environment says between the turns.
+            length = length or own.max_turns * (own.max_tokens + 256)
+            found["agent.max_turn_tokens"] = min(own.max_tokens, length)
+        found["data.max_response_length"] = length or own.max_tokens
+        by_group = "index" in estimator_needs(train.adv_estimator)
+        found[f"{POLICY}.rollout.n"] = train.group_size or (GROUP_SIZE if by_group else 1)
+        steps = iterations or train.iterations_per_epoch
+        found["trainer.total_training_steps"] = train.num_epochs * steps
+        found["trainer.save_freq"] = self.checkpoint.save_interval * steps
+        found |= {"trainer.launcher": "ray" if self.ray.use_ray else "local", "trainer.logger": ["file"]}
+        found["data.dataloader_num_workers"] = 0
+        return found | self.overrides
+
+    def plays(self) -> bool:
+        """Says whether episodes are played, of several turns."""
+        named = {"agent.environment.name", "agent.environment.path"} & {
+            key for key, own in self.overrides.items() if own
+        }
+        told = self.inference.multi_turn
+        return bool("environment" in self._objects or named) if told is None else told
+
+    def to_omegaconf(self) -> DictConfig:
+        """Returns the full config of the trainer, as `RayPPOTrainer`, `AgentTrainer` and `python main.py` take it."""
+        config = read_config(self.settings(), check=False)
+        return OmegaConf.create(nest({key: leaf.value for key, leaf in leaves(config)}))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the trainer's YAML, which `python main.py` runs and `load` reads.
+
+        Environment, reward function and dataset, which the trainer was given, stand in it by their import paths; what
+        has none, the file's first lines name: its reader must supply it.
+        """
+        settings, missing = self.settings(), ""
+        for what, (keys, unknown) in import_paths(self._objects).items():
+            settings |= keys
+            missing += f"# {what} has no import path, and must be supplied: {unknown}\n" if unknown else ""
+        if kwargs := asdict(self.environment):
+            settings["agent.environment.kwargs"] = kwargs
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(missing + to_yaml(read_config(settings, check=False)))
+
+    @classmethod
+    def load(cls, path: str | Path) -> ConfigStore:
+        """Reads a YAML of the trainer's; what no field stands for is in `overrides`."""
+        return cls.of(load_config([str(path)], check=False).config)
+
+    @classmethod
+    def of(cls, config: PPOConfig | Mapping[str, Any] | DictConfig) -> ConfigStore:
+        """Makes one of a trainer's config; what no field stands for is in `overrides`."""
+        typed, store = read_config(config, check=False), cls()
+        values = {key: leaf.value for key, leaf in leaves(typed)}
+        for key, (section, name), _ in list(store._mapped()):
+            setattr(getattr(store, section), name, values[key])
+        ours, defaults = store.settings(), {key: leaf.value for key, leaf in leaves(PPOConfig())}
+        store.overrides = {key: value for key, value in values.items() if value != ours.get(key, defaults[key])}
+        return store
+
+    def _mapped(self) -> list[tuple[str, tuple[str, str], Any]]:
+        """Lists (trainer's key, (section, field), value) of the fields that stand for keys."""
+        sections = [(item.name, getattr(self, item.name)) for item in fields(self)]
+        return [
+            (key, (name, item.name), getattr(section, item.name))
+            for name, section in sections
+            if isinstance(section, Fields) and is_dataclass(section)
+            for item in fields(section)
+            for key in item.metadata.get("keys", ())
+        ]
+
+    def in_our_words(self, text: str) -> str:
+        """Puts `config.SECTION.FIELD` in the place of the trainer's keys in a text."""
+        for key, (section, name), _ in self._mapped():
+            text = text.replace(key, f"config.{section}.{name}")
+        return text
+
+
+def import_paths(objects: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
+    """Says for each object the trainer's settings that name it and, where it has no import path, what it is."""
+    found: dict[str, tuple[dict[str, Any], str]] = {}
+    for what, thing in objects.items():
+        made = thing if hasattr(thing, "__qualname__") else type(thing)
+        module, name = sys.modules.get(made.__module__), made.__qualname__
+        known = made.__module__ != "__main__" and getattr(module, name, None) is made
+        file = str(module.__file__) if known and module else GIVEN
+        if what == "environment":
+            keys = {"path": file, "cls": name} if known else {"name": GIVEN}
+            settings = {f"agent.environment.{key}": value for key, value in keys.items()}
+        elif what == "reward_fn":
+            # An object that is called is made by its program.
+            known &= made is thing
+            settings = {"custom_reward_function.path": file if known else GIVEN, "custom_reward_function.name": name}
+        else:
+            known &= isinstance(thing, RLHFDataset) and hasattr(thing, "data_files")
+            settings = {"data.train_files": list(map(str, thing.data_files)) if known else [GIVEN]}
+            if known and made is not RLHFDataset:
+                settings |= {"data.custom_cls.path": file, "data.custom_cls.name": name}
+        found[what] = settings, "" if known else f"{name} of {made.__module__}"
+    return found
+
+
+class EnvironmentRewardWrapper(CustomRewardManager):
+    """Scores responses by a function of trajectories: it is called with a DataProto and returns rewards (B, R) float32.
+
+    Args:
+        environment: is reset to a row's `seed`, else its number, and plays its response; None: the trajectory has the
+            prompt as its state, the response as its action, and the row's columns as its info.
+        reward_fn: `reward_fn(trajectory, environment)` or `reward_fn(trajectory)`; None: the environment's reward.
+        tokenizer, num_examine: see CustomRewardManager.
+    """
+
+    def __init__(
+        self, environment: Any = None, reward_fn: Any = None, tokenizer: Any = None, num_examine: int = 0
+    ) -> None:
+        super().__init__(environment, tokenizer, num_examine)
+        self.reward_fn = reward_fn
+
+    def _score(self, data: DataProto, row: int, text: str) -> float:
+        columns = {name: values[row] for name, values in data.non_tensor_batch.items()}
+        if self.environment is None:
+            ids = data.batch["prompts"][row][data.batch["attention_mask"][row, : data.batch["prompts"].shape[1]] > 0]
+            trajectory = Trajectory(states=[self.tokenizer.decode(ids, skip_special_tokens=True)])
+            trajectory.record(text, StepResult("", 0.0, True, columns))
+        else:
+            trajectory = Trajectory(states=[reset_environment(self.environment, int(columns.get("seed", row)))])
+            trajectory.record(text, step_environment(self.environment, self.extract_action(text)))
+        if self.reward_fn is None:
+            return trajectory.rewards[-1]
+        return reward_of(self.reward_fn, trajectory, self.environment)
+
+
+class RolloutTurn(NamedTuple):
+    """Holds a turn: what the policy saw and wrote, the token ids of that and of the reply to it, and what it was paid.
+
+    `log_probs` are in nats and `mask` is 1 on the ids that the policy sampled; both are 0 on the reply's.
+    """
+
+    observation: str
+    text: str
+    tokens: list[int]
+    log_probs: list[float]
+    mask: list[int]
+    reward: float
+
+
+def _of_turns(name: str, data: RolloutData) -> list[list[Any]]:
+    return [[getattr(turn, name) for turn in turns] for turns in data.episodes]
+
+
+@dataclass
+class RolloutData:
+    """Holds a batch of episodes, as `RayPPOTrainer.rollout` plays them and `train_step` trains on them.
+
+    `texts`, `tokens`, `log_probs`, `masks` and `rewards` are lists by episode and, inside, by turn (see RolloutTurn).
+    `batch` is what is trained on, `facts` what its metrics are made of.
+    """
+
+    batch: DataProto
+    episodes: list[list[RolloutTurn]]
+    endings: list[str]
+    facts: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, batch: DataProto, tokenizer: Any, facts: Sequence[dict[str, Any]] = ()) -> RolloutData:
+        """Reads the episodes off a batch that is scored."""
+        rows_of = EpisodeRows(batch).rows
+        episodes = [[turn for row in rows for turn in turns_of(batch, row, tokenizer)] for rows in rows_of]
+        endings = batch.non_tensor_batch["ending"]
+        return cls(batch, episodes, [str(endings[rows[0]]) for rows in rows_of], list(facts))
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    texts, tokens, log_probs, masks, rewards = (
+        property(partial(_of_turns, name)) for name in ("text", "tokens", "log_probs", "mask", "reward")
+    )
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Returns the episodes as what a reward function sees."""
+        found = []
+        for turns, ending in zip(self.episodes, self.endings, strict=True):
+            seen: list[Any] = [turn.observation for turn in turns] + [""]
+            found.append(Trajectory(states=seen[:1], ending=ending))
+            for turn, after in zip(turns, seen[1:], strict=True):
+                done = turn is turns[-1] and ending == "done"
+                found[-1].record(turn.text, StepResult(after, turn.reward, done, {}))
+        return found
+
+
+def turns_of(batch: DataProto, row: int, tokenizer: Any) -> Iterator[RolloutTurn]:
+    """Yields the turns of a row."""
+    names = ("responses", "response_mask", "turn_ids", "token_level_scores", "rollout_log_probs")
+    tensors = {name: batch.batch[name][row] for name in names if name in batch.batch}
+    attended, ids, turns = batch.batch["attention_mask"][row] > 0, tensors["responses"], tensors["turn_ids"]
+    width = batch.batch["prompts"].shape[1]
+    said, end = batch.batch["prompts"][row][attended[:width]], int(attended[width:].sum())
+    numbers = turns.unique().tolist()
+    starts = [int((turns == number).nonzero()[0]) for number in numbers if number >= 0]
+    for start, stop in zip(starts, [*starts[1:], end], strict=True):
+        mask, tokens = tensors["response_mask"][start:stop], ids[start:stop]
+        log_probs = tensors["rollout_log_probs"][start:stop] if "rollout_log_probs" in tensors else mask * float("nan")
+        yield RolloutTurn(
+            observation=tokenizer.decode(said, skip_special_tokens=True),
+            text=tokenizer.decode(tokens[mask > 0], skip_special_tokens=True),
+            tokens=tokens.tolist(),
+            log_probs=log_probs.tolist(),
+            mask=mask.tolist(),
+            reward=float(tensors["token_level_scores"][start:stop].sum()),
+        )
+        said = tokens[mask == 0]

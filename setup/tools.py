@@ -1,0 +1,3 @@
+"""Tools for the model: what users write, and what reads and executes calls; all of it is custom/tools."""
+
+from custom.tools import *

@@ -1,0 +1,199 @@
+"""The small API's trainer: a ConfigStore, an environment or a dataset, and a reward function become a run.
+
+Invariant: it only builds `training.ray_trainer.RayPPOTrainer`, or `AgentTrainer`, and calls it; an iteration is one of
+its steps. docs/python.md has the keys of `metrics_history`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from custom.agent import AgentSpec
+from setup.env import ConfigStore, EnvironmentRewardWrapper, RolloutData
+from setup.inference import MultiTurnInferenceEngine
+from training.agent_trainer import AgentTrainer
+from training.building import build_trainer
+from training.config.loader import ConfigError
+from training.ray_trainer import RayPPOTrainer as CoreTrainer
+
+# Of a step's metrics, under the names of `metrics_history`.
+HISTORY = {
+    "policy_loss": "actor/pg_loss",
+    "value_loss": "critic/vf_loss",
+    "entropy": "actor/entropy",
+    "kl": "actor/ppo_kl",
+    "clip_fraction": "actor/pg_clipfrac",
+    "reward": "critic/score/mean",
+    "response_length": "response_length/mean",
+    "learning_rate": "actor/lr",
+    "seconds": "timing_s/step",
+}
+
+
+class RayPPOTrainer:
+    """Trains a policy on episodes in an environment, or on the prompts of a dataset.
+
+    Args:
+        config: a ConfigStore; also a config of the trainer's (an OmegaConf, a mapping, a PPOConfig).
+        environment: an instance, which every episode gets a copy of, a class, or a function that makes one.
+        reward_fn: `reward_fn(trajectory, environment)` or `reward_fn(trajectory)`, in place of the environment's
+            rewards; for a dataset without environment also an object that is called with a DataProto.
+        dataset: rows of prompts (texts, messages or dicts with them under "prompt"); with an environment its tasks,
+            which `reset(seed, **row)` is given.
+        tokenizer: None: the model's.
+        multi_turn_engine: lends its tools, parser, system prompt and max_turns.
+
+    Raises:
+        ConfigError: at the first use, with all that is wrong with the config, in its fields' names.
+    """
+
+    def __init__(
+        self,
+        config: Any = None,
+        environment: Any = None,
+        reward_fn: Any = None,
+        dataset: Any = None,
+        *,
+        tokenizer: Any = None,
+        multi_turn_engine: MultiTurnInferenceEngine | None = None,
+    ) -> None:
+        self.config = config if isinstance(config, ConfigStore) else ConfigStore.of(config or {})
+        self.environment, self.reward_fn, self.dataset = environment, reward_fn, dataset
+        given = {"environment": environment, "reward_fn": reward_fn, "dataset": dataset}
+        self.config._objects = {name: thing for name, thing in given.items() if thing is not None}
+        self.tokenizer, self.multi_turn_engine = tokenizer, multi_turn_engine
+        self.metrics_history: list[dict[str, Any]] = []
+        self.core: CoreTrainer | None = None
+        # The epoch under way: its steps' metrics, and how many make it full.
+        self._steps: list[dict[str, float]] = []
+        self._per_epoch, self._progress = 0, tqdm(disable=True)
+
+    def fit(self, num_epochs: int | None = None, num_iters_per_epoch: int | None = None) -> list[dict[str, Any]]:
+        """Trains for so many epochs, or the config's number; returns `metrics_history`.
+
+        A run that was cut off goes on from its last checkpoint in `checkpoint.output_dir`, up to that number; a second
+        call goes on for as many epochs again.
+        """
+        if num_epochs is not None:
+            self.config.training.num_epochs = num_epochs
+        fresh = self.core is None
+        core = self._start(num_iters_per_epoch)
+        self._per_epoch = num_iters_per_epoch or self._per_epoch
+        if not fresh:
+            core.total_training_steps = core.global_steps + self.config.training.num_epochs * self._per_epoch
+        with tqdm(total=core.total_training_steps, unit="step", dynamic_ncols=True) as self._progress:
+            core.fit()
+        return self.metrics_history
+
+    def rollout(self) -> RolloutData:
+        """Plays, or answers, one batch and scores it."""
+        core = self._start()
+        core.row_stream = core._endless_rows()
+        rows = next(core.row_stream)
+        core.global_steps += 1
+        batch, _ = core.generate(rows)
+        if "token_level_scores" not in batch.batch:
+            batch = core._add_rewards(batch, *core.score(batch, core.reward_fn))
+        facts = core.multi_turn_rollout.take_facts() if isinstance(core, AgentTrainer) else []
+        return RolloutData.of(batch, core.tokenizer, facts)
+
+    def train_step(self, rollout: RolloutData) -> dict[str, float]:
+        """Trains on exactly these episodes; returns the trainer's metrics."""
+        core = self._start()
+        if isinstance(core, AgentTrainer):
+            core.multi_turn_rollout.facts[False] = list(rollout.facts)
+        metrics = core.learn(rollout.batch)
+        core.in_step = False
+        self._on_step(metrics)
+        return metrics
+
+    def save_checkpoint(self, path: str | Path) -> Path:
+        """Writes the whole state of the run to the folder, and returns when it is there."""
+        core = self._start()
+        return core.saver.save_to(Path(path), core.driver_state())
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Goes on from a folder of `save_checkpoint`'s, or a global_step_N of a run."""
+        self._start().load_checkpoint(Path(path))
+
+    def cleanup(self) -> None:
+        """Ends environments and workers and frees their memory; the trainer may be used again, from its checkpoint."""
+        core, self.core = self.core, None
+        if core is not None:
+            core.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.cleanup()
+
+    def _start(self, iterations: int | None = None) -> CoreTrainer:
+        """Builds trainer and workers at the first use."""
+        if self.core is None:
+            given = self._given()
+            if iterations is None and self.dataset is not None:
+                iterations = max(len(self.dataset) // self.config.training.batch_size, 1)
+            self._per_epoch = iterations or self.config.training.iterations_per_epoch
+            try:
+                core = build_trainer(self.config.settings(self._per_epoch), self.tokenizer, **given)
+                core.on_step = self._on_step  # type: ignore[method-assign]
+                self.core = core
+                core.init_workers()
+            except BaseException as error:
+                self.cleanup()
+                if isinstance(error, ConfigError):
+                    raise ConfigError(list(map(self.config.in_our_words, error.problems))) from None
+                raise
+        return self.core
+
+    def _given(self) -> dict[str, Any]:
+        """Returns the arguments of the trainer's that the objects are."""
+        rows, engine, source, reward_fn = self.dataset, self.multi_turn_engine, self.environment, self.reward_fn
+        if isinstance(rows, Sequence):
+            rows = [row if isinstance(row, Mapping) else {"prompt": row} for row in rows]
+        if source is None:
+            by_trajectory = inspect.isroutine(reward_fn)
+            reward_fn = EnvironmentRewardWrapper(None, reward_fn) if by_trajectory else reward_fn
+            return {"train_dataset": rows, "reward_fn": reward_fn}
+        if isinstance(source, type) and "config" in inspect.signature(source).parameters:
+            source = partial(source, self.config.environment)
+        lent = {} if engine is None else engine.lent()
+        spec = AgentSpec(environment=source, reward_fn=reward_fn)
+        return {"train_dataset": rows, "specs": [replace(spec, **lent)]}
+
+    def _on_step(self, metrics: dict[str, float]) -> None:
+        self._steps.append(metrics)
+        self._progress.set_postfix(reward=f"{metrics.get(HISTORY['reward'], float('nan')):.3f}", refresh=False)
+        self._progress.n = int(metrics["training/global_step"])
+        self._progress.refresh()
+        if len(self._steps) >= self._per_epoch:
+            names = dict.fromkeys(name for step in self._steps for name in step)
+            every = {name: float(np.mean([step[name] for step in self._steps if name in step])) for name in names}
+            told = {name: every.get(key) for name, key in HISTORY.items()}
+            epoch = int(metrics["training/global_step"]) // self._per_epoch
+            self.metrics_history.append({"epoch": epoch, "iterations": len(self._steps), **told, "all": every})
+            self._steps = []
+
+
+class CustomRayPPOTrainer(RayPPOTrainer):
+    """Is the trainer with its arguments in another order, and an engine that lends tools; see `RayPPOTrainer`."""
+
+    def __init__(
+        self, config: Any, environment: Any, reward_fn: Any = None, tokenizer: Any = None, *engine: Any, **given: Any
+    ) -> None:
+        given |= {"multi_turn_engine": engine[0]} if engine else {}
+        super().__init__(config, environment, reward_fn, tokenizer=tokenizer, **given)
+
+
+def create_trainer(config: Any = None, environment: Any = None, **given: Any) -> CustomRayPPOTrainer:
+    """Makes a CustomRayPPOTrainer."""
+    return CustomRayPPOTrainer(config, environment, **given)
