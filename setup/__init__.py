@@ -17,14 +17,5 @@ from setup.env import (
     RolloutData,
     TrainingConfig,
 )
-from setup.inference import (
-    BaseInferenceEngine,
-    BatchInferenceManager,
-    HFInferenceEngine,
-    InferenceOutput,
-    MultiTurnInferenceEngine,
-    VLLMInferenceEngine,
-    create_inference_engine,
-)
 from setup.tools import *
 from setup.trainer import CustomRayPPOTrainer, RayPPOTrainer, create_trainer

@@ -17,8 +17,8 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from custom.agent import AgentSpec
+from custom.tools import MultiTurnManager
 from setup.env import ConfigStore, EnvironmentRewardWrapper, RolloutData
-from setup.inference import MultiTurnInferenceEngine
 from training.agent_trainer import AgentTrainer
 from training.building import build_trainer
 from training.config.loader import ConfigError
@@ -49,7 +49,7 @@ class RayPPOTrainer:
         dataset: rows of prompts (texts, messages or dicts with them under "prompt"); with an environment its tasks,
             which `reset(seed, **row)` is given.
         tokenizer: None: the model's.
-        multi_turn_engine: lends its tools, parser, system prompt and max_turns.
+        tool_manager: a MultiTurnManager, whose tools and parser the agents get.
 
     Raises:
         ConfigError: at the first use, with all that is wrong with the config, in its fields' names.
@@ -63,13 +63,13 @@ class RayPPOTrainer:
         dataset: Any = None,
         *,
         tokenizer: Any = None,
-        multi_turn_engine: MultiTurnInferenceEngine | None = None,
+        tool_manager: MultiTurnManager | None = None,
     ) -> None:
         self.config = config if isinstance(config, ConfigStore) else ConfigStore.of(config or {})
         self.environment, self.reward_fn, self.dataset = environment, reward_fn, dataset
         given = {"environment": environment, "reward_fn": reward_fn, "dataset": dataset}
         self.config._objects = {name: thing for name, thing in given.items() if thing is not None}
-        self.tokenizer, self.multi_turn_engine = tokenizer, multi_turn_engine
+        self.tokenizer, self.tool_manager = tokenizer, tool_manager
         self.metrics_history: list[dict[str, Any]] = []
         self.core: CoreTrainer | None = None
         # The epoch under way: its steps' metrics, and how many make it full.
@@ -157,7 +157,7 @@ class RayPPOTrainer:
 
     def _given(self) -> dict[str, Any]:
         """Returns the arguments of the trainer's that the objects are."""
-        rows, engine, source, reward_fn = self.dataset, self.multi_turn_engine, self.environment, self.reward_fn
+        rows, manager, source, reward_fn = self.dataset, self.tool_manager, self.environment, self.reward_fn
         if isinstance(rows, Sequence):
             rows = [row if isinstance(row, Mapping) else {"prompt": row} for row in rows]
         if source is None:
@@ -166,9 +166,10 @@ class RayPPOTrainer:
             return {"train_dataset": rows, "reward_fn": reward_fn}
         if isinstance(source, type) and "config" in inspect.signature(source).parameters:
             source = partial(source, self.config.environment)
-        lent = {} if engine is None else engine.lent()
         spec = AgentSpec(environment=source, reward_fn=reward_fn)
-        return {"train_dataset": rows, "specs": [replace(spec, **lent)]}
+        if manager is not None:
+            spec = replace(spec, tools=tuple(manager.registry.tools.values()), parser=manager.parser)
+        return {"train_dataset": rows, "specs": [spec]}
 
     def _on_step(self, metrics: dict[str, float]) -> None:
         self._steps.append(metrics)
@@ -185,12 +186,11 @@ class RayPPOTrainer:
 
 
 class CustomRayPPOTrainer(RayPPOTrainer):
-    """Is the trainer with its arguments in another order, and an engine that lends tools; see `RayPPOTrainer`."""
+    """Is the trainer with its arguments in another order; see `RayPPOTrainer`."""
 
     def __init__(
-        self, config: Any, environment: Any, reward_fn: Any = None, tokenizer: Any = None, *engine: Any, **given: Any
+        self, config: Any, environment: Any, reward_fn: Any = None, tokenizer: Any = None, **given: Any
     ) -> None:
-        given |= {"multi_turn_engine": engine[0]} if engine else {}
         super().__init__(config, environment, reward_fn, tokenizer=tokenizer, **given)
 
 
