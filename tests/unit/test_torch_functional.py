@@ -135,7 +135,7 @@ def test_postprocessing_refuses_what_is_too_long_unless_told_how_to_cut():
     ids = torch.ones(1, 5, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"5 tokens, .*max_prompt_length is 3.* data\.truncation to left"):
         batch.postprocess_data(ids, ids, 3, 0)
-    with pytest.raises(ValueError, match="truncation='centre' is unknown; allowed: left, right, middle, error"):
+    with pytest.raises(ValueError, match="truncation='centre' is unknown; allowed: error, left, middle, right"):
         batch.postprocess_data(ids, ids, 3, 0, truncation="centre")
 
 
