@@ -110,7 +110,7 @@ def compute_turn_gae_advantage_return(
     # What comes after the turn is credited to its last token.
     ends = exists.nonzero()[:, 0], turns.last[exists]
     rewards = rewards.index_put(ends, (targets - turns.rewards)[exists], accumulate=True)
-    continues = torch.ones_like(turns.sampled).index_put(ends, torch.tensor(False, device=values.device))
+    continues = torch.ones_like(turns.sampled).index_put_(ends, torch.tensor(False, device=values.device))
     advantages, returns = gae_scan(rewards, values, turns.sampled, continues, gamma, lam)
     return masked_whiten(advantages, turns.sampled) if whiten else advantages, returns
 
