@@ -209,6 +209,11 @@ class AgentSpec:
     max_turn: int | None = None
     max_turn_tokens: int | None = None
 
+    @property
+    def source(self) -> Any:
+        """Returns what messages and metrics are named after: the environment, or the agent that brings its own."""
+        return self.agent_cls or self.agent_name if self.environment is None else self.environment
+
     def build(self) -> Agent:
         """Makes a new agent with an environment of its own."""
         environment, reward_fn, limit = self._make_environment(), self._reward_fn(), self.max_observation_chars

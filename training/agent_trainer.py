@@ -173,7 +173,7 @@ def make_suite(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentSuit
     """Makes the suite of the config's environments, of `agent.suite`'s class where there is one."""
     names: list[str] = []
     for spec in specs:
-        name = environment_name(spec.environment or spec.agent_cls or spec.agent_name)
+        name = environment_name(spec.source)
         # The same environment with other settings.
         same = sum(other.partition("#")[0] == name for other in names)
         names.append(f"{name}#{same + 1}" if same else name)

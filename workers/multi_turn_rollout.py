@@ -250,7 +250,7 @@ class SyncMultiTurnRollout:
         self.episodes: DataProto | None = None
         self.batch: DataProto | None = None
         specs = list(specs) if specs is not None else agent_specs(cfg, agent_cls)
-        names = [environment_name(spec.environment or spec.agent_cls) for spec in specs]
+        names = [environment_name(spec.source) for spec in specs]
         self.suite = EnvironmentSuite(names, [1.0] * len(names))
         actor_rollout_wg.start_agents(specs)
 

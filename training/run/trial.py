@@ -43,7 +43,7 @@ def try_agents(
         problems: list[str] = []
         for index, tools in enumerate(schemas):
             tokens.check_template(tools=tools)
-            name = environment_name(specs[index].environment or specs[index].agent_cls or specs[index].agent_name)
+            name = environment_name(specs[index].source)
             pool.reset(index, index, config.data.run_seed, task)
             reply = wait_for_reply(pool)
             if reply.failure:

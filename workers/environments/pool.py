@@ -134,7 +134,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self.num_workers, self.step_timeout_s, self.episode_timeout_s = bounds
         self.build_timeout_s, self.close_timeout_s = build_timeout_s, min(MAX_CLOSE_S, self.step_timeout_s)
         self._specs = list(specs) if isolation == "thread" else [pickled(spec) for spec in specs]
-        self._names = [environment_name(spec.environment) for spec in specs]
+        self._names = [environment_name(spec.source) for spec in specs]
         self._fork_server = ForkServer(libraries_of(spec.environment for spec in specs), limits)
         # Imports of many env workers at once would starve each other.
         self._builders = threading.Semaphore(os.cpu_count() or 1)
