@@ -13,8 +13,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from data.texts import say
 from training.config import PPOConfig
-from training.config.bias import bias_line
-from training.config.loader import ConfigError, explain, load_config
+from training.config.loader import ConfigError, bias_line, explain, load_config
 from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, say_busy_cores
 
 # How the allocators of torch (CUDA, CPU) and vLLM say that memory ran out.

@@ -5,19 +5,28 @@ and finite rewards, or raises. A conversation, with `get_prompt_prefix` and a st
 
     reset(seed)     -> [system: prefix, user: observation + state]
     step("guess 5") -> [user: observation + state], reward, done, info        # what follows the policy's own message
+
+A trial plays a few episodes before a run trains on them: what does a game pay for random and for useless answers? A
+policy learns whatever pays best, and where answers that nobody can read, or ending early, pay more than play does, it
+learns that. Nothing that an agent does in a trial is raised, but for what ends its home.
 """
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from custom import env
-from custom.adapters.make import make_environment
-from custom.env import MAX_OBSERVATION_CHARS, BadEnvironment, Message, Observation, StepResult, Task, Trajectory
+from custom.adapters.base import make_environment
+from custom.env import MAX_OBSERVATION_CHARS, Message, Observation, Task, Trajectory
 from custom.tools import ActionParser, MultiTurnManager, Tool, ToolRegistry, get_parser, load_tools
 from data.loading import load_extern_object
 
@@ -72,7 +81,7 @@ class Agent:
         has_system = any(message["role"] == "system" for message in messages)
         return messages if has_system or not prefix else [{"role": "system", "content": prefix}, *messages]
 
-    def step(self, response_text: str) -> StepResult:
+    def step(self, response_text: str) -> env.StepResult:
         """Plays a response and returns (messages to append, reward, done, info).
 
         With a reward_fn the reward is 0, and `info["environment_reward"]` has the environment's. With tools,
@@ -82,7 +91,7 @@ class Agent:
         self.trajectory.record(response_text, result)
         own = {} if self.reward_fn is None else {"environment_reward": result.reward}
         messages, reward = as_user_messages(result.observation), 0.0 if own else result.reward
-        return StepResult(messages, reward, result.done, result.info | own)
+        return env.StepResult(messages, reward, result.done, result.info | own)
 
     def episode_reward(self, ending: str) -> float | None:
         """Returns the reward_fn's value for the episode that ended so; None where there is no reward_fn."""
@@ -93,7 +102,7 @@ class Agent:
         """Closes the environment, where it can be closed."""
         env.call_method(self.environment, "close")
 
-    def _play(self, response_text: str) -> StepResult:
+    def _play(self, response_text: str) -> env.StepResult:
         if self.manager is None:
             result = env.step_environment(self.environment, response_text, self.max_observation_chars)
             return result._replace(observation=self._with_state(result.observation))
@@ -101,7 +110,7 @@ class Agent:
         calls = [record.facts() for record in turn.calls]
         observation = turn.observation if calls else self._with_state(turn.observation)
         reward = env.check_reward(turn.reward, "a tool")
-        return StepResult(observation, reward, turn.done, {**turn.info, "tool_calls": calls})
+        return env.StepResult(observation, reward, turn.done, {**turn.info, "tool_calls": calls})
 
     def _with_state(self, observation: Observation) -> Observation:
         """Appends the state to the last message, unless one of them holds it."""
@@ -155,15 +164,15 @@ class CheckedAgent(Agent):
         where = env.located(self.inner.reset, f"{type(self.inner).__name__}.reset")
         given = {"task": task} if env.takes_keyword(self.inner.reset, "task") else {}
         if task and not given:
-            raise BadEnvironment(f"{where} takes no task=, which the dataset's rows are")
+            raise env.BadEnvironment(f"{where} takes no task=, which the dataset's rows are")
         first = env.check_observation(self.inner.reset(seed, **given), where, self.max_observation_chars)
         messages = as_user_messages(first)
         if not messages:
-            raise BadEnvironment(f"{where} returned no message; allowed: one or more")
+            raise env.BadEnvironment(f"{where} returned no message; allowed: one or more")
         self.trajectory.states.append(_as_observation(messages))
         return messages
 
-    def _play(self, response_text: str) -> StepResult:
+    def _play(self, response_text: str) -> env.StepResult:
         result = env.step_environment(self.inner, response_text, self.max_observation_chars)
         return result._replace(observation=_as_observation(result.observation))
 
@@ -276,5 +285,126 @@ def _as_observation(observation: Observation) -> Observation:
 def _text_of(environment: Any, method: str) -> str:
     text = env.call_method(environment, method) if hasattr(environment, method) else ""
     if not isinstance(text, str):
-        raise BadEnvironment(f"{type(environment).__name__}.{method} returned {env.shown(text)}; allowed: a string")
+        raise env.BadEnvironment(f"{type(environment).__name__}.{method} returned {env.shown(text)}; allowed: a string")
     return text
+
+
+# Seconds after which no further episode begins, and a running one is dropped.
+LONGEST_S = 10.0
+GARBAGE = ("zzz", "I would rather not say.", "?!", "", "The the the the the.")
+# Each plays: with random answers, with useless ones, with a random one and then useless ones, and with a random one
+# behind which there is no room for more. All but garbage begin with the same answer.
+PLAYERS = ("random", "garbage", "quitting", "cut")
+
+
+@dataclass
+class Played:
+    """Holds one episode: its reward and turns, the error that ended it, what it began with and was first told.
+
+    It was `readable` where the environment itself drew the answers.
+    """
+
+    reward: float = 0.0
+    turns: int = 0
+    error: str = ""
+    first: list[Message] = field(default_factory=list)
+    told: list[Message] = field(default_factory=list)
+    readable: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Holds what one player got: means over its episodes that did not crash, and of the others the first error."""
+
+    reward: float
+    turns: float
+    episodes: int
+    crashes: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Holds what came of a trial.
+
+    Attributes:
+        outcomes: by player; those for whom there was no time are left out.
+        readable: the random answers were the environment's own (`sample_action`), else words of what it said.
+        max_turns: the most turns that the game lasts by its own rules; None: unknown.
+        differs: under one seed it began differently, or was told another thing after the same answer.
+        told: what followed the first answer of an episode.
+    """
+
+    outcomes: dict[str, Outcome]
+    readable: bool
+    max_turns: int | None
+    differs: bool
+    told: list[Message]
+
+
+def as_trial(fields: Mapping[str, Any] | None) -> Trial | None:
+    """Makes a trial of its fields, as another process sent them; None of None."""
+    if fields is None:
+        return None
+    return Trial(**{**fields, "outcomes": {player: Outcome(**own) for player, own in fields["outcomes"].items()}})
+
+
+def play_trial(agent: Any, seed: int, episodes: int, max_turn: int, task: Task | None = None) -> Trial:
+    """Has every player play `episodes` episodes of at most `max_turn` turns, the same tasks for each."""
+    environment, end = agent.environment, time.monotonic() + LONGEST_S
+    rounds: list[dict[str, Played | None]] = []
+    differs = False
+    # In turn, so that each has played where time runs out.
+    for number in range(episodes):
+        rounds.append({player: _play(agent, player, seed + number, task, max_turn, end) for player in PLAYERS})
+        clean = {player: result for player, result in rounds[-1].items() if result and not result.error}
+        begins = [result.first for result in clean.values()]
+        answers = [result.told for player, result in clean.items() if player != "garbage"]
+        differs |= any(one != begins[0] for one in begins) or any(one != answers[0] for one in answers)
+    results = {player: [result for played in rounds if (result := played[player])] for player in PLAYERS}
+    outcomes = {player: _outcome(played) for player, played in results.items() if played}
+    readable = any(result.readable for result in results["random"])
+    told = next((result.told for result in results["random"] if result.told), [])
+    most = getattr(environment, "max_turns", None)
+    return Trial(outcomes, readable, most if isinstance(most, int) else None, differs, told)
+
+
+def _play(agent: Any, player: str, seed: int, task: Task | None, max_turn: int, end: float) -> Played | None:
+    """Plays an episode; None where time runs out."""
+    # Of no generator that the environment may have made of the seed.
+    generator, played = random.Random(f"trial {seed}"), Played()
+    try:
+        messages, done = agent.reset(seed, task), False
+        played.first = list(messages)
+        while not done and played.turns < (1 if player == "cut" else max_turn):
+            if time.monotonic() > end:
+                return None
+            answer = _answer(player, played, agent.environment, generator, messages)
+            messages, reward, done, _ = agent.step(answer)
+            played.reward, played.turns = played.reward + reward, played.turns + 1
+            played.told = played.told or list(messages)
+        own = agent.episode_reward("done" if done else "overflow" if player == "cut" else "max_turns")
+        played.reward = played.reward if own is None else own
+    # Whatever a user's code raises is what the trial is to find out.
+    except BaseException as problem:
+        if isinstance(problem, env.Abandoned | KeyboardInterrupt):
+            raise
+        played.error = env.describe(problem)
+    return played
+
+
+def _answer(player: str, played: Played, environment: Any, generator: random.Random, said: list[Message]) -> str:
+    """Returns what the player says: a readable action where the environment has one, else a word of what was said."""
+    if player == "garbage" or (player == "quitting" and played.turns > 0):
+        return generator.choice(GARBAGE)
+    own = env.call_method(environment, "sample_action", generator)
+    played.readable |= own is not None
+    words = re.findall(r"\w+", said[-1]["content"]) if said and own is None else []
+    return generator.choice(words or ["hello"]) if own is None else str(own)
+
+
+def _outcome(played: Sequence[Played]) -> Outcome:
+    errors = [result.error for result in played if result.error]
+    clean = [(result.reward, result.turns) for result in played if not result.error]
+    reward, turns = np.mean(clean or [(0.0, 0)], axis=0).tolist()
+    return Outcome(reward, turns, len(played), len(errors), errors[0] if errors else "")

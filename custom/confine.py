@@ -59,9 +59,10 @@ def kill_tree(pid: int) -> None:
     import psutil
 
     with contextlib.suppress(psutil.Error):
-        for descendant in psutil.Process(pid).children(recursive=True):
+        # Itself too: it may not lead its group yet.
+        for process in [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]:
             with contextlib.suppress(psutil.Error):
-                descendant.kill()
+                process.kill()
     # macOS raises PermissionError for a group of zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -7,15 +7,16 @@ Invariant: row i is the same whenever it is read: its state is what the environm
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from custom.adapters.make import make_environment
+from custom.adapters.base import make_environment
 from custom.agent import Agent, as_user_messages
 from custom.env import Message, call_method
 from data.prompts import encode_chat
-from data.rl_dataset import RLHFDataset
+from data.rl_dataset import RLHFDataset, truncate
 
 
 class CustomEnvDataset(RLHFDataset):
@@ -29,7 +30,8 @@ class CustomEnvDataset(RLHFDataset):
             {"environment": "gymnasium:FrozenLake-v1", "kwargs": {}, "num_rows": 1000, "first_seed": 0}
         config: the `DataConfig`, whose apply_chat_template_kwargs are used.
         first_seed: seed of row 0, for a validation set of other episodes.
-        tokenizer_kwargs: variables of the chat template, such as enable_thinking; they need the tokenizer.
+        tokenizer_kwargs: variables of the chat template, such as enable_thinking, and the tokenizer's own truncation,
+            max_length and padding; they need the tokenizer.
 
     In a config, with task.json as above, and a file of its own (another first_seed) for validation:
 
@@ -42,6 +44,9 @@ class CustomEnvDataset(RLHFDataset):
     and verl's `data_source`, `index` and `reward_model`; rows of a file also `environment`, its description. After
     collation all but the two are in `non_tensor_batch`.
     """
+
+    # Of a subclass's own.
+    tokenizer_kwargs: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -66,8 +71,8 @@ class CustomEnvDataset(RLHFDataset):
         # A file's name without its folder: it ends up in the names of validation metrics.
         named = str(self.description["environment"]) if self.description else type(env).__name__
         self.data_source = named.rpartition("/")[2]
-        settings = {} if config is None else config.apply_chat_template_kwargs
-        self.tokenizer_kwargs: dict[str, Any] = {**settings, **(tokenizer_kwargs or {})}
+        settings = (config or {}).get("apply_chat_template_kwargs") or {}
+        self.tokenizer_kwargs = {**settings, **(tokenizer_kwargs or self.tokenizer_kwargs)}
 
     def __len__(self) -> int:
         return self.num_rows
@@ -96,8 +101,13 @@ class CustomEnvDataset(RLHFDataset):
 
     def tokens(self, prompt: list[Message]) -> dict[str, torch.Tensor]:
         """Returns `input_ids` and `attention_mask` (prompt length,) of the chat prompt."""
-        token_ids = torch.tensor(encode_chat(self.tokenizer, prompt, **self.tokenizer_kwargs))
-        return {"input_ids": token_ids, "attention_mask": torch.ones_like(token_ids)}
+        given = self.tokenizer_kwargs
+        token_ids, limit = encode_chat(self.tokenizer, prompt, **given), given.get("max_length")
+        if limit is not None and given.get("truncation") in (True, "longest_first", "only_first"):
+            token_ids = truncate(token_ids, limit, self.tokenizer.truncation_side, "a prompt")
+        padding = {"padding": given.get("padding", False), "max_length": limit}
+        padded = self.tokenizer.pad({"input_ids": token_ids}, **padding, return_tensors="pt")
+        return {key: padded[key] for key in ("input_ids", "attention_mask")}
 
     def _state_and_prompt(self, item: int) -> tuple[Any, list[Message]]:
         if hasattr(self.env, "get_state"):

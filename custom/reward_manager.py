@@ -23,14 +23,13 @@ from pebble import ProcessExpired, ProcessPool
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
-from custom.adapters.base import ENVIRONMENT_NAMES
-from custom.adapters.make import make_environment
+from custom.adapters.base import ENVIRONMENT_NAMES, make_environment
 from custom.confine import die_with_parent
 from custom.env import check_reward, reset_environment, shown, step_environment
 from custom.reward_score import default_compute_score, score_from_file
-from data.names import registered, registering
+from data.containers import place_outcome_rewards
 from data.protocol import DataProto
-from data.token_rewards import place_outcome_rewards
+from data.texts import registered, registering
 
 logger = logging.getLogger(__name__)
 REWARD_MANAGER_REGISTRY: dict[str, type] = {}
@@ -58,6 +57,12 @@ def decode_sampled(tokenizer: PreTrainedTokenizerBase, tensors: TensorDict) -> l
     rows = zip(tensors["responses"].cpu(), tensors["response_mask"].bool().cpu(), strict=True)
     # Row by row: the ids of a whole batch as Python's numbers would be many times the batch.
     return [tokenizer.decode(ids[keep].tolist(), skip_special_tokens=True) for ids, keep in rows]
+
+
+def decode_prompt(tokenizer: PreTrainedTokenizerBase, tensors: TensorDict, row: int) -> str:
+    """Decodes the prompt of a row, without padding and special tokens."""
+    ids = tensors["prompts"][row]
+    return tokenizer.decode(ids[tensors["attention_mask"][row, : len(ids)] > 0], skip_special_tokens=True)
 
 
 @dataclass(frozen=True)
@@ -167,9 +172,7 @@ class NaiveRewardManager:
             if printed[sample.data_source] >= self.num_examine:
                 continue
             printed[sample.data_source] += 1
-            prompt_ids = tensors["prompts"][row]
-            attended = tensors["attention_mask"][row, : len(prompt_ids)].bool()
-            prompt = self.tokenizer.decode(prompt_ids[attended], skip_special_tokens=True)
+            prompt = decode_prompt(self.tokenizer, tensors, row)
             print(f"[{sample.data_source}] prompt: {prompt}\nresponse: {sample.solution_str}")
             print(f"truth: {sample.ground_truth}\nscore: {scores[row]:g}")
 

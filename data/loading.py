@@ -59,7 +59,7 @@ def load_object(source: str, what: str) -> Any:
 def _load_module(file: Path, given: str) -> ModuleType:
     if not file.is_file():
         raise FileNotFoundError(f"{given!r} is not a file (looked for {file}); give the path of a .py file")
-    for loaded in list(sys.modules.values()):
+    for loaded in filter(None, list(sys.modules.values())):
         if vars(loaded).get("__file__") == str(file):
             return loaded
     # Registered before it runs: dataclasses and pickle look a class's module up by name.

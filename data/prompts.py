@@ -6,7 +6,6 @@ and where a message spells one, as "<|im_end|>", it is encoded as the ordinary t
 
 import copy
 import functools
-import logging
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tokenizers import Regex, pre_tokenizers
 
+from data.texts import say, warn_once
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
-
-logger = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
@@ -31,11 +30,6 @@ Processor: TypeAlias = "ProcessorMixin | None"
 MARK = "\ufdd0"
 
 CHATML_TEMPLATE = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8")
-
-
-@functools.cache
-def _say_chatml_is_used(tokenizer_name: str) -> None:
-    logger.warning("tokenizer %r has no chat template; prompts are rendered as ChatML", tokenizer_name)
 
 
 def as_messages(prompt: Prompt) -> list[Message]:
@@ -52,7 +46,7 @@ def render_chat(tokenizer: Tokenizer, prompt: Prompt, **template_kwargs: Any) ->
             `add_generation_prompt=False` is among them, the text ends with what starts the assistant's turn.
     """
     if tokenizer.chat_template is None and "chat_template" not in template_kwargs:
-        _say_chatml_is_used(tokenizer.name_or_path)
+        warn_once(__name__, say("no_template", name=tokenizer.name_or_path))
         template_kwargs["chat_template"] = CHATML_TEMPLATE
     variables = {"add_generation_prompt": True, **template_kwargs}
     return tokenizer.apply_chat_template(as_messages(prompt), tokenize=False, **variables)

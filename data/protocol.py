@@ -35,12 +35,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
 from data.containers import Keys, RowIndex, from_bytes, merge_meta_info, object_array, pick, to_bytes, union_dicts
-from data.texts import say
+from data.texts import say, table
 
 MetaInfo = dict[str, Any] | None
 DUMMY_UID = "dummy"
@@ -48,7 +47,7 @@ DUMMY_UID = "dummy"
 
 # What one field holds; B = rows, P = prompt length, R = response length, in tokens.
 Field = namedtuple("Field", ("shape", "dtype", "writer", "meaning"))
-TABLE: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("fields.yaml").read_text(encoding="utf-8"))
+TABLE: dict[str, list[str]] = table(__file__, "fields")
 FIELDS = {name: Field(*entry) for name, entry in TABLE.items()}
 
 
@@ -56,6 +55,23 @@ class DataProtoConfig:
     """Names the entry of meta_info by which a DataProto says that it may be cut unevenly (`auto_padding=`)."""
 
     auto_padding_key = "_verl_auto_padding"
+
+
+class Tensors(TensorDict):
+    """Is a TensorDict whose KeyError says what there is, and where everything else is."""
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return super().__getitem__(index)
+        except KeyError:
+            raise KeyError(say("no_tensor", key=index, there=", ".join(map(str, self.keys())) or "nothing")) from None
+
+
+class Columns(dict[str, Any]):
+    """Is a dict whose KeyError says what there is, and where tensors are."""
+
+    def __missing__(self, key: str) -> Any:
+        raise KeyError(say("no_column", key=key, there=", ".join(self) or "nothing"))
 
 
 @dataclass
@@ -79,7 +95,7 @@ class DataProto:
     meta_info: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.non_tensor_batch, self.meta_info = dict(self.non_tensor_batch), dict(self.meta_info)
+        self.non_tensor_batch, self.meta_info = Columns(self.non_tensor_batch), dict(self.meta_info)
         self.check_consistency()
 
     # --- Building and converting ---
@@ -103,7 +119,7 @@ class DataProto:
             shapes = {key: tuple(value.shape[:num_batch_dims]) for key, value in tensors.items()}
             if len(set(shapes.values())) > 1:
                 raise ValueError(f"all tensors need the same first {num_batch_dims} sizes; given {shapes}")
-            batch = TensorDict(dict(tensors), batch_size=next(iter(shapes.values())))
+            batch = Tensors(dict(tensors), batch_size=next(iter(shapes.values())))
         marks = {DataProtoConfig.auto_padding_key: True} if auto_padding else {}
         return cls(batch, arrays, {**(meta_info or {}), **marks})
 
@@ -127,7 +143,7 @@ class DataProto:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores the tensors on the CPU, where they may be written to."""
         tensors = {key: from_bytes(*packed) for key, packed in state["tensors"].items()}
-        self.batch = None if state["size"] is None else TensorDict(tensors, batch_size=state["size"])
+        self.batch = None if state["size"] is None else Tensors(tensors, batch_size=state["size"])
         self.non_tensor_batch, self.meta_info = state["non_tensors"], state["meta_info"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DataProto:
@@ -181,7 +197,7 @@ class DataProto:
         tensors = pick(self._tensors(), batch_keys, "batch")
         arrays = pick(self.non_tensor_batch, non_tensor_batch_keys, "non_tensor_batch")
         meta_info = pick(self.meta_info, meta_info_keys, "meta_info")
-        batch = None if self.batch is None else TensorDict(tensors, batch_size=self.batch.batch_size)
+        batch = None if self.batch is None else Tensors(tensors, batch_size=self.batch.batch_size)
         selected = DataProto(batch, arrays, meta_info)
         return copy.deepcopy(selected) if deepcopy else selected
 
@@ -192,9 +208,9 @@ class DataProto:
         popped = self.select(batch_keys or [], non_tensor_batch_keys or [], meta_info_keys or [])
         if self.batch is not None:
             self.batch = self.batch.exclude(*(batch_keys or []))
-        arrays, facts = self.non_tensor_batch.items(), self.meta_info.items()
-        self.non_tensor_batch = {key: array for key, array in arrays if key not in popped.non_tensor_batch}
-        self.meta_info = {key: fact for key, fact in facts if key not in popped.meta_info}
+        for mine, moved in ((self.non_tensor_batch, popped.non_tensor_batch), (self.meta_info, popped.meta_info)):
+            for key in moved:
+                del mine[key]
         return popped
 
     def union(self, other: DataProto) -> DataProto:
@@ -211,13 +227,9 @@ class DataProto:
     def select_idxs(self, idxs: RowIndex) -> DataProto:
         """Copies the rows at these positions, which may repeat; or those where a boolean mask is true."""
         index = torch.as_tensor(idxs).cpu()
-        if index.dtype == torch.bool:
-            if index.shape != (len(self),):
-                raise ValueError(f"a mask of shape {tuple(index.shape)} cannot choose among {len(self)} rows")
-            index = index.nonzero().squeeze(-1)
-        elif index.numel() == 0:
-            index = index.long()
-        return DataProto(*self._at(index))
+        if index.dtype == torch.bool and index.shape != (len(self),):
+            raise ValueError(f"a mask of shape {tuple(index.shape)} cannot choose among {len(self)} rows")
+        return DataProto(*self._at(index if index.numel() else index.long()))
 
     def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> DataProto:
         """Takes rows start to end as a view: no tensor is copied."""
@@ -285,8 +297,7 @@ class DataProto:
             if name in tensors:
                 tensors[name][torch.as_tensor(added)] = filler
         for name in {"uid", "episode_id"} & chosen.non_tensor_batch.keys():
-            chosen.non_tensor_batch[name] = chosen.non_tensor_batch[name].astype(object)
-            chosen.non_tensor_batch[name][added] = DUMMY_UID
+            chosen.non_tensor_batch[name] = np.where(added, DUMMY_UID, chosen.non_tensor_batch[name].astype(object))
         return chosen
 
     def drop_dummies(self) -> DataProto:
@@ -343,7 +354,7 @@ class DataProto:
         tensors = content["tensors"]
         arrays = {key: array.numpy() for key, array in content["arrays"].items()}
         arrays |= {key: object_array(json.loads(text)) for key, text in content["objects"].items()}
-        batch = None if tensors is None else TensorDict(tensors, batch_size=[content["rows"]])
+        batch = None if tensors is None else Tensors(tensors, batch_size=[content["rows"]])
         return cls(batch, arrays, {key: json.loads(text) for key, text in content["meta_info"].items()})
 
     # --- … looking ---
@@ -381,7 +392,7 @@ class DataProto:
         if len(renamed) != len(self._tensors()):
             raise ValueError(f"rename {names} would overwrite a field of the batch: {', '.join(self._tensors())}")
         if self.batch is not None:
-            self.batch = TensorDict(renamed, batch_size=self.batch.batch_size)
+            self.batch = Tensors(renamed, batch_size=self.batch.batch_size)
         return self
 
     def to(self, device: str | torch.device) -> DataProto:
@@ -495,7 +506,7 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
         sizes = f"{tuple(tensor_dict1.batch_size)} and {tuple(tensor_dict2.batch_size)}"
         raise ValueError(f"union needs the same batch size; given {sizes}")
     merged = union_dicts(dict(tensor_dict1.items()), dict(tensor_dict2.items()), "batch")
-    return TensorDict(merged, batch_size=tensor_dict1.batch_size)
+    return Tensors(merged, batch_size=tensor_dict1.batch_size)
 
 
 def _to_json(value: Any, where: str) -> str:

@@ -2,7 +2,8 @@
 
 A row of a file: `{"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "2 + 3 = ?"}],
 "ability": "math", "reward_model": {"ground_truth": "5"}, "extra_info": {"index": 0}}`. Files are checked when they are
-read, so that a bad row shows before a model is loaded, not hours later.
+read, so that a bad row shows before a model is loaded, not hours later. The order of the rows is a pure function of
+(seed, epoch), so that a resumed run continues inside an epoch.
 
 Invariant: whatever Dataset a prompt comes from, `normalise_row` gives it its `input_ids`, `attention_mask` and
 `position_ids` (max_prompt_length,) int64, padded on the left:
@@ -12,8 +13,9 @@ Invariant: whatever Dataset a prompt comes from, `normalise_row` gives it its `i
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,13 @@ import numpy as np
 import pyarrow.parquet
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, Sampler, Subset
 
 from data.containers import object_array
 from data.loading import load_extern_object
-from data.names import registered
 from data.prompts import Messages, Processor, Tokenizer, as_messages, encode_chat, pad_token_id
-from data.texts import say
+from data.sample_ids import seed_for
+from data.texts import registered, say
 
 logger = logging.getLogger(__name__)
 # The key under which a row says which file and line it comes from.
@@ -41,8 +43,9 @@ class RLHFDataset(Dataset):
     Args:
         data_files: a path or a list of paths.
         tokenizer: renders prompts by its chat template.
-        config: the frozen `DataConfig`; read are prompt_key, reward_fn_key, max_prompt_length, truncation,
-            return_raw_chat, filter_overlong_prompts, filter_overlong_prompts_workers and apply_chat_template_kwargs.
+        config: the frozen `DataConfig`, or a mapping or OmegaConf with some of its settings; read are prompt_key,
+            reward_fn_key, max_prompt_length, truncation, return_raw_chat, filter_overlong_prompts,
+            filter_overlong_prompts_workers and apply_chat_template_kwargs.
         processor: kept for subclasses that read images; rows of text need none.
         max_samples: use the first rows only; -1 uses all.
         require_ground_truth: every row must have `reward_model.ground_truth` and the column config.reward_fn_key,
@@ -66,6 +69,10 @@ class RLHFDataset(Dataset):
         *,
         require_ground_truth: bool = True,
     ) -> None:
+        if isinstance(config, Mapping):
+            from training.config.settings import DataConfig
+
+            config = DataConfig(**{key: config[key] for key in vars(DataConfig()) if key in config})
         self.tokenizer, self.config, self.processor = tokenizer, config, processor
         # Subclasses written for verl read them here.
         self.__dict__.update(vars(config), num_workers=config.filter_overlong_prompts_workers)
@@ -309,3 +316,74 @@ def create_dataset(
         raise TypeError(f"data.custom_cls: {custom.name} of {custom.path} must subclass torch.utils.data.Dataset")
     dataset = dataset_cls(data_files=data_files, tokenizer=tokenizer, config=data_config, processor=processor)
     return Subset(dataset, range(max_samples)) if 0 <= max_samples < len(dataset) else dataset
+
+
+class EpochOrder(Sampler[int]):
+    """Yields the row numbers of one epoch, from a place inside it.
+
+    Args:
+        dataset: whose rows are meant, a map-style one.
+        seed: the run's seed.
+        shuffle: a new permutation every epoch; otherwise ascending.
+        inner: a sampler of the user's, whose order is taken instead; its `set_epoch(epoch)` is called where it has one.
+    Raises: ValueError for a dataset without a length.
+    """
+
+    def __init__(self, dataset: Dataset | Sized, seed: int, shuffle: bool, inner: Sampler[int] | None = None) -> None:
+        if not isinstance(dataset, Sized):
+            raise ValueError(f"{type(dataset).__name__} has no __len__; give a map-style torch Dataset")
+        self.num_rows, self.seed, self.shuffle, self.inner = len(dataset), seed, shuffle, inner
+        self.start(epoch=0, skip=0)
+
+    def start(self, epoch: int, skip: int) -> None:
+        """Makes the next iteration give `epoch`'s order without its first `skip` rows."""
+        self.epoch, self.skip = epoch, skip
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order()[self.skip :])
+
+    def __len__(self) -> int:
+        return (len(self.inner) if isinstance(self.inner, Sized) else self.num_rows) - self.skip
+
+    def _order(self) -> Sequence[int]:
+        if self.inner is not None:
+            if callable(set_epoch := getattr(self.inner, "set_epoch", None)):
+                set_epoch(self.epoch)
+            # torch's own samplers draw from the global generator.
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed_for(self.seed, 0, self.epoch))
+                return list(self.inner)
+        if not self.shuffle:
+            return range(self.num_rows)
+        generator = torch.Generator().manual_seed(seed_for(self.seed, 0, self.epoch))
+        return torch.randperm(self.num_rows, generator=generator).tolist()
+
+
+@dataclass(frozen=True)
+class PromptCollator:
+    """Collates rows of any torch Dataset that gives `input_ids` and `attention_mask` (see `normalise_row`).
+
+    A row without them is tokenised here: `raw_prompt`, or `data.prompt_key`, holds chat messages, or one user message
+    as a string.
+
+    Args:
+        config: the `DataConfig`.
+        collate: makes columns of normalised rows.
+    """
+
+    config: Any
+    tokenizer: Tokenizer
+    collate: Callable[[list[dict[str, Any]]], dict[str, Any]] = collate_fn
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        columns = self.collate([self._normalised(row) for row in rows])
+        return {key: object_array(column) if isinstance(column, list) else column for key, column in columns.items()}
+
+    def _normalised(self, row: dict[str, Any]) -> dict[str, Any]:
+        data = self.config
+        key = "raw_prompt" if "raw_prompt" in row else data.prompt_key
+        if "input_ids" not in row and key in row:
+            ids = encode_chat(self.tokenizer, row[key], **data.apply_chat_template_kwargs)
+            row = {**row, "input_ids": ids, "attention_mask": [1] * len(ids)}
+        pad, limit = pad_token_id(self.tokenizer), data.max_prompt_length
+        return normalise_row(row, max_prompt_length=limit, pad_token_id=pad, truncation=data.truncation)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from training import core_algos
 from training.config.algorithm_settings import PolicyLossChoice, RolloutCorrectionConfig
-from training.config.bias import SEQUENCE_REJECTION
+from training.config.loader import SEQUENCE_REJECTION
 from training.core_algos import ESTIMATOR_NEEDS, LOSS_AGG_MODES, PolicyLossConfig, agg_loss, call_adv_estimator
 from training.rollout_correction import correct_as
 

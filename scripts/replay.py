@@ -55,10 +55,9 @@ from workers.environments.env_server import StepReply
 from workers.fsdp_workers import ActorRolloutRefWorker
 from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, agent_specs, episode_record
-from workers.rollout.base import BaseRollout
+from workers.rollout.base import BaseRollout, TurnLoop
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import FAILURES, Episode, Row, Span, Turn
-from workers.rollout.turn_loop import TurnLoop
 
 # So many episodes have their environments open at once.
 TOGETHER = 16

@@ -47,23 +47,16 @@ def apply_kl_penalty(
     return token_level_rewards - kl_coef * kl, float(masked_mean(kl, response_mask))
 
 
-class KLController:
-    """Keeps the coefficient of the KL, `value`; with `adaptive` it is steered towards `target_kl` nats.
-
-    See AdaptiveKLController.
-    """
+class KLController(core_algos.AdaptiveKLController):
+    """Keeps the coefficient of the KL, `value`; with `adaptive` it is steered towards `target_kl` nats."""
 
     def __init__(
         self, init_kl_coef: float = 0.001, target_kl: float = 0.1, adaptive: bool = False, horizon: int = 10_000
     ) -> None:
-        kind = core_algos.AdaptiveKLController(init_kl_coef, target_kl, horizon)
-        self.inner = kind if adaptive else core_algos.FixedKLController(init_kl_coef)
-
-    @property
-    def value(self) -> float:
-        """Returns the coefficient."""
-        return self.inner.value
+        super().__init__(init_kl_coef, target_kl, horizon)
+        self.adaptive = adaptive
 
     def update(self, current_kl: float, n_steps: int) -> None:
         """Steers after `n_steps` samples whose mean KL was `current_kl`."""
-        self.inner.update(current_kl, n_steps)
+        if self.adaptive:
+            super().update(current_kl, n_steps)

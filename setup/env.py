@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,17 +19,20 @@ from omegaconf import DictConfig, OmegaConf
 from custom.agent import reward_of
 from custom.env import EnvironmentConfig, StepResult, Trajectory, reset_environment, step_environment
 from custom.env_dataset import CustomEnvDataset
-from custom.reward_manager import CustomRewardManager
-from data.names import did_you_mean
+from custom.reward_manager import CustomRewardManager, decode_prompt
 from data.protocol import DataProto
 from data.rl_dataset import RLHFDataset
-from training.batch.episode_rows import EpisodeRows
+from data.texts import did_you_mean
+from training.batch.batching import EpisodeRows
 from training.config import PPOConfig
-from training.config.agent_settings import GIVEN
+from training.config.algorithm_settings import estimator_needs
 from training.config.loader import load_config, read_config
-from training.config.needs import estimator_needs
 from training.config.section import leaves
-from training.config.values import nest, to_yaml
+from training.config.settings import GIVEN
+from training.config.values import to_yaml
+
+__all__ = ["CheckpointConfig", "ConfigStore", "CustomEnvironmentDataset", "EnvironmentRewardWrapper", "InferenceConfig"]
+__all__ += ["ModelConfig", "RayConfig", "RolloutData", "TrainingConfig"]
 
 CustomEnvironmentDataset = CustomEnvDataset
 
@@ -153,22 +157,18 @@ class ConfigStore(Fields):
         steps = iterations or train.iterations_per_epoch
         found["trainer.total_training_steps"] = train.num_epochs * steps
         found["trainer.save_freq"] = self.checkpoint.save_interval * steps
-        found |= {"trainer.launcher": "ray" if self.ray.use_ray else "local", "trainer.logger": ["file"]}
-        found["data.dataloader_num_workers"] = 0
-        return found | self.overrides
+        found["trainer.launcher"] = "ray" if self.ray.use_ray else "local"
+        return found | {"trainer.logger": ["file"], "data.dataloader_num_workers": 0} | self.overrides
 
     def plays(self) -> bool:
         """Says whether episodes are played, of several turns."""
-        named = {"agent.environment.name", "agent.environment.path"} & {
-            key for key, own in self.overrides.items() if own
-        }
+        named = any(self.overrides.get(f"agent.environment.{key}") for key in ("name", "path"))
         told = self.inference.multi_turn
-        return bool("environment" in self._objects or named) if told is None else told
+        return ("environment" in self._objects or named) if told is None else told
 
     def to_omegaconf(self) -> DictConfig:
         """Returns the full config of the trainer, as `RayPPOTrainer`, `AgentTrainer` and `python main.py` take it."""
-        config = read_config(self.settings(), check=False)
-        return OmegaConf.create(nest({key: leaf.value for key, leaf in leaves(config)}))
+        return OmegaConf.create(asdict(read_config(self.settings(), check=False)))
 
     def save(self, path: str | Path) -> None:
         """Writes the trainer's YAML, which `python main.py` runs and `load` reads.
@@ -203,12 +203,11 @@ class ConfigStore(Fields):
 
     def _mapped(self) -> list[tuple[str, tuple[str, str], Any]]:
         """Lists (trainer's key, (section, field), value) of the fields that stand for keys."""
-        sections = [(item.name, getattr(self, item.name)) for item in fields(self)]
         return [
             (key, (name, item.name), getattr(section, item.name))
-            for name, section in sections
-            if isinstance(section, Fields) and is_dataclass(section)
-            for item in fields(section)
+            for name, section in vars(self).items()
+            if isinstance(section, Fields)
+            for item in fields(section)  # type: ignore[arg-type]
             for key in item.metadata.get("keys", ())
         ]
 
@@ -260,17 +259,15 @@ class EnvironmentRewardWrapper(CustomRewardManager):
         self.reward_fn = reward_fn
 
     def _score(self, data: DataProto, row: int, text: str) -> float:
-        columns = {name: values[row] for name, values in data.non_tensor_batch.items()}
-        if self.environment is None:
-            ids = data.batch["prompts"][row][data.batch["attention_mask"][row, : data.batch["prompts"].shape[1]] > 0]
-            trajectory = Trajectory(states=[self.tokenizer.decode(ids, skip_special_tokens=True)])
-            trajectory.record(text, StepResult("", 0.0, True, columns))
+        columns, env = {name: values[row] for name, values in data.non_tensor_batch.items()}, self.environment
+        if env is None:
+            trajectory = Trajectory(states=[decode_prompt(self.tokenizer, data.batch, row)])
         else:
-            trajectory = Trajectory(states=[reset_environment(self.environment, int(columns.get("seed", row)))])
-            trajectory.record(text, step_environment(self.environment, self.extract_action(text)))
-        if self.reward_fn is None:
-            return trajectory.rewards[-1]
-        return reward_of(self.reward_fn, trajectory, self.environment)
+            trajectory = Trajectory(states=[reset_environment(env, int(columns.get("seed", row)))])
+        told = StepResult("", 0.0, True, columns)
+        result = told if env is None else step_environment(env, self.extract_action(text))
+        trajectory.record(text, result)
+        return result.reward if self.reward_fn is None else reward_of(self.reward_fn, trajectory, env)
 
 
 class RolloutTurn(NamedTuple):
@@ -334,22 +331,14 @@ class RolloutData:
 
 def turns_of(batch: DataProto, row: int, tokenizer: Any) -> Iterator[RolloutTurn]:
     """Yields the turns of a row."""
-    names = ("responses", "response_mask", "turn_ids", "token_level_scores", "rollout_log_probs")
-    tensors = {name: batch.batch[name][row] for name in names if name in batch.batch}
-    attended, ids, turns = batch.batch["attention_mask"][row] > 0, tensors["responses"], tensors["turn_ids"]
-    width = batch.batch["prompts"].shape[1]
-    said, end = batch.batch["prompts"][row][attended[:width]], int(attended[width:].sum())
-    numbers = turns.unique().tolist()
-    starts = [int((turns == number).nonzero()[0]) for number in numbers if number >= 0]
-    for start, stop in zip(starts, [*starts[1:], end], strict=True):
-        mask, tokens = tensors["response_mask"][start:stop], ids[start:stop]
-        log_probs = tensors["rollout_log_probs"][start:stop] if "rollout_log_probs" in tensors else mask * float("nan")
-        yield RolloutTurn(
-            observation=tokenizer.decode(said, skip_special_tokens=True),
-            text=tokenizer.decode(tokens[mask > 0], skip_special_tokens=True),
-            tokens=tokens.tolist(),
-            log_probs=log_probs.tolist(),
-            mask=mask.tolist(),
-            reward=float(tensors["token_level_scores"][start:stop].sum()),
-        )
-        said = tokens[mask == 0]
+    tensors, decode = batch.batch[row], partial(tokenizer.decode, skip_special_tokens=True)
+    ids, turns, mask = (tensors[name] for name in ("responses", "turn_ids", "response_mask"))
+    log_probs = tensors.get("rollout_log_probs", mask * float("nan"))
+    starts = [int((turns == number).nonzero()[0]) for number in turns.unique().tolist() if number >= 0]
+    seen = decode_prompt(tokenizer, batch.batch, row)
+    for start, stop in pairwise([*starts, int(tensors["attention_mask"][-len(ids) :].sum())]):
+        own, sampled = slice(start, stop), mask[start:stop] > 0
+        text, paid = decode(ids[own][sampled]), float(tensors["token_level_scores"][own].sum())
+        lists = [values[own].tolist() for values in (ids, log_probs, mask)]
+        yield RolloutTurn(seen, text, *lists, paid)  # type: ignore[call-arg]
+        seen = decode(ids[own][~sampled])

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -19,10 +19,13 @@ from tqdm.auto import tqdm
 from custom.agent import AgentSpec
 from custom.tools import MultiTurnManager
 from setup.env import ConfigStore, EnvironmentRewardWrapper, RolloutData
+from setup.inference import MultiTurnInferenceEngine, tools_of
 from training.agent_trainer import AgentTrainer
 from training.building import build_trainer
 from training.config.loader import ConfigError
 from training.ray_trainer import RayPPOTrainer as CoreTrainer
+
+__all__ = ["CustomRayPPOTrainer", "RayPPOTrainer", "create_trainer"]
 
 # Of a step's metrics, under the names of `metrics_history`.
 HISTORY = {
@@ -38,7 +41,7 @@ HISTORY = {
 }
 
 
-class RayPPOTrainer:
+class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
     """Trains a policy on episodes in an environment, or on the prompts of a dataset.
 
     Args:
@@ -50,6 +53,7 @@ class RayPPOTrainer:
             which `reset(seed, **row)` is given.
         tokenizer: None: the model's.
         tool_manager: a MultiTurnManager, whose tools and parser the agents get.
+        multi_turn_engine: lends its tools, parser, system prompt and max_turns; what generates is what is trained.
 
     Raises:
         ConfigError: at the first use, with all that is wrong with the config, in its fields' names.
@@ -64,12 +68,14 @@ class RayPPOTrainer:
         *,
         tokenizer: Any = None,
         tool_manager: MultiTurnManager | None = None,
+        multi_turn_engine: MultiTurnInferenceEngine | None = None,
     ) -> None:
         self.config = config if isinstance(config, ConfigStore) else ConfigStore.of(config or {})
         self.environment, self.reward_fn, self.dataset = environment, reward_fn, dataset
         given = {"environment": environment, "reward_fn": reward_fn, "dataset": dataset}
         self.config._objects = {name: thing for name, thing in given.items() if thing is not None}
-        self.tokenizer, self.tool_manager = tokenizer, tool_manager
+        self.tokenizer, self.lent = tokenizer, {} if multi_turn_engine is None else multi_turn_engine.lent()
+        self.lent |= tools_of(tool_manager)
         self.metrics_history: list[dict[str, Any]] = []
         self.core: CoreTrainer | None = None
         # The epoch under way: its steps' metrics, and how many make it full.
@@ -96,12 +102,12 @@ class RayPPOTrainer:
     def rollout(self) -> RolloutData:
         """Plays, or answers, one batch and scores it."""
         core = self._start()
-        core.row_stream = core._endless_rows()
+        core.row_stream = core.endless_rows()
         rows = next(core.row_stream)
         core.global_steps += 1
         batch, _ = core.generate(rows)
         if "token_level_scores" not in batch.batch:
-            batch = core._add_rewards(batch, *core.score(batch, core.reward_fn))
+            batch = core.add_rewards(batch, *core.score(batch, core.reward_fn))
         facts = core.multi_turn_rollout.take_facts() if isinstance(core, AgentTrainer) else []
         return RolloutData.of(batch, core.tokenizer, facts)
 
@@ -130,9 +136,6 @@ class RayPPOTrainer:
         if core is not None:
             core.shutdown()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.cleanup()
 
@@ -144,10 +147,9 @@ class RayPPOTrainer:
                 iterations = max(len(self.dataset) // self.config.training.batch_size, 1)
             self._per_epoch = iterations or self.config.training.iterations_per_epoch
             try:
-                core = build_trainer(self.config.settings(self._per_epoch), self.tokenizer, **given)
-                core.on_step = self._on_step  # type: ignore[method-assign]
-                self.core = core
-                core.init_workers()
+                self.core = build_trainer(self.config.settings(self._per_epoch), self.tokenizer, **given)
+                self.core.on_step = self._on_step  # type: ignore[method-assign]
+                self.core.init_workers()
             except BaseException as error:
                 self.cleanup()
                 if isinstance(error, ConfigError):
@@ -157,41 +159,35 @@ class RayPPOTrainer:
 
     def _given(self) -> dict[str, Any]:
         """Returns the arguments of the trainer's that the objects are."""
-        rows, manager, source, reward_fn = self.dataset, self.tool_manager, self.environment, self.reward_fn
+        rows, source, reward_fn = self.dataset, self.environment, self.reward_fn
         if isinstance(rows, Sequence):
             rows = [row if isinstance(row, Mapping) else {"prompt": row} for row in rows]
         if source is None:
-            by_trajectory = inspect.isroutine(reward_fn)
-            reward_fn = EnvironmentRewardWrapper(None, reward_fn) if by_trajectory else reward_fn
+            reward_fn = EnvironmentRewardWrapper(None, reward_fn) if inspect.isroutine(reward_fn) else reward_fn
             return {"train_dataset": rows, "reward_fn": reward_fn}
         if isinstance(source, type) and "config" in inspect.signature(source).parameters:
             source = partial(source, self.config.environment)
-        spec = AgentSpec(environment=source, reward_fn=reward_fn)
-        if manager is not None:
-            spec = replace(spec, tools=tuple(manager.registry.tools.values()), parser=manager.parser)
-        return {"train_dataset": rows, "specs": [spec]}
+        return {"train_dataset": rows, "specs": [AgentSpec(environment=source, reward_fn=reward_fn, **self.lent)]}
 
     def _on_step(self, metrics: dict[str, float]) -> None:
         self._steps.append(metrics)
-        self._progress.set_postfix(reward=f"{metrics.get(HISTORY['reward'], float('nan')):.3f}", refresh=False)
         self._progress.n = int(metrics["training/global_step"])
-        self._progress.refresh()
+        self._progress.set_postfix(reward=f"{metrics.get(HISTORY['reward'], float('nan')):.3f}")
         if len(self._steps) >= self._per_epoch:
             names = dict.fromkeys(name for step in self._steps for name in step)
             every = {name: float(np.mean([step[name] for step in self._steps if name in step])) for name in names}
             told = {name: every.get(key) for name, key in HISTORY.items()}
-            epoch = int(metrics["training/global_step"]) // self._per_epoch
+            epoch = self._progress.n // self._per_epoch
             self.metrics_history.append({"epoch": epoch, "iterations": len(self._steps), **told, "all": every})
             self._steps = []
 
 
 class CustomRayPPOTrainer(RayPPOTrainer):
-    """Is the trainer with its arguments in another order; see `RayPPOTrainer`."""
+    """Is the trainer, with tokenizer and multi_turn_engine behind the reward_fn; see `RayPPOTrainer`."""
 
-    def __init__(
-        self, config: Any, environment: Any, reward_fn: Any = None, tokenizer: Any = None, **given: Any
-    ) -> None:
-        super().__init__(config, environment, reward_fn, tokenizer=tokenizer, **given)
+    def __init__(self, config: Any, environment: Any, reward_fn: Any = None, *behind: Any, **given: Any) -> None:
+        given |= zip(("tokenizer", "multi_turn_engine"), behind, strict=False)
+        super().__init__(config, environment, reward_fn, **given)
 
 
 def create_trainer(config: Any = None, environment: Any = None, **given: Any) -> CustomRayPPOTrainer:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from data.containers import row_blocks
 from data.protocol import FIELDS, DataProto
-from training.batch.episode_rows import EpisodeRows
-from training.batch.group_filter import REWARD_INFO
+from data.texts import say
+from training.batch.batching import REWARD_INFO, EpisodeRows
 from training.batch.torch_functional import at_least_float32, masked_whiten
 from training.core_algos import AdaptiveKLController, FixedKLController, call_adv_estimator, estimator_needs, kl_penalty
 from training.core_algos.registry import ESTIMATOR_SPANS, get_adv_estimator_fn, taken
@@ -58,7 +58,7 @@ def compute_advantage(
 ) -> DataProto:
     """Adds `advantages` and `returns` (B, R) by the estimator of that name.
 
-    It is handed `token_level_rewards`, `response_mask` and what it asks for (training/config/needs.py); `state` is its
+    It is handed `token_level_rewards`, `response_mask` and what it asks for (algorithm_settings.yaml); `state` is its
     own. Raises ValueError where it returns another shape or numbers that are not finite.
     """
     # What is made up for a batch of prompts, or is there with a correction alone.
@@ -70,14 +70,12 @@ def compute_advantage(
     episodes = EpisodeRows(data)
     whole = episodes.one_row_each or ESTIMATOR_SPANS.get(adv_estimator, "batch") == "batch"
     found = _estimate(data, adv_estimator, settings) if whole else _in_parts(data, episodes, adv_estimator, settings)
+    shape = tuple(data.batch["response_mask"].shape)
     for name, tensor in zip(("advantages", "returns"), found, strict=True):
         finite = all(tensor[rows].isfinite().all() for rows in row_blocks(tensor))
-        if tensor.shape != data.batch["response_mask"].shape or not finite:
-            raise ValueError(
-                f"estimator '{adv_estimator}': {name} must be finite and of shape (batch, response_len) = "
-                f"{tuple(data.batch['response_mask'].shape)}; got {tuple(tensor.shape)}, "
-                f"{int((~torch.isfinite(tensor)).sum())} of them not finite"
-            )
+        if tensor.shape != shape or not finite:
+            given, wrong = tuple(tensor.shape), int((~tensor.isfinite()).sum())
+            raise ValueError(say("advantages", by=adv_estimator, name=name, shape=shape, given=given, wrong=wrong))
         data.batch[name] = tensor
     return data
 

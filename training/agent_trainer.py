@@ -23,9 +23,9 @@ from data.containers import object_array
 from data.loading import load_extern_object
 from data.protocol import DataProto
 from training.config import PPOConfig
-from training.config.agent_settings import GIVEN
 from training.config.loader import read_config
 from training.config.section import anchored
+from training.config.settings import GIVEN
 from training.ray_trainer import Collate, RayPPOTrainer, Rows
 from training.run.episodes import FailureWatch, episode_metrics, require_same_tasks, write_episodes
 from training.run.metric_utils import StepTimer
@@ -134,7 +134,6 @@ class AgentTrainer(RayPPOTrainer):
         return batch
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
-        assert self.multi_turn_rollout is not None
         played, names = self.multi_turn_rollout.take_facts(), self.suite.names
         self.failures.check(played)
         metrics = super()._step_metrics(batch, timer) | episode_metrics(played, names)

@@ -17,7 +17,7 @@ from training.config.checks import load_custom_algorithm
 from training.config.loader import read_config
 from training.ray_trainer import RayPPOTrainer
 from training.reward import load_reward_manager
-from workers.ranks.memory import limit_caches, settle_heap
+from workers.ranks.distributed import limit_caches, settle_heap
 
 
 def build_trainer(

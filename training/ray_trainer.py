@@ -24,32 +24,28 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
-from data.data_order import EpochOrder, PromptCollator, num_rows
+from data.containers import move_to_sampled_tokens
 from data.protocol import DataProto
+from data.rl_dataset import EpochOrder, PromptCollator
 from data.rl_dataset import collate_fn as default_collate_fn
-from data.sample_ids import sample_ids, step_info
-from data.seeding import seed_for
+from data.sample_ids import sample_ids, seed_for, step_info
 from data.texts import say
-from data.token_rewards import move_to_sampled_tokens
 from training import validation
 from training.advantage import KLController, apply_kl_penalty, compute_advantage, compute_response_mask  # noqa: F401
-from training.batch.batching import arrange
-from training.batch.episode_rows import EpisodeRows, observation_mask
-from training.batch.group_filter import collect_varied_groups
+from training.batch.batching import EpisodeRows, arrange, collect_varied_groups, observation_mask
 from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
 from training.config.loader import read_config
 from training.config.section import anchored
 from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
-from training.reward import RewardFunction, compute_reward, compute_reward_async, lend_tokenizer
+from training.reward import RewardFunction, compute_reward, compute_reward_async
 from training.rollout_correction import apply_correction, measure_mismatch, read_mismatch
 from training.run import checkpoint, metric_utils
 from training.run.alarms import Alarms
 from training.run.metric_utils import StepTimer
 from training.run.process import EndingSignals, ray_cluster
-from training.run.records import held, record_config
 from training.run.roles import ResourcePoolManager, Role, default_resource_pool, default_role_mapping
-from training.run.tracking import Tracking
+from training.run.tracking import Tracking, held, record_config
 from workers.ranks.worker_group import ClassWithInitArgs, LocalWorkerGroup, RayWorkerGroup, create_colocated_worker_cls
 
 logger = logging.getLogger(__name__)
@@ -115,7 +111,9 @@ class RayPPOTrainer:
         self.reward_fn = reward_fn
         self.val_reward_fn = val_reward_fn or reward_fn
         for function in (self.reward_fn, self.val_reward_fn):
-            lend_tokenizer(function, tokenizer)
+            # It has a place for a tokenizer, and none in it.
+            if getattr(function, "tokenizer", tokenizer) is None:
+                function.tokenizer = tokenizer  # type: ignore[attr-defined]
         self.kl_controller: KLController = get_kl_controller(config.algorithm.kl_ctrl)
         self.run_dir = Path(config.trainer.run_dir).absolute()
         self.seed = config.data.run_seed
@@ -127,7 +125,7 @@ class RayPPOTrainer:
         self.estimator_state: dict[str, Any] = {}
         self.signals = EndingSignals()
         self.signals.postpone = lambda: self.in_step
-        self.row_stream = self._endless_rows()
+        self.row_stream = self.endless_rows()
         self.pools: list[Any] = []
         # What is taken at the start and given back in the end: the run's folder, and Ray.
         self.taken: ExitStack | None = None
@@ -143,18 +141,16 @@ class RayPPOTrainer:
         data, trainer, prompts = self.config.data, self.config.trainer, self.config.prompts_per_step
         workers = 0 if self.config.environments else data.dataloader_num_workers
         load = partial(DataLoader, collate_fn=self._collator(collate_fn), num_workers=workers)
-        rows = num_rows(train_dataset)
-        self.order = EpochOrder(rows, self.seed, data.shuffle, sampler)
+        self.order = EpochOrder(train_dataset, self.seed, data.shuffle, sampler)
         self.train_dataloader = load(train_dataset, batch_size=prompts, sampler=self.order, drop_last=True)
         self.steps_per_epoch = len(self.order) // prompts
         if self.steps_per_epoch == 0:
-            raise ValueError(say("few_rows", size=data.train_batch_size, rows=rows))
+            raise ValueError(say("few_rows", size=data.train_batch_size, rows=self.order.num_rows))
         self.total_training_steps = trainer.total_training_steps or trainer.total_epochs * self.steps_per_epoch
         self.val_dataloader = None
         if val_dataset is not None:
-            val_rows = num_rows(val_dataset)
-            order = EpochOrder(val_rows, self.seed, data.validation_shuffle)
-            self.val_dataloader = load(val_dataset, batch_size=data.val_batch_size or val_rows, sampler=order)
+            order = EpochOrder(val_dataset, self.seed, data.validation_shuffle)
+            self.val_dataloader = load(val_dataset, batch_size=data.val_batch_size or order.num_rows, sampler=order)
 
     def _collator(self, collate_fn: Collate) -> Callable[..., Rows]:
         return PromptCollator(self.config.data, self.tokenizer, collate_fn)
@@ -244,23 +240,21 @@ class RayPPOTrainer:
 
     def training_batches(self) -> Iterator[Rows]:
         """Yields rows for one step at a time, which `global_steps`, `epoch` and `rows_done` already count."""
-        self.row_stream = self._endless_rows()
+        self.row_stream = self.endless_rows()
         while self.global_steps < self.total_training_steps:
             rows = next(self.row_stream)
             self.global_steps += 1
             yield rows
         self.row_stream.close()
 
-    def _endless_rows(self) -> Generator[Rows]:
+    def endless_rows(self) -> Generator[Rows]:
         """Yields a step's number of rows at a time, from `epoch` and `rows_done` on."""
         while True:
-            fresh = self.rows_done == 0
             self.order.start(self.epoch, self.rows_done)
             for rows in self.train_dataloader:
                 self.rows_done += self.config.prompts_per_step
-                fresh = False
                 yield rows
-            if fresh:
+            if self.rows_done == 0:
                 raise ValueError(say("no_batch", epoch=self.epoch, size=self.config.data.train_batch_size))
             self.epoch, self.rows_done = self.epoch + 1, 0
 
@@ -289,7 +283,7 @@ class RayPPOTrainer:
                 with timer("values"):
                     batch = batch.union(self.critic_wg.compute_values(batch))
             with timer("adv"):
-                batch = self._add_rewards(batch, *wait_for_reward())
+                batch = self.add_rewards(batch, *wait_for_reward())
                 metrics |= self._set_rewards(batch)
                 batch = self._add_advantages(batch)
                 learnt = self._reweighted(batch)
@@ -297,8 +291,9 @@ class RayPPOTrainer:
                 with timer("update_critic"):
                     metrics |= self.critic_wg.update_critic(learnt)
             if self.global_steps > self.config.trainer.critic_warmup:
+                policy, shares = self.actor_rollout_wg, self.config.critic.share_backbone
                 with timer("update_actor"):
-                    metrics |= self.actor_rollout_wg.update_actor(learnt)
+                    metrics |= (policy.update_actor_and_values if shares else policy.update_actor)(learnt)
             with timer("update_weights"):
                 metrics |= self.actor_rollout_wg.sync_weights()
         timer.seconds["step"] += timer.seconds.get("gen", 0.0)
@@ -344,7 +339,7 @@ class RayPPOTrainer:
         """Yields the rows' prompts answered and scored, then those of further rows, as they are asked for."""
         for number in itertools.count():
             batch = self._answers(rows, number * self.config.prompts_per_step)
-            yield self._add_rewards(batch, *self.score(batch, self.reward_fn))
+            yield self.add_rewards(batch, *self.score(batch, self.reward_fn))
             rows = next(self.row_stream)
 
     def _answers(self, rows: Rows, first_group: int = 0) -> DataProto:
@@ -396,7 +391,8 @@ class RayPPOTrainer:
         algorithm, correction = self.config.algorithm, self.config.algorithm.rollout_correction
         needed = not {"old_log_probs", "sum_pi_squared"}.isdisjoint(self.config.estimator_needs)
         read = needed or algorithm.use_kl_in_reward or correction.corrects or self.plan.actor.updates > 1
-        return read and not correction.bypass_mode
+        # Values of a shared model come from the same pass.
+        return self.config.critic.share_backbone or (read and not correction.bypass_mode)
 
     def _add_old_log_probs(self, batch: DataProto, metrics: dict[str, float]) -> tuple[DataProto, dict[str, float]]:
         """Adds `old_log_probs`; measures the entropy, and how far the engine's probabilities are from the trainer's.
@@ -413,11 +409,12 @@ class RayPPOTrainer:
             compared = tensors["old_log_probs"], tensors["rollout_log_probs"], mask
             shares, largest = measure_mismatch(*compared, turn_ids=tensors.get("turn_ids"))
             metrics |= {name: value.item() for name, value in (shares | largest).items()}
-        if (correction := self.config.algorithm.rollout_correction).corrects:
+        if (correction := self.config.algorithm.rollout_correction).corrects and not correction.bypass_mode:
             metrics |= apply_correction(batch, correction)
         return batch, metrics
 
-    def _add_rewards(self, batch: DataProto, scores: Tensor, infos: dict[str, list[Any]]) -> DataProto:
+    def add_rewards(self, batch: DataProto, scores: Tensor, infos: dict[str, list[Any]]) -> DataProto:
+        """Sets `token_level_scores` (B, R), and what the reward function said beside them as columns."""
         if self.config.algorithm.rollout_correction.corrects:
             # What was left out since they were given must not take them along.
             scores = move_to_sampled_tokens(scores, batch.batch["response_mask"])
@@ -455,7 +452,7 @@ class RayPPOTrainer:
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
         metrics: dict[str, float] = {"training/global_step": self.global_steps, "training/epoch": self.epoch}
-        metrics |= metric_utils.compute_data_metrics(batch, use_critic=self.critic_wg is not None)
+        metrics |= metric_utils.compute_data_metrics(batch, use_critic="values" in batch.batch)
         metrics |= metric_utils.compute_timing_metrics(batch, timer.seconds)
         return metrics | metric_utils.compute_throughout_metrics(batch, timer.seconds, self.config.trainer.num_ranks)
 
@@ -512,7 +509,7 @@ class RayPPOTrainer:
             else:
                 logger.warning("%s holds no %s, which starts anew", folder, name)
         self.load_driver_state(checkpoint.load_driver_state(folder))
-        self.row_stream = self._endless_rows()
+        self.row_stream = self.endless_rows()
         self.actor_rollout_wg.sync_weights()
         logger.info("resumed from %s", folder)
 

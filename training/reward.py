@@ -8,7 +8,6 @@ Invariant: rewards are finite float32 of shape (batch, response_len) and lie onl
     outcome 0.5   =  0  0  0  0 .5  0   0      on the last sampled token, although an environment's token is last
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -19,11 +18,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from custom.env import takes_keyword
 from custom.reward_manager import NaiveRewardManager, get_reward_manager_cls
+from data.containers import move_to_sampled_tokens, place_outcome_rewards
 from data.loading import load_extern_object
 from data.protocol import DataProto
-from data.token_rewards import move_to_sampled_tokens, place_outcome_rewards
-from training.batch.episode_rows import real_rows
+from training.batch.batching import real_rows
 from training.config import PPOConfig
 
 RewardFunction = Callable[..., Any]
@@ -73,7 +73,7 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
     real = real_rows(data)
     if not real.all():
         return _among_dummies(*compute_reward(data.select_idxs(real), reward_fn), real)
-    result = reward_fn(data, return_dict=True) if _takes_return_dict(reward_fn) else reward_fn(data)
+    result = reward_fn(data, return_dict=True) if takes_keyword(reward_fn, "return_dict") else reward_fn(data)
     told = result if isinstance(result, Mapping) else {"reward_tensor": result}
     if "reward_tensor" not in told:
         raise ValueError(f"the reward function's dict has {sorted(told)}; 'reward_tensor' is missing")
@@ -100,17 +100,6 @@ def compute_reward_async(data: DataProto, reward_fn: RewardFunction) -> Future[t
     future = executor.submit(compute_reward, data.select(), reward_fn)
     executor.shutdown(wait=False)
     return future
-
-
-def lend_tokenizer(reward_fn: RewardFunction, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Gives the tokenizer to a reward function that has a place for one and none in it."""
-    if getattr(reward_fn, "tokenizer", tokenizer) is None:
-        reward_fn.tokenizer = tokenizer  # type: ignore[attr-defined]
-
-
-def _takes_return_dict(reward_fn: RewardFunction) -> bool:
-    parameters = inspect.signature(reward_fn).parameters.values()
-    return any(p.name == "return_dict" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _as_tensor(result: Any, response_mask: Tensor) -> Tensor:

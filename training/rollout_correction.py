@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from data.containers import row_blocks
-from data.names import unknown_name
 from data.protocol import DataProto
+from data.texts import unknown_name
 from training.batch.torch_functional import at_least_float32, masked_mean
 from training.config.algorithm_settings import RolloutCorrectionConfig
 

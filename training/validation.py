@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data.protocol import DataProto
-from training.batch.episode_rows import EpisodeRows
+from training.batch.batching import EpisodeRows
 from training.run.episodes import readable_rows
 from training.run.metric_utils import flatten_validation_metrics, process_validation_metrics
 

@@ -1,7 +1,8 @@
 """The workers: each composes models, their optimisers, a rollout engine and checkpoints into the calls of its roles.
 
 A registered method takes and returns a DataProto or plain values, so that a worker can live in the driver's process or
-elsewhere. Invariant: the config never changes here; how a batch is cut for updates follows from it (`BatchPlan`).
+elsewhere. The reward model is frozen: it gives each real row one score, on the last sampled token. Invariant: the
+config never changes here; how a batch is cut for updates follows from it (`BatchPlan`).
 """
 
 from __future__ import annotations
@@ -15,29 +16,33 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim import Optimizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
-from data.prompts import encode_chat
+from custom.reward_manager import decode_sampled
+from data.containers import place_outcome_rewards
+from data.prompts import as_messages, encode_chat, pad_token_id
 from data.protocol import DataProto
-from training.batch.torch_functional import EntropyMode
 from training.config import ActorConfig, ActorRolloutRefConfig, BatchPlan, CriticConfig, FSDPConfig, PPOConfig
+from training.config.algorithm_settings import UpdatePlan
+from training.config.settings import RolloutConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
+from workers.model import forward as models
 from workers.model import state as model_state
 from workers.model.builder import ModelSpec, find_device, require_same_vocabulary, torch_dtype
-from workers.model.checkpoint_writer import CheckpointWriter
-from workers.model.forward import PolicyModel, ValueModel, check_forward, forward_settings
-from workers.model.packing import FORWARD_FIELDS, ForwardSettings
+from workers.model.forward import FORWARD_FIELDS, ForwardSettings, PolicyModel, PolicyValueModel, ValueModel
+from workers.model.state import CheckpointWriter
 from workers.model.update import build_optimizer, build_scheduler
 from workers.multi_turn_rollout import AgentRollout
-from workers.ranks.distributed import offload, on_device, rank_group, shard_model
-from workers.ranks.process import expandable_segments, start_worker, strictly_deterministic
+from workers.ranks import distributed
+from workers.ranks.distributed import shard_model, start_worker
 from workers.ranks.worker_group import Dispatch, register
 from workers.rollout.base import BaseRollout
-from workers.rollout.canary import Canary
-from workers.rollout.weight_sync import iter_weights, weight_manifest
+from workers.rollout.weight_sync import Canary, iter_weights, weight_manifest
 
 logger = logging.getLogger(__name__)
 # What the policy's update reads of a batch, as far as it is there.
@@ -53,22 +58,28 @@ class TrainedWorker:
 
     # What a Hugging Face folder is written with, where a checkpoint is to have one.
     tokenizer: PreTrainedTokenizerBase | None = None
+    plan: UpdatePlan
 
     def __init__(self, config: PPOConfig) -> None:
         self.config = config
         self.device = find_device(config.trainer.device)
 
-    def _make_trainable(self, module: nn.Module, config: ActorConfig | CriticConfig, total_training_steps: int) -> None:
-        self.module, self.checkpoint = module, config.checkpoint
-        self.optimizer = build_optimizer(module, config.optim)
-        self.scheduler = build_scheduler(self.optimizer, config.optim, total_training_steps)
-        self.state = self.module, self.optimizer, self.scheduler
+    def _make_trainable(self, model: nn.Module, module: nn.Module, own: ActorConfig | CriticConfig, steps: int) -> None:
+        """Makes optimiser and schedule, over so many steps, of the module that is saved of a sharded model."""
+        self.model, self.module, self.own = model, module, own
+        self.optimizer = build_optimizer(module, own.optim)
+        self.scheduler = build_scheduler(self.optimizer, own.optim, steps)
+        self.state = module, self.optimizer, self.scheduler
         self.writer = CheckpointWriter()
+        distributed.offload(model, self.optimizer, own.fsdp_config)
+
+    def _on_device(self, optimizer: Optimizer | None = None) -> AbstractContextManager[None]:
+        return distributed.on_device(self.model, optimizer, self.device, self.own.fsdp_config)
 
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:
         """Begins to save; `checkpoint_written` says when it is done."""
-        model_state.save(self.writer, Path(folder), self.state, self.checkpoint.save_contents, self.tokenizer)
+        model_state.save(self.writer, Path(folder), self.state, self.own.checkpoint.save_contents, self.tokenizer)
 
     @register(Dispatch.ONE_TO_ALL)
     def checkpoint_written(self, wait: bool) -> bool:
@@ -78,18 +89,19 @@ class TrainedWorker:
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
         """Reads what `save_checkpoint` wrote, in place."""
-        model_state.load(Path(folder), self.state, self.checkpoint.load_contents)
+        model_state.load(Path(folder), self.state, self.own.checkpoint.load_contents)
 
     @register(Dispatch.RANK_ZERO)
     def ranks_per_sequence(self) -> int:
         """Returns the size of a sequence-parallel group."""
         return self.config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
 
-    def _update(self, part: str, place: AbstractContextManager[None], update: Callable[[], Metrics]) -> Metrics:
+    def _update(self, part: str, update: Callable[[DataProto, UpdatePlan], Metrics], data: DataProto) -> Metrics:
         """Updates the model, once a checkpoint has its copy, and makes one step of the schedule; adds PART/lr."""
         self.writer.wait_until_copied()
-        with expandable_segments(self.device), strictly_deterministic(self.config.trainer.deterministic), place:
-            metrics = update()
+        exact = distributed.strictly_deterministic(self.config.trainer.deterministic)
+        with distributed.expandable_segments(self.device), exact, self._on_device(self.optimizer):
+            metrics = update(data, self.plan)
         metrics[f"{part}/lr"] = self.scheduler.get_last_lr()[0]
         self.scheduler.step()
         return metrics
@@ -107,27 +119,26 @@ class ActorRolloutRefWorker(TrainedWorker):
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int, plan: BatchPlan) -> None:
         """Loads what the role needs; the schedule runs over `total_training_steps` calls of `update_actor`."""
-        start_worker(self.device, deterministic=self.config.trainer.deterministic)
+        distributed.start_worker(self.device, deterministic=self.config.trainer.deterministic)
         self.plan = plan.actor
         self.spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
         if "actor" in self.role:
-            cfg = self.policy.actor
+            cfg, config = self.policy.actor, self.config
             model, settings = self._load_policy(cfg.fsdp_config, self.spec, trainable=True)
-            self._make_trainable(model.lm, cfg, total_training_steps)
+            self._make_trainable(model, model.lm if model.value_head is None else model, cfg, total_training_steps)
             self.tokenizer = self.spec.tokenizer
-            more = self.config.algorithm.rollout_correction, self.config.agent.observation_loss_coef
-            self.actor = DataParallelPPOActor(cfg, model, self.optimizer, *more, forward=settings)
-            offload(model, self.optimizer, cfg.fsdp_config)
+            more, values = (config.algorithm.rollout_correction, config.agent.observation_loss_coef), config.critic
+            self.actor = DataParallelPPOActor(cfg, model, self.optimizer, *more, forward=settings, critic=values)
         if "ref" in self.role:
             spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)
             if spec != self.spec:
                 require_same_vocabulary(self.spec, spec)
             model, settings = self._load_policy(self.policy.ref.fsdp_config, spec, trainable=False)
             self.ref = DataParallelPPOActor(self.policy.actor, model, forward=settings)
-            offload(model, None, self.policy.ref.fsdp_config)
+            distributed.offload(model, None, self.policy.ref.fsdp_config)
         # Last, as the engine sizes its cache by what is left free.
         if "rollout" in self.role:
-            self.rollout = build_rollout(self.config, self.spec)
+            self.rollout = build_rollout(self.config.resolved_rollout, self.spec)
             self.rollout.sleep()
             self.canary = self._canary() if self.config.trainer.alarms != "off" else None
             self.sync_weights()
@@ -140,8 +151,9 @@ class ActorRolloutRefWorker(TrainedWorker):
         """
         self.rollout.wake_up("weights")
         dtype = torch_dtype(self.policy.rollout.dtype)
-        with self._actor_on_device():
-            self.rollout.update_weights(iter_weights(self.module, dtype), weight_manifest(self.module))
+        with self._on_device():
+            lm = self.actor.actor_module.lm
+            self.rollout.update_weights(iter_weights(lm, dtype), weight_manifest(lm))
             limits = self.policy.log_prob_micro_batching
             actor = self.actor.compute_log_prob(self.canary.batch(), limits=limits)[0] if self.canary else None
         self.rollout.wake_up("kv_cache")
@@ -173,7 +185,7 @@ class ActorRolloutRefWorker(TrainedWorker):
     def start_agents(self, specs: list[AgentSpec]) -> None:
         """Opens an environment pool beside each engine, for episodes; one that was open is closed."""
         self.close_agents()
-        group = rank_group(self.ranks_per_engine())
+        group = distributed.rank_group(self.ranks_per_engine())
         self.agents = AgentRollout(self.config, self.rollout, self.spec.tokenizer, specs, group)
 
     @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine", keeps_rows=False)
@@ -191,38 +203,43 @@ class ActorRolloutRefWorker(TrainedWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Computes `old_log_probs` and `entropys`, with meta_info `sum_pi_squared` that too: (B, response_len) each."""
-        wanted: EntropyMode = "squares" if data.meta_info.get("sum_pi_squared") else "value"
-        with self._actor_on_device():
-            stats = self.actor.token_stats(self._with_temperature(data), wanted, self.policy.log_prob_micro_batching)
-        names = ("old_log_probs", "entropys", "sum_pi_squared")
+        """Computes `old_log_probs` and `entropys`, with meta_info `sum_pi_squared` that too: (B, response_len) each.
+
+        The policy's own `values` come with them where it has any.
+        """
+        squares = data.meta_info.get("sum_pi_squared")
+        limits, wanted = self.policy.log_prob_micro_batching, "squares" if squares else "value"
+        with self._on_device():
+            stats = self.actor.read(self._with_temperature(data), "compute_log_prob", limits, wanted)
+        names = ["old_log_probs", "entropys", *(["sum_pi_squared"] if squares else []), "values"]
         return DataProto.from_dict(tensors=dict(zip(names, stats, strict=False)))
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Computes `ref_log_prob`, (B, response_len)."""
-        with on_device(self.ref.actor_module, None, self.device, self.policy.ref.fsdp_config):
-            log_probs = self.ref.token_stats(self._with_temperature(data), "none", self.policy.ref_micro_batching)[0]
-        return DataProto.from_dict(tensors={"ref_log_prob": log_probs})
+        with distributed.on_device(self.ref.actor_module, None, self.device, self.policy.ref.fsdp_config):
+            log_probs = self.ref.compute_log_prob(self._with_temperature(data), limits=self.policy.ref_micro_batching)
+        return DataProto.from_dict(tensors={"ref_log_prob": log_probs[0]})
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=(*FORWARD_FIELDS, *UPDATE_FIELDS), ranks_per_chunk="ranks_per_sequence")
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """Calls `update_policy` once and makes one step of the schedule; returns metrics."""
-        update = partial(self.actor.update_policy, self._with_temperature(data), self.plan)
-        return self._update("actor", self._actor_on_device(self.optimizer), update)
+        return self._update("actor", self.actor.update_policy, self._with_temperature(data))
+
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=(*CRITIC_FIELDS, *UPDATE_FIELDS), ranks_per_chunk="ranks_per_sequence")
+    def update_actor_and_values(self, data: DataProto) -> dict[str, float]:
+        """Does what `update_actor` does, to a policy that has the values, whose fields it is sent too."""
+        return self.update_actor(data)
 
     def _load_policy(self, fsdp: FSDPConfig, spec: ModelSpec, trainable: bool) -> tuple[PolicyModel, ForwardSettings]:
         lm = spec.causal_lm(trainable=trainable)
         share = self.policy.actor.use_prefix_grouper
-        settings = forward_settings(self.policy.model, share, lm, self.device, self.ranks_per_sequence())
+        settings = models.forward_settings(self.policy.model, share, lm, self.device, self.ranks_per_sequence())
         if trainable:
-            check_forward(lm)
-        model = PolicyModel(lm)
-        shard_model(model, fsdp, settings.dtype, self.device)
+            models.check_forward(lm)
+        model = PolicyModel(PolicyValueModel(lm) if trainable and self.config.critic.share_backbone else lm)
+        distributed.shard_model(model, fsdp, settings.dtype, self.device)
         return model, settings
-
-    def _actor_on_device(self, optimizer: torch.optim.Optimizer | None = None) -> AbstractContextManager[None]:
-        return on_device(self.actor.actor_module, optimizer, self.device, self.policy.actor.fsdp_config)
 
     def _with_temperature(self, data: DataProto) -> DataProto:
         """Adds the temperature of sampling: log-probs are always those of the distribution that was sampled."""
@@ -235,16 +252,16 @@ class CriticWorker(TrainedWorker):
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int, plan: BatchPlan) -> None:
         """Loads the model; the schedule runs over `total_training_steps` calls of `update_critic`."""
-        start_worker(self.device, deterministic=self.config.trainer.deterministic)
+        distributed.start_worker(self.device, deterministic=self.config.trainer.deterministic)
         self.plan, cfg = plan.critic, self.config.resolved_critic
         module = ModelSpec(cfg.model, str(cfg.model.path), self.device).value_model()
-        settings = forward_settings(cfg.model, cfg.use_prefix_grouper, module, self.device, self.ranks_per_sequence())
+        settings = models.forward_settings(
+            cfg.model, cfg.use_prefix_grouper, module, self.device, self.ranks_per_sequence()
+        )
         model = ValueModel(module)
-        shard_model(model, cfg.fsdp_config, settings.dtype, self.device)
-        self._make_trainable(module, cfg, total_training_steps)
+        distributed.shard_model(model, cfg.fsdp_config, settings.dtype, self.device)
+        self._make_trainable(model, module, cfg, total_training_steps)
         self.critic = DataParallelPPOCritic(cfg, model, self.optimizer, forward=settings)
-        self._on_device = partial(on_device, model, self.optimizer, self.device, cfg.fsdp_config)
-        offload(model, self.optimizer, cfg.fsdp_config)
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def compute_values(self, data: DataProto) -> DataProto:
@@ -255,16 +272,79 @@ class CriticWorker(TrainedWorker):
     @register(Dispatch.DP_COMPUTE_PROTO, reads=CRITIC_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def update_critic(self, data: DataProto) -> dict[str, float]:
         """Calls `DataParallelPPOCritic.update_critic` once and makes one step of the schedule; returns metrics."""
-        return self._update("critic", self._on_device(), partial(self.critic.update_critic, data, self.plan))
+        return self._update("critic", self.critic.update_critic, data)
 
 
-def build_rollout(config: PPOConfig, spec: ModelSpec) -> BaseRollout:
+def build_rollout(config: RolloutConfig, spec: ModelSpec) -> BaseRollout:
     """Builds the engine that `rollout.name` names; its package is imported only here."""
-    rollout = config.resolved_rollout
-    if rollout.name == "vllm":
+    if config.name == "vllm":
         from workers.vllm_rollout_spmd import vLLMRollout
 
-        return vLLMRollout(rollout, spec)
+        return vLLMRollout(config, spec)
+    if config.name == "sglang":
+        from workers.sglang_rollout import SGLangRollout
+
+        return SGLangRollout(config, spec)
     from workers.hf_rollout import HFRollout
 
-    return HFRollout(rollout, spec)
+    return HFRollout(config, spec)
+
+
+READS = ("prompts", "responses", "response_mask", "attention_mask", "raw_prompt")
+
+
+class RewardModelWorker:
+    """Holds the reward model of one rank."""
+
+    def __init__(self, config: PPOConfig) -> None:
+        self.config = config.reward_model
+        self.deterministic = config.trainer.deterministic
+        self.device = find_device(config.trainer.device)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Loads the model; several ranks share its weights."""
+        start_worker(self.device, deterministic=self.deterministic)
+        model = self.config.model
+        spec = ModelSpec(model, str(model.path), self.device)
+        self.module, self.dtype = spec.reward_model(), torch_dtype(model.dtype)
+        shard_model(self.module, FSDPConfig(), self.dtype, self.device)
+        self.tokenizer = spec.tokenizer
+        given = model.input_tokenizer
+        self.input_tokenizer = None if given is None else AutoTokenizer.from_pretrained(given)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=READS)
+    @torch.no_grad()
+    def compute_rm_score(self, data: DataProto) -> DataProto:
+        """Scores every row: `rm_scores` (B, response_len) float32, each on the row's last sampled token."""
+        rows = self._own_rows(data) if self.input_tokenizer is None else self._retold_rows(data)
+        rows = [ids[-(self.config.max_length or len(ids)) :] for ids in rows]
+        size = self.config.micro_batch_size_per_gpu
+        scores = [self._score(rows[start : start + size]) for start in range(0, len(rows), size)]
+        placed = place_outcome_rewards(torch.cat(scores), data.batch["response_mask"])
+        return DataProto.from_dict(tensors={"rm_scores": placed})
+
+    def _own_rows(self, data: DataProto) -> list[Tensor]:
+        """Returns each row's tokens as the policy has them."""
+        ids = torch.cat([data.batch["prompts"], data.batch["responses"]], dim=1).long()
+        real = data.batch["attention_mask"].bool()
+        return [row[kept] for row, kept in zip(ids, real, strict=True)]
+
+    def _retold_rows(self, data: DataProto) -> list[Tensor]:
+        """Renders each row's messages and response in the model's own chat template."""
+        data.require("raw_prompt", by="reward_model.model.input_tokenizer (data.return_raw_chat=true keeps it)")
+        assert self.input_tokenizer is not None
+        answers = decode_sampled(self.input_tokenizer, data.batch)
+        pairs = zip(map(list, data.non_tensor_batch["raw_prompt"]), answers, strict=True)
+        told = ([*as_messages(asked), {"role": "assistant", "content": answer}] for asked, answer in pairs)
+        rows = (encode_chat(self.tokenizer, messages, add_generation_prompt=False) for messages in told)
+        return [torch.tensor(row) for row in rows]
+
+    def _score(self, rows: list[Tensor]) -> Tensor:
+        """Reads what the model says of each row's last token: (rows,) float32 on the CPU."""
+        lengths = torch.tensor([len(row) for row in rows])
+        ids = pad_sequence(rows, batch_first=True, padding_value=pad_token_id(self.tokenizer)).to(self.device)
+        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long().to(self.device)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            logits = self.module(input_ids=ids, attention_mask=mask, use_cache=False).logits[..., 0]
+        return logits.float().cpu().gather(1, lengths[:, None] - 1)[:, 0]

@@ -5,8 +5,6 @@ gives one row, or more where the model's chat template rewrites history. Invaria
 tokens stay where the engine is.
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,17 +18,15 @@ from custom.confine import Limits
 from custom.env_suite import EnvironmentSuite
 from data.containers import object_array
 from data.protocol import DataProto
-from data.sample_ids import sample_ids, step_info
-from data.seeding import seed_for
+from data.sample_ids import sample_ids, seed_for, step_info
 from data.turn_tokens import Tools, TurnTokens
 from training.config import AgentConfig, PPOConfig
-from training.config.agent_settings import GIVEN, EnvironmentChoice
+from training.config.settings import GIVEN, EnvironmentChoice
 from workers.environments.env_server import StepReply
 from workers.environments.pool import EnvironmentPool, environment_name
 from workers.ranks.distributed import from_leader, is_leader
-from workers.rollout.base import BaseRollout
-from workers.rollout.episode import FAILURES, Episode, Turn, TurnLimits
-from workers.rollout.turn_loop import TurnLoop
+from workers.rollout.base import BaseRollout, TurnLoop
+from workers.rollout.episode import FAILURES, Episode, Turn, TurnLimits, digest
 
 AgentSpecs = Sequence[AgentSpec]
 
@@ -63,19 +59,11 @@ class AgentRollout:
         names |= {"task": "task"} if "task" in described.non_tensor_batch else {}
         rows = zip(*(described.non_tensor_batch[name].tolist() for name in names.values()), strict=True)
         episodes = [Episode(**dict(zip(names, row, strict=True))) for row in rows]
-        home = self.config.environment_home
-        loop = TurnLoop(
-            self.engine,
-            self.engine.sampler(described.meta_info),
-            [self.limits(spec) for spec in self.specs],
-            tokens=self.tokens,
-            environments=self.pool,
-            tools=self.tools,
-            lockstep=bool(described.meta_info.get("seeded")),
-            max_live=home.num_workers if home.isolation != "thread" else None,
-            group=self.group,
-        )
-        loop.run(episodes)
+        home, limits = self.config.environment_home, [self.limits(spec) for spec in self.specs]
+        live = home.num_workers if home.isolation != "thread" else None
+        given: dict[str, Any] = {"tokens": self.tokens, "environments": self.pool, "tools": self.tools}
+        given |= {"lockstep": bool(described.meta_info.get("seeded")), "max_live": live, "group": self.group}
+        TurnLoop(self.engine, self.engine.sampler(described.meta_info), limits, **given).run(episodes)
         return self.rows_of(described, episodes)
 
     def limits(self, spec: AgentSpec) -> TurnLimits:
@@ -161,7 +149,7 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "error": episode.first_error,
         "environment": episode.spec,
         "group": episode.group,
-        "begins": hashlib.blake2b(json.dumps(begins).encode(), digest_size=8).hexdigest() if begins else "",
+        "begins": digest(begins) if begins else "",
         "turns": len(episode.turns),
         "attempts": episode.attempt + 1,
         "cut_turns": sum(turn.finish_reason == "length" for turn in episode.turns),

@@ -23,7 +23,7 @@ from training.config import RolloutConfig
 from workers.model.builder import ModelSpec, torch_dtype
 from workers.ranks.distributed import rank
 from workers.rollout.base import BaseRollout
-from workers.rollout.engine import Completion, FinishReason, NamedTensors, Part, Sampling
+from workers.rollout.engine import Completion, NamedTensors, Part, Sampling, finish_reason
 from workers.rollout.weight_sync import LoadTrial, Manifest, SavedForm, as_announced, refuse
 
 # At most, unless engine_kwargs.vllm.kv_cache_memory_bytes says otherwise.
@@ -56,23 +56,16 @@ class vLLMRollout(BaseRollout):
 
     def engine_args(self, spec: ModelSpec) -> dict[str, Any]:
         """Derives vLLM's settings from the config's."""
-        cfg = self.config
-        args: dict[str, Any] = {
-            "model": spec.path,
-            # Ids go in and come out.
-            "skip_tokenizer_init": True,
-            "trust_remote_code": spec.config.trust_remote_code,
-            "hf_overrides": dict(spec.config.override_config),
-            **{name: value for name, value in vars(cfg).items() if name in ALIKE},
-            "tensor_parallel_size": cfg.tensor_model_parallel_size,
-            "enforce_eager": cfg.enforce_eager or self.on_cpu,
-            "enable_sleep_mode": cfg.free_cache_engine and not self.on_cpu,
-            "distributed_executor_backend": "external_launcher",
-            "logprobs_mode": "processed_logprobs",
-            "disable_log_stats": True,
-            # It asks for access to the other ranks' devices, and under Ray a rank sees its own alone.
-            "disable_custom_all_reduce": torch.cuda.device_count() < cfg.tensor_model_parallel_size,
-        }
+        cfg, ranks = self.config, self.config.tensor_model_parallel_size
+        args: dict[str, Any] = {name: value for name, value in vars(cfg).items() if name in ALIKE}
+        args |= {"model": spec.path, "trust_remote_code": spec.config.trust_remote_code, "disable_log_stats": True}
+        # Ids go in and come out.
+        args |= {"skip_tokenizer_init": True, "hf_overrides": dict(spec.config.override_config)}
+        args |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "external_launcher"}
+        args |= {"enforce_eager": cfg.enforce_eager or self.on_cpu, "logprobs_mode": "processed_logprobs"}
+        args["enable_sleep_mode"] = cfg.free_cache_engine and not self.on_cpu
+        # It asks for access to the other ranks' devices, and under Ray a rank sees its own alone.
+        args["disable_custom_all_reduce"] = torch.cuda.device_count() < ranks
         if self.on_cpu:
             # A seeded request whose prefill is cut in chunks crashes on CPU, so prompts must fit one batch there.
             args["enable_chunked_prefill"] = False
@@ -179,10 +172,8 @@ VLLMRolloutSPMD = vLLMRollout
 
 def _completion(output: Any, asked: int) -> Completion:
     sample = output.outputs[0]
-    # vLLM says "length" too where it gives a request up for its own limits.
-    whole = sample.finish_reason == "stop" or (sample.finish_reason == "length" and len(sample.token_ids) == asked)
-    reason: FinishReason = sample.finish_reason if whole else "abort"
     ids = list(sample.token_ids)
+    reason = finish_reason(sample.finish_reason, len(ids), asked)
     log_probs = list(sample.logprobs.logprobs) if sample.logprobs is not None else [0.0] * len(ids)
     return Completion(request_id=output.request_id, token_ids=ids, log_probs=log_probs, finish_reason=reason)
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from custom.adapters.base import Adapter, Step
 from custom.env import OwnGenerators
-from custom.reward_score import NUMBER, extract_answer
-from custom.verifier import judge
+from custom.reward_score import NUMBER, extract_answer, judge
 
 
 class ReasoningGymEnvironment(Adapter):

@@ -12,12 +12,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from custom.adapters.base import Adapter, Step
+from data.texts import table
 
 # Generators and the settings they take.
-CHALLENGES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+CHALLENGES: dict[str, dict[str, Any]] = table(__file__)
 LONGEST_COMMAND = 190
 # They stop, rewind or write the game, and are no part of it.
 META_VERBS = "quit|q|restart|restore|save|undo|script|transcript|unscript|noscript|recording|replay"

@@ -19,7 +19,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from typing import Any, TypeAlias
 
-from custom.tools.tool import Tool, ToolError, definition_of
+from custom.tools.registry import Tool, ToolError, definition_of
 
 Number: TypeAlias = int | float
 

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from data.names import registered
+from data.texts import registered
+
+__all__ = ["ActionParser", "FunctionCallingParser", "JSONActionParser", "ReActActionParser", "ToolCall", "get_parser"]
 
 ErrorKind: TypeAlias = Literal["", "unknown_tool", "bad_json", "bad_arguments", "exception", "timeout"]
 

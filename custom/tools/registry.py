@@ -1,22 +1,113 @@
-"""The tools that a model may call, by name, and the record of what came of each call.
+"""What a tool is, the tools that a model may call, by name, and turns of calls, whose results are one observation.
 
-Invariant: no call raises, whatever the model wrote and whatever a tool did. A call that fails becomes an observation
-that says why, under one of five kinds: unknown_tool, bad_json, bad_arguments, exception, timeout. Only the
-environment's own failures pass through, since they end the episode.
+A tool knows nothing of parsers, counts or turns; it gets arguments by name, and returns or raises. A turn executes at
+most MAX_CALLS calls and none behind the end of the episode. Invariant: no call raises, whatever the model wrote and
+whatever a tool did. A call that fails becomes an observation that says why, under one of five kinds: unknown_tool,
+bad_json, bad_arguments, exception, timeout. Only the environment's own failures pass through, since they end the
+episode.
 """
 
+from __future__ import annotations
+
+import copy
 import inspect
 import json
 import re
 import time
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import Any, NamedTuple
 
 from custom import env
-from custom.env import MAX_OBSERVATION_CHARS, Abandoned, Observation, StepResult
-from custom.tools.parsers import ErrorKind, ToolCall
-from custom.tools.tool import EnvironmentStepTool, Tool, ToolDefinition, ToolError
+from custom.env import MAX_OBSERVATION_CHARS, Observation, StepResult
+from custom.tools.parsers import ActionParser, ErrorKind, ToolCall
+from data.texts import table
+
+__all__ = ["UNKNOWN", "CallRecord", "EnvironmentStepTool", "EpisodeSummary", "MultiTurnManager", "Tool"]
+__all__ += ["ToolDefinition", "ToolError", "ToolRegistry", "ToolTurn", "tool_statistics"]
+
+
+class ToolError(Exception):
+    """Fails a call with exactly this text; raised by a tool."""
+
+
+@dataclass(frozen=True)
+class ToolDefinition:
+    """Says what the model is told of a tool.
+
+    Args:
+        name: letters, digits, `_`, `-` and `.`, at most 64.
+        description: for the model.
+        parameters: a JSON schema of an object; arguments are checked against it before the tool sees them.
+        timeout_s: seconds after which a call counts as failed; None: the tool sees to it itself.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    timeout_s: float | None = None
+
+    def schema(self) -> dict[str, Any]:
+        """Returns the function schema as OpenAI writes it, which chat templates take as `tools=`."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+def definition_of(name: str, **fields: str) -> ToolDefinition:
+    """Returns the definition of a tool that comes along, as definitions.yaml has it, its description filled in."""
+    told = table(__file__, "definitions")[name]
+    return ToolDefinition(name, told["description"].format(**fields), told["parameters"])
+
+
+class Tool(ABC):
+    """Answers calls of the model: it has a `definition`, and `execute` gets the arguments by name.
+
+    class Echo(Tool):
+        definition = ToolDefinition("echo", "Echoes.", {"type": "object", "properties": {"text": {"type": "string"}}})
+
+        def execute(self, text: str = "") -> str:
+            return text
+    """
+
+    definition: ToolDefinition
+
+    @abstractmethod
+    def execute(self, *args: Any, **arguments: Any) -> Any:
+        """Gets the arguments by name and returns the observation: text, or anything that JSON can show.
+
+        A StepResult instead brings a reward and may end the episode. Raising is fine: the model sees the message. A
+        TimeoutError counts as a timeout.
+        """
+
+
+class EnvironmentStepTool(Tool):
+    """Steps the environment as a tool call: its reward and its end count as the turn's.
+
+    In a MultiTurnManager with an environment it is that one which is stepped, so that a copy of the tool never plays
+    another episode's game; `environment` serves calls outside of it. It has no deadline of its own: the episode's
+    count. A subclass with a definition of its own says in `action_text` which action its arguments stand for.
+    """
+
+    definition = definition_of("environment_step")
+
+    def __init__(self, environment: Any = None) -> None:
+        self.environment = environment
+
+    def execute(self, **arguments: Any) -> StepResult:
+        """Takes one step in its own environment."""
+        if self.environment is None:
+            raise ToolError("there is no environment to act in")
+        return env.step_environment(self.environment, self.action_text(**arguments))
+
+    def __deepcopy__(self, memo: object) -> EnvironmentStepTool:
+        return copy.copy(self)
+
+    def action_text(self, action: str) -> str:
+        """Returns the environment's action for the model's arguments."""
+        return action
+
 
 # So many calls of one tool may have run into its deadline and still run; while they do it is not called again.
 MAX_HANGING = 4
@@ -74,7 +165,8 @@ class ToolRegistry:
         """Adds a tool; ValueError where it has no valid definition, or its name is taken."""
         definition = getattr(tool, "definition", None)
         if isinstance(tool, type) or not isinstance(definition, ToolDefinition) or not callable(tool.execute):
-            raise ValueError(f"{tool!r} is no tool; give an instance of a Tool that has a definition")
+            who = env.located(getattr(tool, "execute", None), repr(tool))
+            raise ValueError(f"{who} is no tool; give an instance of a Tool that has a definition")
         if not TOOL_NAME.fullmatch(definition.name):
             raise ValueError(f"the tool name {definition.name!r} is not allowed; use at most 64 of A-Z a-z 0-9 _ - .")
         if definition.timeout_s is not None and not definition.timeout_s > 0:
@@ -188,7 +280,7 @@ def guarded(function: Callable[[], Any], caught: type[BaseException] = Exception
     except TimeoutError as error:
         return _message(error) or "timed out", "timeout"
     except BaseException as error:
-        if isinstance(error, Abandoned) or (isinstance(error, KeyboardInterrupt) and caught is Exception):
+        if isinstance(error, env.Abandoned) or (isinstance(error, KeyboardInterrupt) and caught is Exception):
             raise
         return f"{type(error).__name__}: {_message(error)}", "exception"
 
@@ -207,3 +299,121 @@ def _message(error: BaseException) -> str:
     # A tool's exceptions may do anything.
     except Exception:
         return "(no message)"
+
+
+# Of one turn.
+MAX_CALLS = 32
+NO_CALL = "there is no tool call in this text"
+
+
+@dataclass(frozen=True)
+class ToolTurn:
+    """Holds what came of one text of the model's.
+
+    Attributes:
+        observation, reward, done, info: as an environment's step; rewards of several calls are summed.
+        calls: those executed, in order.
+        text: the model's.
+        seen: the observation that it answered, where the caller gave it.
+    """
+
+    observation: Observation
+    reward: float = 0.0
+    done: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    calls: tuple[CallRecord, ...] = ()
+    text: str = ""
+    seen: Observation = ""
+
+    @property
+    def tool_call(self) -> CallRecord:
+        """Returns the first call; where the text has none, a failed one whose result says so."""
+        return self.calls[0] if self.calls else CallRecord(ToolCall(""), UNKNOWN, None, "no_call", NO_CALL, 0.0)
+
+
+@dataclass(frozen=True)
+class EpisodeSummary(Sequence[str]):
+    """Holds what came of an episode; it iterates as the model's responses.
+
+    Attributes:
+        turns: a ToolTurn each; of an episode in an environment what the rollout keeps of a turn.
+        tool_statistics: per tool its `calls`, `failures` and `seconds` (in all).
+        ending: how it ended, "done" where the environment or a tool said so; empty while it goes on.
+    """
+
+    responses: list[str]
+    turns: list[Any]
+    tool_statistics: dict[str, dict[str, float]]
+    total_reward: float
+    ending: str
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.responses[index]
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+
+def tool_statistics(calls: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Counts the records of calls (name, ok, seconds) by tool; see EpisodeSummary."""
+    found: dict[str, dict[str, float]] = {}
+    for call in calls:
+        of = found.setdefault(call["name"], {"calls": 0, "failures": 0, "seconds": 0.0})
+        of["calls"] += 1
+        of["failures"] += not call["ok"]
+        of["seconds"] += call["seconds"]
+    return found
+
+
+@dataclass(eq=False)
+class MultiTurnManager:
+    """Executes the calls in a model's texts, and keeps the turns.
+
+    Every call of a text is executed, in order, up to MAX_CALLS and until one of them ends the episode. The results are
+    the observation. A text without a call goes to the environment; where there is none it is the final answer.
+    """
+
+    registry: ToolRegistry
+    parser: ActionParser
+    environment: Any = None
+    max_observation_chars: int = MAX_OBSERVATION_CHARS
+    turns: list[ToolTurn] = field(default_factory=list, init=False)
+
+    def step(self, text: str, observation: Observation = "") -> ToolTurn:
+        """Plays one text, which answers an observation; raises only what the environment raises."""
+        self.turns.append(replace(self._play(text), text=text, seen=observation))
+        return self.turns[-1]
+
+    def summary(self) -> EpisodeSummary:
+        """Returns what came of the turns so far."""
+        calls = [record.facts() for turn in self.turns for record in turn.calls]
+        responses, ending = [turn.text for turn in self.turns], "done" if self.turns and self.turns[-1].done else ""
+        paid = sum(turn.reward for turn in self.turns)
+        return EpisodeSummary(responses, list(self.turns), tool_statistics(calls), paid, ending)
+
+    def _play(self, text: str) -> ToolTurn:
+        calls = self.parser.parse(text)
+        if calls:
+            return self._execute(calls)
+        if self.environment is None:
+            return ToolTurn(NO_CALL, done=True)
+        return ToolTurn(*env.step_environment(self.environment, text, self.max_observation_chars))
+
+    def _execute(self, calls: list[ToolCall]) -> ToolTurn:
+        records: list[CallRecord] = []
+        info: dict[str, Any] = {}
+        reward, done = 0.0, False
+        for call in calls[:MAX_CALLS]:
+            record = self.registry.execute(call, self.environment, self.max_observation_chars)
+            records.append(record)
+            if isinstance(record.value, StepResult):
+                reward, done, info = reward + record.value.reward, record.value.done, info | record.value.info
+            if done:
+                break
+        skipped = 0 if done else len(calls) - len(records)
+        notes = [f"{skipped} more calls were not executed: a turn may have {MAX_CALLS}."] if skipped else []
+        # Each under its call's number and name.
+        results = [f"[{i}] {env.cut_middle(r.call.name, 100) or 'call'}: {r.result}" for i, r in enumerate(records, 1)]
+        told = records[0].observation if len(records) == 1 and not notes else "\n".join(results + notes)
+        observation = env.check_observation(told, "the tools", self.max_observation_chars)
+        return ToolTurn(observation, reward, done, info, tuple(records))

@@ -16,7 +16,7 @@ import torch
 
 from data.protocol import DataProto
 from training import core_algos
-from training.config.needs import ESTIMATOR_NEEDS
+from training.config.algorithm_settings import ESTIMATOR_NEEDS
 
 ROWS, TOKENS, GROUP, TURNS = 16_384, 2_048, 8, 8
 

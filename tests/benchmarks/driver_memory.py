@@ -32,7 +32,7 @@ from training.config import BatchPlan, UpdatePlan
 from training.reward import compute_reward
 from training.run.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 from workers.fsdp_workers import ActorRolloutRefWorker
-from workers.ranks.memory import settle_heap
+from workers.ranks.distributed import settle_heap
 from workers.ranks.worker_group import cut, registered_methods
 
 PROMPT, RESPONSE, MEAN, RANKS, GROUP, PAD = 1024, 15_360, 2_048, 8, 8, 0

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from tests.benchmarks.peak_memory import MIB, PeakWatcher, resident
 from training.batch.torch_functional import LogitForm, head_log_probs
-from workers.ranks.memory import settle_heap
+from workers.ranks.distributed import settle_heap
 
 SIZES = {
     "cpu": ["1000x576x49152", "3000x576x49152", "512x896x151936"],

@@ -40,7 +40,7 @@ from training.config import (
     TrainerConfig,
 )
 from workers.fsdp_workers import ActorRolloutRefWorker
-from workers.model.packing import plan_batch, row_tokens
+from workers.model.forward import plan_batch, row_tokens
 from workers.model.prefix_tree import MicroBatch, cut_segments
 
 TERA, GIB = 1e12, 1 << 30

@@ -38,7 +38,7 @@ class PeakWatcher(threading.Thread):
 
 def activation_bytes(worker, batch) -> int:
     """What autograd keeps of the largest micro-batch between forward and backward, each storage once, no parameters."""
-    from workers.model.packing import iter_micro_batches
+    from workers.model.forward import iter_micro_batches
 
     actor = worker.actor
     parameters = {p.untyped_storage().data_ptr() for p in worker.module.parameters()}
@@ -53,7 +53,7 @@ def activation_bytes(worker, batch) -> int:
             return tensor
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
-            log_probs, _ = actor.forward(trees, micro.batch["responses"].shape, 1.0, "value")
+            log_probs, _ = actor.micro_forward(micro, trees, "value")
         largest = max(largest, sum(seen.values()))
         del log_probs
     return largest

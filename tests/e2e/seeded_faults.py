@@ -306,8 +306,8 @@ def scores(change: Callable[[torch.Tensor, DataProto], torch.Tensor]) -> Fault:
     """A fault in what the reward phase returns."""
 
     def wrong(trainer: Any) -> None:
-        add = trainer._add_rewards
-        trainer._add_rewards = lambda batch, given, infos: add(batch, change(given, batch), infos)
+        add = trainer.add_rewards
+        trainer.add_rewards = lambda batch, given, infos: add(batch, change(given, batch), infos)
 
     return wrong
 

@@ -16,8 +16,8 @@ from tests.e2e.test_agents import ACTOR, ROLLOUT, assert_finite, fit, forgetful_
 from tests.e2e.test_training import read_steps, tiny_config
 from training import core_algos as algos
 from training.batch.torch_functional import masked_mean
+from training.config.algorithm_settings import ESTIMATOR_NEEDS
 from training.config.loader import ConfigError
-from training.config.needs import ESTIMATOR_NEEDS
 from workers.dp_actor import DataParallelPPOActor
 
 PLAIN = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4")

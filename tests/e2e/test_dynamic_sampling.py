@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pyarrow.parquet as pq
 import pytest
 
-from data.data_order import EpochOrder
 from data.protocol import DataProto
+from data.rl_dataset import EpochOrder
 from tests.conftest import PROJECT
 from tests.e2e.agent_games import rare_varies
 from tests.e2e.prompt_scores import varies
@@ -93,7 +93,7 @@ def test_prompts_that_teach_nothing_give_way_to_the_next_rows(tiny_task, tmp_pat
 
 def batches_in_order(truths: list[str]) -> Iterator[list[bool]]:
     """Which of each batch's eight prompts vary, in the run's order, epoch after epoch."""
-    order = EpochOrder(len(truths), SEED, shuffle=True)
+    order = EpochOrder(truths, SEED, shuffle=True)
     for epoch in range(10):
         order.start(epoch, 0)
         rows = list(order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
 from custom.envs.simple_game import SimpleGameEnvironment
+from data.loading import load_extern_object
 from data.protocol import DataProto
 from training.agent_trainer import AgentTrainer
 from training.building import build_trainer
@@ -129,3 +131,82 @@ def test_prompts_without_a_collate_fn_and_without_init_workers(settings: dict[st
     metrics = trainer.fit()
     assert trainer.plan.actor.mini_batches == 1 and metrics["critic/score/mean"] > 0
     trainer.shutdown()
+
+
+GUIDES_DATASET = """
+import torch
+
+from data.rl_dataset import RLHFDataset
+
+
+class Levels(RLHFDataset):
+    def __init__(self, data_files, tokenizer, config, processor=None):
+        super().__init__(data_files, tokenizer, config, processor)
+        self.names = [f"row {i}" for i in range(len(self))]
+
+    def _read_files_and_tokenize(self):
+        super()._read_files_and_tokenize()
+        self.dataframe = [row for row in self.dataframe if row["level"] > 1]
+
+    def __getitem__(self, item):
+        row = super().__getitem__(item)
+        row["name"], row["hint"] = self.names[item], torch.full((2,), float(row["level"]))
+        return row
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    return float(ground_truth)
+"""
+
+
+@pytest.fixture
+def with_levels(settings: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Those settings with a file of prompts and a dataset class over RLHFDataset that a guide would write."""
+    (tmp_path / "mine.py").write_text(GUIDES_DATASET)
+    shared = {"data_source": "mine", "prompt": [{"role": "user", "content": "above 1 below 3"}]}
+    rows = [{**shared, "reward_model": {"ground_truth": str(i)}, "level": i} for i in range(6)]
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    settings["data"] |= {"train_files": str(tmp_path / "train.json"), "shuffle": False}
+    return settings
+
+
+def test_a_subclass_of_the_dataset_that_adds_columns_trains_by_its_name(
+    with_levels: dict[str, Any], tmp_path: Path
+) -> None:
+    with_levels["data"]["custom_cls"] = {"path": str(tmp_path / "mine.py"), "name": "Levels"}
+    with_levels["custom_reward_function"] = {"path": str(tmp_path / "mine.py")}
+    trainer = build_trainer(OmegaConf.create(with_levels))
+    batches: list[DataProto] = []
+    trainer.on_batch = batches.append  # type: ignore[method-assign]
+    assert trainer.fit()["critic/score/mean"] == 2.5
+    trainer.shutdown()
+    assert batches[0].non_tensor_batch["name"].tolist() == ["row 0", "row 0", "row 1", "row 1"]
+    assert batches[0].batch["hint"][:, 0].tolist() == [2.0, 2.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("with_collate", [False, True])
+def test_a_dataset_and_a_collate_function_are_given_as_objects(
+    with_levels: dict[str, Any], tmp_path: Path, with_collate: bool
+) -> None:
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        kept = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "attention_mask", "hint")}
+        return {**kept, "name": [row["name"].upper() for row in rows]}
+
+    def reward_fn(data: DataProto) -> torch.Tensor:
+        with pytest.raises(KeyError, match=r"is in non_tensor_batch\['name'\]"):
+            data.batch["name"]
+        seen.extend(data.non_tensor_batch["name"])
+        return data.batch["hint"][:, 0]
+
+    seen: list[str] = []
+    config = OmegaConf.create(with_levels)
+    tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
+    dataset_cls = load_extern_object(str(tmp_path / "mine.py"), "Levels")
+    dataset = dataset_cls(config.data.train_files, tokenizer, config.data)
+    given = {"train_dataset": dataset, "collate_fn": collate if with_collate else None}
+    trainer = RayPPOTrainer(config, tokenizer, reward_fn=reward_fn, **given)
+    trainer.init_workers()
+    assert trainer.fit()["critic/score/mean"] == 2.5
+    trainer.shutdown()
+    names = ["row 0", "row 0", "row 1", "row 1"]
+    assert seen == ([name.upper() for name in names] if with_collate else names)

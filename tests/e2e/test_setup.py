@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,12 +16,13 @@ import pytest
 import torch
 import yaml
 from omegaconf import OmegaConf
-from transformers import AutoTokenizer
 
 from custom.env_dataset import CustomEnvDataset
 from custom.reward_manager import CustomRewardManager
 from setup import (
     BaseEnvironment,
+    BaseInferenceEngine,
+    BatchInferenceManager,
     ConfigStore,
     CustomEnvironmentDataset,
     CustomRayPPOTrainer,
@@ -29,6 +31,7 @@ from setup import (
     EnvironmentStepTool,
     FunctionCallingParser,
     JSONActionParser,
+    MultiTurnInferenceEngine,
     MultiTurnManager,
     RayPPOTrainer,
     ReActActionParser,
@@ -38,6 +41,7 @@ from setup import (
     ToolRegistry,
     Trajectory,
     algo,
+    create_inference_engine,
     create_trainer,
 )
 from tests.conftest import PROJECT
@@ -121,6 +125,11 @@ def config(tiny_game: Path, tmp_path: Path) -> ConfigStore:
     store.training.iterations_per_epoch = 2
     store.checkpoint.output_dir = str(tmp_path / "run")
     return store
+
+
+@pytest.fixture(scope="module")
+def hf_engine(tiny_game: Path) -> BaseInferenceEngine:
+    return create_inference_engine(str(tiny_game / "model"), "hf", {"dtype": "float32", "max_model_len": 200})
 
 
 # Configuration
@@ -266,18 +275,26 @@ def test_it_trains_on_prompts(config: ConfigStore, reward_fn: Any) -> None:
         assert trainer.metrics_history[0]["iterations"] == 2 and trainer.metrics_history[0]["reward"] > 0
 
 
-def test_one_trainer_by_three_names_with_tools(config: ConfigStore, tiny_game: Path) -> None:
+def test_one_trainer_by_three_names_with_an_engines_tools(
+    config: ConfigStore, hf_engine: BaseInferenceEngine, tiny_game: Path
+) -> None:
     manager = MultiTurnManager(ToolRegistry([MyTool()]), JSONActionParser())
+    lender = MultiTurnInferenceEngine(hf_engine, max_turns=1, system_prompt="higher", tool_manager=manager)
     config.overrides["agent.trial_episodes"] = 0
-    tokenizer = AutoTokenizer.from_pretrained(tiny_game / "model")
-    trainer = CustomRayPPOTrainer(config, SimpleGameEnvironment(), compute_reward, tokenizer, tool_manager=manager)
+    given = hf_engine.tokenizer, lender
+    trainer = CustomRayPPOTrainer(config, SimpleGameEnvironment(), compute_reward, *given)
     with trainer:
-        assert len(trainer.rollout()) == 4 and trainer.core is not None
+        rollout = trainer.rollout()
+        assert trainer.core is not None
         (agent,) = [spec.build() for spec in trainer.core.specs]  # type: ignore[attr-defined]
-    assert agent.tools is not None and agent.tools.schemas()[0]["function"]["name"] == "my_tool"
-    assert agent.tools.tools["my_tool"] is not manager.registry.tools["my_tool"]
-    made = create_trainer(config=config, environment=SimpleGameEnvironment(), tokenizer=tokenizer)
-    assert isinstance(made, CustomRayPPOTrainer) and made.tokenizer is tokenizer
+        assert agent.tools is not None and agent.tools.schemas()[0]["function"]["name"] == "my_tool"
+        assert agent.tools.tools["my_tool"] is not manager.registry.tools["my_tool"]
+        assert {len(turns) for turns in rollout.texts} == {1}
+        assert all(turns[0].observation.count("higher") for turns in rollout.episodes)
+    made = create_trainer(config=config, environment=SimpleGameEnvironment(), tokenizer=hf_engine.tokenizer)
+    assert isinstance(made, CustomRayPPOTrainer) and made.tokenizer is hf_engine.tokenizer
+    by_manager = RayPPOTrainer(config, SimpleGameEnvironment(), tool_manager=manager)
+    assert by_manager.lent == {"tools": tuple(manager.registry.tools.values()), "parser": manager.parser}
 
 
 def test_a_mistake_in_a_users_code_comes_with_file_and_line(config: ConfigStore) -> None:
@@ -335,10 +352,71 @@ def test_the_algorithms_are_the_trainers() -> None:
     assert torch.equal(algo.compute_kl_penalty(new, ref), new - ref)
 
 
+# Inference
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_game: Path) -> Iterator[dict[str, BaseInferenceEngine]]:
+    yield {}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_engine_generates(tiny_game: Path, backend: str, engines: dict[str, BaseInferenceEngine]) -> None:
+    engine = create_inference_engine(
+        model_path=str(tiny_game / "model"),
+        backend=backend,
+        config={"dtype": "float32", "tensor_parallel_size": 1, "max_model_len": 200, "max_num_seqs": 8},
+    )
+    output = engine.generate(prompts=["higher 5"], max_tokens=6, temperature=0.7, top_p=0.9)
+    assert isinstance(output.sequences[0], str) and output.tokens.shape == (1, len(output.token_ids[0]))
+    assert len(output.log_probs[0]) == len(output.token_ids[0]) <= 6 and max(output.log_probs[0]) <= 0
+    assert len(engine.generate(["test prompt"]).sequences) == 1
+    told = engine.generate([{"role": "user", "content": "higher 5"}], 6, seed=3)
+    assert told.token_ids == engine.generate("higher 5", 6, seed=3).token_ids
+    assert engine.encode("higher 5", raw=True) == engine.tokenizer.encode("higher 5")
+    assert engine.encode("higher 5")[-3:] != engine.encode("higher 5", raw=True)[-3:]
+    many = BatchInferenceManager(engine, batch_size=4).generate_batch(
+        [f"{i} 3" for i in range(10)], max_tokens=5, seed=1
+    )
+    assert len(many.sequences) == len(many.tokens) == 10
+    greedy = [engine.generate(text, 5, temperature=0).token_ids[0] for text in ("1 3", "9 3")]
+    batch = BatchInferenceManager(engine, batch_size=1).generate_batch(["1 3", "9 3"], max_tokens=5, temperature=0)
+    assert batch.token_ids == greedy
+    with pytest.raises(ValueError, match=r"prompt 0 has .* max_model_len=200"):
+        engine.generate("higher " * 300)
+    multi_turn = MultiTurnInferenceEngine(engine=engine, max_turns=5, system_prompt="You are a helpful assistant.")
+    env = SimpleGameEnvironment()
+    responses = multi_turn.run_episode(env, initial_prompt="Start playing the game.", max_turns=3, max_tokens=6)
+    assert 1 <= len(list(responses)) <= 3 and responses.total_reward == pytest.approx(env.score)
+    assert responses.ending in ("max_turns", "done")
+    assert multi_turn.messages[1]["content"].startswith("Start playing the game.\n\nYou are in a room.")
+
+
+def test_an_unknown_backend_and_a_missing_package_are_named(tiny_game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="backend='tgi' is unknown; allowed: hf, sglang, vllm"):
+        create_inference_engine(str(tiny_game / "model"), "tgi")
+    for backend in ("vllm", "sglang"):
+        monkeypatch.setitem(sys.modules, backend, None)
+        with pytest.raises(ImportError, match=f"pip install .?{backend}"):
+            create_inference_engine(str(tiny_game / "model"), backend, {"max_model_len": 64})
+
+
+def test_a_conversation(hf_engine: BaseInferenceEngine) -> None:
+    multi_turn = MultiTurnInferenceEngine(engine=hf_engine, max_turns=5, system_prompt="You are a helpful assistant.")
+    with pytest.raises(ValueError, match="start_conversation"):
+        multi_turn.step()
+    multi_turn.start_conversation("Initial prompt")
+    response = multi_turn.step(max_tokens=6)
+    multi_turn.add_message("and now?")
+    assert [message["role"] for message in multi_turn.messages] == ["system", "user", "assistant", "user"]
+    said = multi_turn.format_conversation()
+    assert "Initial prompt" in said and response in said and said.index("and now?") > said.index("Initial prompt")
+
+
 # Tools
 
 
-def test_tools_by_hand() -> None:
+def test_tools_by_hand_and_in_an_episode(hf_engine: BaseInferenceEngine) -> None:
     env = SimpleGameEnvironment()
     registry = ToolRegistry()
     registry.register(MyTool())
@@ -357,18 +435,23 @@ def test_tools_by_hand() -> None:
         summary = manager.summary()
         assert list(summary) == [text, "model output"]
         assert summary.tool_statistics["my_tool"]["calls"] == 1
+    multi_turn = MultiTurnInferenceEngine(hf_engine, tool_manager=manager, enable_tools=True)
+    summary = multi_turn.run_episode(env, "Play.", max_turns=2, max_tokens=6)
+    own = manager.summary()
+    assert (list(summary), summary.tool_statistics) == (list(own), own.tool_statistics)
+    assert summary.total_reward == pytest.approx(own.total_reward)
 
 
 # One's own parts
 
 
-def test_ones_own_parts_before_training(tiny_game: Path) -> None:
+def test_ones_own_parts_before_training(hf_engine: BaseInferenceEngine) -> None:
     env = SimpleGameEnvironment(EnvironmentConfig())
     env.reset()
     assert len(env.step("test action")) == 4
     dataset = CustomEnvDataset(env)
     assert len(dataset) and dataset[0]["prompt"] and callable(CustomRewardManager(env))
-    rows = CustomEnvironmentDataset(env, AutoTokenizer.from_pretrained(tiny_game / "model"))
+    rows = CustomEnvironmentDataset(env, hf_engine.tokenizer)
     assert {"input_ids", "attention_mask"} <= rows[0].keys()
 
 

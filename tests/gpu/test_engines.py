@@ -17,8 +17,8 @@ from tests.unit.test_rollout import CONFIG, build_engine, encode, model_spec, pe
 from training.config import ActorConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.builder import ModelSpec
-from workers.model.packing import ForwardSettings
-from workers.ranks.process import expandable_segments
+from workers.model.forward import ForwardSettings
+from workers.ranks.distributed import expandable_segments
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Sampling
 from workers.rollout.weight_sync import iter_weights, weight_manifest

@@ -15,7 +15,7 @@ from tests.unit.test_rollout import model_spec
 from training.config import ActorConfig, FSDPConfig, OptimConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
-from workers.model.packing import ForwardSettings
+from workers.model.forward import ForwardSettings
 from workers.model.update import build_optimizer
 from workers.ranks.distributed import on_device
 

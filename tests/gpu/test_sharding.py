@@ -21,8 +21,7 @@ from tests.processes.test_ranks import (
 from tests.unit.test_actor_critic import make_update
 from training.config import ActorConfig, FSDPConfig
 from workers.dp_actor import DataParallelPPOActor
-from workers.model.forward import PolicyModel
-from workers.model.packing import ForwardSettings
+from workers.model.forward import ForwardSettings, PolicyModel
 from workers.ranks.distributed import on_device, shard_model
 
 pytestmark = pytest.mark.gpu

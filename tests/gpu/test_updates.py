@@ -17,8 +17,7 @@ from training.config import ActorConfig, CriticConfig, CriticModelConfig, ModelC
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model.builder import ModelSpec
-from workers.model.forward import PolicyModel, check_forward
-from workers.model.packing import ForwardSettings, iter_micro_batches
+from workers.model.forward import ForwardSettings, PolicyModel, check_forward, iter_micro_batches
 from workers.model.update import build_optimizer
 
 pytestmark = pytest.mark.gpu
@@ -191,7 +190,7 @@ def test_logits_of_a_batch_never_exist_as_a_whole(tiny_task, cuda_memory) -> Non
     )
     before = torch.cuda.memory_allocated(device)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        policy(inputs, 1.0, "value").log_probs.sum().backward()
+        policy(inputs, "value")[0].sum().backward()
     gradients = 4 * sum(p.numel() for p in policy.parameters())
     peak = torch.cuda.max_memory_allocated(device) - before - gradients
     assert peak < 5 * forward.LOGITS_CHUNK_BYTES, "a chunk's logits, their gradient and float32 blocks of it"

@@ -26,8 +26,7 @@ from workers.dp_critic import DataParallelPPOCritic
 from workers.fsdp_workers import ActorRolloutRefWorker
 from workers.model import state as model_state
 from workers.model.builder import ModelSpec
-from workers.model.forward import PolicyModel, ValueModel
-from workers.model.packing import ForwardSettings
+from workers.model.forward import ForwardSettings, PolicyModel, PolicyValueModel, ValueModel
 from workers.model.update import build_optimizer, build_scheduler
 from workers.ranks.distributed import full_tensor, on_device, rank, shard_model, start_process_group
 
@@ -61,9 +60,18 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
         metrics = critic.update_critic(data)
         results[f"critic {limits}"] = (change(before, critic.critic_module), metrics)
         results[f"gradients critic {limits}"] = gradients(critic.critic_module)
+        both = DataParallelPPOActor(
+            ActorConfig(**LIMITS[limits]), *build(folder, "both", device), forward=settings, critic=CriticConfig()
+        )
+        before = whole_weights(both.actor_module)
+        metrics = both.update_policy(data)
+        results[f"both {limits}"] = (change(before, both.actor_module), metrics)
+        results[f"gradients both {limits}"] = gradients(both.actor_module)
     results["tied"] = tied_weights(folder, device)
     log_probs, _ = actor.compute_log_prob(data)
     rounded, results["types"] = bfloat16_log_probs(folder, device, data)
+    _, own_values = both.read(data, "a test", None, "none")
+    rounded["own values"] = own_values
     torch.save({"log_probs": log_probs, "values": values, **rounded}, Path(folder) / f"rows-{world}-{number}.pt")
     if number == 0:
         torch.save(results, Path(folder) / f"results-{world}.pt")
@@ -120,9 +128,10 @@ def change(before: dict[str, Tensor], module: torch.nn.Module) -> dict[str, Tens
 
 def build(folder: str, kind: str, device: torch.device) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     path = str(Path(folder) / "model")
-    if kind == "actor":
+    if kind in ("actor", "both"):
         spec = ModelSpec(ModelConfig(enable_gradient_checkpointing=False), path, device)
-        module: torch.nn.Module = PolicyModel(spec.causal_lm(trainable=True))
+        lm = spec.causal_lm(trainable=True)
+        module: torch.nn.Module = PolicyModel(lm if kind == "actor" else PolicyValueModel(lm))
     else:
         spec = ModelSpec(CriticModelConfig(enable_gradient_checkpointing=True), path, device)
         transformer = spec.value_model()
@@ -195,11 +204,21 @@ def test_two_ranks_make_the_value_update_of_one(folder: Path, limits: str) -> No
     assert two_metrics == pytest.approx(one_metrics, rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.parametrize("limits", LIMITS)
+def test_two_ranks_make_the_update_of_policy_and_values_in_one_model(folder: Path, limits: str) -> None:
+    (one, one_metrics), (two, two_metrics) = (
+        torch.load(folder / f"results-{world}.pt")[f"both {limits}"] for world in (1, 2)
+    )
+    assert one["value_head.weight"].any() and largest_difference(one, two) < 1e-5
+    assert {"actor/pg_loss", "critic/vf_loss", "critic/vpred_mean"} <= one_metrics.keys()
+    assert two_metrics == pytest.approx(one_metrics, rel=1e-5, abs=1e-7)
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_updates_leave_no_gradient_in_memory(folder: Path, world: int) -> None:
     results = torch.load(folder / f"results-{world}.pt")
     left = {name: value for name, value in results.items() if name.startswith("gradients")}
-    assert len(left) == 6 and not any(left.values())
+    assert len(left) == 8 and not any(left.values())
 
 
 def saved_before_the_first_step(folder: str, number: int, world: int, port: int, kind: str) -> None:
@@ -274,7 +293,7 @@ def test_a_head_that_is_not_the_embedding_though_the_configuration_says_so_is_re
 def test_two_ranks_compute_the_log_probs_and_values_of_one(folder: Path) -> None:
     one = torch.load(folder / "rows-1-0.pt")
     halves = [torch.load(folder / f"rows-2-{rank}.pt") for rank in range(2)]
-    for name in ("log_probs", "values"):
+    for name in ("log_probs", "values", "own values"):
         both = torch.cat([half[name] for half in halves])
         torch.testing.assert_close(both, one[name], rtol=1e-5, atol=1e-5)
 

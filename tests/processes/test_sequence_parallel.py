@@ -25,8 +25,7 @@ from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model.attention import check_shared_sequences, use_own_attention
 from workers.model.builder import ModelSpec
-from workers.model.forward import PolicyModel, ValueModel, forward_settings
-from workers.model.packing import ForwardSettings, iter_micro_batches
+from workers.model.forward import ForwardSettings, PolicyModel, ValueModel, forward_settings, iter_micro_batches
 from workers.ranks.distributed import shard_model, start_process_group
 
 CPU = torch.device("cpu")

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import custom.verifier
-from custom.reward_score import default_compute_score
-from custom.verifier import VerifierProcess
+import custom.reward_score
+from custom.reward_score import VerifierProcess, default_compute_score
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
@@ -37,7 +36,7 @@ def test_what_the_policy_writes_runs_in_another_process_without_a_network(tmp_pa
 
 
 def test_an_answer_that_never_ends_scores_0_and_the_next_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(custom.verifier, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(custom.reward_score, "DEADLINE_S", 1.0)
     judged = VerifierProcess()
     entry = entry_of("countdown")
     judged.score("countdown", "1", entry)
@@ -58,7 +57,7 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_answer_that_runs_code_scores_0_and_shifts_no_other(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """binary_matrix evaluates an answer as Python."""
-    monkeypatch.setattr(custom.verifier, "DEADLINE_S", 1.5)
+    monkeypatch.setattr(custom.reward_score, "DEADLINE_S", 1.5)
     judged, entry = VerifierProcess(), entry_of("binary_matrix")
     truth = json.loads(entry)["answer"]
     assert judged.score("binary_matrix", truth, entry) == 1.0

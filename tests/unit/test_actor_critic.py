@@ -31,7 +31,7 @@ from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model.attention import use_own_attention
 from workers.model.builder import ModelSpec
-from workers.model.packing import ForwardSettings
+from workers.model.forward import ForwardSettings
 from workers.model.update import build_scheduler
 
 SPLITS = [

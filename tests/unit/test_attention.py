@@ -20,8 +20,7 @@ from workers.dp_actor import DataParallelPPOActor
 from workers.model import attention
 from workers.model.attention import NAME, Sequences, own_attention, packed_attention, use_own_attention
 from workers.model.builder import ModelSpec
-from workers.model.forward import ValueModel, forward_settings
-from workers.model.packing import ForwardSettings, iter_micro_batches, scatter_tokens
+from workers.model.forward import ForwardSettings, ValueModel, forward_settings, iter_micro_batches, scatter_tokens
 
 CPU = torch.device("cpu")
 PADDED = ForwardSettings()
@@ -63,7 +62,9 @@ def test_values_of_packed_rows_are_those_of_padded_rows(tiny_task: Path) -> None
         transformer.zero_grad()
         values[name] = torch.zeros(data.batch["responses"].shape)
         for rows, micro, inputs in iter_micro_batches(data, settings, MicroBatching(max_token_len=40)):
-            values[name][rows] = scatter_tokens(ValueModel(transformer)(inputs), inputs, micro.batch["responses"].shape)
+            values[name][rows] = scatter_tokens(
+                *ValueModel(transformer)(inputs), inputs, micro.batch["responses"].shape
+            )
         values[name].square().sum().backward()
         values[name + " gradient"] = torch.cat([p.grad.flatten() for p in transformer.parameters()])
     for name in ("shared", "packed"):

@@ -310,7 +310,7 @@ def test_hydras_two_options_name_a_yaml(form: str, tmp_path: Path) -> None:
         ("- 1\n", "run.yaml holds a list; it must hold keys with values"),
         ("data: {seed: 1}\ndata: {seed: 2}\n", "found duplicate key data"),
         ("data: [1\n", "cannot read "),
-        ("extends: runn.yaml\n", "runn.yaml does not exist. Did you mean 'run.yaml'?"),
+        ("extends: runn.yaml\n", "runn.yaml does not exist; YAML files in {0}: run.yaml. Did you mean 'run.yaml'?"),
         ("data: {prompt_key: frågan}\n", "byte 22 is not UTF-8; save the file as UTF-8"),
     ],
 )
@@ -321,7 +321,35 @@ def test_a_bad_yaml_is_explained_and_what_it_left_out_is_not_called_missing(
     with pytest.raises(ConfigError) as caught:
         load_config([str(tmp_path / "run.yaml")])
     (found,) = caught.value.problems
-    assert problem in found
+    assert problem.replace("{0}", str(tmp_path)) in found
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--config-path {0}/mine --config-name quikstart", "{0}/mine/quikstart.yaml does not exist; YAML files in "),
+        ("--config-path {0}/mine --config-name quikstart", "/mine: other.yml, quickstart.yaml. Did you mean 'quickst"),
+        ("--config-path {0}/mine --config-name=others.yml", "Did you mean 'other.yml'?"),
+        ("--config-path={0}/mime --config-name quickstart", "in {0}: many, mine. Did you mean 'mine'?"),
+        ("{0}/mime/deeper/quickstart.yaml", "quickstart.yaml does not exist; folders in {0}: many, mine. Did you"),
+        (
+            "--config-path={0}/many --config-name=x",
+            "many: c00.yaml, c01.yaml, c02.yaml, c03.yaml, c04.yaml, c05.yaml, ",
+        ),
+        ("--config-path={0}/many --config-name=x", "c11.yaml, …."),
+    ],
+)
+def test_a_near_miss_shows_what_is_there(words: str, problem: str, tmp_path: Path) -> None:
+    for name in (
+        "mine/quickstart.yaml",
+        "mine/other.yml",
+        "mine/notes.txt",
+        *(f"many/c{i:02}.yaml" for i in range(13)),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (found,) = problems_of(*words.format(tmp_path).split())
+    assert problem.replace("{0}", str(tmp_path)) in found
 
 
 def test_only_one_yaml_is_taken(tmp_path: Path) -> None:
@@ -387,6 +415,9 @@ def test_the_reference_yaml_is_in_step_and_holds_the_defaults() -> None:
         ("critic.optim.warmup_style=constant", "critic.optim.scheduler=constant"),
         ("actor_rollout_ref.rollout.prompt_length=64", "data.max_prompt_length=64"),
         ("critic.model.fsdp_config.param_offload=True", "critic.fsdp_config.param_offload=True"),
+        ("algorithm.advantage_estimation=rloo", "algorithm.adv_estimator=rloo"),
+        ("algorithm.advantage_estimator=rloo", "algorithm.adv_estimator=rloo"),
+        ("advantage_estimation=rloo", "algorithm.adv_estimator=rloo"),
     ],
 )
 def test_a_key_that_moved_is_taken_with_a_word(override: str, new: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -818,7 +849,11 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             ["data.val_files=[]", "trainer.test_freq=5"],
             "trainer.test_freq has nothing to validate on: set data.val_files",
         ),
-        ([f"{ROLLOUT}.name=sglang"], f"{ROLLOUT}.name=sglang is not there yet: use vllm or hf"),
+        (
+            [f"{ROLLOUT}.name=sglang"],
+            f'{ROLLOUT}.name=sglang: SGLang is not installed; `pip install "sglang[all]"` on a machine with a GPU, or '
+            f"name a server that runs: {ROLLOUT}.engine_kwargs.sglang.base_url=http://HOST:30000",
+        ),
         (
             ["actor_rollout_ref.model.dtype=float16"],
             "actor_rollout_ref.model.dtype=float16 would train without loss scaling, which small gradients need in "

@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from data.texts import warn_once
 from training import core_algos as algos
-from training.core_algos import group_advantages
 
 
 @pytest.fixture(autouse=True)
@@ -285,7 +285,7 @@ def test_index_may_mix_uids_with_numbers_and_must_name_every_row():
 
 
 def test_a_group_of_one_is_logged_once(caplog):
-    group_advantages._warn_once.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             algos.compute_rloo_outcome_advantage(outcome(SCORES, GROUP_MASK), GROUP_MASK, GROUPS)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from data.containers import move_to_sampled_tokens, place_outcome_rewards
 from data.protocol import DataProto
-from data.token_rewards import move_to_sampled_tokens, place_outcome_rewards
 from training import core_algos
 from training.batch.torch_functional import masked_mean
 from training.rollout_correction import compute_offpolicy_metrics
 from training.run.metric_utils import compute_data_metrics, compute_timing_metrics
-from workers.ranks.memory import settle_heap
+from workers.ranks.distributed import settle_heap
 
 ROWS, PROMPT, RESPONSE = 512, 1024, 8192
 MIB = 1 << 20

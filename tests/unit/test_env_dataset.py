@@ -1,7 +1,8 @@
 """Tests single-turn prompts and rewards from an environment: from Python, from a file that a config names, trained."""
 
+import copy
 import json
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from data.protocol import DataProto
 from data.rl_dataset import RLHFDataset, collate_fn, create_dataset, normalise_row
 from examples.prepare_quickstart import make_tokenizer
 from tests.e2e.test_training import read_steps, tiny_config
+from training.config import DataConfig
+from training.config.section import CustomClassConfig
 from training.ray_trainer import RayPPOTrainer
 from training.reward import compute_reward, load_reward_manager
 
@@ -102,6 +105,21 @@ def test_state_to_text_and_template_variables_shape_the_prompt_of_a_plain_enviro
     assert tokenizer.decode(row["input_ids"]) == "<|im_start|> user higher 4 below 6 <|im_end|>"
 
 
+def test_arguments_of_the_tokenizer_reach_it(tokenizer):
+    whole = CustomEnvDataset(Plain(), tokenizer)[4]["input_ids"]
+    for side, kept in (("right", whole[:5]), ("left", whole[-5:])):
+        cutting = copy.deepcopy(tokenizer)
+        cutting.truncation_side = side
+        options = {"truncation": True, "max_length": 5, "return_tensors": "pt"}
+        assert torch.equal(CustomEnvDataset(Plain(), cutting, tokenizer_kwargs=options)[4]["input_ids"], kept)
+
+    class Padded(CustomEnvDataset):
+        tokenizer_kwargs = MappingProxyType({"padding": "max_length", "max_length": len(whole) + 3})
+
+    row = Padded(Plain(), tokenizer)[4]
+    assert len(row["input_ids"]) == len(whole) + 3 and torch.equal(row["input_ids"][row["attention_mask"] == 1], whole)
+
+
 def test_after_collation_states_are_objects_beside_the_tensors(tokenizer):
     class Tensors(Between):
         def get_state(self, idx):
@@ -130,8 +148,7 @@ def describe(path, **content):
 
 
 def data_config(path):
-    custom_cls = SimpleNamespace(path=path, name="CustomEnvDataset")
-    return SimpleNamespace(custom_cls=custom_cls, apply_chat_template_kwargs={})
+    return DataConfig(custom_cls=CustomClassConfig(path=path, name="CustomEnvDataset"))
 
 
 def test_a_file_names_the_environment_and_the_rows_carry_it(tmp_path, tokenizer):

@@ -22,7 +22,7 @@ from custom.agent import AgentSpec
 from tests.unit import pool_environments
 from tests.unit.pool_environments import Obedient, reward_fn
 from workers.environments.env_server import StepReply
-from workers.environments.fork_server import libraries_of
+from workers.environments.env_worker import libraries_of
 from workers.environments.pool import Answer, EnvironmentPool
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from custom.adapters.base import make_environment
 from custom.adapters.gymnasium import space_to_text
-from custom.adapters.make import make_environment
 from custom.env import (
     BadEnvironment,
     BaseEnvironment,

@@ -18,17 +18,7 @@ from data.turn_tokens import TurnTokens
 from scripts.replay import row_of
 from workers.environments.env_server import EnvServer, StepReply
 from workers.rollout.engine import Completion, Sampling
-from workers.rollout.episode import (
-    Ask,
-    Ended,
-    Episode,
-    Play,
-    Row,
-    Sample,
-    TurnLimits,
-    anchor_of,
-    play_episode,
-)
+from workers.rollout.episode import Ask, Ended, Episode, Play, Row, Sample, TurnLimits, anchor_of, play_episode
 
 LIMITS = TurnLimits(prompt_length=16, response_length=40, max_model_len=56, max_turn=3, max_turn_tokens=4)
 

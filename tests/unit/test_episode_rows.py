@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from data.containers import object_array
 from data.protocol import DUMMY_UID, DataProto
 from training.advantage import compute_advantage
-from training.batch.episode_rows import EpisodeRows, observation_mask
-from training.config.needs import ESTIMATOR_NEEDS
+from training.batch.batching import EpisodeRows, observation_mask
+from training.config.algorithm_settings import ESTIMATOR_NEEDS
 from training.core_algos import compute_gae_advantage_return
 
 WIDTH = 4

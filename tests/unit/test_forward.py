@@ -23,8 +23,14 @@ from data.protocol import DataProto
 from training.config import MicroBatching
 from workers.model.attention import use_own_attention
 from workers.model.builder import ModelSpec
-from workers.model.forward import PolicyModel, ValueModel
-from workers.model.packing import ForwardSettings, iter_micro_batches, row_tokens, scatter_tokens
+from workers.model.forward import (
+    ForwardSettings,
+    PolicyModel,
+    ValueModel,
+    iter_micro_batches,
+    row_tokens,
+    scatter_tokens,
+)
 
 PROMPT, RESPONSE = 6, 5
 
@@ -79,11 +85,12 @@ def plain_log_probs(lm: nn.Module, data: DataProto, temperature: float) -> tuple
 
 def packed(lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: MicroBatching, t: float = 1.0):
     log_probs, entropies = torch.zeros(data.batch["responses"].shape), torch.zeros(data.batch["responses"].shape)
+    data.meta_info["temperature"] = t
     for rows, micro, inputs in iter_micro_batches(data, settings, limits):
-        stats = PolicyModel(lm)(inputs, t, "grad")
+        own_log_probs, own_entropies = PolicyModel(lm)(inputs, "grad")
         shape = micro.batch["responses"].shape
-        log_probs[rows] = scatter_tokens(stats.log_probs, inputs, shape)
-        entropies[rows] = scatter_tokens(stats.entropy, inputs, shape)
+        log_probs[rows] = scatter_tokens(own_log_probs, inputs, shape)
+        entropies[rows] = scatter_tokens(own_entropies, inputs, shape)
     return log_probs, entropies
 
 
@@ -118,12 +125,13 @@ def gradient(
     lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: MicroBatching, temperature: float = 1.0
 ) -> Tensor:
     lm.zero_grad()
+    data.meta_info["temperature"] = temperature
     weights = torch.arange(data.batch["responses"].numel()).view(data.batch["responses"].shape) / 10
     for rows, micro, inputs in iter_micro_batches(data, settings, limits):
-        stats = PolicyModel(lm)(inputs, temperature, "grad")
+        log_probs, entropies = PolicyModel(lm)(inputs, "grad")
         shape = micro.batch["responses"].shape
-        loss = (scatter_tokens(stats.log_probs, inputs, shape) * weights[rows]).sum()
-        (loss + scatter_tokens(stats.entropy, inputs, shape).sum()).backward()
+        loss = (scatter_tokens(log_probs, inputs, shape) * weights[rows]).sum()
+        (loss + scatter_tokens(entropies, inputs, shape).sum()).backward()
     return torch.cat([p.grad.flatten() for p in lm.parameters()])
 
 
@@ -212,7 +220,7 @@ def test_values_are_those_of_the_state_before_each_sampled_token(tiny_task: Path
         values = torch.zeros(data.batch["responses"].shape)
         for rows, micro, inputs in iter_micro_batches(data, settings, limits):
             values[rows] = scatter_tokens(
-                ValueModel(transformer)(inputs), inputs, micro.batch["responses"].shape
+                *ValueModel(transformer)(inputs), inputs, micro.batch["responses"].shape
             ).detach()
         row, width = 5, data.batch["prompts"].shape[1]
         ids = torch.cat([data.batch["prompts"][row], data.batch["responses"][row]])[None]

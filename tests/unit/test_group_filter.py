@@ -10,7 +10,7 @@ import torch
 
 from data.containers import object_array
 from data.protocol import DataProto
-from training.batch.group_filter import collect_varied_groups, varied_groups
+from training.batch.batching import collect_varied_groups, varied_groups
 from training.config import FilterGroupsConfig
 
 

@@ -8,8 +8,8 @@ import gymnasium
 import pytest
 from gymnasium import spaces
 
+from custom.adapters.base import make_environment
 from custom.adapters.gymnasium import space_to_text, worst_reward
-from custom.adapters.make import make_environment
 from custom.env import reset_environment, step_environment
 
 

@@ -27,7 +27,7 @@ from training.core_algos import POLICY_LOSS_REGISTRY
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model.attention import use_own_attention
-from workers.model.packing import ForwardSettings
+from workers.model.forward import ForwardSettings
 
 META = torch.device("meta")
 # Of padded rows transformers itself asks whether they are packed.
@@ -112,7 +112,7 @@ def test_the_critic_reads_its_values_once_and_in_an_update_the_norm(tiny_task: P
 def test_what_would_wait_is_found(tiny_task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An `item` in the loss, and an index left on the CPU."""
     policy = actor(tiny_task, "shared")
-    own = DataParallelPPOActor.forward
+    own = DataParallelPPOActor.micro_forward
 
     def waiting(self: Any, *args: Any, **kwargs: Any) -> Any:
         log_probs, entropies = own(self, *args, **kwargs)
@@ -122,8 +122,8 @@ def test_what_would_wait_is_found(tiny_task: Path, monkeypatch: pytest.MonkeyPat
         log_probs, entropies = own(self, *args, **kwargs)
         return log_probs[torch.arange(len(log_probs))], entropies
 
-    monkeypatch.setattr(DataParallelPPOActor, "forward", waiting)
+    monkeypatch.setattr(DataParallelPPOActor, "micro_forward", waiting)
     assert first_reader(lambda: policy.update_policy(make_update())) != "clip_grad_norm"
-    monkeypatch.setattr(DataParallelPPOActor, "forward", left_behind)
+    monkeypatch.setattr(DataParallelPPOActor, "micro_forward", left_behind)
     with pytest.raises(AssertionError, match=r"index.* computes with tensors of two devices"):
         first_reader(lambda: policy.update_policy(make_update()))

@@ -30,8 +30,7 @@ from tests.unit.test_forward import PACKED, SHARED, make_batch, packed, plain_lo
 from training.config import CriticConfig, CriticModelConfig, MicroBatching, ModelConfig
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model.builder import ModelSpec
-from workers.model.forward import ValueModel, attends_fully, check_forward, forward_settings, pack_rows
-from workers.model.packing import ForwardSettings
+from workers.model.forward import ForwardSettings, ValueModel, attends_fully, check_forward, forward_settings, pack_rows
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

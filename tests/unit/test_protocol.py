@@ -290,6 +290,19 @@ def test_require_names_the_missing_field_and_its_writer():
         data.require("nonsense", by="me")
 
 
+def test_a_key_in_the_other_part_is_said_to_be_there():
+    data = DataProto.from_dict(tensors={"x": torch.zeros(2, 1)}, non_tensors={"state": ["a", "b"], "uid": ["p", "q"]})
+    data = data.union(DataProto.from_dict(tensors={"y": torch.ones(2)})).repeat(2)
+    for made in (data, data[1:3], DataProto.concat([data, data]), pickle.loads(pickle.dumps(data)), data.select()):
+        with pytest.raises(KeyError, match=r"no tensor 'state'; it has: x, y\. .* is in non_tensor_batch\['state'\]"):
+            made.batch["state"]
+        with pytest.raises(KeyError, match=r"no 'x'; it has: state, uid\. Tensors are in batch\['x'\]"):
+            made.non_tensor_batch["x"]
+    data.pop(non_tensor_batch_keys=["uid"])
+    with pytest.raises(KeyError, match="no 'uid'; it has: state"):
+        data.non_tensor_batch["uid"]
+
+
 def test_every_row_shape_in_the_table_of_fields_is_one_of_four():
     assert {spec.shape for spec in FIELDS.values()} == {"(B,)", "(B,P)", "(B,R)", "(B,P+R)"}
 

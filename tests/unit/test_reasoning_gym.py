@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from custom.adapters.make import make_environment
+from custom.adapters.base import make_environment
 from custom.env import Abandoned, reset_environment, step_environment
-from custom.reward_score import default_compute_score
-from custom.verifier import judge
+from custom.reward_score import default_compute_score, judge
 
 # What a policy may write and games, parsers and verifiers stumble over.
 ODD_TEXTS = (

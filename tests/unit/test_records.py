@@ -14,13 +14,13 @@ import pytest
 
 from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
-from training.run.records import held, record_config
+from training.run.tracking import held, record_config
 
 PROJECT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
-from training.run.records import held
+from training.run.tracking import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from training.run.report import known, phase_times, read_metrics, smooth, write_report
+from training.run.report import phase_times, read_metrics, smooth, write_report
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,28 +40,26 @@ def test_the_later_value_of_a_step_counts_and_partly_written_lines_are_skipped(t
         '{"step": 2, "a": 5}\n{"step": 1, "a": "nan", "b": 1}\n{"step": 2, "a": 7, "b": 2}\n{"step": 3, "a"'
     )
     metrics = read_metrics(file)
-    assert metrics["step"].tolist() == [1, 2] and metrics["b"].tolist() == [1, 2]
+    assert metrics.index.tolist() == [1, 2] and metrics["b"].tolist() == [1, 2]
     assert np.array_equal(metrics["a"], [np.nan, 7], equal_nan=True)
-    assert [part.tolist() for part in known(metrics, "a")] == [[2], [7]]
 
 
 def test_smoothing_is_a_mean_around_each_value():
-    assert smooth(np.array([1.0, 2.0, 6.0, 4.0]), 3) == [1.5, 3.0, 4.0, 5.0]
-    assert smooth(np.array([1.0, 2.0]), 1) == [1.0, 2.0]
+    assert smooth(pd.Series([1.0, 2.0, np.nan, 6.0, 4.0]), 3).tolist() == [1.5, 3.0, 4.0, 5.0]
+    assert smooth(pd.Series([1.0, 2.0]), 1).tolist() == [1.0, 2.0]
 
 
 def test_phases_are_longest_first_and_the_rest_is_other():
-    metrics = {
-        "step": np.array([0, 1, 2]),
-        "timing_s/step": np.array([np.nan, 10.0, 20.0]),
-        "timing_s/reward": np.array([np.nan, 1.0, 1.0]),
-        "timing_s/gen": np.array([np.nan, 6.0, 6.0]),
-        "timing_s/testing": np.array([5.0, np.nan, 9.0]),
+    columns = {
+        "timing_s/step": [np.nan, 10.0, 20.0],
+        "timing_s/reward": [np.nan, 1.0, 1.0],
+        "timing_s/gen": [np.nan, 6.0, 6.0],
+        "timing_s/testing": [5.0, np.nan, 9.0],
     }
-    phases, seconds = phase_times(metrics)
-    assert phases == ["gen", "testing", "reward", "other"]
-    assert seconds.tolist() == [[6.0, 6.0], [0.0, 9.0], [1.0, 1.0], [3.0, 4.0]]
-    assert phase_times({"step": np.array([1]), "timing_s/gen": np.array([1.0])})[0] == []
+    phases = phase_times(pd.DataFrame(columns, index=[0, 1, 2]))
+    assert phases.columns.tolist() == ["gen", "testing", "reward", "other"] and phases.index.tolist() == [1, 2]
+    assert phases.T.to_numpy().tolist() == [[6.0, 6.0], [0.0, 9.0], [1.0, 1.0], [3.0, 4.0]]
+    assert phase_times(pd.DataFrame({"timing_s/gen": [1.0]})).empty
 
 
 def test_table_has_first_last_and_best_and_shares(tmp_path):

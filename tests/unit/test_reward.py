@@ -23,9 +23,8 @@ from custom.reward_manager import (
     register_reward_manager,
 )
 from custom.reward_score import default_compute_score, extract_answer
-from data.containers import object_array
+from data.containers import move_to_sampled_tokens, object_array, place_outcome_rewards
 from data.protocol import DataProto
-from data.token_rewards import move_to_sampled_tokens, place_outcome_rewards
 from training.config.algorithm_settings import OverlongBufferConfig
 from training.reward import compute_reward, compute_reward_async, get_custom_reward_fn, load_reward_manager
 

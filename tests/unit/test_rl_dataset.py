@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
-from data.data_order import PromptCollator
-from data.rl_dataset import RLHFDataset, collate_fn, create_dataset, normalise_row, read_rows
+from data.rl_dataset import PromptCollator, RLHFDataset, collate_fn, create_dataset, normalise_row, read_rows
+from training.config import DataConfig
 
 WORDS = ["<pad>", "<unk>", "user", "assistant", *[f"w{i}" for i in range(20)]]
 
@@ -455,6 +456,21 @@ def test_messages_of_a_hook_decide_which_prompts_are_too_long(tmp_path, tokenize
 def test_max_samples_may_be_positional_as_in_verl(tmp_path, tokenizer):
     file = write(tmp_path / "d.jsonl", [make_row(1, i) for i in range(5)])
     assert len(RLHFDataset(file, tokenizer, make_config(), None, 2)) == 2
+
+
+def test_a_dataset_that_is_built_by_hand_takes_an_omegaconf_with_a_runs_defaults(tmp_path, tokenizer):
+    settings = OmegaConf.create({"max_prompt_length": 8, "truncation": "${how}", "how": "left", "image_key": "images"})
+    dataset = RLHFDataset(write(tmp_path / "d.jsonl", [make_row(9, 0)]), tokenizer, settings)
+    assert dataset.config == DataConfig(max_prompt_length=8, truncation="left") and dataset.prompt_key == "prompt"
+    assert tokenizer.decode(dataset[0]["raw_prompt_ids"]) == "w2 w3 w4 w5 w6 w7 w8 assistant"
+
+
+def test_lists_of_a_collate_function_become_columns_of_objects(tokenizer):
+    def collate(rows):
+        return {"input_ids": torch.stack([row["input_ids"] for row in rows]), "level": [row["level"] for row in rows]}
+
+    columns = PromptCollator(make_config(), tokenizer, collate)([{"raw_prompt": "w1", "level": [1]}] * 2)
+    assert columns["level"].dtype == object and columns["level"].tolist() == [[1], [1]]
 
 
 def test_a_row_with_nothing_but_a_raw_prompt_is_tokenised(tokenizer):

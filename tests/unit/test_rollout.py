@@ -1,9 +1,12 @@
-"""Both engines: log-probs of what was sampled, seeds, stop reasons, masks, and weights that are really replaced."""
+"""The engines, SGLang's over HTTP: log-probs of what was sampled, seeds, stop reasons, masks, and weights that are
+really replaced.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
@@ -16,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from data.protocol import FIELDS, DataProto
+from tests.sglang_server import Model, serving
 from training.config import ModelConfig, RolloutConfig
 from workers.hf_rollout import HFRollout, sample_tokens
 from workers.model.builder import ModelSpec
-from workers.ranks.process import expandable_segments
-from workers.rollout.base import BaseRollout
+from workers.ranks.distributed import expandable_segments
+from workers.rollout.base import BaseRollout, TurnLoop
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import Episode, Row, TurnLimits
-from workers.rollout.turn_loop import TurnLoop
 from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 RESPONSE = 8
@@ -34,6 +37,10 @@ PROMPTS = ["above 3 below 8", "above 0 below 3", "above 5 below 11"]
 def build_engine(name: str, spec: ModelSpec, config: RolloutConfig = CONFIG) -> BaseRollout:
     if name == "hf":
         return HFRollout(config, spec)
+    if name == "sglang":
+        from workers.sglang_rollout import SGLangRollout
+
+        return SGLangRollout(config, spec)
     pytest.importorskip("vllm")
     from workers.vllm_rollout_spmd import vLLMRollout
 
@@ -44,7 +51,7 @@ def model_spec(path: Path, device: str | torch.device = "cpu") -> ModelSpec:
     return ModelSpec(ModelConfig(dtype="float32", enable_gradient_checkpointing=False), str(path), torch.device(device))
 
 
-MARKS = {"hf": (), "vllm": pytest.mark.vllm}
+MARKS = {"hf": (), "sglang": (), "vllm": pytest.mark.vllm}
 ENGINES = [pytest.param((name, tying), marks=marks) for name, marks in MARKS.items() for tying in ("untied", "tied")]
 
 
@@ -52,15 +59,21 @@ ENGINES = [pytest.param((name, tying), marks=marks) for name, marks in MARKS.ite
 def engine(request, tiny_task: Path, tied_model: Path) -> Iterator[tuple[BaseRollout, nn.Module, ModelSpec]]:
     """Yields an engine, and a policy whose weights it has after one update away from the folder's."""
     name, tying = request.param
-    if name == "vllm":
-        pytest.importorskip("vllm")
+    # A machine for gpu-check may lack both.
+    if package := {"vllm": "vllm", "sglang": "httpx"}.get(name):
+        pytest.importorskip(package)
     spec = model_spec(tied_model if tying == "tied" else tiny_task / "model")
     lm = spec.causal_lm(trainable=True).eval()
     assert lm.config.tie_word_embeddings == (tying == "tied")
     perturb(lm, seed=0)
-    rollout = build_engine(name, spec)
-    rollout.update_weights(iter_weights(lm, torch.float32), weight_manifest(lm))
-    yield rollout, lm, spec
+    with ExitStack() as server:
+        config = CONFIG
+        if name == "sglang":
+            url = server.enter_context(serving(Model(spec, CONFIG.max_model_len)))
+            config = replace(CONFIG, name=name, engine_kwargs={name: {"base_url": url}})
+        rollout = build_engine(name, spec, config)
+        rollout.update_weights(iter_weights(lm, torch.float32), weight_manifest(lm))
+        yield rollout, lm, spec
 
 
 def perturb(lm: nn.Module, seed: int) -> None:
@@ -194,6 +207,21 @@ def test_generate_sequences_lays_out_the_documented_fields(engine) -> None:
     assert not torch.equal(rollout.generate_sequences(other).batch["responses"], batch.batch["responses"])
 
 
+def test_a_call_has_sampling_of_its_own_and_needs_no_seed(engine) -> None:
+    rollout, lm, spec = engine
+    prompts = make_prompts(spec)
+    prompts.meta_info = {"eos_token_id": 0, "recompute_log_prob": False}
+    first, second = (rollout.generate_sequences(prompts).batch["responses"] for _ in range(2))
+    assert not torch.equal(first, second), "calls without a step are counted"
+    with torch.no_grad():
+        likeliest = [int(lm(torch.tensor([prompt])).logits[0, -1].argmax()) for prompt in encode(spec)]
+    assert rollout.generate_sequences(prompts, temperature=0.0).batch["responses"][:, 0].tolist() == likeliest
+    short = rollout.generate_sequences(prompts, max_tokens=2, stop_token_ids=(), top_k=3).batch["response_mask"]
+    assert short.sum(dim=1).tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match=r"sampling='temprature' is unknown; allowed: max_tokens, .* 'temperature'"):
+        rollout.generate_sequences(prompts, temprature=0.5)
+
+
 def test_every_request_carries_a_seed_of_its_own(engine) -> None:
     rollout, _, spec = engine
     recorder = copy.copy(rollout)
@@ -216,7 +244,7 @@ def test_every_request_carries_a_seed_of_its_own(engine) -> None:
 def vllm_of(engine: tuple[BaseRollout, nn.Module, ModelSpec]) -> Any:
     """Returns the engine, where it is vLLM with an untied model: once is enough for these."""
     rollout, lm, _ = engine
-    if isinstance(rollout, HFRollout) or lm.config.tie_word_embeddings:
+    if type(rollout).__name__ != "vLLMRollout" or lm.config.tie_word_embeddings:
         pytest.skip("of vLLM, on one model")
     return rollout
 

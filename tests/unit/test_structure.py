@@ -18,7 +18,7 @@ ROOMS = (
     "data",
     "custom.env",
     "custom.confine",
-    "custom.verifier",
+    "custom.reward_score",
     "custom.reward_score",
     "custom.adapters",
     "custom.tools",
@@ -42,6 +42,7 @@ ROOMS = (
 # The exceptions, two at most: (from, to).
 UPWARD = {
     ("training.config", "training.core_algos"),  # its checks look names up in the registries, where they run
+    ("data", "training.config"),  # a dataset that is built by hand takes a mapping, whose defaults stand there
 }
 HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym")
 HEAVY += ("gymnasium", "textarena", "textworld", "verifiers")

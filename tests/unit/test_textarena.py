@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from custom.adapters.make import make_environment
-from custom.adapters.opponents import draw_moves
+from custom.adapters.base import make_environment
+from custom.adapters.textarena import draw_moves
 from custom.env import BadEnvironment, reset_environment, step_environment
 from tests.unit.test_reasoning_gym import ODD_TEXTS
 

@@ -28,9 +28,8 @@ from custom.tools import (
     load_tools,
 )
 from custom.tools.builtin import CalculatorTool, PythonTool
-from custom.tools.manager import MAX_CALLS
 from custom.tools.parsers import ToolCall, get_parser
-from custom.tools.registry import MAX_HANGING
+from custom.tools.registry import MAX_CALLS, MAX_HANGING
 
 RUNNER = Path(custom.tools.python_snippet.__file__)
 
@@ -246,7 +245,7 @@ def test_tools_are_loaded_by_name_from_files_and_modules(tmp_path: Path) -> None
         ),
         ("no.such.module:X", "there is no module 'no'"),
         ("custom.tools:Missing", "does not define 'Missing'"),
-        ("custom.tools.manager:MAX_CALLS", "is a int; allowed: a Tool, or what makes one"),
+        ("custom.tools.registry:MAX_CALLS", "is a int; allowed: a Tool, or what makes one"),
     ],
 )
 def test_a_tool_that_cannot_be_loaded_is_named(source: str, said: str) -> None:

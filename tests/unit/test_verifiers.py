@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from custom.adapters.make import make_environment
+from custom.adapters.base import make_environment
 from custom.env import reset_environment, step_environment
 from tests.unit.test_reasoning_gym import ODD_TEXTS
 

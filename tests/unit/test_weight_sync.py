@@ -234,9 +234,9 @@ class NotingWorker(ActorRolloutRefWorker):
     """Notes, among the engine's, when the policy is on the device."""
 
     @contextmanager
-    def _actor_on_device(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
+    def _on_device(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
         self.rollout.notes.append("actor there")
-        with super()._actor_on_device(optimizer):
+        with super()._on_device(optimizer):
             yield
         self.rollout.notes.append("actor gone")
 

@@ -3,4 +3,3 @@
 # ruff: noqa: F403
 from training.batch.batching import *
 from training.batch.torch_functional import *
-from training.batch.verl_names import *

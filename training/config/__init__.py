@@ -6,7 +6,6 @@ what it reads (`training.config.checks`). A configuration never changes once it 
 
 # ruff: noqa: F403, F405
 from training.config.algorithm_settings import *
-from training.config.batch_plan import *
 from training.config.settings import *
 
 # Under verl's names, with our fields.

@@ -18,12 +18,10 @@ from typing import Any
 from data.loading import load_extern_object
 from data.texts import say, say_where
 from training.config import resources
-from training.config.algorithm_settings import CustomRewardFunctionConfig
-from training.config.batch_plan import MicroBatching
-from training.config.needs import estimator_needs
+from training.config.algorithm_settings import CustomRewardFunctionConfig, MicroBatching, estimator_needs
 from training.config.resources import read_model_config
 from training.config.section import leaves
-from training.config.settings import CheckpointConfig, PPOConfig
+from training.config.settings import ActorConfig, CriticConfig, PPOConfig
 
 log = logging.getLogger(__name__)
 Reader = Callable[[str], dict[str, Any]]
@@ -58,64 +56,45 @@ def load_custom_algorithm(path: str) -> None:
     load_extern_object(path, "__name__")
 
 
+def _updated(config: PPOConfig) -> dict[str, ActorConfig | CriticConfig]:
+    """Lists the models that the run updates, with what the critic takes over from the actor filled in."""
+    return {ACTOR: config.actor_rollout_ref.actor} | ({"critic": config.resolved_critic} if config.need_critic else {})
+
+
 def _batch_sizes(config: PPOConfig) -> Iterator[str]:
     """Requires that a step's prompts divide into mini-batches, those over ranks, and those into micro-batches."""
-    actor, critic, whole = config.actor_rollout_ref.actor, config.resolved_critic, config.prompts_per_step
-    own, critics = actor.ppo_mini_batch_size, critic.ppo_mini_batch_size
-    yield from _mini_batches(config, ACTOR, own, actor.micro_batching)
-    if config.need_critic:
-        yield from _mini_batches(config, "critic", critics, critic.micro_batching)
-        smaller, larger = sorted((own or whole, critics or whole))
-        if smaller > 0 and larger % smaller:
-            yield say("do_not_nest", actor=own, critic=critics)
-    if config.data_parallel_size > 0 and own is not None:
-        yield from _rows_over_ranks(config, _step_size(config), config.prompts_per_step)
-
-
-def _mini_batches(config: PPOConfig, section: str, given: int | None, micro: MicroBatching) -> Iterator[str]:
-    """Requires that mini-batches of `given` prompts divide the step, and divide over ranks and into micro-batches."""
-    size = config.prompts_per_step if given is None else given
-    if size < 1 or config.data_parallel_size < 1:
-        # Reported by its bound.
-        return
-    told = _step_size(config) if given is None else f"{section}.ppo_mini_batch_size={size}"
-    if config.prompts_per_step % size:
-        yield f"{_step_size(config)} must be a multiple of {told}: a step is cut into equal mini-batches"
-    undivided = [*_rows_over_ranks(config, told, size)]
-    yield from undivided
-    n, most = config.actor_rollout_ref.rollout.n, micro.micro_batch_size
-    rows = size * n // config.data_parallel_size
-    if not undivided and most and rows % most:
-        yield say("rows_of_rank", section=section, size=most, rows=rows, given=told, n=n, ranks=_data_parallel(config))
-
-
-def _rows_over_ranks(config: PPOConfig, given: str, prompts: int) -> Iterator[str]:
-    """Requires that the rows of so many prompts divide among the ranks."""
-    n = config.actor_rollout_ref.rollout.n
-    if prompts * n % config.data_parallel_size:
-        yield f"{given} x rollout.n={n} = {prompts * n} rows do not divide among {_data_parallel(config)}"
-
-
-def _step_size(config: PPOConfig) -> str:
-    """Names the setting that says how many prompts or episodes a step has."""
+    actor, prompts, n = config.actor_rollout_ref.actor, config.prompts_per_step, config.actor_rollout_ref.rollout.n
+    ranks, sharing = config.data_parallel_size, actor.ulysses_sequence_parallel_size
+    among = f"{ranks} " + ("ranks" if sharing == 1 else f"groups of {sharing} ranks that share sequences")
     own = config.environments and config.agent.agent_length
-    return f"agent.agent_length={own}" if own else f"data.train_batch_size={config.data.train_batch_size}"
-
-
-def _data_parallel(config: PPOConfig) -> str:
-    """Names what a step's rows are divided among."""
-    size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
-    return f"{config.data_parallel_size} " + ("ranks" if size == 1 else f"groups of {size} ranks that share sequences")
+    step = f"agent.agent_length={own}" if own else f"data.train_batch_size={config.data.train_batch_size}"
+    sizes = {step: prompts}
+    for section, model in _updated(config).items():
+        given = model.ppo_mini_batch_size
+        told, size = (step, prompts) if given is None else (f"{section}.ppo_mini_batch_size={given}", given)
+        larger, smaller = sorted((size, actor.ppo_mini_batch_size or prompts), reverse=True)
+        if smaller > 0 and larger % smaller:
+            yield say("do_not_nest", actor=actor.ppo_mini_batch_size, critic=given)
+        if size < 1 or ranks < 1:
+            # Reported by its bound.
+            continue
+        sizes[told] = size
+        if prompts % size:
+            yield f"{step} must be a multiple of {told}: a step is cut into equal mini-batches"
+        rows, most = size * n // ranks, model.micro_batching.micro_batch_size
+        if size * n % ranks == 0 and most and rows % most:
+            yield say("rows_of_rank", section=section, size=most, rows=rows, given=told, n=n, ranks=among)
+    for told, size in sizes.items() if ranks > 0 else ():
+        if size * n % ranks:
+            yield f"{told} x rollout.n={n} = {size * n} rows do not divide among {among}"
 
 
 def _token_budgets(config: PPOConfig) -> Iterator[str]:
     """Requires that every pass is cut by tokens or by rows, and that a token budget holds at least one full row."""
-    policy = config.actor_rollout_ref
-    passes = {f"{ACTOR}.ppo": policy.actor.micro_batching, f"{ROLLOUT}.log_prob": policy.log_prob_micro_batching}
+    passes = {f"{key}.ppo": model.micro_batching for key, model in _updated(config).items()}
+    passes[f"{ROLLOUT}.log_prob"] = config.actor_rollout_ref.log_prob_micro_batching
     if config.need_reference:
-        passes["actor_rollout_ref.ref.log_prob"] = policy.ref_micro_batching
-    if config.need_critic:
-        passes["critic.ppo"] = config.critic.micro_batching
+        passes["actor_rollout_ref.ref.log_prob"] = config.actor_rollout_ref.ref_micro_batching
     for key, micro in passes.items():
         if micro.max_token_len is not None and micro.max_token_len < config.data.row_length:
             yield say("small_budget", key=key, tokens=micro.max_token_len, row=config.data.row_length)
@@ -132,7 +111,8 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
     nothing_to_validate = not (own_data or data.val_files or (acts and agent.val_length))
     buffer, needs_teacher = scorer.overlong_buffer, algorithm.adv_estimator == "on_policy_distillation"
     # What is passed on wins: vLLM itself judges it.
-    own = rollout.engine_kwargs.get("vllm")
+    own, server = rollout.engine_kwargs.get("vllm"), rollout.engine_kwargs.get("sglang")
+    sglang = rollout.name == "sglang" and not (isinstance(server, dict) and server.get("base_url"))
     passed_on = isinstance(own, dict) and not own.keys().isdisjoint({"max_num_batched_tokens", "max_num_seqs"})
     wrong = {
         "no_sampling": rollout.temperature == 0,
@@ -145,7 +125,9 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
         "no_gdpo_keys": algorithm.adv_estimator == "gdpo" and not algorithm.gdpo_reward_keys,
         "gdpo_weights": len(algorithm.gdpo_reward_weights) not in (0, len(algorithm.gdpo_reward_keys)),
         "passk_of_one": algorithm.adv_estimator == "grpo_passk" and rollout.n == 1,
-        "no_values": "values" in needs and not config.need_critic,
+        "no_values": "values" in needs and not config.need_values,
+        "values_unread": config.critic.share_backbone and not config.need_values,
+        "two_backbones": config.critic.share_backbone and config.critic.model.path not in (None, policy.model.path),
         "filter_of_one": algorithm.filter_groups.enable and rollout.n == 1,
         "no_dro_beta": config.loss_mode == "dro" and actor.policy_loss.dro_beta is None,
         "bypass_elsewhere": config.loss_mode == "bypass_mode" and not correction.bypass_mode,
@@ -159,7 +141,7 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
         "val_only_of_nothing": trainer.val_only and nothing_to_validate,
         "test_freq_of_nothing": trainer.test_freq > 0 and nothing_to_validate,
         "critic_exported": "hf_model" in config.critic.checkpoint.save_contents,
-        "no_sglang": rollout.name == "sglang",
+        "no_sglang": sglang and importlib.util.find_spec("sglang") is None,
         "no_lora": policy.model.lora_rank > 0,
         "teacher_unread": policy.ref.model.path and not config.need_reference,
         "no_teacher": needs_teacher and not (policy.ref.model.path or algorithm.distillation_task),
@@ -183,7 +165,10 @@ def _say_unusual(config: PPOConfig) -> None:
 
     trainer, custom, acts = config.trainer, config.custom_reward_function, bool(config.environments)
     by_group = "index" in config.estimator_needs and config.algorithm.adv_estimator in set(AdvantageEstimator)
+    given, read = config.critic, {"enable", "share_backbone", "value_loss_coef", "cliprange_value", "loss_agg_mode"}
+    unread = ", ".join(name for name in vars(given) if name not in read and given[name] != CriticConfig()[name])
     odd = {
+        "critic_unread": given.share_backbone and unread,
         "ray_unused": config.ray_kwargs.ray_init and not trainer.use_ray,
         "resume_path_unused": trainer.resume_mode != "resume_path" and trainer.resume_from_path is not None,
         "one_of_a_group": by_group and config.actor_rollout_ref.rollout.n == 1,
@@ -191,7 +176,7 @@ def _say_unusual(config: PPOConfig) -> None:
         "no_deadline": acts and config.environment_home.isolation == "thread" and config.agent.step_timeout_s is None,
         "raw_chat_unused": acts and config.data.return_raw_chat,
     }
-    for text in say_where(odd, config=config):
+    for text in say_where(odd, config=config, unread=unread):
         log.warning(text)
     for key in (ACTOR, "actor_rollout_ref.ref", "critic") if trainer.num_ranks <= 1 else ():
         if not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
@@ -233,35 +218,30 @@ def _algorithm(config: PPOConfig) -> Iterator[str]:
 
 
 def _reward(config: PPOConfig) -> Iterator[str]:
-    """Requires that the scoring function loads, and that the manager, which its file may register, finds its needs."""
-    custom, key = config.custom_reward_function, "custom_reward_function"
-    unusable = [*resources.user_file(f"{key}.path", custom.path, f"{key}.name", custom.name)] if custom.path else []
-    yield from unusable
-    # Imports torch: late.
-    from custom.reward_manager import get_reward_manager_cls
+    """Requires that the scoring function loads, that the manager finds its needs, and that both take reward_kwargs.
 
-    name = config.reward_model.reward_manager
+    The function's file may register the manager, and a manager may hand its reward_kwargs on to the function.
+    """
+    # Imports torch: late.
+    from custom.reward_manager import NaiveRewardManager, get_reward_manager_cls
+    from custom.reward_score import default_compute_score
+
+    custom, key, name = config.custom_reward_function, "custom_reward_function", config.reward_model.reward_manager
+    unusable = [*resources.user_file(f"{key}.path", custom.path, f"{key}.name", custom.name)] if custom.path else []
     unfit = resources.refused(get_reward_manager_cls, name)
     if not unfit and callable(check := getattr(get_reward_manager_cls(name), "check_config", None)):
         unfit = [*check(config)]
-    yield from unfit
-    if not unfit and not unusable:
-        yield from _reward_arguments(config, get_reward_manager_cls(name))
-
-
-def _reward_arguments(config: PPOConfig, manager: type) -> Iterator[str]:
-    """Requires that function and manager take their reward_kwargs; a manager may hand its own on to the function."""
-    from custom.reward_manager import NaiveRewardManager
-    from custom.reward_score import default_compute_score
-
-    custom, function = config.custom_reward_function, default_compute_score
+    yield from (*unusable, *unfit)
+    if unusable or unfit:
+        return
+    manager, function = get_reward_manager_cls(name), default_compute_score
     if custom.path is not None:
         function = load_extern_object(custom.path, custom.name)
         positional = [p for p in inspect.signature(function).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
         needed = [p.name for p in positional if p.default is p.empty]
         if config.environments and len(set(needed) - custom.reward_kwargs.keys()) > 2:
             yield say("reward_takes", name=custom.name, needed=", ".join(needed))
-        yield from resources.not_taken("custom_reward_function.reward_kwargs", function, custom.reward_kwargs)
+        yield from resources.not_taken(f"{key}.reward_kwargs", function, custom.reward_kwargs)
     parameters = inspect.signature(manager).parameters.values()
     hands_on = issubclass(manager, NaiveRewardManager) and any(p.kind is p.VAR_KEYWORD for p in parameters)
     filled = () if hands_on else ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
@@ -285,23 +265,20 @@ def _trackers(config: PPOConfig) -> Iterator[str]:
 
 
 def _checkpoints(config: PPOConfig) -> Iterator[str]:
-    """Requires that a resumed run goes on with its weights, and that the run's folder can be made and written."""
-    yield from _contents(config, f"{ACTOR}.checkpoint", config.actor_rollout_ref.actor.checkpoint)
-    if config.need_critic:
-        yield from _contents(config, "critic.checkpoint", config.critic.checkpoint)
+    """Requires that a resumed run goes on with its weights, and that the run's folder can be made and written.
+
+    What is to be read on resume must be written, the weights among it.
+    """
+    resumes = config.trainer.resume_mode != "disable"
+    for name, parts in {f"{key}.checkpoint": model.checkpoint for key, model in _updated(config).items()}.items():
+        load, save = (f"[{', '.join(contents)}]" for contents in (parts.load_contents, parts.save_contents))
+        unsaved = ", ".join(part for part in parts.load_contents if part not in (*parts.save_contents, "hf_model"))
+        fix = f"take {unsaved} out, or " if "model" in parts.save_contents else ""
+        wrong = {
+            "export_read": "hf_model" in parts.load_contents,
+            "weights_not_read": resumes and "model" not in parts.load_contents,
+            "parts_not_saved": resumes and config.trainer.save_freq != -1 and unsaved,
+        }
+        yield from say_where(wrong, name=name, load=load, save=save, fix=fix, unsaved=unsaved)
     key = "trainer.default_local_dir" + ("" if config.trainer.default_local_dir else "=null, so the run's folder")
     yield from resources.unwritable(key, config.trainer.run_dir)
-
-
-def _contents(config: PPOConfig, name: str, parts: CheckpointConfig) -> Iterator[str]:
-    """Requires that what is to be read on resume is written, the weights among it."""
-    load, save = (f"[{', '.join(contents)}]" for contents in (parts.load_contents, parts.save_contents))
-    unsaved = ", ".join(part for part in parts.load_contents if part not in (*parts.save_contents, "hf_model"))
-    fix = f"take {unsaved} out, or " if "model" in parts.save_contents else ""
-    resumes = config.trainer.resume_mode != "disable"
-    wrong = {
-        "export_read": "hf_model" in parts.load_contents,
-        "weights_not_read": resumes and "model" not in parts.load_contents,
-        "parts_not_saved": resumes and config.trainer.save_freq != -1 and unsaved,
-    }
-    yield from say_where(wrong, name=name, load=load, save=save, fix=fix, unsaved=unsaved)

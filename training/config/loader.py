@@ -9,11 +9,13 @@ Later wins: defaults, `extends: other.yaml`, the YAML, the command line. Interna
 {"data.train_batch_size": value}, so that a mistake never hides the next one.
 """
 
+import csv
 import logging
 import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -23,13 +25,12 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data.names import did_you_mean, same_words
-from training.config.agent_settings import HOME_SETTINGS, EnvironmentChoice
+from data.texts import did_you_mean, same_words, table
+from training.config.algorithm_settings import RolloutCorrectionConfig
 from training.config.checks import check_config
 from training.config.section import INPUT, build, each, leaves
-from training.config.settings import PPOConfig
-from training.config.values import InputError, as_text, convert, nest, parse, reference_yaml, to_yaml
-from training.config.verl_keys import NULL_SAYS_NOTHING, ONE_LIMIT, SEVERAL_TURNS, moved_to, not_here
+from training.config.settings import EnvironmentChoice, EnvironmentHome, PPOConfig
+from training.config.values import InputError, as_text, convert, parse, reference_yaml, to_yaml
 
 __all__ = ["ConfigError", "LoadedConfig", "explain", "load_config", "read_config", "reference_yaml", "to_yaml"]
 
@@ -37,6 +38,10 @@ log = logging.getLogger(__name__)
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 # Giving one of an environment's settings drops what an earlier layer gave for the others.
 RIVALS = {"path": ("name", "kwargs", "prompt_template"), "name": ("path", "cls", "kwargs", "prompt_template")}
+# The keys of verl that are called otherwise here, mean nothing here, or ask for what is not there.
+_TABLE: dict[str, Any] = table(__file__, "verl_keys")
+ONE_LIMIT, NULL_SAYS_NOTHING = frozenset(_TABLE["one_limit"]), frozenset(_TABLE["null_says_nothing"])
+SEVERAL_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
 # Keys in the text of a problem.
 DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 
@@ -136,7 +141,8 @@ class _Reader:
         files = [word for word in words if word not in overrides]
         if given.config_name is not None:
             folder = "configs" if given.config_path is None else given.config_path
-            files.append(str(Path(folder) / f"{given.config_name.removesuffix('.yaml')}.yaml"))
+            name = given.config_name
+            files.append(str(Path(folder) / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")))
         elif given.config_path is not None:
             self._cannot_read(f"--config-path={given.config_path} needs --config-name=NAME too")
         wrong = [word for word in files if word.startswith("-") or not word.endswith((".yaml", ".yml"))]
@@ -184,7 +190,7 @@ class _Reader:
             return
         free = [f"{name}." for name, leaf in self.schema.items() if get_origin(leaf.kind) is dict]
         with self._reporting(f"{key}={text!r} (command line)"):
-            self._add(nest({key: parse(text, as_yaml=key.startswith(tuple(free)))}), "command line")
+            self._add({key: parse(text, as_yaml=key.startswith(tuple(free)))}, "command line")
 
     def _reset(self, key: str) -> None:
         """Takes a key, or a section's keys, back to the default, and with them what was wrong with them."""
@@ -208,11 +214,17 @@ class _Reader:
         self.layer = {}
 
     def _add(self, tree: Mapping[Any, Any], source: str, prefix: str = "") -> None:
-        """Adds nested values to the layer that is read, descending into sections and into what is unknown."""
+        """Adds nested values to the layer that is read, descending into sections and into what is unknown.
+
+        A name may be of several words, as an override's is.
+        """
         for name, value in tree.items():
-            key = f"{prefix}{name}"
+            word, *further = str(name).split(".")
+            key = f"{prefix}{word}"
+            for part in reversed(further):
+                value = {part: value}
             # Of verl's own way to build objects.
-            if name == "_target_" or (_is_null(value) and key in NULL_SAYS_NOTHING):
+            if word == "_target_" or (_is_null(value) and key in NULL_SAYS_NOTHING):
                 continue
             if key in self.schema:
                 self.layer[key] = _merged(self.layer.get(key), value)
@@ -246,7 +258,7 @@ class _Reader:
             log.warning("%s (%s) is called %s here; moved", key, source, new)
         self.moved |= {new: (key, value)} if new in ONE_LIMIT else {}
         if new not in ONE_LIMIT or new not in {**self.given, **self.layer}:
-            self._add(nest({new: value}), source)
+            self._add({new: value}, source)
 
     def _cannot_read(self, problem: str) -> None:
         """Notes a problem that leaves out values; without them no check means anything."""
@@ -303,7 +315,7 @@ class _Reader:
         kinds, made = get_type_hints(EnvironmentChoice), {}
         for name, value in entry.items():
             with self._reporting(f"env_template[{number}].{name}={value!r}"):
-                if name in HOME_SETTINGS:
+                if name in EnvironmentHome._fields:
                     raise InputError(f"it is one for all environments; set agent.environment.{name}")
                 if name not in kinds:
                     raise InputError(f"there is no such key.{did_you_mean(str(name), kinds)}")
@@ -322,18 +334,35 @@ class _Reader:
         """Puts the values that `${...}` refers to in its place; notes and takes out what leads nowhere."""
         linked = [key for key, (value, _) in self.given.items() if "${" in str(value)]
         plain = {key: leaf.value for key, leaf in self.schema.items()} | {key: x for key, (x, _) in self.given.items()}
-        root = OmegaConf.create(nest({key: value for key, value in plain.items() if linked and key not in linked}))
-
-        for resolving, key in product((False, True), linked):
+        root = OmegaConf.create()
+        for resolving, key in product((False, True), plain if linked else ()):
             try:
                 if not resolving:
                     OmegaConf.update(root, key, plain[key], merge=False)
-                elif key in self.given:
+                elif key in linked and key in self.given:
                     value = OmegaConf.select(root, key)
                     made = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
                     self.given[key] = made, self.given[key][1]
             except OmegaConfBaseException as error:
                 self._report(key, *self.given.pop(key), str(error).splitlines()[0])
+
+
+def moved_to(key: str) -> str | None:
+    """Returns the name here of a key of verl's that lives elsewhere."""
+    fitting = ((old, new) for old, new in _TABLE["moved"].items() if fnmatchcase(key, old))
+    return next((new.replace("*", key[len(old) - 1 :]) for old, new in fitting), None)
+
+
+def not_here(key: str, value: Any) -> tuple[str, int] | None:
+    """Returns what is said of a key of verl's, and at which logging level: ERROR refuses; None where it is unknown."""
+    for reason, patterns in _TABLE["not_here"].items():
+        for pattern, asks, accepted in (entry.partition("=") for entry in patterns.split()):
+            if fnmatchcase(key, pattern):
+                nothing = accepted.lower().split("|") if accepted else ["false", "[]", "{}"]
+                given = str(value).lower()
+                at_rest = given.startswith("${") or given in ("", "none", *nothing)
+                return reason, logging.WARNING if not asks else logging.DEBUG if at_rest else logging.ERROR
+    return None
 
 
 def _yaml_tree(path: Path, children: tuple[Path, ...]) -> dict[Any, Any]:
@@ -345,11 +374,19 @@ def _yaml_tree(path: Path, children: tuple[Path, ...]) -> dict[Any, Any]:
     except UnicodeDecodeError as error:
         raise InputError(f"cannot read {path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
     except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
-        near = did_you_mean(path.name, [file.name for file in path.parent.glob("*.yaml")])
-        raise InputError(f"cannot read {path}: {error}" if path.exists() else f"{path} does not exist.{near}") from None
+        raise InputError(f"cannot read {path}: {error}" if path.exists() else _missing(path)) from None
     if not isinstance(tree, dict):
         raise InputError(f"{path.name} holds a list; it must hold keys with values")
     return tree
+
+
+def _missing(path: Path) -> str:
+    """Says what stands in the place of a file, or of a folder that leads to it, and the nearest of that."""
+    lost = next(place for place in (path, *path.parents) if place.parent.is_dir())
+    kind, pattern = ("YAML files", "[!.]*.y*ml") if lost == path else ("folders", "[!.]*/")
+    there = sorted(place.name for place in lost.parent.glob(pattern))
+    shown = ", ".join([*there[:12], *(["…"] if len(there) > 12 else [])]) or "none"
+    return f"{path} does not exist; {kind} in {lost.parent}: {shown}.{did_you_mean(lost.name, there)}"
 
 
 def _merged(before: Any, after: Any) -> Any:
@@ -373,3 +410,39 @@ def _locate(path: str) -> str:
 if __name__ == "__main__":
     # --reference, the one thing to ask for.
     print(reference_yaml(), end="")
+
+
+SEQUENCE_REJECTION = RolloutCorrectionConfig(rollout_rs="seq_mean_k1", rollout_rs_threshold="0.8_1.25")
+# Of the samples, as columns of the table.
+AGES = ("of fresh samples", "one update later", "two updates later")
+
+
+def bias_line(config: PPOConfig) -> str:
+    """Tells the row of the configured estimator, loss, aggregation and correction in one line."""
+    correction = config.algorithm.rollout_correction
+    reinforces = correction.bypass_mode and correction.loss_type == "reinforce"
+    actor, estimator = config.actor_rollout_ref.actor, config.algorithm.adv_estimator.removesuffix("_vectorized")
+    loss = "bypass_mode" if reinforces else "vanilla" if correction.bypass_mode else actor.policy_loss.loss_mode
+    with Path(__file__).with_name("bias.csv").open() as file:
+        table = {(row["estimator"], row["loss"], row["correction"]): row for row in csv.DictReader(file)}
+    plain = f"{estimator} no_std"
+    if not config.algorithm.norm_adv_by_std_in_grpo and (plain, loss, "old") in table:
+        estimator = plain
+    mode = actor.loss_agg_mode
+    # The others have its direction.
+    column = mode if mode.endswith("token-mean") else "seq-mean-token-sum"
+    key = (estimator, loss, _form(correction))
+    if key not in table:
+        return f"bias: {', '.join(key)} was not enumerated (docs/algorithms.md)"
+    told = [f"{table[key][f'{column}/{stale}']} {age}" for stale, age in enumerate(AGES)]
+    named = f"{estimator}, {loss}, {column}, " + (f"rollout correction {key[2]}" if key[2] != "old" else "uncorrected")
+    toy = "on a toy MDP, groups of 4, all else at its default (docs/algorithms.md)"
+    return f"bias of {named}, {toy}: cosine to the policy gradient and length in lengths of it {'; '.join(told)}"
+
+
+def _form(correction: RolloutCorrectionConfig) -> str:
+    """Names the correction as the table does; weights with other limits than its own are the nearest."""
+    if correction.rollout_rs or correction.rollout_token_veto_threshold:
+        return "sequence rejection" if correction == SEQUENCE_REJECTION else "rejection of another kind"
+    band = " band" if "_" in correction.rollout_is_threshold else ""
+    return "old" if correction.rollout_is is None else correction.rollout_is + band

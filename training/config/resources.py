@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from custom.adapters import ENVIRONMENT_NAMES, LIBRARIES
-from custom.adapters.make import taker_of
+from custom.adapters.base import taker_of
 from custom.tools.load import load_tools
 from data.loading import load_extern_object, load_object
-from data.names import did_you_mean
-from data.texts import say, say_where
-from training.config.agent_settings import GIVEN
-from training.config.settings import CriticModelConfig, DataConfig, EnvironmentChoice, PPOConfig
+from data.texts import did_you_mean, say, say_where
+from training.config.settings import GIVEN, CriticModelConfig, EnvironmentChoice, PPOConfig
 
 log = logging.getLogger(__name__)
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
@@ -50,7 +48,7 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
     wrong = {
         "no_cuda": trainer.device == "cuda" and not torch.cuda.is_available(),
         "tensor_parallel": engine > 0 and trainer.n_gpus_per_node % engine > 0,
-        "one_rank_an_engine": engine > 1 and rollout.name == "hf",
+        "one_rank_an_engine": engine > 1 and rollout.name != "vllm",
         "one_local_rank": trainer.launcher == "local" and trainer.num_ranks > 1,
         "no_ray": trainer.use_ray and not has_ray,
         "no_cluster": trainer.use_ray and trainer.nnodes > 1 and ray_settings.get("address") in (None, "local"),
@@ -125,7 +123,7 @@ def failure(given: str, load: Callable[..., Any], source: Any, *arguments: Any) 
         load(source, *arguments)
     # Whatever such code does.
     except (Exception, SystemExit) as error:
-        own = str(Path(str(source)).expanduser().resolve())
+        own = str(Path(re.sub(r":\w+$", "", str(source))).expanduser().resolve())
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
         where = f" in line {lines[-1]}" if lines else ""
         yield f"{given} cannot be loaded: {type(error).__name__}{where}: {error}; mend the file, or take it out"
@@ -152,39 +150,35 @@ def not_taken(key: str, function: Any, given: Mapping[str, Any], filled: Collect
 
 
 def check_files(config: PPOConfig) -> Iterator[str]:
-    """Requires that the data files are there and of a kind that can be read."""
-    data = config.data
-    for kind in () if config.environments else ("train", "val"):
-        key = f"data.{kind}_files"
-        for path in data[f"{kind}_files"]:
-            yield from missing_file(key, path)
-        readable = [path for path in data[f"{kind}_files"] if Path(path).is_file()]
-        if readable and data.custom_cls.path is None:
-            yield from _rows(key, readable, data, data[f"{kind}_max_samples"])
+    """Requires that the data files are there, and hold rows that can be used.
 
-
-def _rows(key: str, files: list[str], data: DataConfig, max_samples: int) -> Iterator[str]:
-    """Requires rows that can be used; whether their prompts fit is known once there is a tokenizer.
-
-    Large files are read, and checked, only where the run reads them.
+    Whether their prompts fit is known once there is a tokenizer. Large files are read, and checked, only where the run
+    reads them.
     """
-    if sum(Path(file).stat().st_size for file in files) > LARGE_FILES:
-        return
     # Imports torch: late.
     from data.rl_dataset import RLHFDataset
 
-    untokenized = replace(data, truncation="right", filter_overlong_prompts=False)
-    for problem in refused(RLHFDataset, files, None, untokenized, max_samples=max_samples):
-        yield f"{key}: {problem}; files of another form are read by data.custom_cls"
+    data, untokenized = config.data, replace(config.data, truncation="right", filter_overlong_prompts=False)
+    for kind in () if config.environments else ("train", "val"):
+        key, files, most = f"data.{kind}_files", data[f"{kind}_files"], data[f"{kind}_max_samples"]
+        for path in files:
+            yield from missing_file(key, path)
+        readable = [path for path in files if Path(path).is_file()]
+        small = sum(Path(path).stat().st_size for path in readable) <= LARGE_FILES
+        if readable and small and data.custom_cls.path is None:
+            for problem in refused(RLHFDataset, readable, None, untokenized, max_samples=most):
+                yield f"{key}: {problem}; files of another form are read by data.custom_cls"
 
 
 def check_classes(config: PPOConfig) -> Iterator[str]:
-    """Requires that the user's dataset and sampler can be had from their files."""
-    for start in ("data.custom_cls.", "data.sampler.class_"):
+    """Requires that the user's dataset, sampler, agent and suite can be had from their files."""
+    for start in ("data.custom_cls.", "data.sampler.class_", "agent.suite.", "agent.cls."):
         path_key, name_key = f"{start}path", f"{start}name"
         path, name = attrgetter(path_key, name_key)(config)
         if path is not None:
             yield from user_file(path_key, path, name_key, name)
+        elif name is not None and start.startswith("agent."):
+            yield f"{path_key} and {name_key} go together: the file, and the class in it"
         elif name is not None:
             log.warning("%s=%s has no effect without %s", name_key, name, path_key)
 
@@ -199,11 +193,6 @@ def check_agents(config: PPOConfig) -> Iterator[str]:
         return
     for i, environment in enumerate(config.environments):
         yield from _environment(f"env_template[{i}]" if config.env_template else "agent.environment", environment)
-    for key, own in {"agent.suite": agent.suite, "agent.cls": agent.cls}.items():
-        if (own.path is None) != (own.name is None):
-            yield f"{key}.path and {key}.name go together: the file, and the class in it"
-        elif own.path and own.name:
-            yield from user_file(f"{key}.path", own.path, f"{key}.name", own.name)
     yield from failure(f"agent.tools=[{', '.join(agent.tools)}]", load_tools, agent.tools)
     if "python" in agent.tools:
         yield from _walls(agent.tools_unsafe)
@@ -212,34 +201,24 @@ def check_agents(config: PPOConfig) -> Iterator[str]:
 
 
 def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
-    """Requires that an environment is named once, and that its file or its library is there."""
-    if environment.name and environment.path:
+    """Requires that an environment is named once, and that its class or function takes `kwargs`; makes none."""
+    name, path, template = environment.name, environment.path, environment.prompt_template
+    source, (kind, _, rest) = f"{path}:{environment.cls}" if path else name, (name or "").partition(":")
+    if name and path:
         yield f"{key}.name and {key}.path both name an environment: give one of them"
-    elif environment.path:
-        unusable = [*user_file(f"{key}.path", environment.path, f"{key}.cls", environment.cls)]
-        yield from unusable or _arguments(key, environment, f"{environment.path}:{environment.cls}")
-    elif environment.name == GIVEN:
+    elif name == GIVEN:
         yield say("given_environment", key=key)
-    elif environment.name:
-        kind, _, rest = environment.name.partition(":")
-        if not rest:
-            yield f"{key}.name={environment.name} must be one of {ENVIRONMENT_NAMES}"
-        elif kind in LIBRARIES and importlib.util.find_spec(kind) is None:
-            yield f"{key}.name={environment.name} needs the package: pip install {LIBRARIES[kind].package}"
-        elif kind not in LIBRARIES:
-            unusable = [*failure(f"{key}.name={environment.name}", load_object, environment.name, "environment")]
-            yield from unusable or _arguments(key, environment, environment.name)
-    elif key.startswith("env_template"):
+    elif name and not rest:
+        yield f"{key}.name={name} must be one of {ENVIRONMENT_NAMES}"
+    elif source and kind not in LIBRARIES:
+        of_file = user_file(f"{key}.path", path, f"{key}.cls", environment.cls) if path else ()
+        unusable = [*of_file] or [*failure(f"{key}.name={name}", load_object, source, "environment")]
+        yield from unusable
+        kwargs = environment.kwargs | ({} if template is None else {"prompt_template": template})
+        if not unusable and kwargs and callable(make := load_object(source, "environment")):
+            yield from (f"{key}.kwargs: {problem}" for problem in refused(taker_of, make, kwargs))
+    elif not source and key.startswith("env_template"):
         yield f"{key} names no environment: give name, or path and cls"
-
-
-def _arguments(key: str, environment: EnvironmentChoice, source: str) -> Iterator[str]:
-    """Requires that a class or function of a user's takes `kwargs`, without making an environment."""
-    template = environment.prompt_template
-    kwargs = environment.kwargs if template is None else {**environment.kwargs, "prompt_template": template}
-    make = load_object(source, "environment")
-    if kwargs and callable(make):
-        yield from (f"{key}.kwargs: {problem}" for problem in refused(taker_of, make, kwargs))
 
 
 def _walls(unsafe: bool) -> Iterator[str]:

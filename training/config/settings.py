@@ -8,14 +8,80 @@ A config never changes after loading; what follows from several fields is a prop
 
 import importlib.util
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from custom.adapters.base import LIBRARIES, library_of
 from training.config import algorithm_settings as algorithms
 from training.config import section as of
-from training.config.agent_settings import HOME_SETTINGS, AgentConfig, EnvironmentChoice, EnvironmentHome
-from training.config.batch_plan import BatchPlan, MicroBatching, UpdatePlan, micro_batching
-from training.config.needs import estimator_needs
+from training.config.algorithm_settings import BatchPlan, MicroBatching, UpdatePlan, estimator_needs, micro_batching
+
+
+class EnvironmentChoice(of.Section):
+    """What the agent acts in. Give `name`, or `path` and `cls`."""
+
+    #: gymnasium:ID, reasoning_gym:NAME, textarena:ID, textworld:NAME, verifiers:NAME or PACKAGE.MODULE:CLASS
+    name: str | None = None
+    path: of.InputPath | None = None  #: Python file with a class of your own
+    cls: str | None = None  #: name of the class in that file
+    kwargs: dict[str, Any] = field(default_factory=dict)  #: its settings
+    #: where it runs; null = process for libraries that run texts, else thread
+    isolation: Literal["thread", "process", "ray"] | None = None
+    num_workers: of.PositiveInt | None = None  #: calls (threads) or environments at once; null = no limit
+    network: bool | None = None  #: of its process; null = none where a library runs texts
+    memory_gb: of.PositiveFloat | None = None  #: GiB that its process may take; null = 4 where a library runs texts
+    prompt_template: str | None = None  #: how an adapter words its observations; null = its own
+    weight: of.PositiveFloat = 1.0  #: in env_template: its share of the episodes, relative to the others'
+    max_turn: of.PositiveInt | None = None  #: in env_template: turns of its episodes; null = agent.max_turn
+    max_turn_tokens: of.PositiveInt | None = None  #: in env_template: tokens of a turn; null = agent.max_turn_tokens
+
+    @property
+    def is_set(self) -> bool:
+        """Says whether an environment is named."""
+        return self.name is not None or self.path is not None
+
+
+# The name of what a program gives as an object, or an agent class of its own brings.
+GIVEN = "given"
+
+
+class EnvironmentHome(NamedTuple):
+    """Says where environments live: threads, processes or Ray actors, how many at once, and a process's limits.
+
+    Its fields are settings of all environments together: `env_template`'s entries have none of their own.
+    """
+
+    isolation: Literal["thread", "process", "ray"] = "thread"
+    num_workers: int | None = None
+    network: bool = True
+    memory_gb: float | None = None
+
+
+class AgentConfig(of.Section):
+    """Episodes of several turns in an environment, beside the rollout engine."""
+
+    cls: of.CustomClassConfig = of.CustomClassConfig()
+    environment: EnvironmentChoice = EnvironmentChoice()
+    suite: of.CustomClassConfig = of.CustomClassConfig()
+    agent_length: of.PositiveInt | None = None  #: episodes of a step before ×n; null = data.train_batch_size
+    val_length: of.NonNegativeInt = 0  #: episodes of a validation, the same every time; 0 = no validation
+    max_turn: of.TurnCount = 10  #: turns of an episode
+    max_turn_tokens: of.PositiveInt | None = None  #: tokens of a turn; a longer one is closed and played
+    include_state: bool = True  #: add get_state_description() to observations that lack it
+    max_observation_chars: of.PositiveInt = 20000  #: a longer observation is cut in its middle
+    tools: tuple[str, ...] = ()  #: calculator, python, environment_step, FILE.py:NAME of a Tool, or verl's tools.yaml
+    parser: Literal["json", "react", "function"] = "function"  #: how tool calls are written in the model's text
+    step_timeout_s: of.PositiveFloat | None = 120.0  #: seconds for one call of the environment; null = no deadline
+    episode_timeout_s: of.PositiveFloat | None = None  #: seconds for all of an episode's calls; null = no deadline
+    on_failure: Literal["zero", "mask", "refill"] = "refill"  #: a crash: reward 0, left out, or played again
+    max_refills: of.NonNegativeInt = 3  #: refill: how often one episode is tried again, before it is masked
+    max_failure_rate: of.Fraction = 0.5  #: of the attempts of three steps; a run above it stops; 1 = never
+    observation_loss_coef: of.NonNegativeFloat = 0.0  #: weight of predicting what the environment says (ECHO)
+    overflow_reward: float = 0.0  #: added where an episode is cut by the limit of its tokens
+    trial_episodes: of.NonNegativeInt = 4  #: episodes at start-up of each kind: random answers, garbage, quitting, cut
+    allow_different_tasks: bool = False  #: let a group's members begin differently; otherwise that stops the run
+    tools_unsafe: bool = False  #: let the python tool run where the kernel gives it no walls
+    episodes_dir: of.OutputPath | None = None  #: write every episode, for replay, to STEP.jsonl in this folder
+
 
 CheckpointPart = Literal["model", "optimizer", "extra", "hf_model"]
 
@@ -240,6 +306,9 @@ class CriticConfig(UpdateConfig):
     """The value function, where the estimator needs one."""
 
     enable: bool | None = None  #: null = where the estimator reads values
+    #: values come from a head on the actor's transformer, one pass and one update for both; false = a model of its own
+    share_backbone: bool = False
+    value_loss_coef: of.NonNegativeFloat = 0.5  #: weight of the values' loss beside the policy's, with share_backbone
     model: CriticModelConfig = CriticModelConfig()
     optim: OptimConfig = OptimConfig(lr=1e-5)
     ppo_mini_batch_size: of.PositiveInt | None = None  #: prompts per optimiser step, over all ranks; null = the actor's
@@ -327,9 +396,14 @@ class PPOConfig(of.Section):
     ray_kwargs: RayKwargs = RayKwargs()
 
     @property
-    def need_critic(self) -> bool:
+    def need_values(self) -> bool:
         """Returns critic.enable where it is set, else whether the estimator reads values."""
         return "values" in self.estimator_needs if self.critic.enable is None else self.critic.enable
+
+    @property
+    def need_critic(self) -> bool:
+        """Says whether a model of its own gives the values."""
+        return self.need_values and not self.critic.share_backbone
 
     @property
     def estimator_needs(self) -> tuple[str, ...]:
@@ -352,7 +426,7 @@ class PPOConfig(of.Section):
     def environments(self) -> tuple[EnvironmentChoice, ...]:
         """Lists what the agents act in, in turn; empty where training is on prompts."""
         if self.env_template:
-            shared = {name: getattr(self.agent.environment, name) for name in HOME_SETTINGS}
+            shared = {name: getattr(self.agent.environment, name) for name in EnvironmentHome._fields}
             return tuple(EnvironmentChoice(**(shared | dict(entry))) for entry in self.env_template)
         # An agent class of one's own may bring its environment.
         acts = self.agent.environment.is_set or self.agent.cls.path
@@ -364,11 +438,10 @@ class PPOConfig(of.Section):
         given = self.agent.environment
         libraries = [LIBRARIES[name] for item in self.environments if (name := library_of(item.name))]
         guarded = [library for library in libraries if library.own_process]
+        network = given.network if given.network is not None else all(library.network for library in guarded)
+        memory = given.memory_gb or (4.0 if guarded else None)
         return EnvironmentHome(
-            isolation=given.isolation or ("process" if guarded else "thread"),
-            num_workers=given.num_workers,
-            network=given.network if given.network is not None else all(library.network for library in guarded),
-            memory_gb=given.memory_gb or (4.0 if guarded else None),
+            given.isolation or ("process" if guarded else "thread"), given.num_workers, network, memory
         )
 
     @property
@@ -384,16 +457,12 @@ class PPOConfig(of.Section):
     @property
     def batch_plan(self) -> BatchPlan:
         """Plans how a step's batch is cut; without a critic its part follows the actor's."""
-        actor, prompts = self.actor_rollout_ref.actor, self.prompts_per_step
-        critic = self.resolved_critic if self.need_critic else actor
-        actor_size, critic_size = actor.ppo_mini_batch_size or prompts, critic.ppo_mini_batch_size or prompts
-        return BatchPlan(
-            prompts=prompts,
-            ranks=self.data_parallel_size,
-            balance=self.trainer.balance_batch,
-            actor=UpdatePlan.of_rows(prompts, actor_size, actor.ppo_epochs, actor.shuffle),
-            critic=UpdatePlan.of_rows(prompts, critic_size, critic.ppo_epochs or 1, critic.shuffle),
-        )
+        prompts, ranks, actor = self.prompts_per_step, self.data_parallel_size, self.actor_rollout_ref.actor
+        plans = {}
+        for name, own in {"actor": actor, "critic": self.resolved_critic if self.need_critic else actor}.items():
+            size = own.ppo_mini_batch_size or prompts
+            plans[name] = UpdatePlan.of_rows(prompts, size, own.ppo_epochs or 1, own.shuffle)
+        return BatchPlan(prompts=prompts, ranks=ranks, balance=self.trainer.balance_batch, **plans)
 
     @property
     def max_model_len(self) -> int:

@@ -7,9 +7,9 @@ that run 007 is not run 7.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from decimal import Decimal, InvalidOperation
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from omegaconf import OmegaConf
 
-from data.names import did_you_mean
+from data.texts import did_you_mean
 from training.config.section import leaves
 from training.config.settings import PPOConfig
 
@@ -44,22 +44,20 @@ def parse(text: str, *, as_yaml: bool = False) -> Any:
 def convert(value: Any, kind: Any) -> Any:
     """Returns a YAML value or an override's text as the type of a field; InputError says what would be allowed."""
     origin, args = get_origin(kind), get_args(kind)
+    if NoneType in args:
+        if value is None or (isinstance(value, str) and value.lower() in ("null", "none", "")):
+            return None
+        try:
+            return convert(value, args[0])
+        except InputError as error:
+            raise InputError(f"{error} (or null)") from None
+    if origin is dict and not isinstance(value, dict):
+        raise InputError("must be a mapping, as in {key: value}")
     if origin is Literal:
         return _choice(value, args)
     if origin is tuple:
         return _sequence(value, args)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise InputError("must be a mapping, as in {key: value}")
-        return value
-    if NoneType not in args:
-        return _scalar(value, kind)
-    if value is None or (isinstance(value, str) and value.lower() in ("null", "none", "")):
-        return None
-    try:
-        return convert(value, args[0])
-    except InputError as error:
-        raise InputError(f"{error} (or null)") from None
+    return value if origin is dict else _scalar(value, kind)
 
 
 def _scalar(value: Any, kind: type) -> Any:
@@ -97,18 +95,6 @@ def _sequence(value: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(convert(item, kind) for item, kind in zip(items, kinds, strict=True))
 
 
-def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes {"a": {"b": 1}} of {"a.b": 1}; tuples become lists, as YAML has them."""
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *path, name = key.split(".")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[name] = list(value) if isinstance(value, tuple) else value
-    return tree
-
-
 def as_text(value: Any) -> str:
     """Writes a value as one would in a YAML file or an override."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/][\w./+-]*", value) and value.lower() not in ("null", "none"):
@@ -120,7 +106,7 @@ def as_text(value: Any) -> str:
 
 def to_yaml(config: PPOConfig) -> str:
     """Writes the whole config as YAML; loading it again gives an equal config."""
-    return str(OmegaConf.to_yaml(OmegaConf.create(nest({key: leaf.value for key, leaf in leaves(config)}))))
+    return str(OmegaConf.to_yaml(OmegaConf.create(asdict(config))))
 
 
 def reference_yaml() -> str:

@@ -1,4 +1,4 @@
-"""Advantage estimators that go along the tokens: GAE, discounted returns, and those that take each token by itself.
+"""Advantage estimators that go along the tokens, or along the turns, and those that take each token by itself.
 
 Invariant: every estimator is pure, and rewards and values of masked tokens change nothing; the results are zero there.
 
@@ -8,16 +8,30 @@ Layout of a row with two turns and the environment's reply between them:
 
     responses     = A0 A0 E0 E0 A1 A1 pad      tokens
     response_mask =  1  1  0  0  1  1  0       1 on what the policy sampled; values and returns pass over E0
+
+An optimal token baseline is, of a group's returns, one mean for each place, that weighs episodes by what they varied.
+Those that see turns credit the reward of a turn to it, and to those before it:
+
+    turn_ids            =  0  0 -1 -1  1  1  1 -1      of each sampled token
+    token_level_rewards =  0 .2  0  0  0  0  1  0      turn 0 gets .2, turn 1 gets 1
+    return of turn 0    = .2 + turn_gamma * 1
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import signature
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from data.containers import row_blocks
 from training.batch.torch_functional import at_least_float32, masked_whiten
+from training.core_algos.group_advantages import Advantages, Groups, compute_grpo_outcome_advantage, numbered
 from training.core_algos.registry import built_in_adv_est, call_adv_estimator
 
 # Entries that a scan turns time first at once.
@@ -193,3 +207,243 @@ def compute_on_policy_distillation_advantage(
         given = {"token_level_rewards": token_level_rewards, "response_mask": response_mask, "index": index}
         advantages = advantages + call_adv_estimator(task, **given, config=config)[0]
     return advantages, advantages
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Holds an episode's turns beside its tokens.
+
+    Attributes:
+        ids: (batch, response_len) integers, the turn of each sampled token.
+        sampled: (batch, response_len) bool.
+        last: (batch, turns) int64, the place of each turn's last sampled token; -1 where it has none.
+        rewards: (batch, turns), the sum over each turn's sampled tokens.
+    """
+
+    ids: Tensor
+    sampled: Tensor
+    last: Tensor
+    rewards: Tensor
+
+    @property
+    def exists(self) -> Tensor:
+        """Says which turns have a sampled token: (batch, turns) bool."""
+        return self.last >= 0
+
+    @classmethod
+    def of(cls, token_level_rewards: Tensor, response_mask: Tensor, turn_ids: Tensor) -> "Turns":
+        """Finds the turns of a batch, whose numbers never fall along a row."""
+        sampled, (rewards,) = response_mask.bool(), at_least_float32(token_level_rewards)
+        blocks = row_blocks(sampled) if sampled.numel() else []
+        most = max((int(torch.where(sampled[rows], turn_ids[rows], 0).max()) for rows in blocks), default=0)
+        sums = rewards.new_zeros(len(sampled), most + 2)
+        turns = cls(turn_ids, sampled, sums[:, :-1], sums[:, :-1])
+        for rows, of_token in turns._blocks():
+            sums[rows].scatter_add_(1, of_token, rewards[rows])
+        return replace(turns, last=turns.places("amax", -1))
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yields rows with the turn of each of their tokens; of one that is not sampled it is one behind the last."""
+        for rows in row_blocks(self.sampled):
+            yield rows, torch.where(self.sampled[rows], self.ids[rows], self.rewards.shape[1]).long()
+
+    def spread(self, per_turn: Tensor) -> Tensor:
+        """Gives every sampled token its turn's number: (batch, turns) -> (batch, response_len)."""
+        padded = pad(per_turn.to(self.rewards.dtype), (0, 1))
+        spread = torch.empty_like(self.sampled, dtype=padded.dtype)
+        for rows, of_token in self._blocks():
+            torch.gather(padded[rows], 1, of_token, out=spread[rows])
+        return spread
+
+    def places(self, which: str, none: int) -> Tensor:
+        """Finds each turn's first (amin) or last (amax) sampled token: (batch, turns) int64, `none` without one."""
+        found = self.ids.new_full((len(self.sampled), self.rewards.shape[1] + 1), none, dtype=torch.long)
+        columns = torch.arange(self.sampled.shape[1], device=found.device)
+        for rows, of_token in self._blocks():
+            found[rows].scatter_reduce_(1, of_token, columns.expand_as(of_token), which)
+        return found[:, :-1]
+
+
+@built_in_adv_est("turn_gae", "episodes")
+def compute_turn_gae_advantage_return(
+    token_level_rewards: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    turn_ids: Tensor,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    config: Any = None,
+    whiten: bool = True,
+) -> Advantages:
+    """Runs GAE over turns, and inside each turn over its tokens towards the turn's return (arXiv:2504.20073).
+
+    With V_k the value before turn k's first token, A_k is GAE over turns and A_k + V_k what its tokens are to reach.
+
+    Args:
+        token_level_rewards, values, response_mask, turn_ids: (batch, response_len).
+        gamma, lam: discount and GAE's lambda per token, inside a turn.
+        config: has turn_gamma and turn_lam, those per turn; None: 1.
+        whiten: over all tokens, as `gae` does.
+    Returns:
+        advantages, returns = advantages before whitening + values: (batch, response_len), zero where masked.
+    """
+    turns = Turns.of(token_level_rewards, response_mask, turn_ids)
+    rewards, values = at_least_float32(token_level_rewards, values)
+    exists, width = turns.exists, values.shape[1]
+    before = values.gather(1, turns.places("amin", width).clamp(max=width - 1))
+    targets = gae_scan(turns.rewards, before, exists, None, *_per_turn(config))[1]
+    # What comes after the turn is credited to its last token.
+    ends = exists.nonzero()[:, 0], turns.last[exists]
+    rewards = rewards.index_put(ends, (targets - turns.rewards)[exists], accumulate=True)
+    continues = torch.ones_like(turns.sampled).index_put_(ends, torch.tensor(False, device=values.device))
+    advantages, returns = gae_scan(rewards, values, turns.sampled, continues, gamma, lam)
+    return masked_whiten(advantages, turns.sampled) if whiten else advantages, returns
+
+
+@built_in_adv_est("turn_return", "groups")
+def compute_turn_return_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: np.ndarray,
+    turn_ids: Tensor,
+    config: Any = None,
+    leave_one_out: bool = True,
+) -> Advantages:
+    """Gives each turn its discounted return less the mean return of turn k in the group's other episodes.
+
+    A_{i,k} = G_{i,k} - mean(G_{j,k}, j != i that reached turn k), with G_{i,k} = sum_{l >= k} turn_gamma^(l-k) r_{i,l};
+    nothing is subtracted where no other episode reached it. That is unbiased, though policies decide how long episodes
+    are: what others do does not depend on this one. A mean that includes the episode itself (`leave_one_out` False)
+    scales turn k by m / (m + 1), where m others reached it.
+
+    Args:
+        token_level_rewards, response_mask, turn_ids: (batch, response_len).
+        index: (batch,) the group (uid) of each episode.
+        config: has turn_gamma; None: 1.
+    Returns: advantages, returns (G, of each token's turn): (batch, response_len), zero outside the mask.
+    """
+    turns = Turns.of(token_level_rewards, response_mask, turn_ids)
+    returns = discounted_returns(turns.rewards, turns.exists, _per_turn(config)[0])  # (batch, turns)
+    number = torch.arange(returns.shape[1], device=returns.device)
+    ids = numbered(index, returns.device)[:, None] * returns.shape[1] + number
+    groups = Groups(ids.flatten(), turns.exists.flatten())
+    above = groups.deviation(returns.flatten().double())
+    if leave_one_out:
+        alone = groups.size == 1
+        above = torch.where(alone, returns.flatten(), above * groups.size / (groups.size - 1).clamp(min=1))
+    return turns.spread(above.view_as(returns)), turns.spread(returns)
+
+
+@built_in_adv_est("gigpo", "groups")
+def compute_gigpo_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: np.ndarray,
+    turn_ids: Tensor,
+    anchors: Sequence[Sequence[str]],
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+    config: Any = None,
+) -> Advantages:
+    """Adds to GRPO's advantage of the episode one of each turn among those that began in the same state: GiGPO.
+
+    A = A_episode + gigpo_step_weight * A_turn; A_turn compares the turn's discounted return with those of the group's
+    turns, of any number and episode, whose anchor is the same (arXiv:2505.10978, eq. 6 to 8). A state that was met once
+    says nothing: 0.
+
+    Args:
+        token_level_rewards, response_mask, turn_ids: (batch, response_len).
+        index: (batch,) the group (uid) of each episode.
+        anchors: for each episode the state that each of its turns began in.
+        norm_adv_by_std_in_grpo: divide both parts by their standard deviation.
+        config: has turn_gamma and gigpo_step_weight; None: 1.
+    Returns: advantages, returns (the turn's discounted one): (batch, response_len), zero outside the mask.
+    """
+    turns = Turns.of(token_level_rewards, response_mask, turn_ids)
+    returns = discounted_returns(turns.rewards, turns.exists, _per_turn(config)[0])  # (batch, turns)
+    episodes, numbers = turns.exists.nonzero(as_tuple=True)
+    counts = turns.exists.cumsum(1).new_tensor([len(states) for states in anchors])
+    if bool((numbers >= counts[episodes]).any()):
+        raise ValueError(f"gigpo: {int(turns.exists.sum())} turns were played, and anchors name {int(counts.sum())}")
+    offsets = counts.cumsum(0) - counts
+    states = numbered(list(chain.from_iterable(anchors)), returns.device)[offsets[episodes] + numbers]
+    ids = numbered(index, returns.device)[episodes] * (int(states.max()) + 1 if len(states) else 1) + states
+    same_state = Groups(torch.unique(ids, return_inverse=True)[1], torch.ones_like(ids, dtype=torch.bool))
+    above = same_state.deviation(returns[episodes, numbers].double())
+    if norm_adv_by_std_in_grpo:
+        above = above / (same_state.std(above) + epsilon)
+    of_turns = torch.zeros_like(returns).index_put((episodes, numbers), above.to(returns.dtype))
+    given = token_level_rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo
+    whole, _ = compute_grpo_outcome_advantage(*given)
+    weight = 1.0 if config is None else config.gigpo_step_weight
+    return whole + weight * turns.spread(of_turns), turns.spread(returns)
+
+
+def _per_turn(config: Any) -> tuple[float, float]:
+    """Returns discount and GAE's lambda per turn."""
+    return (1.0, 1.0) if config is None else (config.turn_gamma, config.turn_lam)
+
+
+@built_in_adv_est("optimal_token_baseline", "groups")
+def compute_optimal_token_baseline_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: np.ndarray,
+    old_log_probs: Tensor,
+    sum_pi_squared: Tensor,
+    rollout_is_weights: Tensor | None = None,
+    handle_zero_tail: bool = True,
+    epsilon: float = 1e-8,
+    config: Any = None,
+) -> Advantages:
+    """Subtracts the baseline of least variance, B_t = sum_i G_{i,t} W_{i,t} / sum_i W_{i,t}  (arXiv:2602.07078).
+
+    W_{i,t} sums 1 - 2 pi + sum pi^2, the squared norm of the logits' score, over the sampled tokens up to t; G is the
+    return.
+
+    Args:
+        token_level_rewards, response_mask: (batch, response_len); t counts its columns.
+        index: (batch,) the group (uid) of each row.
+        old_log_probs, sum_pi_squared: (batch, response_len), of the policy before the update; nats, and the sum of its
+            squared probabilities.
+        rollout_is_weights: (batch, response_len) importance weights, whose squares scale the summands of W.
+        handle_zero_tail: no baseline where a single row of the group is left.
+    Returns: advantages, returns: (batch, response_len), zero where the mask is zero.
+    """
+    sampled, ids = response_mask.bool(), numbered(index, response_mask.device)
+    returns, blocks = discounted_returns(token_level_rewards, response_mask), row_blocks(sampled)
+    products, totals, left = torch.zeros(3, len(ids.unique()), returns.shape[1], dtype=returns.dtype, device=ids.device)
+    for rows in blocks:
+        norms = 1 - 2 * old_log_probs[rows].to(returns.dtype).exp() + sum_pi_squared[rows]
+        if rollout_is_weights is not None:
+            norms = norms * rollout_is_weights[rows].to(returns.dtype) ** 2
+        weights = torch.where(sampled[rows], norms, 0).cumsum(-1).masked_fill_(~sampled[rows], 0)
+        summed = returns[rows] * weights, weights, sampled[rows].to(returns.dtype)
+        for total, of_rows in zip((products, totals, left), summed, strict=True):
+            total.index_add_(0, ids[rows], of_rows)
+    # Of one row alone there is none in any case.
+    alone = torch.bincount(ids, sampled.any(-1).float())[:, None] <= 1
+    baselines = (products / (totals + epsilon)).masked_fill_((left <= 1) if handle_zero_tail else alone, 0)
+    advantages = torch.empty_like(returns)
+    for rows in blocks:
+        advantages[rows] = torch.where(sampled[rows], returns[rows] - baselines[ids[rows]], 0)
+    return advantages, returns
+
+
+@built_in_adv_est("tir_optimal_token_baseline", "groups")
+@wraps(compute_optimal_token_baseline_advantage, assigned=())
+def compute_multi_turn_optimal_token_baseline_advantage(*args: Any, **kwargs: Any) -> Advantages:
+    """Is the optimal token baseline of episodes with turns, where t counts a row's sampled tokens alone.
+
+    Args and returns as in `compute_optimal_token_baseline_advantage`.
+    """
+    given = signature(compute_optimal_token_baseline_advantage).bind(*args, **kwargs).arguments
+    sampled = given["response_mask"].bool()
+    if not bool((sampled[:, 1:] & ~sampled[:, :-1]).any()):
+        return compute_optimal_token_baseline_advantage(**given)
+    # Sampled tokens first, in order; and back.
+    order = sampled.logical_not().int().argsort(dim=-1, stable=True)
+    packed = {name: x.gather(-1, order) if isinstance(x, Tensor) else x for name, x in given.items()}
+    results = compute_optimal_token_baseline_advantage(**packed)
+    advantages, returns = (torch.zeros_like(x).scatter(-1, order, x) for x in results)
+    return advantages, returns

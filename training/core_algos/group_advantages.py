@@ -6,7 +6,6 @@ keeps its raw score; the last one of a group whose other rows have no sampled to
 """
 
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,17 +15,11 @@ import torch
 from torch import Tensor
 
 from data.containers import row_sums
-from data.names import did_you_mean
+from data.texts import did_you_mean, say, warn_once
 from training.batch.torch_functional import masked_whiten, sampled_sums
 from training.core_algos.registry import built_in_adv_est, register_adv_est
 
-logger = logging.getLogger(__name__)
 Advantages = tuple[Tensor, Tensor]
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    logger.warning(message)
 
 
 def numbered(keys: Sequence[Any] | np.ndarray, device: torch.device | None = None) -> Tensor:
@@ -106,7 +99,7 @@ class ScoredGroups(Groups):
         """Spreads `compared` (B,) over each row's sampled tokens; a group of one gets `raw`, or its score."""
         alone = self.alone()
         if alone.any():
-            _warn_once("some groups have a single sample: it keeps its raw score as advantage (rollout.n > 1?)")
+            warn_once(__name__, say("alone_in_group"))
         return self.spread(torch.where(alone, self.scores if raw is None else raw, compared))
 
     def spread(self, per_row: Tensor) -> Advantages:
@@ -195,8 +188,8 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     Args and returns as in `group_estimator`.
     """
     group = ScoredGroups(token_level_rewards, response_mask, index)
-    advantages, returns = group.advantages(group.above_mean)
-    return (masked_whiten(advantages, response_mask),) * 2 if whiten else (advantages, returns)
+    advantages, _ = group.advantages(group.above_mean)
+    return (masked_whiten(advantages, response_mask) if whiten else advantages,) * 2
 
 
 @group_estimator("opo")
@@ -266,8 +259,7 @@ def compute_gdpo_outcome_advantage(
         weight * compute_grpo_outcome_advantage(rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo)[0]
         for rewards, weight in zip(kinds, weights, strict=True)
     )
-    whitened = masked_whiten(total, response_mask) if whiten else total
-    return whitened, whitened
+    return (masked_whiten(total, response_mask) if whiten else total,) * 2
 
 
 def _one_kind(columns: Mapping[str, Any], key: str, response_mask: Tensor) -> Tensor:
@@ -288,12 +280,7 @@ def _one_kind(columns: Mapping[str, Any], key: str, response_mask: Tensor) -> Te
 
 @built_in_adv_est("rae", "scores")
 def compute_rae_outcome_advantage(
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    role: np.ndarray,
-    state: dict[str, float],
-    config: Any = None,
-    decay: float = 0.95,
+    token_level_rewards: Tensor, response_mask: Tensor, role: np.ndarray, state: dict[str, float], decay: float = 0.95
 ) -> Advantages:
     """Subtracts the running mean of its role's scores, A_i = r_i - b_role: RAE (arXiv:2506.24119, section 3.3).
 

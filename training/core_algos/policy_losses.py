@@ -15,17 +15,19 @@ reach neither the loss nor its gradient. `policy_loss` makes of each a function 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from training.batch.torch_functional import masked_mean
-from training.config.algorithm_settings import LossAggMode, PolicyLossChoice, RolloutCorrectionConfig
-from training.config.section import Section
-from training.core_algos.aggregation import GlobalBatchInfo, agg_loss, token_fraction, whole_counts
-from training.core_algos.kl_and_values import MAX_LOG_RATIO
+from training.batch.torch_functional import at_least_float32, entropy_from_logits, masked_mean
+from training.config import ActorConfig
+from training.config.algorithm_settings import LossAggMode, RolloutCorrectionConfig
+from training.core_algos import kl_and_values
+from training.core_algos.advantages import gae_scan
+from training.core_algos.group_advantages import compute_grpo_outcome_advantage, compute_rloo_outcome_advantage
+from training.core_algos.kl_and_values import GlobalBatchInfo, agg_loss, token_fraction
 from training.core_algos.registry import PolicyLossFn, register_policy_loss
 from training.rollout_correction import correct_as
 
@@ -34,21 +36,13 @@ Loss = tuple[Tensor, dict[str, Any]]
 BLOCK = 1 << 17
 
 
-class PolicyLossConfig(Section):
+class PolicyLossConfig(ActorConfig):
     """Holds what a policy loss may read as `config`: by attribute, or by key as losses written for verl do.
 
-    `clip_ratio_low` and `clip_ratio_high` of None are `clip_ratio`; `policy_loss` is the loss's own frozen sub-config.
+    That is the actor's section, whose `policy_loss` is the loss's own frozen sub-config, and two things more.
     """
 
-    clip_ratio: float = 0.2
-    clip_ratio_low: float | None = None
-    clip_ratio_high: float | None = None
-    clip_ratio_c: float = 3.0
-    tau_pos: float = 1.0
-    tau_neg: float = 1.05
-    loss_agg_mode: LossAggMode = "token-mean"
-    policy_loss: Any = field(default_factory=PolicyLossChoice)
-    rollout_correction: Any = field(default_factory=RolloutCorrectionConfig)
+    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
     global_batch_info: GlobalBatchInfo = field(default_factory=GlobalBatchInfo)
 
 
@@ -79,14 +73,14 @@ class Tokens:
         """Is new less old, within +-20; zero and without gradient outside the mask: (batch, response_len)."""
         # Masked before the exponential, so that padding's log-probs reach neither the loss nor its gradient.
         apart = torch.where(self.mask, self.log_prob - self.old_log_prob, 0)
-        return apart.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        return apart.clamp(-kl_and_values.MAX_LOG_RATIO, kl_and_values.MAX_LOG_RATIO)
 
     def cut(self, advantages: Tensor) -> Iterator[tuple["Tokens", Tensor]]:
         """Yields rows with their advantages, about BLOCK entries at a time: what is computed of them stays in cache."""
         if self.mask.numel() <= BLOCK:
             yield self, advantages
             return
-        counts, row_weights = whole_counts(self.mask, self.counts)
+        counts, row_weights = kl_and_values.whole_counts(self.mask, self.counts)
         whole, rows = replace(self, counts=counts, row_weights=row_weights), max(1, BLOCK // self.mask.shape[1])
         # One split of each tensor, whose gradient is joined once.
         blocks = {name: x.split(rows) for name, x in vars(whole).items() if isinstance(x, Tensor)}
@@ -376,3 +370,71 @@ def compute_policy_loss_bypass_mode(
     weighed = None if weights is None or clips else weights.batch["rollout_is_weights"]
     loss, own = compute(old_log_prob, log_prob, advantages, mask, loss_agg_mode, config, weighed)
     return loss, metrics | own
+
+
+# Older forms that verl's users know and no run here calls, and estimators by other names
+
+compute_grpo_vectorized_outcome_advantage = compute_grpo_outcome_advantage
+compute_rloo_vectorized_outcome_advantage = compute_rloo_outcome_advantage
+
+
+@torch.no_grad()
+def estimate_advantages(
+    rewards: Tensor, values: Tensor, dones: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Runs GAE with episode ends instead of a mask, for trajectories of steps; nothing is bootstrapped past the last.
+
+    Args: rewards, values, dones: (..., steps); dones is 1 on the step that ends its episode.
+    Returns: advantages (not whitened), returns: (..., steps).
+    """
+    rewards, values = at_least_float32(rewards, values)
+    return gae_scan(rewards, values, torch.ones_like(values, dtype=torch.bool), dones == 0, gamma, lam)
+
+
+def compute_policy_loss(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    cliprange: float = 0.2,
+    cliprange_low: float | None = None,
+    cliprange_high: float | None = None,
+    clip_ratio_c: float = 3.0,
+    loss_agg_mode: LossAggMode = "token-mean",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes the vanilla loss in its older form: (loss, clip fraction, KL, lower clip fraction), each 0-dim."""
+    config = PolicyLossConfig(
+        clip_ratio=cliprange, clip_ratio_low=cliprange_low, clip_ratio_high=cliprange_high, clip_ratio_c=clip_ratio_c
+    )
+    loss, means = compute_policy_loss_vanilla(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config)
+    return loss, means["actor/pg_clipfrac"], means["actor/ppo_kl"], means["actor/pg_clipfrac_lower"]
+
+
+def compute_ppo_loss(
+    old_log_probs: Tensor, new_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, config: Any = None
+) -> Tensor:
+    """Computes the vanilla loss alone, aggregated as `config.loss_agg_mode` says.
+
+    `config`: a PolicyLossConfig, the actor's section, or a mapping with any of its settings.
+    """
+    read_from = config.get if hasattr(config, "get") else partial(getattr, config)
+    own = {name: value for name in vars(PolicyLossConfig()) if (value := read_from(name, None)) is not None}
+    read, inputs = PolicyLossConfig(**own), (old_log_probs, new_log_probs, advantages, response_mask)
+    return compute_policy_loss_vanilla(*inputs, read.loss_agg_mode, read)[0]
+
+
+def compute_entropy_loss(
+    logits: Tensor, response_mask: Tensor, loss_agg_mode: LossAggMode = "token-mean", **counts: Unpack[GlobalBatchInfo]
+) -> Tensor:
+    """Aggregates the policy's entropy in nats as `agg_loss` does, from logits (batch, response_len, vocabulary)."""
+    return agg_loss(entropy_from_logits(logits), response_mask, loss_agg_mode, **counts)
+
+
+def compute_kl_penalty(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """Estimates the KL per token by the plain log-ratio (k1), in the inputs' shape."""
+    return kl_and_values.kl_penalty(log_probs, ref_log_probs, "kl")
+
+
+def compute_rewards(token_level_scores: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor, kl_ratio: float) -> Tensor:
+    """Subtracts `kl_ratio` times the per-token KL (k1) from the scores: (batch, response_len)."""
+    return token_level_scores - kl_ratio * compute_kl_penalty(old_log_prob, ref_log_prob)

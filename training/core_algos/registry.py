@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from data.names import registered, registering
-from training.config.needs import ESTIMATOR_NEEDS, OFFERED, estimator_needs
+from data.texts import registered, registering
+from training.config.algorithm_settings import ESTIMATOR_NEEDS, OFFERED, estimator_needs
 
 AdvEstimatorFn = Callable[..., tuple[Tensor, Tensor]]
 PolicyLossFn = Callable[..., tuple[Tensor, dict[str, Any]]]
@@ -38,7 +38,7 @@ def register_adv_est(
 
     Args:
         needs: what the estimator reads besides rewards and mask, such as ("values",) or ("index",), of those that
-            `training.config.needs.OFFERED` lists. Left out, they are read from its signature.
+            `training.config.algorithm_settings.OFFERED` lists. Left out, they are read from its signature.
         span: what it has to see at once, so that episodes of very different lengths need not be as wide as the longest:
             single episodes, whole groups (uid), or the batch; or of each episode no more than its rewards' sum and how
             many tokens it has. But for the batch, what is whitened over it in the end is not where `whiten` is False.

@@ -29,14 +29,12 @@ import torch
 
 from data.texts import say
 from training.config.settings import TrainerConfig
-from training.run.records import force_to_disk, write_atomically
+from training.run.tracking import force_to_disk, write_atomically
 
 logger = logging.getLogger(__name__)
 
 LATEST = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
-# The manifest's name in checkpoints of earlier versions, which are read all the same.
-OLD_MANIFEST = "seal.json"
 DRIVER_STATE = "data.pt"
 TEMPORARY = ".incomplete"
 # With trainer.save_freq=null: seconds of training that a crash may cost, and checkpoints that stay.
@@ -186,9 +184,8 @@ def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
     Args:
         needs: the workers' folders of which the manifest must list files.
     """
-    manifest = folder / (OLD_MANIFEST if (folder / OLD_MANIFEST).exists() else MANIFEST)
     try:
-        files = json.loads(manifest.read_text())
+        files = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         return f"{MANIFEST}: {error}"
     if not isinstance(files, dict):

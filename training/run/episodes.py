@@ -4,7 +4,6 @@ import json
 import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.tools import UNKNOWN
 from data.protocol import DataProto
-from data.texts import say
+from data.texts import say, warn_once
 from training.batch.batching import rows_by_key
 from workers.rollout.episode import ENDINGS, FAILURES
 
 logger = logging.getLogger(__name__)
-# Of an error, which has its traceback.
-warn_once = cache(logger.warning)
 
 
 def write_episodes(folder: Path, batch: DataProto) -> None:
@@ -99,28 +96,24 @@ def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = (
     `tool/NAME/failures` count every call that gave an error, by kind under `tool_failures/KIND`.
     """
     endings = Counter(fact["ending"] for fact in facts)
-    metrics = {f"agent/ending/{name}": float(endings[name]) for name in ENDINGS}
-    metrics |= {
-        "agent/episodes": float(len(facts)),
-        "agent/failed": float(sum(endings[name] for name in FAILURES)),
-        "agent/cut_turns": float(sum(fact["cut_turns"] for fact in facts)),
-        "agent/retries": float(sum(fact["attempts"] - 1 for fact in facts)),
-        "agent/masked": float(sum(fact["masked"] for fact in facts)),
-        "agent/masked_groups": float(sum(all(fact["masked"] for fact in group) for group in by_group(facts))),
-        "agent/episode_seconds/max": float(max(fact["seconds"] for fact in facts)),
-    }
-    for name in ("turns", "env_seconds"):
-        values = [fact[name] for fact in facts]
-        metrics |= {f"agent/{name}/mean": float(np.mean(values)), f"agent/{name}/max": float(max(values))}
-    told: dict[str, list[float]] = defaultdict(list)
+    metrics: dict[str, float] = {f"ending/{name}": endings[name] for name in ENDINGS}
+    metrics |= {"episodes": len(facts), "failed": sum(endings[name] for name in FAILURES)}
+    metrics |= {name: sum(fact[name] for fact in facts) for name in ("cut_turns", "masked")}
+    metrics["retries"] = sum(fact["attempts"] - 1 for fact in facts)
+    metrics["masked_groups"] = sum(all(fact["masked"] for fact in group) for group in by_group(facts))
+    metrics["episode_seconds/max"] = max(fact["seconds"] for fact in facts)
+    told = {name: [fact[name] for fact in facts] for name in ("turns", "env_seconds")}
+    metrics |= {f"{name}/max": max(values) for name, values in told.items()}
     for fact in facts:
         for name, value in fact["info"].items() if not fact["masked"] else ():
-            told[name].append(value)
-    metrics |= {f"agent/info/{name}/mean": float(np.mean(values)) for name, values in told.items()}
+            told.setdefault(f"info/{name}", []).append(value)
+    metrics |= {f"{name}/mean": np.mean(values) for name, values in told.items()}
+    metrics = {f"agent/{name}": float(value) for name, value in metrics.items()}
     if len(names) > 1:
         metrics |= environment_metrics(facts, names)
     if errors := [fact["error"] for fact in facts if fact["error"]]:
-        warn_once("an environment failed: %s", errors[0])
+        # With its traceback.
+        warn_once(__name__, f"an environment failed: {errors[0]}")
         logger.warning(say("some_fail", count=len(errors), first=errors[0].splitlines()[0]))
     warn_of_crashing_groups(facts, names)
     return metrics | tool_metrics([call for fact in facts for call in fact["tool_calls"]])
@@ -131,13 +124,11 @@ def environment_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str]
     metrics: dict[str, float] = {}
     for index, name in enumerate(names):
         own = [fact for fact in facts if fact["environment"] == index]
-        rewards = [fact["reward"] for fact in own if not fact["masked"]]
         metrics[f"env/{name}/episodes"] = float(len(own))
         if own:
-            metrics[f"env/{name}/turns"] = float(np.mean([fact["turns"] for fact in own]))
             metrics[f"env/{name}/failed"] = float(sum(fact["ending"] in FAILURES for fact in own))
-        if rewards:
-            metrics[f"env/{name}/reward"] = float(np.mean(rewards))
+        told = {"turns": own, "reward": [fact for fact in own if not fact["masked"]]}
+        metrics |= {f"env/{name}/{key}": float(np.mean([f[key] for f in rows])) for key, rows in told.items() if rows}
     return metrics
 
 
@@ -163,12 +154,11 @@ def warn_of_crashing_groups(facts: Sequence[Mapping[str, Any]], names: Sequence[
 
 def tool_metrics(calls: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Counts calls, failures and seconds of each tool; calls that name no tool, or an invented one, as `unknown`."""
-    by_tool: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for call in calls:
-        invented = call["error_kind"] == "unknown_tool" or call["name"] == UNKNOWN
-        by_tool["unknown" if invented else call["name"]].append(call)
+    invented = [call["error_kind"] == "unknown_tool" or call["name"] == UNKNOWN for call in calls]
+    names = ("unknown" if unknown else call["name"] for call, unknown in zip(calls, invented, strict=True))
     metrics: dict[str, float] = {}
-    for name, own in by_tool.items():
+    for name, members in rows_by_key(names).items():
+        own = [calls[i] for i in members]
         metrics[f"tool/{name}/calls"] = float(len(own))
         metrics[f"tool/{name}/failures"] = float(sum(not call["ok"] for call in own))
         metrics[f"tool/{name}/seconds"] = float(np.mean([call["seconds"] for call in own]))

@@ -19,8 +19,7 @@ from torch import Tensor
 from data.containers import row_blocks, row_sums
 from data.protocol import DataProto
 from data.texts import say
-from training.batch.batching import rows_by_key
-from training.batch.episode_rows import EpisodeRows, real_rows
+from training.batch.batching import EpisodeRows, real_rows, rows_by_key
 
 Reduction = Callable[[list[Any]], float]
 # Sections of a step whose time is put down to every token of the batch; generation's goes to the response's tokens.

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -29,6 +29,12 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 5.0  # for Ray's processes to end by themselves
 
 
+def handle(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Sets the handler of each signal, where this is the main thread; only that can."""
+    for number, handler in handlers.items() if threading.current_thread() is threading.main_thread() else ():
+        signal.signal(number, handler)
+
+
 class EndingSignals:
     """Turns Ctrl-C, SIGTERM and SIGHUP into KeyboardInterrupt, which ends the run through its `finally` blocks.
 
@@ -40,14 +46,11 @@ class EndingSignals:
     def __init__(self) -> None:
         self.received, self.open = 0, True
         self.postpone: Callable[[], bool] = lambda: False
-        self.others: dict[int, Any] = {}
 
     def install(self) -> None:
         """Takes the signals over; only the main thread can."""
-        for number in ENDING if threading.current_thread() is threading.main_thread() else ():
-            if (other := signal.getsignal(number)) is not signal.SIG_IGN:
-                self.others[number] = other
-                signal.signal(number, self._end)
+        self.others = {number: other for number in ENDING if (other := signal.getsignal(number)) is not signal.SIG_IGN}
+        handle(dict.fromkeys(self.others, self._end))
 
     def __enter__(self) -> Self:
         self.received, self.open = 0, True
@@ -55,8 +58,7 @@ class EndingSignals:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, other in self.others.items():
-            signal.signal(number, other)
+        handle(self.others)
 
     def close(self) -> None:
         """Ignores what comes from now on."""
@@ -86,8 +88,7 @@ def say_busy_cores() -> None:
 
 def give_signals_back() -> None:
     """Lets the signals end the process again: what a user's own threads still hold up can be ended then."""
-    for number in ENDING:
-        signal.signal(number, signal.SIG_DFL)
+    handle(dict.fromkeys(ENDING, signal.SIG_DFL))
 
 
 @contextmanager
@@ -126,9 +127,7 @@ def ray_cluster(config: PPOConfig) -> Iterator[None]:
     try:
         ray.init(**settings)
         # Ray has put a handler of its own.
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        handle(handlers)
         yield
     finally:
         started = psutil.Process().children(recursive=True)

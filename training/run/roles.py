@@ -51,8 +51,7 @@ class ResourcePoolManager:
 
 def default_role_mapping(config: PPOConfig) -> dict[Role, type]:
     """Returns the worker class of every role that this config needs."""
-    from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
-    from workers.reward_model import RewardModelWorker
+    from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker, RewardModelWorker
 
     policy_role = Role.ActorRolloutRef if config.need_reference else Role.ActorRollout
     critic = {Role.Critic: CriticWorker} if config.need_critic else {}

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from custom.agent import AgentSpec
+from custom.agent import LONGEST_S, AgentSpec, Trial
 from custom.env import Task
-from custom.trial import LONGEST_S, Trial
 from data.texts import say
 from data.turn_tokens import TurnTokens
 from training.config import PPOConfig

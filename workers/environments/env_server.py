@@ -4,6 +4,7 @@ Invariant: user code never raises out of an `EnvServer`: whatever a call did, a 
 imports torch, and of a step's `info` only numbers and the records of tool calls leave the place where it lives.
 """
 
+import contextlib
 import json
 import math
 import pickle
@@ -16,8 +17,8 @@ from multiprocessing.connection import Connection
 from numbers import Real
 from typing import Any, Literal, get_args
 
+from custom.agent import Trial, as_trial, play_trial
 from custom.env import MAX_ERROR_CHARS, Message, Task, check_done, check_observation, check_reward, describe
-from custom.trial import Trial, as_trial, play_trial
 
 Call = Literal["build", "trial", "reset", "step", "finish", "close"]
 Failure = Literal["", "env_crash", "env_timeout"]
@@ -124,13 +125,11 @@ class EnvServer:
     def serve(self, connection: Connection) -> None:
         """Answers calls until the agent is closed or nobody is there to ask."""
         kind = ""
-        while kind != "close":
-            try:
+        with contextlib.suppress(EOFError, OSError):
+            while kind != "close":
                 kind, args = pickle.loads(connection.recv_bytes())
-            except (EOFError, OSError):
-                self.call("close", ())
-                return
-            connection.send_bytes(self.answer(kind, args))
+                connection.send_bytes(self.answer(kind, args))
+        self.call("close", ())
 
 
 def own_clock(task: str = "thread-self") -> float:

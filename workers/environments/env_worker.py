@@ -1,33 +1,70 @@
 """Env workers: where an agent and its environment live, a thread of this process, a process of its own, or a Ray actor.
 
 An env worker builds one agent and runs its calls, one at a time, for the thread that owns it; `kill` may come from
-another thread. Invariant: user code never raises into the pool: a call comes back as a `StepReply`, and a worker that
-is gone raises `WorkerLost`. Nothing here imports torch, and Ray only where it is asked for.
+another thread. Processes are forked in milliseconds by the fork server, a small one that has imported what every agent
+needs:
+
+    pool's process                       fork server                   an env worker
+    ProcessWorker.call  <---- socket pair: pickled calls and replies ---->  EnvServer.serve
+    ForkServer.fork     ---- one end of it ---->  fork  --------------->
+
+Workers die with it, and it ends its workers and itself when the pool's process is gone, even by SIGKILL. It is ours and
+not multiprocessing's "forkserver", which imports the main script, with its torch, in every child. It never runs user
+code. Invariant: user code never raises into the pool: a call comes back as a `StepReply`, and a worker that is gone
+raises `WorkerLost`. Nothing here imports torch, and Ray only where it is asked for.
 """
 
 import contextlib
 import ctypes
+import gc
 import importlib
+import json
 import logging
+import math
+import os
 import pickle
+import signal
+import sys
 import threading
-import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import asdict
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
-from typing import Any, Literal, Protocol
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import recv_handle, send_handle
+from subprocess import DEVNULL, Popen
+from typing import Any, Literal
 
-from custom.confine import kill_tree
+import numpy as np
+import psutil
+
+from custom.adapters import library_of
+from custom.confine import Limits, adopt_orphans, confine, die_with_parent, kill_tree
 from custom.env import Abandoned
 from data.texts import say
 from workers.environments.env_server import Call, EnvServer, StepReply, own_clock, unpack
-from workers.environments.fork_server import ForkServer, WorkerLost
 
 Isolation = Literal["thread", "process", "ray"]
+# The longest that a killed process may take to end.
+REAP_S = 1.0
+# The longest that the fork server may take to answer; its start is slow on a busy machine.
+ANSWER_S = 60.0
+START = "import json, sys; sys.path[:], *own = json.loads(sys.argv[1]); "
+START += "from workers.environments.env_worker import run_fork_server; run_fork_server(*own)"
 
 
-class EnvWorker(Protocol):
+class WorkerLost(RuntimeError):
+    """Says that the env worker is gone, with the agent in it."""
+
+
+class EnvWorker(ABC):
     """Is the place where one agent lives."""
 
+    # Whose `own_clock` counts, the wall's where nobody is called so; and what it showed when the running call began.
+    _task, _began = "wall", math.inf
+
+    @abstractmethod
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs a call of `EnvServer` there and waits for it. Raises WorkerLost."""
 
@@ -36,7 +73,9 @@ class EnvWorker(Protocol):
 
         From any thread.
         """
+        return max(0.0, own_clock(self._task) - self._began)
 
+    @abstractmethod
     def kill(self) -> None:
         """Makes a call that hangs end, as far as that can be done; from any thread, and never raises."""
 
@@ -66,7 +105,7 @@ def pickled(spec: Any) -> bytes:
 class ThreadWorker(EnvWorker):
     """Keeps the agent in the thread that calls; what hangs can be asked to stop, which only reaches Python code."""
 
-    _thread, _task, _began = 0, "", 0.0
+    _thread = 0
 
     def __init__(self) -> None:
         self._server = EnvServer()
@@ -77,14 +116,81 @@ class ThreadWorker(EnvWorker):
         self._began = own_clock(self._task)
         return self._server.call(kind, args)
 
-    def ran(self) -> float:
-        """Returns the seconds on the thread's clock."""
-        return own_clock(self._task) - self._began
-
     def kill(self) -> None:
         """Raises Abandoned in the thread, which must be alive: the pool's lock and set of slots see to that."""
         thread, exception = ctypes.c_ulong(self._thread), ctypes.py_object(Abandoned)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, exception)
+
+
+class ForkServer:
+    """Is the pool's side of the fork server, which starts with the first env worker, and again should it have died.
+
+    Args:
+        environments: those to come, as specs name them; their libraries are imported ahead.
+        limits: what each of them may have.
+    """
+
+    def __init__(self, environments: Iterable[Any], limits: Limits) -> None:
+        self._preload, self._limits = libraries_of(environments), limits
+        self._lock = threading.Lock()
+        self._process: Popen[bytes] | None = None
+        # It is sent the process to end, or 0 for a new one; it sends an exit code or a process id.
+        self._control: Connection | None = None
+
+    def fork(self) -> tuple[int, Connection]:
+        """Forks an env worker; returns its process id and the connection to it. Raises WorkerLost."""
+        ours, theirs = Pipe()
+        with self._lock, theirs:
+            # That it died is only noticed by asking it.
+            pid = self._ask(0, theirs) or self._ask(0, theirs)
+        if pid is None or pid < 0:
+            ours.close()
+            raise WorkerLost(f"no process for an environment: {os.strerror(-pid) if pid else 'the fork server died'}")
+        return pid, ours
+
+    def reap(self, pid: int) -> str:
+        """Kills the env worker and its group if they live, and says how it ended."""
+        with self._lock:
+            code = self._ask(pid)
+        if code is None:
+            return "with the process that forked it"
+        return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+    def stop(self) -> None:
+        """Ends the fork server, and with it every env worker that is left, with whatever those started."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                kill_tree(self._process.pid)
+                self._process.wait()
+            if self._control is not None:
+                self._control.close()
+
+    def _start(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        self._control, theirs = Pipe()
+        with theirs:
+            own = [sys.path, theirs.fileno(), asdict(self._limits), self._preload]
+            command = [sys.executable, "-c", START, json.dumps(own)]
+            # Games go by the order of sets: equal seeds are to give equal games in every run.
+            env = {"PYTHONHASHSEED": "0"} | os.environ
+            self._process = Popen(command, pass_fds=[theirs.fileno()], stdin=DEVNULL, start_new_session=True, env=env)
+
+    def _ask(self, pid: int, connection: Connection | None = None) -> int | None:
+        if connection is not None and (self._process is None or self._process.poll() is not None):
+            self._start()
+        if self._control is None or self._process is None:
+            return None
+        with contextlib.suppress(OSError, EOFError):
+            self._control.send(pid)
+            if connection is not None:
+                send_handle(self._control, connection.fileno(), self._process.pid)
+            if self._control.poll(ANSWER_S):
+                return self._control.recv()
+        # An answer that comes late would be taken for the next one's.
+        self._process.kill()
+        self._process.wait()
+        return None
 
 
 class ProcessWorker(EnvWorker):
@@ -95,7 +201,6 @@ class ProcessWorker(EnvWorker):
         self._connection: Connection | None = None
         self._pid: int | None = None
         self._killed = False
-        self._began: float | None = None
         # Nobody signals a process id that has been given back.
         self._lock = threading.Lock()
 
@@ -103,24 +208,24 @@ class ProcessWorker(EnvWorker):
         """Sends the call to the process, which is forked at the first, and waits for the reply."""
         if self._connection is None:
             self._pid, self._connection = self._fork_server.fork()
+            self._task = str(self._pid)
         if self._killed:
             raise WorkerLost("killed before it was ready")
         try:
             # A home that does not read holds up who sends much.
-            self._began = own_clock(str(self._pid))
+            self._began = own_clock(self._task)
             self._connection.send_bytes(pickle.dumps((kind, args), pickle.HIGHEST_PROTOCOL))
             return unpack(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise WorkerLost(f"the environment's process ended during {kind} ({self._release()})") from None
         finally:
-            self._began = None
+            self._began = math.inf
 
     def ran(self) -> float:
         """Returns the seconds on the clock of the process's first thread; 0 also before a call is sent."""
-        began, connection = self._began, self._connection
         with contextlib.suppress(OSError):
-            if began is not None and connection is not None and not connection.poll(0):
-                return own_clock(str(self._pid)) - began
+            if self._connection is not None and not self._connection.poll(0):
+                return super().ran()
         return 0.0
 
     def kill(self) -> None:
@@ -146,10 +251,12 @@ class ProcessWorker(EnvWorker):
 
 
 class RayWorker(EnvWorker):
-    """Keeps the agent in a Ray actor, on whichever node has room; it takes no CPU of Ray's count."""
+    """Keeps the agent in a Ray actor, on whichever node has room; it takes no CPU of Ray's count.
+
+    The actor may be on another machine, so that the wall's clock is its own.
+    """
 
     _actor: Any = None
-    _began = 0.0
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Calls the actor, which is made at the first call, and waits for the reply."""
@@ -158,16 +265,12 @@ class RayWorker(EnvWorker):
         try:
             if self._actor is None:
                 self._actor = ray.remote(num_cpus=0)(EnvServer).remote()
-            self._began = time.monotonic()
+            self._began = own_clock(self._task)
             return unpack(ray.get(self._actor.answer.remote(kind, args)))
         # Ray's own errors have many classes.
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise WorkerLost(f"the environment's Ray actor ended during {kind}: {why[:500]}") from None
-
-    def ran(self) -> float:
-        """Returns the wall clock's seconds: the actor may be on another machine."""
-        return time.monotonic() - self._began
 
     def kill(self) -> None:
         """Kills the actor."""
@@ -188,3 +291,87 @@ class RayWorker(EnvWorker):
 def make_worker(kind: Isolation, fork_server: ForkServer) -> EnvWorker:
     """Makes an env worker of that kind; its process or actor starts with the first call."""
     return ProcessWorker(fork_server) if kind == "process" else RayWorker() if kind == "ray" else ThreadWorker()
+
+
+# The fork server's process
+
+
+def libraries_of(sources: Iterable[Any]) -> list[str]:
+    """Lists the libraries behind environments named LIBRARY:ID."""
+    return sorted({library for source in sources if (library := library_of(source))})
+
+
+def run_fork_server(control_fd: int, limits: dict[str, Any], preload: Sequence[str]) -> None:
+    """Forks and reaps, in the fork server, until the pool's process is gone."""
+    parent, workers = os.getppid(), set[int]()
+    adopt_orphans()
+    control = Connection(control_fd)
+    for name in ("custom.agent", "cloudpickle", *preload):
+        # A worker that needs it says what is wrong.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    # What is loaded stays shared between the workers.
+    gc.freeze()
+    with contextlib.suppress(OSError, EOFError):
+        while os.getppid() == parent:
+            if not control.poll(1.0):
+                continue
+            if pid := control.recv():
+                answer = reap_worker(pid)
+                workers.discard(pid)
+                end_orphans(workers)
+            else:
+                answer = fork_worker(control, Limits(**limits))
+                workers.add(answer)
+            control.send(answer)
+    end_orphans(set())
+
+
+def fork_worker(control: Connection, limits: Limits) -> int:
+    """Forks, in the fork server, an env worker; returns its process id, or minus the error number."""
+    fork_server = os.getpid()
+    with Connection(recv_handle(control)) as connection:
+        try:
+            if pid := os.fork():
+                return pid
+        except OSError as error:
+            return -(error.errno or 1)
+        try:
+            run_worker(control, connection, fork_server, limits)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # Not through the frames of the fork server.
+            os._exit(0)
+
+
+def run_worker(control: Connection, connection: Connection, fork_server: int, limits: Limits) -> None:
+    """Serves one agent, in the env worker's process."""
+    os.setpgid(0, 0)
+    die_with_parent()
+    if os.getppid() != fork_server:
+        return
+    control.close()
+    adopt_orphans()
+    confine(limits)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # Or all workers would draw alike.
+    np.random.seed()
+    EnvServer().serve(connection)
+    sys.stdout.flush()
+
+
+def end_orphans(workers: Set[int]) -> None:
+    """Ends what env workers left behind, in the fork server: its children that are no worker."""
+    for child in psutil.Process().children():
+        if child.pid not in workers:
+            reap_worker(child.pid)
+
+
+def reap_worker(pid: int) -> int:
+    """Ends an env worker, in the fork server; returns its exit code, negative for a signal."""
+    kill_tree(pid)
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).wait(REAP_S)
+    return -signal.SIGKILL

@@ -17,19 +17,16 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from custom.agent import AgentSpec
+from custom.agent import LONGEST_S, AgentSpec
 from custom.confine import Limits
 from custom.env import Abandoned, Task
-from custom.trial import LONGEST_S
 from workers.environments.env_server import Call, StepReply, crashed
-from workers.environments.env_worker import EnvWorker, Isolation, make_worker, pickled
-from workers.environments.fork_server import ForkServer, WorkerLost, libraries_of
+from workers.environments.env_worker import EnvWorker, ForkServer, Isolation, WorkerLost, make_worker, pickled
 
 # The episode's key, and the reply.
 Answer = tuple[Any, StepReply]
@@ -44,7 +41,7 @@ BEAT_S, STALL_S = 1.0, 10.0
 # How long after its deadline a call is ended: what comes till then is judged by the time that it took itself, which a
 # busy pool, late to ask and late to read, does not lengthen.
 GRACE_S = 0.25
-# How long shutdown waits for the threads of env workers that were killed.
+# How much longer shutdown waits for the threads of env workers that were killed.
 LAST_JOIN_S = {"thread": 0.5, "process": 5.0, "ray": 10.0}
 
 
@@ -71,8 +68,7 @@ class Slot:
 
     Attributes:
         call: accepted and not yet answered.
-        running: it holds one of the num_workers permits.
-        building: it holds one of the permits to build.
+        built: its agent is made.
         discarded: it serves no further episode.
         used_s: the environment's own time in this episode.
         started: of the running call.
@@ -85,8 +81,6 @@ class Slot:
     thread: threading.Thread = field(init=False)
     inbox: SimpleQueue[PendingCall | None] = field(default_factory=SimpleQueue)
     call: PendingCall | None = None
-    running: bool = False
-    building: bool = False
     built: bool = False
     discarded: bool = False
     used_s: float = 0.0
@@ -135,19 +129,17 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self.build_timeout_s, self.close_timeout_s = build_timeout_s, min(MAX_CLOSE_S, self.step_timeout_s)
         self._specs = list(specs) if isolation == "thread" else [pickled(spec) for spec in specs]
         self._names = [environment_name(spec.source) for spec in specs]
-        self._fork_server = ForkServer(libraries_of(spec.environment for spec in specs), limits)
-        # Imports of many env workers at once would starve each other.
-        self._builders = threading.Semaphore(os.cpu_count() or 1)
+        self._fork_server = ForkServer((spec.environment for spec in specs), limits or Limits())
         self._schemas: dict[int, list[dict[str, Any]] | None] = {}
         self._replies: SimpleQueue[Answer] = SimpleQueue()
-        lock = threading.RLock()
-        self._lock, self._look, self._ended = lock, threading.Condition(lock), threading.Condition(lock)
+        # The watch waits on it for a deadline.
+        self._lock = threading.Condition()
         # What follows is read and written under the lock; the slots are all whose threads live.
         self._slots: set[Slot] = set()
         self._free: list[list[Slot]] = [[] for _ in specs]
         self._episodes: dict[Hashable, Slot] = {}
-        self._waiting: deque[Slot] = deque()
-        self._running = 0
+        self._waiting: list[Slot] = []
+        self._running: set[Slot] = set()
         self._next_look = math.inf
         self._closed = self._stopped = False
         self._watch_thread = threading.Thread(target=self._watch, name="environments", daemon=True)
@@ -182,7 +174,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
     def trial(
         self, key: Hashable, spec_index: int, seed: int, episodes: int, max_turn: int, task: Task | None = None
     ) -> None:
-        """Has an agent play a few episodes by itself (custom/trial.py); it then waits for its first episode."""
+        """Has an agent play a few episodes by itself (custom/agent.py); it then waits for its first episode."""
         self._begin(key, spec_index, "trial", seed, episodes, max_turn, task)
 
     def step(self, key: Hashable, text: str) -> None:
@@ -213,16 +205,16 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
                 slot.inbox.put(None)
                 if not slot.discarded:
                     self._discard(slot)
-            # Each slot has a deadline until it has ended or was killed.
-            self._ended.wait_for(lambda: all(s.deadline == math.inf for s in self._slots), self.close_timeout_s + 5)
+        # The watch kills what has not closed by then.
+        last = time.monotonic() + self.close_timeout_s + GRACE_S + LAST_JOIN_S[self.isolation]
+        for slot in slots:
+            slot.thread.join(max(0.0, last - time.monotonic()))
+        with self._lock:
             self._stopped = True
-            self._look.notify()
+            self._lock.notify()
         self._watch_thread.join()
         if self.isolation == "thread":
             faulthandler.cancel_dump_traceback_later()
-        last = time.monotonic() + LAST_JOIN_S[self.isolation]
-        for slot in slots:
-            slot.thread.join(max(0.0, last - time.monotonic()))
         self._fork_server.stop()
 
     # The caller's side
@@ -258,11 +250,14 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self._dispatch()
 
     def _dispatch(self) -> None:
-        while self._waiting and self._running < self.num_workers:
-            slot = self._waiting.popleft()
-            slot.running = True
-            self._running += 1
-            slot.inbox.put(slot.call)
+        # Imports of many env workers at once would starve each other.
+        builds = (os.cpu_count() or 1) - sum(not slot.built for slot in self._running)
+        for slot in list(self._waiting):
+            if len(self._running) < self.num_workers and (slot.built or builds > 0):
+                builds -= not slot.built
+                self._waiting.remove(slot)
+                self._running.add(slot)
+                slot.inbox.put(slot.call)
 
     def _new_slot(self, spec_index: int) -> Slot:
         slot = Slot(spec_index, make_worker(self.isolation, self._fork_server))
@@ -287,9 +282,8 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         call.answer((call.key, reply))
 
     def _put_down(self, slot: Slot) -> None:
-        self._end_building(slot)
-        self._running -= slot.running
-        slot.running, slot.call, slot.deadline = False, None, math.inf
+        self._running.discard(slot)
+        slot.call, slot.deadline = None, math.inf
 
     def _discard(self, slot: Slot) -> None:
         self._put_down(slot)
@@ -300,7 +294,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         slot.started, slot.limit = time.monotonic(), limit
         slot.deadline = slot.started + limit + GRACE_S
         if slot.deadline < self._next_look:
-            self._look.notify()
+            self._lock.notify()
 
     # A slot's thread
 
@@ -309,14 +303,12 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             while not slot.discarded and (call := slot.inbox.get()) is not None:
                 reply = self._run(slot, call)
                 with self._lock:
-                    self._end_building(slot)
                     if slot.call is call:
                         self._settle(slot, reply)
         with contextlib.suppress(Abandoned):
             slot.worker.end()
         with self._lock:
             self._slots.discard(slot)
-            self._ended.notify_all()
 
     def _run(self, slot: Slot, call: PendingCall) -> StepReply:
         try:
@@ -332,23 +324,13 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             return crashed(str(lost), time.monotonic() - slot.started)
 
     def _build(self, slot: Slot, call: PendingCall) -> StepReply:
-        self._builders.acquire()
-        with self._lock:
-            slot.building = True
-            self._start_clock(slot, call, self.build_timeout_s)
+        self._start_clock(slot, call, self.build_timeout_s)
         built = slot.worker.call("build", (self._specs[slot.spec_index],))
-        with self._lock:
-            self._end_building(slot)
         if not built.failure:
-            slot.built = True
-            self._schemas[slot.spec_index] = built.tools
+            with self._lock:
+                slot.built, self._schemas[slot.spec_index] = True, built.tools
+                self._dispatch()
         return built
-
-    def _end_building(self, slot: Slot) -> None:
-        # Only once: a build that hangs gives its permit back at its deadline.
-        if slot.building:
-            slot.building = False
-            self._builders.release()
 
     def _start_clock(self, slot: Slot, call: PendingCall, limit: float) -> None:
         with self._lock:
@@ -374,12 +356,11 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
                 for slot in [slot for slot in self._slots if slot.deadline <= now]:
                     self._overdue(slot, now)
                 self._next_look = min((slot.deadline for slot in self._slots), default=math.inf)
-                self._ended.notify_all()
                 wait = min(self._next_look - time.monotonic(), threading.TIMEOUT_MAX)
                 if self.isolation == "thread":
                     faulthandler.dump_traceback_later(STALL_S, file=2)
                     wait = min(wait, BEAT_S)
-                self._look.wait(wait if wait < threading.TIMEOUT_MAX else None)
+                self._lock.wait(wait if wait < threading.TIMEOUT_MAX else None)
 
     def _overdue(self, slot: Slot, now: float) -> None:
         # The worker had its time to close.

@@ -14,7 +14,7 @@ and no mask is made but, without a kernel, that of a block of segments at a time
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from math import lcm
@@ -102,23 +102,21 @@ class Sequences:
         """
         return {"sequences": self, "attention_mask": self.boundaries.new_ones(1, 1, 1, 1, dtype=torch.bool)}
 
-    def to(self, device: torch.device) -> Self:
-        """Returns a copy whose tensors are on the device."""
-        return replace(self, **tensors_on(device, self))
-
 
 def _boundaries(lengths: Sequence[int]) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copies a tensor to the device; to a GPU from pinned memory, so that the host does not wait for it."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+def to_device(thing: Any, device: torch.device) -> Any:
+    """Copies a tensor, or a record with its tensors, to the device; other things stay.
 
-
-def tensors_on(device: torch.device, record: object) -> dict[str, Any]:
-    """Copies a record's tensors to the device, by name."""
-    return {name: to_device(x, device) for name, x in vars(record).items() if isinstance(x, Tensor)}
+    To a GPU from pinned memory, so that the host does not wait for it.
+    """
+    if isinstance(thing, Tensor):
+        return (thing.pin_memory() if device.type == "cuda" else thing).to(device, non_blocking=True)
+    if not is_dataclass(thing):
+        return thing
+    return replace(thing, **{name: to_device(own, device) for name, own in vars(thing).items()})  # type: ignore[type-var]
 
 
 def use_own_attention(module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """Builds the transformers models that train: the policy, the reference and the value model.
 
 Invariant: what trains has float32 master weights; the compute type (`model.dtype`) enters through autocast
-(workers/model/packing.py), and what is frozen has weights of that type. Of several ranks the first alone reads a
+(workers/model/forward.py), and what is frozen has weights of that type. Of several ranks the first alone reads a
 model's weights; the others build it without memory (on the meta device) until `shard_model` gives each its shards.
 """
 

@@ -3,6 +3,12 @@
     FOLDER/model/       DCP: weights            FOLDER/scheduler.json   the schedule's place
     FOLDER/optimizer/   DCP: AdamW's moments    FOLDER/huggingface/     config and tokenizer; with `hf_model` weights
 
+It is written in a thread while training goes on: weights and optimiser state change only in an update, and an update
+waits for the copy; so what is written is the state at `start`, and neither the copy nor the disk holds up the rest:
+
+    main thread   start ........ generate, log-probs ........ wait_until_copied, update ...
+    this thread         copy the tensors to CPU memory | write and force to disk
+
 Invariant: a checkpoint holds no pickled code, and reading one runs none; a part whose tensors do not fit is not loaded.
 """
 
@@ -10,27 +16,100 @@ import json
 import logging
 import math
 import pickle
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dcp_state
-import yaml
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from data.texts import say
-from workers.model.checkpoint_writer import CheckpointWriter
+from data.texts import say, table
+from workers.model.forward import PolicyModel
 from workers.ranks.distributed import full_tensor, rank, world_size
+
+# How tensors are copied to CPU memory: by plain copies, in the thread that asks for them.
+STAGING = StagingOptions(
+    use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+)
+
+
+class CheckpointWriter:
+    """Writes one worker's checkpoints, on every rank.
+
+    It is made after the process group, since the threads of all ranks have a group of their own. A single rank has
+    none, whatever group an engine may have made in its process.
+    """
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo") if world_size() > 1 else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._copied = Event()
+        self._copied.set()
+        self._written: Future[None] | None = None
+
+    def start(self, parts: Mapping[Path, dict[str, Tensor]], rest: Sequence[Callable[[], object]]) -> None:
+        """Begins to write each part, the tensors of a model or an optimiser, into its folder, then calls the `rest`.
+
+        Every rank calls it with its own shards. The one before must have been waited for with `is_written`.
+        """
+        # The thread must not copy what is still being computed.
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._copied.clear()
+        self._written = self._thread.submit(self._write, parts, rest)
+
+    def wait_until_copied(self) -> None:
+        """Returns when the tensors may change again."""
+        self._copied.wait()
+
+    def is_written(self, wait: bool) -> bool:
+        """Says whether everything of the last `start` is on disk; with `wait`, once it is.
+
+        Raises:
+            OSError: it could not be written, on whichever rank; says why.
+        """
+        if self._written is None or not (wait or self._written.done()):
+            return self._written is None
+        written, self._written = self._written, None
+        try:
+            written.result()
+        # torch's own writer raises RuntimeError.
+        except (CheckpointException, OSError, RuntimeError) as error:
+            raise OSError(f"the checkpoint could not be written: {_causes(error)}") from None
+        return True
+
+    def _write(self, parts: Mapping[Path, dict[str, Tensor]], rest: Sequence[Callable[[], object]]) -> None:
+        try:
+            # Sharded as the tensors are.
+            copies = {folder: DefaultStager(STAGING).stage(tensors) for folder, tensors in parts.items()}
+        finally:
+            self._copied.set()
+        for folder, tensors in copies.items():
+            dcp.save(tensors, checkpoint_id=folder, process_group=self._group, no_dist=self._group is None)
+        for write in rest:
+            write()
+
+
+def _causes(error: BaseException) -> str:
+    if isinstance(error, CheckpointException):
+        return "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
+    return str(error)
+
 
 logger = logging.getLogger(__name__)
 State: TypeAlias = tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]
 # The names that DCP's metadata may have, by module.
-ALLOWED = yaml.safe_load(Path(__file__).with_name("dcp_names.yaml").read_text(encoding="utf-8"))
+ALLOWED = table(__file__, "dcp_names")
 FLAT = dcp_state.StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -162,8 +241,9 @@ def huggingface_export(folder: Path, module: nn.Module, tokenizer: Tokenizer, *,
     """Returns what writes a plain Hugging Face folder: config, generation config and tokenizer.
 
     With `weights` also the model, in bfloat16. Every rank takes part in gathering the weights, now; the first one alone
-    holds them, and is to call the result.
+    holds them, and is to call the result. Of a policy with values the language model alone.
     """
+    module = module.lm if isinstance(module, PolicyModel) else module
     state: dict[str, torch.Tensor] = {}
     for name, tensor in model_tensors(module).items() if weights else ():
         whole = full_tensor(tensor.detach().to(torch.bfloat16))

@@ -1,24 +1,33 @@
-"""The update that actor and critic share: an optimiser, its schedule, and the loop over mini- and micro-batches.
+"""What actor and critic share: an optimiser, its schedule, and the loops over mini- and micro-batches.
 
 Invariant: the gradient of a mini-batch does not depend on how it is cut into micro-batches, or over ranks; every mean
 is a sum divided by the count of the whole mini-batch over all ranks, which is passed down.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from data.protocol import DataProto
-from data.seeding import seed_for
+from data.sample_ids import seed_for
 from data.texts import say
-from training.batch import verl_names as schedules
+from training.batch import torch_functional as schedules
 from training.batch.batching import shuffled_groups
-from training.config import OptimConfig, UpdatePlan
+from training.config import MicroBatching, OptimConfig, UpdatePlan
 from training.core_algos import GlobalBatchInfo
-from workers.model.packing import ForwardBatch, ForwardSettings, iter_micro_batches
+from workers.model.forward import (
+    FORWARD_FIELDS,
+    ForwardBatch,
+    ForwardSettings,
+    iter_micro_batches,
+    read_rows,
+    scatter_tokens,
+)
 from workers.ranks.distributed import full_tensor, max_over_ranks, sum_over_ranks, world_size
 
 
@@ -41,7 +50,7 @@ def build_optimizer(module: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(module.parameters(), lr=optim.lr, betas=betas, weight_decay=decay, fused=True)
 
 
-def build_scheduler(optimizer: torch.optim.Optimizer, optim: OptimConfig, total_steps: int) -> LambdaLR:
+def build_scheduler(optimizer: Optimizer, optim: OptimConfig, total_steps: int) -> LambdaLR:
     """Makes the schedule over `total_steps` training steps; it advances once a step, not with each optimiser step.
 
     Warm-up is `lr_warmup_steps`, or a ratio of all steps where that is negative. wsd (arXiv:2404.06395) holds the rate
@@ -56,50 +65,74 @@ def build_scheduler(optimizer: torch.optim.Optimizer, optim: OptimConfig, total_
     return schedules.get_wsd_schedule_with_warmup(*shape)
 
 
-class Trained(Protocol):
-    """Is an actor or a critic, as far as its update reads it: `config` bounds micro-batches and the gradient."""
+class Trained(ABC):
+    """Is a model that a rank reads and trains, the policy or the critic; `config` is its section of the settings."""
 
-    config: Any
-    settings: ForwardSettings
+    def __init__(
+        self, config: Any, module: nn.Module, optimizer: Optimizer | None, settings: ForwardSettings | None
+    ) -> None:
+        self.config, self.module, self.optimizer = config, module, optimizer
+        self.settings = settings or ForwardSettings()
 
+    def micro_forward(self, micro: DataProto, inputs: ForwardBatch, *how: Any) -> list[Tensor]:
+        """Computes what the module says of sampled tokens: each (rows, response_len), zero where none was sampled."""
+        with self.settings.autocast():
+            kinds = self.module(inputs, *how)
+        return [scatter_tokens(kind, inputs, micro.batch["responses"].shape) for kind in kinds]
+
+    @abstractmethod
     def micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
         """Computes what a micro-batch adds, given the counts of its mini-batch."""
 
+    @torch.no_grad()
+    def read(self, data: DataProto, by: str, limits: MicroBatching | None, *how: Any) -> list[Tensor]:
+        """Reads what the module says of all rows: each (B, response_len) float32, on the CPU."""
+        self.module.eval()
+        data.require(*FORWARD_FIELDS, by=by)
+        batches = iter_micro_batches(data, self.settings, limits or self.config.micro_batching)
+        read = [(rows, self.micro_forward(micro, inputs, *how)) for rows, micro, inputs in batches]
+        return [read_rows([(rows, own[kind]) for rows, own in read]) for kind in range(len(read[0][1]))]
 
-def update_model(
-    model: Trained, module: nn.Module, optimizer: torch.optim.Optimizer, data: DataProto, plan: UpdatePlan, prefix: str
-) -> dict[str, float]:
-    """Passes over the rows as planned, with one optimiser step for each mini-batch; returns their mean metrics.
+    def update(self, data: DataProto, plan: UpdatePlan | None, prefix: str) -> dict[str, float]:
+        """Passes over the rows as planned, with one optimiser step for each mini-batch; returns their mean metrics.
 
-    Args:
-        prefix: of the metrics `grad_norm` and `skipped_updates` (those with a norm that is not finite).
-    """
-    settings, config = model.settings, model.config
-    sums, weight, share = MetricSums(settings.sequence_ranks), 1 / plan.updates, settings.sequence_ranks / world_size()
-    for number, rows in enumerate(rows_of_updates(data, plan)):
-        mini = data.select_idxs(rows)
-        mini.meta_info["updates_to_come"] = plan.updates if number == 0 else None
-        shares = mini.batch.get("episode_share", None)
-        counts = global_counts(mini.batch["response_mask"], settings.sequence_ranks, shares)
-        if "observation_mask" in mini.batch:
-            observed = sum_over_ranks(mini.batch["observation_mask"].sum())
-            mini.meta_info["observation_tokens"] = int(observed) // settings.sequence_ranks
+        Args:
+            plan: None: a mini-batch has `ppo_mini_batch_size` rows, or all.
+            prefix: of the metrics `grad_norm` and `skipped_updates` (those with a norm that is not finite).
+        """
+        settings, config, optimizer = self.settings, self.config, self.optimizer
+        assert optimizer is not None
+        self.module.train()
+        plan, ranks = plan or self.plan(len(data)), settings.sequence_ranks
+        sums, weight, share = MetricSums(ranks), 1 / plan.updates, ranks / world_size()
+        for number, rows in enumerate(rows_of_updates(data, plan)):
+            mini = data.select_idxs(rows)
+            mini.meta_info["updates_to_come"] = plan.updates if number == 0 else None
+            counts = global_counts(mini.batch["response_mask"], ranks, mini.batch.get("episode_share", None))
+            if "observation_mask" in mini.batch:
+                observed = sum_over_ranks(mini.batch["observation_mask"].sum())
+                mini.meta_info["observation_tokens"] = int(observed) // ranks
+            optimizer.zero_grad(set_to_none=True)
+            for _, micro, inputs in iter_micro_batches(mini, settings, config.micro_batching):
+                loss, metrics, maxima = self.micro_loss(micro, inputs, counts)
+                loss.backward()
+                sums.add(metrics, weight)
+                sums.maximum(maxima)
+            norm = clip_grad_norm(self.module, config.grad_clip)
+            # With nothing to learn from, momentum alone would move the weights.
+            if torch.isfinite(norm) and counts["batch_num_tokens"]:
+                optimizer.step()
+            # Every rank has the same norm.
+            sums.add({f"{prefix}/grad_norm": norm}, weight * share)
+            sums.add({f"{prefix}/skipped_updates": ~torch.isfinite(norm)}, share)
+        # Nothing reads them until the next update; what generates meanwhile may have their memory.
         optimizer.zero_grad(set_to_none=True)
-        for _, micro, inputs in iter_micro_batches(mini, settings, config.micro_batching):
-            loss, metrics, maxima = model.micro_loss(micro, inputs, counts)
-            loss.backward()
-            sums.add(metrics, weight)
-            sums.maximum(maxima)
-        norm = clip_grad_norm(module, config.grad_clip)
-        # With nothing to learn from, momentum alone would move the weights.
-        if torch.isfinite(norm) and counts["batch_num_tokens"]:
-            optimizer.step()
-        # Every rank has the same norm.
-        sums.add({f"{prefix}/grad_norm": norm}, weight * share)
-        sums.add({f"{prefix}/skipped_updates": ~torch.isfinite(norm)}, share)
-    # Nothing reads them until the next update; what generates meanwhile may have their memory.
-    optimizer.zero_grad(set_to_none=True)
-    return sums.read()
+        return sums.read()
+
+    def plan(self, rows: int) -> UpdatePlan:
+        """Plans an update by the settings alone."""
+        config = self.config
+        return UpdatePlan.of_rows(rows, config.ppo_mini_batch_size or rows, config.ppo_epochs or 1, config.shuffle)
 
 
 def rows_of_updates(data: DataProto, plan: UpdatePlan) -> list[Tensor]:

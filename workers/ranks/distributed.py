@@ -1,17 +1,23 @@
-"""The ranks of a worker group: their process groups, sums over them, a model's shards, and offloading to CPU memory.
+"""The ranks of a worker group: their process groups, sums over them, a model's shards, offloading to CPU memory.
+
+Also what a rank's process does once before it builds models, where it keeps to deterministic operations (a run that
+asks for it, `trainer.deterministic`, is repeated bitwise on the same machine), and what keeps a CPU run's memory flat.
 
 A group of one rank needs no process group: sums are then what they were, and models are not wrapped (FSDP2 on one rank
 costs a sixth). Invariant: every rank takes part in every collective in the same order.
 """
 
+import ctypes
 import os
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -76,20 +82,14 @@ def from_leader(value: Any, group: dist.ProcessGroup | None) -> Any:
     return box[0]
 
 
-class SumOfParts(torch.autograd.Function):
-    """Sums a group's tensors: all its ranks compute the same loss from it, so each part's gradient is the sum's."""
+def sum_of_parts(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sums a group's tensors, of which no two have a number in the same place.
 
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Returns the sum of the group's parts."""
-        whole = part.clone()
-        dist.all_reduce(whole, group=group)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Hands the sum's gradient on to this rank's part."""
-        return gradient, None
+    All its ranks compute the same loss from it, so each part's gradient is the sum's.
+    """
+    whole = part.detach().clone()
+    dist.all_reduce(whole, group=group)
+    return part + (whole - part.detach())
 
 
 def shard_model(module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtype, device: torch.device) -> None:
@@ -104,7 +104,9 @@ def shard_model(module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtyp
     mesh = init_device_mesh(device.type, (world_size(),), mesh_dim_names=("dp",))
     dtype = None if compute_dtype == torch.float32 else compute_dtype
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for part in [*decoder_layers(module), module]:
+    # The blocks that transformers says must stay whole.
+    blocks = {name for m in module.modules() for name in (getattr(m, "_no_split_modules", None) or ())}
+    for part in [*(m for m in module.modules() if type(m).__name__ in blocks), module]:
         fully_shard(part, mesh=mesh, mp_policy=precision, reshard_after_forward=config.reshard_after_forward)
     if rank() > 0:
         module.to_empty(device=device)
@@ -112,12 +114,6 @@ def shard_model(module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtyp
     # Those too that no checkpoint holds, such as rotary frequencies.
     for buffer in module.buffers():
         dist.broadcast(buffer, src=0)
-
-
-def decoder_layers(module: nn.Module) -> list[nn.Module]:
-    """Returns the blocks that transformers says must stay whole."""
-    names = {name for m in module.modules() for name in (getattr(m, "_no_split_modules", None) or ())}
-    return [m for m in module.modules() if type(m).__name__ in names]
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -163,3 +159,71 @@ def _move_state(optimizer: torch.optim.Optimizer | None, device: torch.device) -
     # Until the copies are done, the CPU's memory may hold anything.
     if device.type == "cpu" and torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def start_worker(device: torch.device, *, deterministic: bool) -> None:
+    """Readies the process: joins the other ranks, and keeps to deterministic operations if asked."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    # A single rank saves by itself.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    if deterministic:
+        # Read at the process's first matrix product.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    start_process_group(device)
+
+
+@contextmanager
+def strictly_deterministic(deterministic: bool) -> Iterator[None]:
+    """Makes the block of a `deterministic` run deterministic too, or has it raise.
+
+    On CUDA the backward pass of attention takes its deterministic kernels only then (with `warn_only` it warns and
+    takes the others), while sampling has operations for which there are none.
+    """
+    with ExitStack() as stack:
+        if deterministic:
+            torch.use_deterministic_algorithms(True)
+            stack.callback(torch.use_deterministic_algorithms, True, warn_only=True)
+        yield
+
+
+@contextmanager
+def expandable_segments(device: torch.device) -> Iterator[None]:
+    """Has PyTorch's CUDA memory grow in place in the block, so that batches of ever-changing sizes leave no gaps.
+
+    Not outside, since vLLM's pools, which sleep, cannot have that.
+    """
+    with ExitStack() as stack:
+        if device.type == "cuda":
+            # PyTorch forgets the settings that are not named again.
+            settings = torch._C._accelerator_getAllocatorSettings().split(",")
+            others = "".join(f"{s}," for s in settings if s and not s.startswith("expandable_segments"))
+            torch._C._accelerator_setAllocatorSettings(f"{others}expandable_segments:True")
+            stack.callback(torch._C._accelerator_setAllocatorSettings, f"{others}expandable_segments:False")
+        yield
+
+
+# From malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def limit_caches() -> None:
+    """Bounds oneDNN's caches, unless the environment says otherwise; to be called before the first matrix product.
+
+    Every new shape of a matrix product caches about 300 KB. Batches have new shapes all the time, so by default memory
+    grows by 50 MB a step up to 1,024 entries, of which none is used again.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+
+
+def settle_heap() -> None:
+    """Has glibc map blocks from 32 MiB on by themselves, so that they go back when freed, and keep the rest at hand.
+
+    Below that size activations are taken from the heap again, step by step: if their freed top went back, every page
+    of it would be faulted in anew in each update.
+    """
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(M_TRIM_THRESHOLD, 2047 << 20)

@@ -22,7 +22,7 @@ import numpy as np
 
 from data.protocol import DataProto, pad_dataproto_to_divisor
 from data.texts import say
-from workers.ranks.memory import settle_heap
+from workers.ranks.distributed import settle_heap
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 REGISTERED = "_registered"

@@ -1,23 +1,156 @@
-"""What every rollout engine does with its verbs: it turns prompts into the batch that the trainer sees.
+"""What every rollout engine does with its verbs, and the turn loop: prompts and episodes become the trainer's batch.
 
-Invariant: episodes, seeds, masks and the layout of the batch are made here and in the turn loop, and are the same for
-every engine.
+The loop runs single turns, many turns and tools, over any engine and any env workers: it resumes episodes (episode.py)
+with what they asked for. It is event-driven: as soon as an episode's turn is sampled its environment steps, elsewhere,
+and as soon as that has answered the next turn is submitted, while the other episodes go on generating. In lockstep all
+turns are awaited before the next are submitted, in a fixed order.
+
+Invariant: every request is answered exactly once, and on all ranks of a tensor-parallel group in the same order;
+episodes, seeds, masks and the layout of the batch are the same for every engine.
 """
 
+import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from data.containers import object_array
 from data.protocol import DataProto
-from data.seeding import seed_for
+from data.sample_ids import seed_for
+from data.texts import unknown_name
+from data.turn_tokens import Tools, TurnTokens
 from training.config import RolloutConfig
+from workers.environments.env_server import StepReply
+from workers.environments.pool import EnvironmentPool
+from workers.ranks.distributed import from_leader, is_leader
 from workers.rollout.engine import Completion, Engine, Sampling
-from workers.rollout.episode import Episode, Row, Sampler, TurnLimits
-from workers.rollout.turn_loop import TurnLoop
+from workers.rollout.episode import Ended, Episode, Play, Row, Sample, Sampler, TurnLimits, play_episode
+
+# Where the engine has nothing to do, replies are awaited for this many seconds at a time.
+WAIT_S = 1.0
+# An engine that runs whole batches (`completes_batches`) is given what there is once no reply has come for so many
+# seconds.
+LULL_S = 0.005
+
+
+@dataclass(eq=False)
+class TurnLoop:
+    """Runs episodes to their end.
+
+    Args:
+        engine: what samples.
+        sampler: of an episode's next turn; its `max_tokens` is a bound of the turn beside `limits`.
+        limits: what ends a turn and an episode, for each environment spec.
+        tokens: joins turns; None: every episode has its prompt already and ends with its first answer.
+        environments: None with `tokens` None, and on all ranks of a `group` but its leader.
+        tools: per environment spec, its tools' schemas.
+        lockstep: all outstanding turns are awaited before the next are submitted, in a fixed order, so that the same
+            inputs give the same batches.
+        max_live: episodes at once; None: all.
+        group: the tensor-parallel group, whose ranks share the engine; each runs this loop, and the leader, which is
+            the first, tells the others what the environments answered.
+    """
+
+    engine: Engine
+    sampler: Sampler
+    limits: Sequence[TurnLimits]
+    _: KW_ONLY
+    tokens: TurnTokens | None = None
+    environments: EnvironmentPool | None = None
+    tools: Sequence[Tools] = (None,)
+    lockstep: bool = False
+    max_live: int | None = None
+    group: dist.ProcessGroup | None = None
+    # Running episodes by their number: their coroutines; which await the engine; which await their environment.
+    plays: dict[int, Play] = field(default_factory=dict, init=False)
+    sampling: set[int] = field(default_factory=set, init=False)
+    stepping: set[int] = field(default_factory=set, init=False)
+    started: dict[int, float] = field(default_factory=dict, init=False)
+
+    def run(self, episodes: Sequence[Episode]) -> None:
+        """Fills the episodes in; returns when every one has ended."""
+        self.episodes = episodes
+        self.waiting = deque(range(len(episodes)))
+        self._admit()
+        while self.plays or self.waiting:
+            for key, reply in self._replies():
+                self._resume(key, reply)
+            for completion in self._completions():
+                self._resume(int(completion.request_id), completion)
+            self._admit()
+
+    def _admit(self) -> None:
+        """Starts episodes while there is room for them."""
+        while self.waiting and (self.max_live is None or len(self.plays) < self.max_live):
+            key = self.waiting.popleft()
+            self.started[key] = time.perf_counter()
+            episode = self.episodes[key]
+            self.plays[key] = play_episode(episode, self.sampler, self.limits[episode.spec], self.tokens, self.tools)
+            self._resume(key, None)
+
+    def _resume(self, key: int, answer: StepReply | Completion | None) -> None:
+        """Gives an episode what it asked for, and begins what it asks for next."""
+        play = self.plays[key]
+        for awaiting in (self.sampling, self.stepping):
+            awaiting.discard(key)
+        try:
+            request = play.send(answer)
+            while isinstance(request, Sample):
+                try:
+                    self.engine.submit(str(key), request.token_ids, request.sampling)
+                    self.sampling.add(key)
+                    return
+                # This request is refused; the engine goes on.
+                except (ValueError, RuntimeError) as error:
+                    request = play.throw(Ended("engine_error", f"{type(error).__name__}: {error}"))
+            self.stepping.add(key)
+            if is_leader(self.group):
+                getattr(self.environments, request.kind)(key, *request.args)
+        except StopIteration:
+            self._ended(key)
+
+    def _completions(self) -> list[Completion]:
+        """Advances the engine; in lockstep until all that is sampled is done."""
+        if not self.sampling:
+            return []
+        done = self.engine.step()
+        while self.lockstep and len(done) < len(self.sampling):
+            done += self.engine.step()
+        return sorted(done, key=lambda completion: int(completion.request_id)) if self.lockstep else done
+
+    def _replies(self) -> list[tuple[int, StepReply]]:
+        """Collects what the environments answered, and tells the other ranks of the group."""
+        if not self.stepping:
+            return []
+        return from_leader(self._poll() if is_leader(self.group) else [], self.group)
+
+    def _poll(self) -> list[tuple[int, StepReply]]:
+        """Waits for replies where there is nothing else to do, in lockstep for all of them."""
+        assert self.environments is not None
+        replies = self.environments.poll(0.0 if self.sampling else WAIT_S)
+        while (self.lockstep or self.engine.completes_batches) and len(replies) < len(self.stepping):
+            late = self.environments.poll(WAIT_S if self.lockstep else LULL_S)
+            if not (late or self.lockstep):
+                break
+            replies += late
+        return sorted(replies, key=lambda reply: reply[0]) if self.lockstep else replies
+
+    def _ended(self, key: int) -> None:
+        """Has an episode that crashed start again, `max_refills` times at most."""
+        del self.plays[key]
+        episode = self.episodes[key]
+        episode.seconds = time.perf_counter() - self.started[key]
+        episode.first_error = episode.first_error or episode.error
+        crashed = episode.ending in ("env_crash", "engine_error")
+        if crashed and episode.attempt < self.limits[episode.spec].max_refills:
+            episode.restart()
+            self.waiting.append(key)
+
 
 # Turns between the sampling seeds of an episode's restarts.
 ATTEMPT = 10_000
@@ -40,35 +173,42 @@ class BaseRollout(Engine):
         self.max_model_len: int = config.max_model_len
         self.eos_token_ids = tuple(eos_token_ids)
         self.pad_token_id = pad_token_id
+        # Of `generate_sequences`.
+        self.calls = 0
 
     def inference(self, inputs: Sequence[list[int]], sampling: Sampling | None = None) -> list[Completion]:
-        """Completes token-id prompts, in order; without `sampling`, as the config says.
+        """Completes token-id prompts, in order, up to `max_model_len`; without `sampling`, as the config says.
 
         Each prompt's seed is of (`sampling.seed`, its place), so that the same call gives the same completions.
         """
         sampling = sampling or self.sampling({})
         for i, prompt_ids in enumerate(inputs):
-            self.submit(str(i), list(prompt_ids), replace(sampling, seed=seed_for(sampling.seed, 0, i)))
+            most = min(sampling.max_tokens, self.max_model_len - len(prompt_ids))
+            own = replace(sampling, max_tokens=most, seed=seed_for(sampling.seed, 0, i))
+            self.submit(str(i), list(prompt_ids), own)
         done: dict[str, Completion] = {}
         while len(done) < len(inputs):
             done.update((c.request_id, c) for c in self.step())
         return [done[str(i)] for i in range(len(inputs))]
 
-    def generate_sequences(self, prompts: DataProto) -> DataProto:
+    def generate_sequences(self, prompts: DataProto, **own: Any) -> DataProto:
         """Answers every row's prompt, as episodes of a single turn.
 
         Args:
             prompts: `input_ids`, `attention_mask` (B, P) left-padded; non-tensor `group_index`, `sample_index` (B,)
-                and meta_info `seed` (run), `global_steps` seed the sampling; meta_info `validate`, `do_sample` choose
-                it.
+                and meta_info `seed` (run; 0), `global_steps` (the calls so far) seed the sampling; meta_info
+                `validate`, `do_sample` choose it.
+            own: of this call's sampling: temperature, top_k, top_p, max_tokens, stop_token_ids.
         Returns:
             What `build_batch` gives, one row a prompt, with `ending`; the prompts' own columns are kept.
         """
         self.begin()
+        self.calls += 1
+        info = {"seed": 0, "global_steps": self.calls} | prompts.meta_info
         width, most = prompts.batch["input_ids"].shape[1], self.response_length
         limits = TurnLimits(prompt_length=width, response_length=most, max_model_len=width + most)
         episodes = start_episodes(prompts)
-        TurnLoop(self, self.sampler(prompts.meta_info), [limits]).run(episodes)
+        TurnLoop(self, self.sampler(info, **own), [limits]).run(episodes)
         batch = self.build_batch([episode.row for episode in episodes], width)
         # Columns of the user's dataset travel on; prompts and responses say all that these two would.
         held = {"input_ids", "position_ids", *batch.batch.keys()}
@@ -79,23 +219,29 @@ class BaseRollout(Engine):
     # verl's other name.
     batch_generation = generate_sequences
 
-    def sampling(self, meta_info: dict[str, Any]) -> Sampling:
+    def sampling(self, meta_info: dict[str, Any], **own: Any) -> Sampling:
         """Makes the config's sampling, with validation's overrides where `meta_info["validate"]`.
 
-        It is greedy where `do_sample` is false.
+        It is greedy where `do_sample` is false. Settings in `own` win.
+
+        Raises:
+            ValueError: one of `own` is unknown; names those there are.
         """
+        allowed = Sampling.__dataclass_fields__.keys() - {"seed"}
+        for name in own.keys() - allowed:
+            raise unknown_name("sampling", name, allowed)
         validate, stops = meta_info.get("validate"), () if self.config.ignore_eos else self.eos_token_ids
         cfg = self.config.val_kwargs if validate else self.config
         do_sample = meta_info.get("do_sample", not validate or self.config.val_kwargs.do_sample)
-        own = {name: cfg[name] for name in ("temperature", "top_k", "top_p")} if do_sample else {"temperature": 0.0}
-        return Sampling(max_tokens=self.response_length, stop_token_ids=stops, **own)
+        drawn = {name: cfg[name] for name in ("temperature", "top_k", "top_p")} if do_sample else {"temperature": 0.0}
+        return Sampling(**{"max_tokens": self.response_length, "stop_token_ids": stops, **drawn, **own})
 
-    def sampler(self, meta_info: dict[str, Any]) -> Sampler:
+    def sampler(self, meta_info: dict[str, Any], **own: Any) -> Sampler:
         """Makes the sampling of each turn, with a seed of its own, of (run, step, group, sample, turn).
 
         So no generator that others share decides, and the ranks of a tensor-parallel engine draw the same.
         """
-        sampling = self.sampling(meta_info)
+        sampling = self.sampling(meta_info, **own)
         return lambda episode: replace(sampling, seed=turn_seed(meta_info, episode))
 
     def build_batch(self, rows: Sequence[Row], prompt_width: int) -> DataProto:

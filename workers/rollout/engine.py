@@ -1,14 +1,14 @@
 """A rollout engine's interface: token ids in, sampled token ids out.
 
 It has three verbs: `submit`, `step` and `update_weights`. An engine knows nothing of episodes, environments or batches;
-the turn loop (`workers/rollout/turn_loop.py`) keeps it busy. Invariant: ids are returned as they were sampled; nothing
-is re-tokenised.
+the turn loop (`workers/rollout/base.py`) keeps it busy. Invariant: ids are returned as they were sampled; nothing is
+re-tokenised.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -45,6 +45,11 @@ class Completion:
     token_ids: list[int]
     log_probs: list[float]
     finish_reason: FinishReason
+
+
+def finish_reason(told: Any, sampled: int, asked: int) -> FinishReason:
+    """Reads what an engine tells: "length" is also said where a request is given up for the engine's own limits."""
+    return told if told == "stop" or (told == "length" and sampled == asked) else "abort"
 
 
 class Engine(ABC):

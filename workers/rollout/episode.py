@@ -1,6 +1,6 @@
 """One episode, as a coroutine that asks and is answered: reset, then sample and step until done.
 
-It is answered by turn_loop.py. What it keeps of a conversation:
+It is answered by the turn loop (base.py). What it keeps of a conversation:
 
     token_ids     = P0 P1 | A0 A1 A2 | E0 E1 | A3 A4        P: prompt, A: sampled, E: the environment's reply
     response_mask =         1  1  1    0  0    1  1
@@ -249,8 +249,13 @@ def take_turns(
 
 def anchor_of(reply: StepReply) -> str:
     """Names the state that a reply left the environment in: its own name for it, or a digest of what it said."""
-    said = json.dumps([message["content"] for message in reply.messages])
-    return hashlib.blake2b(said.encode(), digest_size=8).hexdigest() if reply.anchor is None else reply.anchor
+    said = [message["content"] for message in reply.messages]
+    return digest(said) if reply.anchor is None else reply.anchor
+
+
+def digest(said: Any) -> str:
+    """Returns 16 characters that stand for what was said, the same in every process."""
+    return hashlib.blake2b(json.dumps(said).encode(), digest_size=8).hexdigest()
 
 
 def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepReply, StepReply]:
