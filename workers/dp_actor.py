@@ -20,14 +20,8 @@ from training.config import ActorConfig, CriticConfig, MicroBatching, RolloutCor
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig
 from training.rollout_correction import measure_mismatch
 from workers.dp_critic import Fields, Loss, value_loss
-from workers.model.forward import (
-    FORWARD_FIELDS,
-    ForwardBatch,
-    ForwardSettings,
-    PolicyModel,
-    iter_micro_batches,
-    loss_fields,
-)
+from workers.model import forward as models
+from workers.model.forward import FORWARD_FIELDS, ForwardBatch, ForwardSettings, PolicyModel
 from workers.model.update import MicroLoss, Trained
 from workers.ranks.distributed import world_size
 
@@ -67,7 +61,7 @@ class DataParallelPPOActor(Trained):
         They are float32 and on the device, of all rows in a single micro-batch; `data` is as for `compute_log_prob`.
         """
         whole = MicroBatching(micro_batch_size=len(data))
-        [(rows, micro, inputs)] = iter_micro_batches(data, self.settings, whole)
+        [(rows, micro, inputs)] = models.iter_micro_batches(data, self.settings, whole)
         log_probs, entropies, *_ = self.micro_forward(micro, inputs, "grad")
         return log_probs[rows.argsort()], entropies[rows.argsort()]
 
@@ -103,7 +97,7 @@ class DataParallelPPOActor(Trained):
     def micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
         """Computes the policy's loss and, weighed, its values'; see `Trained`."""
         cfg, ranks = self.config, world_size()
-        fields = loss_fields(micro, self.settings.device)
+        fields = models.loss_fields(micro, self.settings.device)
         mask, measured = fields["response_mask"], "old_log_probs" in fields and not self.correction.bypass_mode
         mode: EntropyMode = "grad" if cfg.entropy_coeff else "value"
         log_prob, entropy, *values = self.micro_forward(micro, inputs, mode)
