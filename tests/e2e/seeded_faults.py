@@ -236,7 +236,7 @@ def other_reference(trainer: Any) -> None:
 
 
 def moving_reference(trainer: Any) -> None:
-    worker(trainer).ref.actor_module = worker(trainer).actor.actor_module
+    worker(trainer).ref.module = worker(trainer).actor.module
 
 
 def slow(trainer: Any) -> None:

@@ -225,7 +225,7 @@ def test_a_batch_that_lacks_a_column_costs_a_rule_and_not_the_run(tiny_game: Pat
     metrics = {"actor/entropy": float("nan")}
     found = Alarms(trainer.config, None, 1).check(batch, metrics, 1)
     assert "alarms/not_finite" in found
-    assert "alarms do without the rule wrong_groups: KeyError: 'uid'" in caplog.text
+    assert "alarms do without the rule wrong_groups: KeyError: " in caplog.text and "no 'uid'" in caplog.text
 
 
 def test_a_template_that_changed_between_two_runs_is_named(tiny_game: Path, tmp_path: Path) -> None:
