@@ -46,7 +46,7 @@ def run(argv: list[str], signals: EndingSignals) -> int:
         print(error, file=sys.stderr)
         return 2
     from training.run.alarms import AlarmStop
-    from training.run.episodes import EnvironmentsFail
+    from training.run.metric_utils import EnvironmentsFail
 
     trainer = loaded.config.trainer
     run_dir = Path(trainer.run_dir).absolute()

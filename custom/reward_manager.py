@@ -24,8 +24,9 @@ from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
 from custom.adapters.base import ENVIRONMENT_NAMES, make_environment
+from custom.agent import reward_of
 from custom.confine import die_with_parent
-from custom.env import check_reward, reset_environment, shown, step_environment
+from custom.env import StepResult, Trajectory, check_reward, reset_environment, shown, step_environment
 from custom.reward_score import default_compute_score, score_from_file
 from data.containers import place_outcome_rewards
 from data.protocol import DataProto
@@ -382,3 +383,31 @@ def _extra_infos(results: list[Any], scores: list[float]) -> dict[str, list[Any]
     names = dict.fromkeys(name for result in results if isinstance(result, dict) for name in result)
     rows = [result if isinstance(result, dict) else {"score": scores[row]} for row, result in enumerate(results)]
     return {name: [row.get(name) for row in rows] for name in names}
+
+
+class EnvironmentRewardWrapper(CustomRewardManager):
+    """Scores responses by a function of trajectories: it is called with a DataProto and returns rewards (B, R) float32.
+
+    Args:
+        environment: is reset to a row's `seed`, else its number, and plays its response; None: the trajectory has the
+            prompt as its state, the response as its action, and the row's columns as its info.
+        reward_fn: `reward_fn(trajectory, environment)` or `reward_fn(trajectory)`; None: the environment's reward.
+        tokenizer, num_examine: see CustomRewardManager.
+    """
+
+    def __init__(
+        self, environment: Any = None, reward_fn: Any = None, tokenizer: Any = None, num_examine: int = 0
+    ) -> None:
+        super().__init__(environment, tokenizer, num_examine)
+        self.reward_fn = reward_fn
+
+    def _score(self, data: DataProto, row: int, text: str) -> float:
+        columns, env = {name: values[row] for name, values in data.non_tensor_batch.items()}, self.environment
+        if env is None:
+            trajectory = Trajectory(states=[decode_prompt(self.tokenizer, data.batch, row)])
+        else:
+            trajectory = Trajectory(states=[reset_environment(env, int(columns.get("seed", row)))])
+        told = StepResult("", 0.0, True, columns)
+        result = told if env is None else step_environment(env, self.extract_action(text))
+        trajectory.record(text, result)
+        return result.reward if self.reward_fn is None else reward_of(self.reward_fn, trajectory, env)

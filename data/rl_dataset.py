@@ -25,10 +25,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler, Subset
 
-from data.containers import object_array
+from data.containers import object_array, seed_for
 from data.loading import load_extern_object
 from data.prompts import Messages, Processor, Tokenizer, as_messages, encode_chat, pad_token_id
-from data.sample_ids import seed_for
 from data.texts import registered, say
 
 logger = logging.getLogger(__name__)

@@ -50,7 +50,7 @@ from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, load_config
 from training.core_algos import estimator_needs, get_kl_controller
 from training.reward import compute_reward
-from training.run.episodes import strict_json
+from training.run.metric_utils import strict_json
 from workers.environments.env_server import StepReply
 from workers.fsdp_workers import ActorRolloutRefWorker
 from workers.model.builder import ModelSpec

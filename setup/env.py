@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from custom.agent import reward_of
-from custom.env import EnvironmentConfig, StepResult, Trajectory, reset_environment, step_environment
+from custom.env import EnvironmentConfig, StepResult, Trajectory
 from custom.env_dataset import CustomEnvDataset
-from custom.reward_manager import CustomRewardManager, decode_prompt
+from custom.reward_manager import EnvironmentRewardWrapper, decode_prompt
 from data.protocol import DataProto
 from data.rl_dataset import RLHFDataset
 from data.texts import did_you_mean
@@ -36,7 +35,7 @@ __all__ += ["ModelConfig", "RayConfig", "RolloutData", "TrainingConfig"]
 
 CustomEnvironmentDataset = CustomEnvDataset
 
-POLICY, CRITIC = "actor_rollout_ref", "critic"
+POLICY, CRITIC, ROWS = "actor_rollout_ref", "critic", "ppo_micro_batch_size_per_gpu"
 # Samples of each prompt for estimators that compare a group, where the config leaves it open.
 GROUP_SIZE = 8
 
@@ -54,6 +53,8 @@ class Fields:
         if name not in known and not name.startswith("_"):
             near = did_you_mean(name, known) or f" It has: {', '.join(known)}"
             raise AttributeError(f"{type(self).__name__} has no field {name!r}.{near}")
+        if isinstance(getattr(self, name, None), Fields) and not isinstance(value, Fields):
+            raise TypeError(f"{name} is a section: set its fields, as config.{name}.FIELD = {value!r}")
         super().__setattr__(name, value)
 
 
@@ -98,9 +99,7 @@ class TrainingConfig(Fields):
     kl_coef: float = of(0.001, "algorithm.kl_ctrl.kl_coef")
     group_size: int | None = of(None)
     entropy_coeff: float = of(0.0, f"{POLICY}.actor.entropy_coeff")
-    micro_batch_size: int | None = of(
-        None, f"{POLICY}.actor.ppo_micro_batch_size_per_gpu", f"{CRITIC}.ppo_micro_batch_size_per_gpu"
-    )
+    micro_batch_size: int | None = of(None, f"{POLICY}.actor.{ROWS}", f"{CRITIC}.{ROWS}")
     iterations_per_epoch: int = of(10)
 
 
@@ -197,6 +196,8 @@ class ConfigStore(Fields):
         values = {key: leaf.value for key, leaf in leaves(typed)}
         for key, (section, name), _ in list(store._mapped()):
             setattr(getattr(store, section), name, values[key])
+        store.training.group_size = values[f"{POLICY}.rollout.n"]
+        store.inference.max_response_length = values["data.max_response_length"]
         ours, defaults = store.settings(), {key: leaf.value for key, leaf in leaves(PPOConfig())}
         store.overrides = {key: value for key, value in values.items() if value != ours.get(key, defaults[key])}
         return store
@@ -240,34 +241,6 @@ def import_paths(objects: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], 
                 settings |= {"data.custom_cls.path": file, "data.custom_cls.name": name}
         found[what] = settings, "" if known else f"{name} of {made.__module__}"
     return found
-
-
-class EnvironmentRewardWrapper(CustomRewardManager):
-    """Scores responses by a function of trajectories: it is called with a DataProto and returns rewards (B, R) float32.
-
-    Args:
-        environment: is reset to a row's `seed`, else its number, and plays its response; None: the trajectory has the
-            prompt as its state, the response as its action, and the row's columns as its info.
-        reward_fn: `reward_fn(trajectory, environment)` or `reward_fn(trajectory)`; None: the environment's reward.
-        tokenizer, num_examine: see CustomRewardManager.
-    """
-
-    def __init__(
-        self, environment: Any = None, reward_fn: Any = None, tokenizer: Any = None, num_examine: int = 0
-    ) -> None:
-        super().__init__(environment, tokenizer, num_examine)
-        self.reward_fn = reward_fn
-
-    def _score(self, data: DataProto, row: int, text: str) -> float:
-        columns, env = {name: values[row] for name, values in data.non_tensor_batch.items()}, self.environment
-        if env is None:
-            trajectory = Trajectory(states=[decode_prompt(self.tokenizer, data.batch, row)])
-        else:
-            trajectory = Trajectory(states=[reset_environment(env, int(columns.get("seed", row)))])
-        told = StepResult("", 0.0, True, columns)
-        result = told if env is None else step_environment(env, self.extract_action(text))
-        trajectory.record(text, result)
-        return result.reward if self.reward_fn is None else reward_of(self.reward_fn, trajectory, env)
 
 
 class RolloutTurn(NamedTuple):

@@ -18,7 +18,7 @@ from custom.agent import Agent, AgentSpec, as_user_messages
 from custom.env import Message
 from custom.tools import EpisodeSummary, MultiTurnManager, tool_statistics
 from data.prompts import Prompt, encode_chat, render_chat
-from data.texts import registered
+from data.texts import registered, unknown_name
 from data.turn_tokens import TurnTokens
 from training.config import ModelConfig, RolloutConfig
 from workers.environments.pool import EnvironmentPool
@@ -71,6 +71,8 @@ class BaseInferenceEngine:
         longest = getattr(self.spec.hf_config.get_text_config(), "max_position_embeddings", None) or MAX_MODEL_LEN
         if (ranks := given.pop("tensor_parallel_size", 1)) > 1:
             given |= self.parallel(ranks)
+        if given and self.backend == "hf":
+            raise unknown_name("config", next(iter(given)), RolloutConfig.__dataclass_fields__)
         own = {"free_cache_engine": False, "max_model_len": min(longest, MAX_MODEL_LEN), **own}
         own |= {"name": self.backend, "response_length": own["max_model_len"], "engine_kwargs": {self.backend: given}}
         self.rollout = build_rollout(RolloutConfig(**own), self.spec)
@@ -97,7 +99,7 @@ class BaseInferenceEngine:
         Args:
             prompts: one or several; a text is a user's message in the model's chat template, or with `raw` what the
                 model itself continues.
-            seed: the same seed and prompts give the same answers; None: others every time.
+            seed: the same seed, prompts and `batch_size` give the same answers; None: others every time.
             tools: function schemas, for the chat template.
             batch_size: prompts at once, with a progress bar; None: all.
             sampling: temperature (0 is greedy), top_p, top_k (-1 is off), stop_token_ids.
@@ -112,7 +114,7 @@ class BaseInferenceEngine:
             if len(own) >= self.rollout.max_model_len:
                 raise ValueError(f"prompt {number} has {len(own)} tokens; max_model_len={self.rollout.max_model_len}")
         drawn = self.sampling(max_tokens, seed, **sampling)
-        done, size = list[Completion](), batch_size or max(len(ids), 1)
+        done, size = list[Completion](), max(batch_size or len(ids), 1)
         for start in tqdm(range(0, len(ids), size), unit="batch", disable=len(ids) <= size):
             done += self.rollout.inference(ids[start : start + size], replace(drawn, seed=drawn.seed + start))
         token_ids = [completion.token_ids for completion in done]
@@ -252,6 +254,8 @@ class MultiTurnInferenceEngine:
             RuntimeError: the environment failed; says how.
         """
         agent = Agent(environment, system_prompt=self.system_prompt, initial_prompt=initial_prompt)
+        # The environment is the caller's, who goes on with it.
+        agent.close = lambda: None  # type: ignore[method-assign]
         if self.manager is not None:
             agent.tools, agent.manager = self.manager.registry, self.manager
             self.manager.environment = environment

@@ -73,7 +73,7 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         self.config = config if isinstance(config, ConfigStore) else ConfigStore.of(config or {})
         self.environment, self.reward_fn, self.dataset = environment, reward_fn, dataset
         given = {"environment": environment, "reward_fn": reward_fn, "dataset": dataset}
-        self.config._objects = {name: thing for name, thing in given.items() if thing is not None}
+        self._objects = self.config._objects = {name: thing for name, thing in given.items() if thing is not None}
         self.tokenizer, self.lent = tokenizer, {} if multi_turn_engine is None else multi_turn_engine.lent()
         self.lent |= tools_of(tool_manager)
         self.metrics_history: list[dict[str, Any]] = []
@@ -90,6 +90,9 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         """
         if num_epochs is not None:
             self.config.training.num_epochs = num_epochs
+        if num_epochs or num_iters_per_epoch:
+            # A loaded config's, which would win.
+            self.config.overrides.pop("trainer.total_training_steps", None)
         fresh = self.core is None
         core = self._start(num_iters_per_epoch)
         self._per_epoch = num_iters_per_epoch or self._per_epoch
@@ -116,7 +119,8 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         core = self._start()
         if isinstance(core, AgentTrainer):
             core.multi_turn_rollout.facts[False] = list(rollout.facts)
-        metrics = core.learn(rollout.batch)
+        # A copy, to which the step adds its own.
+        metrics = core.learn(rollout.batch.select())
         core.in_step = False
         self._on_step(metrics)
         return metrics
@@ -132,7 +136,7 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
 
     def cleanup(self) -> None:
         """Ends environments and workers and frees their memory; the trainer may be used again, from its checkpoint."""
-        core, self.core = self.core, None
+        core, self.core, self._steps = self.core, None, []
         if core is not None:
             core.shutdown()
 
@@ -141,6 +145,8 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
 
     def _start(self, iterations: int | None = None) -> CoreTrainer:
         """Builds trainer and workers at the first use."""
+        # The config may be of several trainers.
+        self.config._objects = self._objects
         if self.core is None:
             given = self._given()
             if iterations is None and self.dataset is not None:
@@ -150,6 +156,7 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
                 self.core = build_trainer(self.config.settings(self._per_epoch), self.tokenizer, **given)
                 self.core.on_step = self._on_step  # type: ignore[method-assign]
                 self.core.init_workers()
+                self.core.load_checkpoint()
             except BaseException as error:
                 self.cleanup()
                 if isinstance(error, ConfigError):
@@ -160,10 +167,16 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
     def _given(self) -> dict[str, Any]:
         """Returns the arguments of the trainer's that the objects are."""
         rows, source, reward_fn = self.dataset, self.environment, self.reward_fn
+        if isinstance(rows, str | Path):
+            raise ValueError(f"dataset={rows!r} is no rows; for files set config.overrides['data.train_files']")
         if isinstance(rows, Sequence):
             rows = [row if isinstance(row, Mapping) else {"prompt": row} for row in rows]
         if source is None:
-            reward_fn = EnvironmentRewardWrapper(None, reward_fn) if inspect.isroutine(reward_fn) else reward_fn
+            reward_fn = (
+                EnvironmentRewardWrapper(None, reward_fn)
+                if inspect.isroutine(reward_fn) or isinstance(reward_fn, partial)
+                else reward_fn
+            )
             return {"train_dataset": rows, "reward_fn": reward_fn}
         if isinstance(source, type) and "config" in inspect.signature(source).parameters:
             source = partial(source, self.config.environment)
@@ -173,11 +186,11 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         self._steps.append(metrics)
         self._progress.n = int(metrics["training/global_step"])
         self._progress.set_postfix(reward=f"{metrics.get(HISTORY['reward'], float('nan')):.3f}")
-        if len(self._steps) >= self._per_epoch:
+        if len(self._steps) >= self._per_epoch or (self.core and self._progress.n == self.core.total_training_steps):
             names = dict.fromkeys(name for step in self._steps for name in step)
             every = {name: float(np.mean([step[name] for step in self._steps if name in step])) for name in names}
             told = {name: every.get(key) for name, key in HISTORY.items()}
-            epoch = self._progress.n // self._per_epoch
+            epoch = -(-self._progress.n // self._per_epoch)
             self.metrics_history.append({"epoch": epoch, "iterations": len(self._steps), **told, "all": every})
             self._steps = []
 

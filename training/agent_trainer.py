@@ -27,8 +27,7 @@ from training.config.loader import read_config
 from training.config.section import anchored
 from training.config.settings import GIVEN
 from training.ray_trainer import Collate, RayPPOTrainer, Rows
-from training.run.episodes import FailureWatch, episode_metrics, require_same_tasks, write_episodes
-from training.run.metric_utils import StepTimer
+from training.run.metric_utils import FailureWatch, StepTimer, episode_metrics, require_same_tasks, write_episodes
 from training.run.roles import ResourcePoolManager, Role
 from training.run.trial import try_agents
 from workers.environments.pool import environment_name

@@ -24,11 +24,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
-from data.containers import move_to_sampled_tokens
+from data.containers import move_to_sampled_tokens, sample_ids, seed_for, step_info
 from data.protocol import DataProto
 from data.rl_dataset import EpochOrder, PromptCollator
 from data.rl_dataset import collate_fn as default_collate_fn
-from data.sample_ids import sample_ids, seed_for, step_info
 from data.texts import say
 from training import validation
 from training.advantage import KLController, apply_kl_penalty, compute_advantage, compute_response_mask  # noqa: F401

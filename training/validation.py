@@ -14,8 +14,7 @@ import numpy as np
 
 from data.protocol import DataProto
 from training.batch.batching import EpisodeRows
-from training.run.episodes import readable_rows
-from training.run.metric_utils import flatten_validation_metrics, process_validation_metrics
+from training.run.metric_utils import flatten_validation_metrics, process_validation_metrics, readable_rows
 
 if TYPE_CHECKING:
     from training.ray_trainer import RayPPOTrainer

@@ -16,9 +16,8 @@ import torch.distributed as dist
 from custom.agent import AgentSpec
 from custom.confine import Limits
 from custom.env_suite import EnvironmentSuite
-from data.containers import object_array
+from data.containers import object_array, sample_ids, seed_for, step_info
 from data.protocol import DataProto
-from data.sample_ids import sample_ids, seed_for, step_info
 from data.turn_tokens import Tools, TurnTokens
 from training.config import AgentConfig, PPOConfig
 from training.config.settings import GIVEN, EnvironmentChoice

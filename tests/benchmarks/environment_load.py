@@ -33,7 +33,7 @@ import torch
 
 from custom.agent import AgentSpec
 from custom.env import BaseEnvironment
-from data.sample_ids import step_info
+from data.containers import step_info
 from training.config import AgentConfig, DataConfig, ModelConfig, PPOConfig, RolloutConfig
 from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, describe_episodes

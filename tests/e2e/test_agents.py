@@ -21,8 +21,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from data.containers import seed_for
 from data.protocol import DataProto
-from data.sample_ids import seed_for
 from tests.conftest import PROJECT
 from tests.e2e.agent_games import fate
 from tests.e2e.test_ray import NOISE, cluster  # noqa: F401  (a fixture)

@@ -14,7 +14,7 @@ from tests.e2e.test_training import read_steps
 from training.building import build_trainer
 from training.config.loader import ConfigError, to_yaml
 from training.run.checkpoint import load_driver_state
-from training.run.episodes import EnvironmentsFail
+from training.run.metric_utils import EnvironmentsFail
 
 STEPS = "trainer.total_training_steps=25"
 

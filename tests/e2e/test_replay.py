@@ -18,8 +18,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from data.containers import step_info
 from data.prompts import CHATML_TEMPLATE
-from data.sample_ids import step_info
 from examples.prepare_quickstart import warm_up
 from examples.prepare_tiny_prompts import make_model, make_tokenizer
 from scripts.replay import Player, compare, main, read_episodes
@@ -28,7 +28,7 @@ from tests.e2e.test_tools_training import ScriptedEngine, call, qwen_tokenizer
 from training.building import build_trainer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
 from training.config.loader import load_config, to_yaml
-from training.run.episodes import strict_json, write_episodes
+from training.run.metric_utils import strict_json, write_episodes
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 
 Change = Callable[[dict[str, Any]], None]

@@ -254,6 +254,52 @@ def test_a_loop_of_ones_own_does_what_fit_does(config: ConfigStore) -> None:
     assert [len(trajectory.states) for trajectory in rollout.trajectories] == [3] * 4
 
 
+def test_a_rollout_is_trained_on_as_often_as_one_likes_and_stays_as_it_was(config: ConfigStore) -> None:
+    config.overrides["actor_rollout_ref.actor.ppo_epochs"] = 2
+    with RayPPOTrainer(config, TextGameEnv()) as trainer:
+        rollout = trainer.rollout()
+        before = set(rollout.batch.batch.keys())
+        assert all(np.isfinite(trainer.train_step(rollout)["actor/pg_loss"]) for _ in range(2))
+        assert set(rollout.batch.batch.keys()) == before
+
+
+def test_a_checkpoint_takes_the_place_of_a_checkpoint_only(config: ConfigStore, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    with RayPPOTrainer(config, TextGameEnv()) as trainer:
+        trainer.fit(1, 1)
+        for folder in (tmp_path / "mine", Path(config.checkpoint.output_dir)):
+            held = sorted(path.name for path in folder.iterdir())
+            with pytest.raises(ValueError, match="holds what is no checkpoint"):
+                trainer.save_checkpoint(folder)
+            assert sorted(path.name for path in folder.iterdir()) == held
+        for _ in range(2):
+            assert (trainer.save_checkpoint(tmp_path / "last") / "data.pt").exists()
+
+
+def test_a_loaded_config_still_follows_its_fields_and_a_loop_goes_on_from_the_runs_checkpoint(
+    config: ConfigStore, tmp_path: Path
+) -> None:
+    config.save(tmp_path / "run.yaml")
+    loaded = ConfigStore.load(tmp_path / "run.yaml")
+    loaded.training.group_size, loaded.inference.max_response_length = 3, 70
+    loaded.overrides["trainer.resume_mode"] = "auto"
+    made = loaded.settings()
+    assert (made["actor_rollout_ref.rollout.n"], made["data.max_response_length"]) == (3, 70)
+    with RayPPOTrainer(loaded, TextGameEnv()) as trainer:
+        trainer.fit(num_epochs=3, num_iters_per_epoch=1)
+        assert [entry["epoch"] for entry in trainer.metrics_history] == [1, 2, 3]
+        with pytest.raises(TypeError, match="training is a section"):
+            trainer.config.training = {"batch_size": 4}  # type: ignore[assignment]
+    with RayPPOTrainer(loaded, TextGameEnv()) as trainer:
+        assert trainer.train_step(trainer.rollout())["training/global_step"] == 4
+
+
+def test_a_dataset_is_rows_and_no_name_of_a_file(config: ConfigStore) -> None:
+    with pytest.raises(ValueError, match="is no rows"), RayPPOTrainer(config, None, len, "data.json") as t:
+        t.rollout()
+
+
 def test_a_datasets_rows_are_the_environments_tasks(config: ConfigStore) -> None:
     Asked.seen = []
     rows = [{"question": f"question {i}", "answer": str(i)} for i in range(4)]
@@ -414,6 +460,30 @@ def test_a_conversation(hf_engine: BaseInferenceEngine) -> None:
 
 
 # Tools
+
+
+def test_an_engine_refuses_what_it_cannot_do_and_leaves_environments_open(
+    hf_engine: BaseInferenceEngine, tiny_game: Path
+) -> None:
+    for wrong in ({"temperature": -1.0}, {"top_p": 2.0}, {"max_tokens": 0}, {"temperatur": 1.0}):
+        with pytest.raises(ValueError, match="temperature"):
+            hf_engine.generate("higher", **wrong)
+    with pytest.raises(ValueError, match="max_model_length"):
+        create_inference_engine(str(tiny_game / "model"), "hf", {"max_model_length": 100})
+    hf_engine.rollout.submit("0", [1, 2, 3], hf_engine.sampling(4))  # left by a call that was interrupted
+    alone = hf_engine.generate("higher", max_tokens=4, temperature=0).token_ids
+    assert alone == hf_engine.generate(["higher"], max_tokens=4, temperature=0).token_ids
+
+    class Closing(TextGameEnv):
+        open = True
+
+        def close(self) -> None:
+            self.open = False
+
+    env = Closing()
+    for _ in range(2):
+        MultiTurnInferenceEngine(hf_engine, max_turns=2).run_episode(env, max_tokens=4)
+    assert env.open
 
 
 def test_tools_by_hand_and_in_an_episode(hf_engine: BaseInferenceEngine) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.run.episodes import EnvironmentsFail, FailureWatch, episode_metrics, require_same_tasks
+from training.run.metric_utils import EnvironmentsFail, FailureWatch, episode_metrics, require_same_tasks
 from training.run.tracking import format_line
 from workers.environments.env_server import MAX_NUMBERS, numbers
 

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from data import prompts
+from data.containers import seed_for
 from data.loading import load_extern_object
 from data.prompts import CHATML_TEMPLATE, encode_chat, pad_token_id, render_chat
-from data.sample_ids import seed_for
 
 WORDS = ["<unk>", "<|im_start|>", "<|im_end|>", "user", "assistant", "system", "two", "plus", "three", "[BOS]"]
 
@@ -73,7 +73,7 @@ def test_the_pad_token_falls_back_to_end_of_sequence():
 
 
 def test_a_seed_is_the_same_in_another_process():
-    code = "from data.sample_ids import seed_for; print(seed_for(1, 2, 3), seed_for(1, 2, 3, 4, 5))"
+    code = "from data.containers import seed_for; print(seed_for(1, 2, 3), seed_for(1, 2, 3, 4, 5))"
     root = Path(prompts.__file__).parents[1]
     output = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout
     assert output.split() == [str(seed_for(1, 2, 3)), str(seed_for(1, 2, 3, 4, 5))]

@@ -88,6 +88,8 @@ def test_a_run_of_one_step_with_nothing_but_a_reward_works(tmp_path):
 def test_missing_file_and_missing_metric_say_what_there_is(tmp_path):
     with pytest.raises(ValueError, match=r"trainer.logger has 'file'"):
         write_report(tmp_path)
+    with pytest.raises(ValueError, match="has no steps yet"):
+        write_report(write_run(tmp_path, []))
     with pytest.raises(ValueError, match="no 'critic/score/mean'; it has: loss"):
         write_report(write_run(tmp_path, [{"step": 1, "loss": 0.5}]))
 

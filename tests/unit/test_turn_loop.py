@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from custom.env import BaseEnvironment
+from data.containers import step_info
 from data.protocol import DataProto
-from data.sample_ids import step_info
 from tests.unit.test_rollout import CONFIG, build_engine, model_spec, perturb
 from training.config import ActorRolloutRefConfig, AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes

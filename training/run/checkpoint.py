@@ -91,7 +91,13 @@ class CheckpointSaver:
             self._give_up(error)
 
     def save_to(self, folder: Path, state: dict[str, Any]) -> Path:
-        """Saves to a folder of any name, and returns it when it is there, in place of what it held."""
+        """Saves to a folder of any name, and returns it when it is there, in place of a checkpoint that it held.
+
+        Raises:
+            ValueError: it holds anything else.
+        """
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists()):
+            raise ValueError(f"{folder} holds what is no checkpoint; name another folder, or one in it")
         self.poll(wait=True)
         temporary = folder.absolute().with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
         temporary.mkdir(parents=True)

@@ -27,7 +27,9 @@ def read_metrics(path: Path) -> pd.DataFrame:
     """
     if not path.is_file():
         raise ValueError(f"{path} does not exist; a run writes it when trainer.logger has 'file'")
-    logged = pd.DataFrame(read_records(path)).groupby("step").last()
+    if not (records := [*read_records(path)]):
+        raise ValueError(f"{path} has no steps yet")
+    logged = pd.DataFrame(records).groupby("step").last()
     return logged.astype(float).replace([np.inf, -np.inf], np.nan)
 
 
@@ -71,7 +73,7 @@ def _table(metrics: pd.DataFrame, reward_key: str, window: int) -> str:
             place = "" if at is None else f"{values[at]:.4g} ({at})"
             rows[label] = [f"{values[:window].mean():.4g}", f"{values[-window:].mean():.4g}", place]
     phases = phase_times(metrics)
-    first, last = (part.sum() / part.sum().sum() for part in (phases[:window], phases[-window:]))
+    first, last = (part.sum() / max(part.sum().sum(), 1e-9) for part in (phases[:window], phases[-window:]))
     rows |= {f"  share of {name}": [f"{first[name]:.1%}", f"{last[name]:.1%}", ""] for name in phases}
     columns = [f"first {window} steps", f"last {window} steps", "best (step)"]
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).to_string()

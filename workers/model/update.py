@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from data.containers import seed_for
 from data.protocol import DataProto
-from data.sample_ids import seed_for
 from data.texts import say
 from training.batch import torch_functional as schedules
 from training.batch.batching import shuffled_groups

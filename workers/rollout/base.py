@@ -19,9 +19,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data.containers import object_array
+from data.containers import object_array, seed_for
 from data.protocol import DataProto
-from data.sample_ids import seed_for
 from data.texts import unknown_name
 from data.turn_tokens import Tools, TurnTokens
 from training.config import RolloutConfig
@@ -173,7 +172,7 @@ class BaseRollout(Engine):
         self.max_model_len: int = config.max_model_len
         self.eos_token_ids = tuple(eos_token_ids)
         self.pad_token_id = pad_token_id
-        # Of `generate_sequences`.
+        # Of `inference` and `generate_sequences`.
         self.calls = 0
 
     def inference(self, inputs: Sequence[list[int]], sampling: Sampling | None = None) -> list[Completion]:
@@ -182,14 +181,16 @@ class BaseRollout(Engine):
         Each prompt's seed is of (`sampling.seed`, its place), so that the same call gives the same completions.
         """
         sampling = sampling or self.sampling({})
+        # Of no call before, which may have been interrupted.
+        self.calls, ids = self.calls + 1, [f"{self.calls}.{i}" for i in range(len(inputs))]
         for i, prompt_ids in enumerate(inputs):
             most = min(sampling.max_tokens, self.max_model_len - len(prompt_ids))
             own = replace(sampling, max_tokens=most, seed=seed_for(sampling.seed, 0, i))
-            self.submit(str(i), list(prompt_ids), own)
+            self.submit(ids[i], list(prompt_ids), own)
         done: dict[str, Completion] = {}
-        while len(done) < len(inputs):
+        while not done.keys() >= set(ids):
             done.update((c.request_id, c) for c in self.step())
-        return [done[str(i)] for i in range(len(inputs))]
+        return [done[own] for own in ids]
 
     def generate_sequences(self, prompts: DataProto, **own: Any) -> DataProto:
         """Answers every row's prompt, as episodes of a single turn.
@@ -225,7 +226,7 @@ class BaseRollout(Engine):
         It is greedy where `do_sample` is false. Settings in `own` win.
 
         Raises:
-            ValueError: one of `own` is unknown; names those there are.
+            ValueError: one of `own` is unknown, or out of its bounds; names those there are.
         """
         allowed = Sampling.__dataclass_fields__.keys() - {"seed"}
         for name in own.keys() - allowed:
@@ -234,7 +235,12 @@ class BaseRollout(Engine):
         cfg = self.config.val_kwargs if validate else self.config
         do_sample = meta_info.get("do_sample", not validate or self.config.val_kwargs.do_sample)
         drawn = {name: cfg[name] for name in ("temperature", "top_k", "top_p")} if do_sample else {"temperature": 0.0}
-        return Sampling(**{"max_tokens": self.response_length, "stop_token_ids": stops, **drawn, **own})
+        made = Sampling(**{"max_tokens": self.response_length, "stop_token_ids": stops, **drawn, **own})
+        if not (made.temperature >= 0 and 0 < made.top_p <= 1 and made.max_tokens >= 1):
+            raise ValueError(
+                f"{made}: temperature must be 0 or more, top_p above 0 and at most 1, max_tokens 1 or more"
+            )
+        return made
 
     def sampler(self, meta_info: dict[str, Any], **own: Any) -> Sampler:
         """Makes the sampling of each turn, with a seed of its own, of (run, step, group, sample, turn).
