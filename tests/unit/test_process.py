@@ -24,6 +24,8 @@ def test_threads_that_outnumber_the_free_cores_are_named(monkeypatch, caplog, th
 def test_a_postponed_signal_waits_for_the_step_and_a_second_one_does_not() -> None:
     signals, before = EndingSignals(), signal.getsignal(signal.SIGINT)
     signals.postpone = lambda: True
+    # A shell may have started the tests with it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signals.install()
     try:
         os.kill(os.getpid(), signal.SIGINT)
