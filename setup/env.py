@@ -291,7 +291,7 @@ class RolloutData:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """Returns the episodes as what a reward function sees."""
+        """Returns the episodes as trajectories, whose states are what the model read; infos are empty."""
         found = []
         for turns, ending in zip(self.episodes, self.endings, strict=True):
             seen: list[Any] = [turn.observation for turn in turns] + [""]

@@ -936,7 +936,8 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ),
         (
             ["trainer.critic_warmup=2", "algorithm.adv_estimator=rloo"],
-            "trainer.critic_warmup=2: there is no critic to warm up; set it to 0, or critic.enable=true",
+            "trainer.critic_warmup=2: there is no critic to warm up; set it to 0, or critic.enable=true "
+            "and no critic.share_backbone",
         ),
         (
             ["trainer.critic_warmup=2", "trainer.total_training_steps=2"],
