@@ -55,7 +55,7 @@ from workers.environments.env_server import StepReply
 from workers.fsdp_workers import ActorRolloutRefWorker
 from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, agent_specs, episode_record
-from workers.rollout.base import BaseRollout, TurnLoop
+from workers.rollout.base import BaseRollout, Batch, TurnLoop
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import FAILURES, Episode, Row, Span, Turn
 
@@ -224,13 +224,12 @@ class Player:
         with closing(self.open(episodes)) as rollout:
             loop = TurnLoop(
                 rollout.engine,
-                rollout.engine.sampler(describe(self.config, episodes).meta_info),
-                [rollout.limits(spec) for spec in rollout.specs],
                 tokens=rollout.tokens,
                 environments=RecordedEnvironments(episodes),
                 tools=rollout.tools,
             )
-            loop.run(made)
+            sampler = rollout.engine.sampler(describe(self.config, episodes).meta_info)
+            loop.run(Batch(made, sampler, [rollout.limits(spec) for spec in rollout.specs]))
         return [own_record(episode.ending, episode_record(episode)) for episode in made]
 
     def play(self, episodes: Sequence[Recorded]) -> list[Recorded]:

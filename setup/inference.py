@@ -26,7 +26,7 @@ from workers.fsdp_workers import build_rollout
 from workers.hf_rollout import HFRollout
 from workers.model.builder import ModelSpec, find_device
 from workers.multi_turn_rollout import episode_facts
-from workers.rollout.base import TurnLoop
+from workers.rollout.base import Batch, TurnLoop
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import FAILURES, Episode, TurnLimits
 
@@ -267,8 +267,8 @@ class MultiTurnInferenceEngine:
         with EnvironmentPool([AgentSpec(environment=None, agent_cls=lambda: agent)]) as pool:
             told: dict[str, Any] = {"tokens": tokens, "environments": pool, "tools": pool.tool_schemas}
             # A seed for each turn.
-            turns = TurnLoop(engine, lambda own: replace(drawn, seed=drawn.seed + len(own.turns)), [limits], **told)
-            turns.run([episode])
+            drawing = lambda own: replace(drawn, seed=drawn.seed + len(own.turns))  # noqa: E731
+            TurnLoop(engine, **told).run(Batch([episode], drawing, [limits]))
         if episode.ending in FAILURES:
             raise RuntimeError(f"the episode ended as {episode.ending}: {episode.error}")
         self.messages, facts = [*episode.messages], episode_facts(episode)

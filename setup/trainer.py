@@ -108,7 +108,7 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         core.row_stream = core.endless_rows()
         rows = next(core.row_stream)
         core.global_steps += 1
-        batch, _ = core.generate(rows)
+        (batch, _), (core.epoch, core.rows_done) = core.generate(rows), core.drawn_to
         if "token_level_scores" not in batch.batch:
             batch = core.add_rewards(batch, *core.score(batch, core.reward_fn))
         facts = core.multi_turn_rollout.take_facts() if isinstance(core, AgentTrainer) else []
@@ -118,7 +118,7 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         """Trains on exactly these episodes; returns the trainer's metrics."""
         core = self._start()
         if isinstance(core, AgentTrainer):
-            core.multi_turn_rollout.facts[False] = list(rollout.facts)
+            core.multi_turn_rollout.facts[False, core.global_steps] = list(rollout.facts)
         # A copy, to which the step adds its own.
         metrics = core.learn(rollout.batch.select())
         core.in_step = False

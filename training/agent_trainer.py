@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class AgentTrainer(RayPPOTrainer):
         specs: Sequence[AgentSpec] | None = None,
         **kwargs: Any,
     ) -> None:
-        config = anchored(read_config(config, own_data=True))
+        config = anchored(read_config(config, own_data=True)).with_correction
         if not config.environments and (specs or agent_cls):
             environment = replace(config.agent.environment, name=GIVEN)
             config = replace(config, agent=replace(config.agent, environment=environment))
@@ -89,7 +90,7 @@ class AgentTrainer(RayPPOTrainer):
         try_agents(self.config, self.specs, self.tokenizer, as_tasks([dataset[0]])["task"][0])
         super().init_workers()
         self.multi_turn_rollout = SyncMultiTurnRollout(
-            self.actor_rollout_wg, self.config, self.tokenizer, self.processor, specs=self.specs
+            self.rollout_wg, self.config, self.tokenizer, self.processor, specs=self.specs
         )
 
     def shutdown(self) -> None:
@@ -108,8 +109,10 @@ class AgentTrainer(RayPPOTrainer):
         except Exception as error:
             logger.warning("environments were not closed: %s", error)
 
-    def prompt_batch(self, rows: Rows, repeat: int, first_group: int = 0, validate: bool = False) -> DataProto:
-        info, tasks = self._step_info(validate), rows["task"]
+    def prompt_batch(
+        self, rows: Rows, repeat: int, first_group: int = 0, validate: bool = False, step: int | None = None
+    ) -> DataProto:
+        info, tasks = self._step_info(validate, step), rows["task"]
         described = describe_episodes(len(tasks), repeat, info, first_group=first_group, suite=self.suite, tasks=tasks)
         if self.multi_turn_rollout is not None:
             self.multi_turn_rollout.wanted = described
@@ -118,9 +121,11 @@ class AgentTrainer(RayPPOTrainer):
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
         """Plays the described episodes, over any number of turns; `reset()` alone takes the same."""
         assert self.multi_turn_rollout is not None, "init_workers makes it"
-        self.multi_turn_rollout.reset(gen_batch)
-        facts = self.multi_turn_rollout.rollout()
-        batch = self.multi_turn_rollout.build_update_batch()
+        # Several steps may be played at once.
+        rollout = self.multi_turn_rollout if self.ahead is None else copy(self.multi_turn_rollout)
+        rollout.reset(gen_batch)
+        facts = rollout.rollout()
+        batch = rollout.build_update_batch()
         if folder := self.config.agent.episodes_dir:
             try:
                 write_episodes(Path(folder), batch)
@@ -133,7 +138,7 @@ class AgentTrainer(RayPPOTrainer):
         return batch
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
-        played, names = self.multi_turn_rollout.take_facts(), self.suite.names
+        played, names = self.multi_turn_rollout.take_facts(step=self.global_steps), self.suite.names
         self.failures.check(played)
         metrics = super()._step_metrics(batch, timer) | episode_metrics(played, names)
         if len(names) > 1:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -40,6 +41,7 @@ from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
 from training.reward import RewardFunction, compute_reward, compute_reward_async
 from training.rollout_correction import apply_correction, measure_mismatch, read_mismatch
 from training.run import checkpoint, metric_utils
+from training.run.ahead import Ahead, Engines, Generated, leave_out_stale
 from training.run.alarms import Alarms
 from training.run.metric_utils import StepTimer
 from training.run.process import EndingSignals, ray_cluster
@@ -102,7 +104,7 @@ class RayPPOTrainer:
     ) -> None:
         if reward_fn is None or train_dataset is None:
             raise ValueError("RayPPOTrainer needs reward_fn and train_dataset")
-        self.config = config = anchored(read_config(config, own_data=True))
+        self.config = config = anchored(read_config(config, own_data=True)).with_correction
         self.tokenizer = tokenizer
         self.role_worker_mapping = role_worker_mapping or default_role_mapping(config)
         self.resource_pool_manager = resource_pool_manager or default_resource_pool(config)
@@ -118,6 +120,8 @@ class RayPPOTrainer:
         self.seed = config.data.run_seed
         self.plan = config.batch_plan
         self.global_steps = self.epoch = self.rows_done = 0
+        # Epoch and rows up to which the data was drawn: generation may be ahead of what was trained on.
+        self.drawn_to = 0, 0
         # Past generation, where a step must come to its end; and whether the run is to end then.
         self.in_step = False
         # An estimator's own, of the whole run.
@@ -126,6 +130,7 @@ class RayPPOTrainer:
         self.signals.postpone = lambda: self.in_step
         self.row_stream = self.endless_rows()
         self.pools: list[Any] = []
+        self.ahead = Ahead(self) if config.trainer.async_level else None
         # What is taken at the start and given back in the end: the run's folder, and Ray.
         self.taken: ExitStack | None = None
         self._make_dataloaders(train_dataset, val_dataset, collate_fn or default_collate_fn, train_sampler)
@@ -171,7 +176,8 @@ class RayPPOTrainer:
             started = self.worker_group_cls.start(pool, colocated)
             groups |= {role: started[role.value] for role in roles}
             self.pools.append(started[roles[0].value])
-        self.actor_rollout_wg = groups.get(Role.ActorRolloutRef) or groups[Role.ActorRollout]
+        policies = (Role.ActorRolloutRef, Role.ActorRollout, Role.ActorRef, Role.Actor)
+        self.actor_rollout_wg = next(groups[role] for role in policies if role in groups)
         self.critic_wg, self.reward_model_wg = groups.get(Role.Critic), groups.get(Role.RewardModel)
         if self.reward_model_wg is not None:
             self.reward_model_wg.init_model()
@@ -181,12 +187,20 @@ class RayPPOTrainer:
         # The rollout engine comes last: it sizes its cache by what the others left free.
         trainer = self.config.trainer
         self.actor_rollout_wg.init_model(max(self.total_training_steps - trainer.critic_warmup, 1), self.plan)
+        self.rollout_wg = self.actor_rollout_wg
+        if Role.Rollout in groups:
+            groups[Role.Rollout].init_model(self.total_training_steps, self.plan)
+            engine_ranks = self.config.actor_rollout_ref.rollout.tensor_model_parallel_size
+            self.rollout_wg = Engines(groups[Role.Rollout], self.actor_rollout_wg, engine_ranks)
+            self.sync_weights()
         parts = {"actor": self.actor_rollout_wg, "critic": self.critic_wg}
         self.parts = {name: group for name, group in parts.items() if group is not None}
         self.saver = checkpoint.CheckpointSaver(self.run_dir, self.parts, trainer)
 
     def shutdown(self) -> None:
         """Ends the workers' processes and frees their places; the trainer cannot be used afterwards."""
+        if self.ahead is not None:
+            self.ahead.close()
         with self.taken or ExitStack():
             for pool in self.pools:
                 pool.shutdown()
@@ -237,37 +251,45 @@ class RayPPOTrainer:
             self.saver.close()
         return metrics
 
-    def training_batches(self) -> Iterator[Rows]:
-        """Yields rows for one step at a time, which `global_steps`, `epoch` and `rows_done` already count."""
+    def training_batches(self) -> Iterator[Rows | Future[Generated]]:
+        """Yields rows, or what is generated of them ahead, for one step at a time, which `global_steps` counts."""
         self.row_stream = self.endless_rows()
         while self.global_steps < self.total_training_steps:
-            rows = next(self.row_stream)
-            self.global_steps += 1
+            step, last = self.global_steps + 1, self.total_training_steps
+            rows = self.next_rows() if self.ahead is None else self.ahead.take(step, last)
+            self.global_steps = step
             yield rows
         self.row_stream.close()
 
-    def endless_rows(self) -> Generator[Rows]:
-        """Yields a step's number of rows at a time, from `epoch` and `rows_done` on."""
-        while True:
-            self.order.start(self.epoch, self.rows_done)
-            for rows in self.train_dataloader:
-                self.rows_done += self.config.prompts_per_step
-                yield rows
-            if self.rows_done == 0:
-                raise ValueError(say("no_batch", epoch=self.epoch, size=self.config.data.train_batch_size))
-            self.epoch, self.rows_done = self.epoch + 1, 0
+    def next_rows(self) -> Rows:
+        """Draws a step's number of rows."""
+        return next(self.row_stream)
 
-    def train_step(self, rows: Rows) -> dict[str, float]:
+    def endless_rows(self) -> Generator[Rows]:
+        """Yields a step's number of rows at a time, from `drawn_to` on."""
+        while True:
+            self.order.start(*self.drawn_to)
+            for rows in self.train_dataloader:
+                self.drawn_to = self.drawn_to[0], self.drawn_to[1] + self.config.prompts_per_step
+                yield rows
+            if self.drawn_to[1] == 0:
+                raise ValueError(say("no_batch", epoch=self.drawn_to[0], size=self.config.data.train_batch_size))
+            self.drawn_to = self.drawn_to[0] + 1, 0
+
+    def train_step(self, rows: Rows | Future[Generated]) -> dict[str, float]:
         """Goes one step on collated rows, from prompts to new weights; returns its metrics."""
         timer = StepTimer()
         with timer("gen"):
-            batch, drawn = self.generate(rows)
+            generated = rows.result() if isinstance(rows, Future) else Generated(*self.generate(rows), self.drawn_to)
+        batch, drawn, (self.epoch, self.rows_done) = generated
         return self.learn(batch, timer) | drawn
 
     def learn(self, batch: DataProto, timer: StepTimer | None = None) -> dict[str, float]:
         """Goes through a step from what `generate` gave to new weights; returns its metrics."""
         timer, metrics = timer or StepTimer(), dict[str, float]()
         self.in_step = True
+        if "weight_versions" in batch.batch:
+            metrics |= leave_out_stale(batch, self.global_steps, self.config.trainer.async_level)
         with timer("step"):
             batch = arrange(batch, self.plan)
             with timer("reward"):
@@ -294,12 +316,19 @@ class RayPPOTrainer:
                 with timer("update_actor"):
                     metrics |= (policy.update_actor_and_values if shares else policy.update_actor)(learnt)
             with timer("update_weights"):
-                metrics |= self.actor_rollout_wg.sync_weights()
+                metrics |= self.sync_weights()
         timer.seconds["step"] += timer.seconds.get("gen", 0.0)
         validation.dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
         self.on_batch(batch)
         metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
         return metrics | self.alarms.check(batch, metrics, self.global_steps)
+
+    def sync_weights(self) -> dict[str, float]:
+        """Sends the weights of this step to the engines; returns what the canaries tell."""
+        if self.ahead is not None:
+            self.ahead.settle()
+        given = (self.global_steps,) if isinstance(self.rollout_wg, Engines) else ()
+        return self.rollout_wg.sync_weights(*given)
 
     def on_batch(self, batch: DataProto) -> None:
         """Sees each batch with all its fields, once it is trained on, or scored for validation: a hook to override."""
@@ -309,44 +338,49 @@ class RayPPOTrainer:
 
     # The phases of a step
 
-    def prompt_batch(self, rows: Rows, repeat: int, first_group: int = 0, validate: bool = False) -> DataProto:
+    def prompt_batch(
+        self, rows: Rows, repeat: int, first_group: int = 0, validate: bool = False, step: int | None = None
+    ) -> DataProto:
         """Makes one row per sample of collated rows, with `uid` and what seeds the sampling: B = prompts x repeat."""
         prompts = DataProto.from_single_dict(rows)
         batch, groups = prompts.repeat(repeat, interleave=True), range(first_group, first_group + len(prompts))
-        batch.non_tensor_batch |= sample_ids(groups, repeat, step=self.global_steps, validate=validate)
-        batch.meta_info = self._step_info(validate)
+        batch.meta_info = self._step_info(validate, step)
+        step = batch.meta_info["global_steps"]
+        batch.non_tensor_batch |= sample_ids(groups, repeat, step=step, validate=validate)
         return batch
 
-    def _step_info(self, validate: bool) -> dict[str, Any]:
-        seeded = self.config.trainer.deterministic
-        return step_info(step=self.global_steps, seed=self.seed, seeded=seeded, validate=validate)
+    def _step_info(self, validate: bool, step: int | None = None) -> dict[str, Any]:
+        seeded, step = self.config.trainer.deterministic, self.global_steps if step is None else step
+        return step_info(step=step, seed=self.seed, seeded=seeded, validate=validate)
 
-    def generate(self, rows: Rows) -> tuple[DataProto, dict[str, float]]:
-        """Answers the rows' prompts; returns the batch and metrics.
+    def generate(self, rows: Rows, step: int | None = None) -> tuple[DataProto, dict[str, float]]:
+        """Answers the rows' prompts for a step, by default the current one; returns the batch and metrics.
 
         With `filter_groups` the batch is scored, and has further rows' prompts where a group's rewards do not differ.
         """
         settings = self.config.algorithm.filter_groups
         if settings.enable:
-            batch, drawn = collect_varied_groups(self._scored_batches(rows), settings, self.config.prompts_per_step)
+            scored, wanted = self._scored_batches(rows, step), self.config.prompts_per_step
+            batch, drawn = collect_varied_groups(scored, settings, wanted)
         else:
-            batch, drawn = self._answers(rows), {}
-        self.actor_rollout_wg.sleep_rollout()
+            batch, drawn = self._answers(rows, 0, step), {}
+        if self.rollout_wg is self.actor_rollout_wg:
+            self.actor_rollout_wg.sleep_rollout()
         return batch, drawn
 
-    def _scored_batches(self, rows: Rows) -> Iterator[DataProto]:
+    def _scored_batches(self, rows: Rows, step: int | None) -> Iterator[DataProto]:
         """Yields the rows' prompts answered and scored, then those of further rows, as they are asked for."""
         for number in itertools.count():
-            batch = self._answers(rows, number * self.config.prompts_per_step)
+            batch = self._answers(rows, number * self.config.prompts_per_step, step)
             yield self.add_rewards(batch, *self.score(batch, self.reward_fn))
-            rows = next(self.row_stream)
+            rows = self.next_rows()
 
-    def _answers(self, rows: Rows, first_group: int = 0) -> DataProto:
+    def _answers(self, rows: Rows, first_group: int, step: int | None) -> DataProto:
         """Answers the rows' prompts `rollout.n` times, and once more greedily where the estimator reads that."""
-        prompts = self.prompt_batch(rows, self.config.actor_rollout_ref.rollout.n, first_group)
+        prompts = self.prompt_batch(rows, self.config.actor_rollout_ref.rollout.n, first_group, step=step)
         batch = self._generate_multi_turn_sequences(prompts)
         if "reward_baselines" in self.config.estimator_needs:
-            once = self.prompt_batch(rows, 1, first_group)
+            once = self.prompt_batch(rows, 1, first_group, step=step)
             once.meta_info["do_sample"] = False
             greedy = self._generate_multi_turn_sequences(once)
             episodes = EpisodeRows(greedy)
@@ -357,7 +391,7 @@ class RayPPOTrainer:
 
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
         """Does the rollout itself; here every prompt is answered once."""
-        return self.actor_rollout_wg.generate_sequences(gen_batch)
+        return self.rollout_wg.generate_sequences(gen_batch)
 
     def _start_reward(self, batch: DataProto) -> Callable[[], tuple[Tensor, dict[str, list[Any]]]]:
         """Scores the batch, with `launch_reward_fn_async` beside the passes that follow; calling the result waits."""
@@ -453,7 +487,7 @@ class RayPPOTrainer:
         metrics: dict[str, float] = {"training/global_step": self.global_steps, "training/epoch": self.epoch}
         metrics |= metric_utils.compute_data_metrics(batch, use_critic="values" in batch.batch)
         metrics |= metric_utils.compute_timing_metrics(batch, timer.seconds)
-        return metrics | metric_utils.compute_throughout_metrics(batch, timer.seconds, self.config.trainer.num_ranks)
+        return metrics | metric_utils.compute_throughout_metrics(batch, timer.seconds, self.config.trainer.all_ranks)
 
     def validate(self) -> dict[str, float]:
         """Scores the validation prompts, see `training.validation.validate`."""
@@ -482,12 +516,14 @@ class RayPPOTrainer:
         """Returns what a checkpoint keeps of the driver, as JSON holds it."""
         place = {"global_steps": self.global_steps, "epoch": self.epoch, "rows_done": self.rows_done}
         moved = {"kl_coef": float(self.kl_controller.value), "alarms": self.alarms.state_dict()}
-        return place | moved | {"estimator": dict(self.estimator_state)}
+        in_flight = {} if self.ahead is None else {"in_flight": list(self.ahead.begun)}
+        return place | moved | {"estimator": dict(self.estimator_state)} | in_flight
 
     def load_driver_state(self, state: Mapping[str, Any]) -> None:
         """Takes a checkpoint's `driver_state` over."""
         self.global_steps, self.epoch = state["global_steps"], state["epoch"]
         self.rows_done, self.kl_controller.value = state["rows_done"], state["kl_coef"]
+        self.drawn_to = self.epoch, self.rows_done
         self.estimator_state = dict(state.get("estimator", {}))
         if "alarms" in state:
             self.alarms.load_state_dict(state["alarms"])
@@ -508,8 +544,10 @@ class RayPPOTrainer:
             else:
                 logger.warning("%s holds no %s, which starts anew", folder, name)
         self.load_driver_state(checkpoint.load_driver_state(folder))
+        if self.ahead is not None:
+            self.ahead.restore(folder)
         self.row_stream = self.endless_rows()
-        self.actor_rollout_wg.sync_weights()
+        self.sync_weights()
         logger.info("resumed from %s", folder)
 
     def _tracking(self) -> Tracking:

@@ -8,6 +8,7 @@ config never changes here; how a batch is cut for updates follows from it (`Batc
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -41,8 +42,8 @@ from workers.multi_turn_rollout import AgentRollout
 from workers.ranks import distributed
 from workers.ranks.distributed import shard_model, start_worker
 from workers.ranks.worker_group import Dispatch, register
-from workers.rollout.base import BaseRollout
-from workers.rollout.weight_sync import Canary, iter_weights, weight_manifest
+from workers.rollout.base import BaseRollout, TurnLoop
+from workers.rollout.weight_sync import Canary, Manifest, iter_weights, weight_manifest
 
 logger = logging.getLogger(__name__)
 # What the policy's update reads of a batch, as far as it is there.
@@ -115,6 +116,7 @@ class ActorRolloutRefWorker(TrainedWorker):
         self.policy: ActorRolloutRefConfig = config.actor_rollout_ref
         self.role = role
         self.agents: AgentRollout | None = None
+        self.channel: distributed.WeightChannel | None = None
 
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int, plan: BatchPlan) -> None:
@@ -139,8 +141,11 @@ class ActorRolloutRefWorker(TrainedWorker):
         # Last, as the engine sizes its cache by what is left free.
         if "rollout" in self.role:
             self.rollout = build_rollout(self.config.resolved_rollout, self.spec)
+            self.prompt_loop = TurnLoop(self.rollout, group=distributed.rank_group(self.ranks_per_engine()))
+            self.rollout.records_versions = self.config.trainer.async_level > 0
+        self.canary = self._canary() if self.config.trainer.alarms != "off" else None
+        if self.role.startswith("actor_rollout"):
             self.rollout.sleep()
-            self.canary = self._canary() if self.config.trainer.alarms != "off" else None
             self.sync_weights()
 
     @register(Dispatch.ONE_TO_ALL)
@@ -150,21 +155,67 @@ class ActorRolloutRefWorker(TrainedWorker):
         Its cache comes last: the policy that is offloaded need not share the device with it.
         """
         self.rollout.wake_up("weights")
-        dtype = torch_dtype(self.policy.rollout.dtype)
         with self._on_device():
             lm = self.actor.actor_module.lm
-            self.rollout.update_weights(iter_weights(lm, dtype), weight_manifest(lm))
-            limits = self.policy.log_prob_micro_batching
-            actor = self.actor.compute_log_prob(self.canary.batch(), limits=limits)[0] if self.canary else None
+            self.rollout.update_weights(iter_weights(lm, torch_dtype(self.policy.rollout.dtype)), weight_manifest(lm))
+            actor = self._score_canaries()
         self.rollout.wake_up("kv_cache")
-        return self.canary.compare(actor) if self.canary and actor is not None else {}
+        return self.compare_canary(actor)
+
+    @register(Dispatch.RANK_ZERO)
+    def open_weight_channel(self) -> tuple[str, int]:
+        """Opens the store at which the policy's first rank and the engines with ranks of their own meet."""
+        self.store, port = distributed.open_store(os.environ["MASTER_ADDR"])
+        return os.environ["MASTER_ADDR"], port
+
+    @register(Dispatch.ONE_TO_ALL)
+    def join_weight_channel(self, address: tuple[str, int], size: int) -> None:
+        """Makes the channel of weights, whose first rank is the policy's; the others have none."""
+        sends, self.channel = "actor" in self.role, None
+        if not sends or distributed.rank() == 0:
+            number = 0 if sends else distributed.rank() + 1
+            self.channel = distributed.WeightChannel(address, number, size, self.device)
+
+    @register(Dispatch.RANK_ZERO)
+    def announce_weights(self) -> Manifest:
+        """Returns names and shapes of what `send_weights` sends."""
+        return weight_manifest(self.actor.actor_module.lm)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def send_weights(self) -> Tensor | None:
+        """Sends the policy's weights over the channel; returns what it makes of the canaries."""
+        with self._on_device():
+            for _, tensor in iter_weights(self.actor.actor_module.lm, torch_dtype(self.policy.rollout.dtype)):
+                if self.channel is not None:
+                    self.channel.broadcast(tensor.contiguous())
+            return self._score_canaries()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def receive_weights(self, manifest: Manifest, version: int) -> None:
+        """Takes weights from the channel, between two steps of the engine or once the running episodes have ended."""
+        if not (self.policy.rollout.update_in_flight and self.rollout.updates_in_flight):
+            self.loop.drain()
+        assert self.channel is not None
+        dtype = torch_dtype(self.policy.rollout.dtype)
+        self.rollout.update_weights(self.channel.receive(manifest, dtype), manifest)
+        self.rollout.set_version(version)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def compare_canary(self, actor: Tensor | None) -> Metrics:
+        """Compares what the policy and the engine make of the canaries; see `Canary.compare`."""
+        return self.canary.compare(self.rollout, actor) if self.canary and actor is not None else {}
+
+    def _score_canaries(self) -> Tensor | None:
+        limits = self.policy.log_prob_micro_batching
+        return self.actor.compute_log_prob(self.canary.batch(), limits=limits)[0] if self.canary else None
 
     def _canary(self) -> Canary | None:
-        if type(self.rollout).score is BaseRollout.score or self.rollout.max_model_len < 3:
-            logger.warning("%s scores nothing: no alarm watches the weight sync", type(self.rollout).__name__)
+        mute = "rollout" in self.role and type(self.rollout).score is BaseRollout.score
+        if mute or self.config.max_model_len < 3:
+            logger.warning("rollout.name=%s scores nothing: no alarm watches the weight sync", self.policy.rollout.name)
             return None
         render = partial(encode_chat, self.spec.tokenizer, **self.config.data.apply_chat_template_kwargs)
-        return Canary(self.rollout, len(self.spec.tokenizer), render)
+        return Canary(self.config.max_model_len, len(self.spec.tokenizer), render)
 
     @register(Dispatch.ONE_TO_ALL)
     def sleep_rollout(self) -> None:
@@ -175,6 +226,26 @@ class ActorRolloutRefWorker(TrainedWorker):
     def ranks_per_engine(self) -> int:
         """Returns the size of a tensor-parallel group."""
         return self.policy.rollout.tensor_model_parallel_size
+
+    @property
+    def loop(self) -> TurnLoop:
+        """Is what plays: the agents' turn loop, or that of prompts."""
+        return self.agents.loop if self.agents is not None else self.prompt_loop
+
+    @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine", keeps_rows=False)
+    def begin_batch(self, described: DataProto) -> None:
+        """Takes a batch in, of prompts or episodes, which `play` goes on with."""
+        source = self.rollout if self.agents is None else self.agents
+        batch = source.batch_of(described)
+        batch.finish = partial(source.rows_of, described, batch.episodes)
+        self.loop.lockstep = bool(described.meta_info["seeded"])
+        self.loop.add(batch)
+
+    @register(Dispatch.ALL_TO_ALL)
+    def play(self, seconds: float) -> list[DataProto]:
+        """Goes on with all batches for so many seconds; returns those that have come to an end, as rows."""
+        ended = self.loop.play(seconds)
+        return [batch.finish() for batch in ended] if distributed.rank() % self.ranks_per_engine() == 0 else []
 
     @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine")
     def generate_sequences(self, prompts: DataProto) -> DataProto:

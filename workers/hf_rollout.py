@@ -47,7 +47,7 @@ class _Row:
 class HFRollout(BaseRollout):
     """Generates with transformers; `step` completes everything that is pending."""
 
-    completes_batches = True
+    completes_batches = updates_in_flight = True
 
     def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:
         super().__init__(config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id)

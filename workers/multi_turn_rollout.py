@@ -24,7 +24,7 @@ from training.config.settings import GIVEN, EnvironmentChoice
 from workers.environments.env_server import StepReply
 from workers.environments.pool import EnvironmentPool, environment_name
 from workers.ranks.distributed import from_leader, is_leader
-from workers.rollout.base import BaseRollout, TurnLoop
+from workers.rollout.base import BaseRollout, Batch, TurnLoop
 from workers.rollout.episode import FAILURES, Episode, Turn, TurnLimits, digest
 
 AgentSpecs = Sequence[AgentSpec]
@@ -50,20 +50,25 @@ class AgentRollout:
         self.tokens = TurnTokens(tokenizer, template_kwargs=template, eos_token_ids=engine.eos_token_ids)
         self.pool = open_pool(config, specs) if is_leader(group) else None
         self.tools: Sequence[Tools] = from_leader(self.pool and self.pool.tool_schemas, group)
+        home = config.environment_home
+        live = home.num_workers if home.isolation != "thread" else None
+        given: dict[str, Any] = {"tokens": self.tokens, "environments": self.pool, "tools": self.tools}
+        self.loop = TurnLoop(engine, **given, max_live=live, group=group)
 
     def run(self, described: DataProto) -> DataProto:
         """Plays the described episodes; see `rows_of` for what comes back."""
-        self.engine.begin()
+        batch = self.batch_of(described)
+        self.loop.run(batch)
+        return self.rows_of(described, batch.episodes)
+
+    def batch_of(self, described: DataProto) -> Batch:
+        """Makes the described episodes, for the loop."""
         names = {"group": "group_index", "sample": "sample_index", "spec": "agent_index", "seed": "env_seed"}
         names |= {"task": "task"} if "task" in described.non_tensor_batch else {}
         rows = zip(*(described.non_tensor_batch[name].tolist() for name in names.values()), strict=True)
         episodes = [Episode(**dict(zip(names, row, strict=True))) for row in rows]
-        home, limits = self.config.environment_home, [self.limits(spec) for spec in self.specs]
-        live = home.num_workers if home.isolation != "thread" else None
-        given: dict[str, Any] = {"tokens": self.tokens, "environments": self.pool, "tools": self.tools}
-        given |= {"lockstep": bool(described.meta_info.get("seeded")), "max_live": live, "group": self.group}
-        TurnLoop(self.engine, self.engine.sampler(described.meta_info), limits, **given).run(episodes)
-        return self.rows_of(described, episodes)
+        self.loop.lockstep = bool(described.meta_info.get("seeded"))
+        return Batch(episodes, self.engine.sampler(described.meta_info), [self.limits(spec) for spec in self.specs])
 
     def limits(self, spec: AgentSpec) -> TurnLimits:
         """Returns what ends turns and episodes of this spec's agents."""
@@ -232,8 +237,8 @@ class SyncMultiTurnRollout:
         self.processor, self.resets = processor, 0
         # What the trainer described last, which `reset` takes where it is given nothing.
         self.wanted: DataProto | None = None
-        # Facts of sampled episodes, also of those that are filtered out: training's, and validation's.
-        self.facts: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+        # Facts of sampled episodes, also of those that are filtered out: by whether it is validation, and step.
+        self.facts: dict[tuple[bool, int], list[dict[str, Any]]] = {}
         self.episodes: DataProto | None = None
         self.batch: DataProto | None = None
         specs = list(specs) if specs is not None else agent_specs(cfg, agent_cls)
@@ -260,13 +265,14 @@ class SyncMultiTurnRollout:
         self.batch = self.actor_rollout_wg.run_episodes(self.episodes)
         facts = [facts for facts in self.batch.non_tensor_batch["episode_facts"] if facts is not None]
         if self.episodes.meta_info.get("do_sample", True):
-            self.facts[bool(self.episodes.meta_info["validate"])] += facts
+            info = self.episodes.meta_info
+            self.facts.setdefault((bool(info["validate"]), info["global_steps"]), []).extend(facts)
         return facts
 
-    def take_facts(self, validate: bool = False) -> list[dict[str, Any]]:
-        """Returns the facts of all sampled episodes since the last time, of training or of validation."""
-        taken, self.facts[validate] = self.facts[validate], []
-        return taken
+    def take_facts(self, validate: bool = False, step: int | None = None) -> list[dict[str, Any]]:
+        """Returns the facts of sampled episodes since the last time, of training or validation, or a step of it."""
+        keys = [key for key in list(self.facts) if key[0] == validate and step in (None, key[1])]
+        return [fact for key in keys for fact in self.facts.pop(key)]
 
     def build_update_batch(self) -> DataProto:
         """Returns what was played, as rows to train on; see `AgentRollout.rows_of`."""

@@ -36,13 +36,16 @@ ALIKE |= {"enable_prefix_caching", "enable_chunked_prefill"}
 class vLLMRollout(BaseRollout):
     """Generates with vLLM; `rollout.engine_kwargs.vllm` is passed on and wins over what is derived here."""
 
+    updates_in_flight = True
+
     def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:
         super().__init__(config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id)
         self.on_cpu = model_config.device.type == "cpu"
         self.saved = SavedForm(model_config.hf_config)
         self.accepted: Manifest = {}
-        # Running requests, and how many tokens each asked for.
+        # Running requests, and how many tokens each asked for; and what finished while others were scored.
         self.asked: dict[str, int] = {}
+        self.done: list[Any] = []
         set_engine_environment()
         if self.on_cpu and config.tensor_model_parallel_size > 1:
             remove_stale_segments()
@@ -53,6 +56,7 @@ class vLLMRollout(BaseRollout):
             from vllm import EngineArgs, LLMEngine
 
             self.engine = LLMEngine.from_engine_args(EngineArgs(**args))
+        self.set_version(0)
 
     def engine_args(self, spec: ModelSpec) -> dict[str, Any]:
         """Derives vLLM's settings from the config's."""
@@ -90,7 +94,8 @@ class vLLMRollout(BaseRollout):
 
     def step(self) -> list[Completion]:
         """Makes one step of the engine; returns what finished."""
-        done = [output for output in self.engine.step() if output.finished]
+        done = [*self.done, *(output for output in self.engine.step() if output.finished)]
+        self.done = []
         return [_completion(output, self.asked.pop(output.request_id)) for output in done]
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
@@ -100,9 +105,13 @@ class vLLMRollout(BaseRollout):
         scored: dict[str, list[float]] = {}
         while len(scored) < len(sequences):
             for output in self.engine.step():
+                if not output.request_id.startswith("score-"):
+                    self.done.append(output)
+                    continue
                 places = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
                 scored[output.request_id] = [place[token].logprob for token, place in places]
-        self.begin()
+        if not self.asked:
+            self.begin()
         return [scored[f"score-{i}"] for i in range(len(sequences))]
 
     def begin(self) -> None:
@@ -115,7 +124,7 @@ class vLLMRollout(BaseRollout):
             raise RuntimeError(f"vLLM keeps cached prefixes while requests run; finish these first: {[*self.asked]}")
 
     def update_weights(self, weights: NamedTensors, manifest: Manifest) -> None:
-        """Replaces all weights, and drops the prefixes that were computed with the old ones.
+        """Replaces all weights, and drops what was computed with the old ones; running requests compute it anew.
 
         What a manifest fills is tried out once; the same manifest again does the same.
         """
@@ -126,7 +135,12 @@ class vLLMRollout(BaseRollout):
             self.engine.apply_model(forget_packed_experts)
         stream = self.saved.of(as_announced(weights, manifest))
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": stream})
-        self.begin()
+        self.engine.reset_prefix_cache(reset_running_requests=True)
+
+    def set_version(self, version: int) -> None:
+        """Has each completion say of which versions its tokens are."""
+        super().set_version(version)
+        self.engine.set_weight_version(str(version))
 
     def _try(self, model: nn.Module, manifest: Manifest) -> None:
         """Raises ValueError unless the manifest fills every parameter of the engine's model whole and once."""
@@ -175,7 +189,9 @@ def _completion(output: Any, asked: int) -> Completion:
     ids = list(sample.token_ids)
     reason = finish_reason(sample.finish_reason, len(ids), asked)
     log_probs = list(sample.logprobs.logprobs) if sample.logprobs is not None else [0.0] * len(ids)
-    return Completion(request_id=output.request_id, token_ids=ids, log_probs=log_probs, finish_reason=reason)
+    spans = tuple((int(span.version), span.start, span.end) for span in sample.weight_versions or ())
+    given: dict[str, Any] = {"token_ids": ids, "log_probs": log_probs, "finish_reason": reason, "versions": spans}
+    return Completion(request_id=output.request_id, **given)
 
 
 def forget_packed_experts(model: nn.Module) -> None:

@@ -24,7 +24,7 @@ from training.config import ModelConfig, RolloutConfig
 from workers.hf_rollout import HFRollout, sample_tokens
 from workers.model.builder import ModelSpec
 from workers.ranks.distributed import expandable_segments
-from workers.rollout.base import BaseRollout, TurnLoop
+from workers.rollout.base import BaseRollout, Batch, TurnLoop
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.weight_sync import iter_weights, weight_manifest
@@ -261,7 +261,7 @@ def test_what_vllm_cuts_at_its_own_limit_is_aborted_and_not_an_answer(engine) ->
     assert done["whole"].finish_reason == "length"
     limits = TurnLimits(prompt_length=40, response_length=200, max_model_len=240)
     episode = Episode(group=0, sample=0, rows=[Row(prompt_ids=prompt)])
-    TurnLoop(rollout, lambda _: Sampling(max_tokens=200), [limits]).run([episode])
+    TurnLoop(rollout).run(Batch([episode], lambda _: Sampling(max_tokens=200), [limits]))
     assert (episode.ending, episode.error) == ("engine_error", "the engine aborted the request")
 
 

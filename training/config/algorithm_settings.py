@@ -91,7 +91,8 @@ class FilterGroupsConfig(of.Section):
 class RolloutCorrectionConfig(of.Section):
     """What is done about log-probs in which engine and trainer differ."""
 
-    rollout_is: Literal["token", "sequence"] | None = None  #: weigh tokens with trainer/engine; null = not
+    #: weigh tokens with trainer/engine; null = not, but by token where trainer.async_level is above 0; off = not there
+    rollout_is: Literal["token", "sequence", "off"] | None = None
     rollout_is_threshold: str = "2.0"  #: UPPER truncates weights; LOWER_UPPER makes those outside 0 (IcePop)
     rollout_is_batch_normalize: bool = False  #: divide weights by their mean
     #: leave out by token_k1|k2|k3, seq_sum_k1|k2|k3, seq_mean_k1|k2|k3, seq_max_k2|k3, or several: A,B

@@ -106,7 +106,8 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
     """Requires that settings have what they need, and do not contradict each other."""
     policy, algorithm, trainer, agent = config.actor_rollout_ref, config.algorithm, config.trainer, config.agent
     rollout, actor, scorer, data = policy.rollout, policy.actor, config.reward_model, config.data
-    val, needs, correction = rollout.val_kwargs, config.estimator_needs, algorithm.rollout_correction
+    val, needs = rollout.val_kwargs, config.estimator_needs
+    correction = config.with_correction.algorithm.rollout_correction
     acts, vllm, resumes = bool(config.environments), rollout.name == "vllm", trainer.resume_mode == "resume_path"
     nothing_to_validate = not (own_data or data.val_files or (acts and agent.val_length))
     buffer, needs_teacher = scorer.overlong_buffer, algorithm.adv_estimator == "on_policy_distillation"
@@ -132,6 +133,7 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
         "no_dro_beta": config.loss_mode == "dro" and actor.policy_loss.dro_beta is None,
         "bypass_elsewhere": config.loss_mode == "bypass_mode" and not correction.bypass_mode,
         "no_engine_log_probs": (correction.corrects or correction.bypass_mode) and not rollout.calculate_log_probs,
+        "no_own_engines": trainer.async_level > 0 and not trainer.rollout_n_gpus,
         "bypassed_loss": correction.bypass_mode and actor.policy_loss.loss_mode not in ("vanilla", "bypass_mode"),
         "bypassed_pass": correction.bypass_mode and (algorithm.use_kl_in_reward or "sum_pi_squared" in needs),
         "no_resume_path": resumes and trainer.resume_from_path is None,
@@ -202,7 +204,8 @@ def _algorithm(config: PPOConfig) -> Iterator[str]:
     from training.core_algos.policy_losses import correct_as
 
     algorithm, token = config.algorithm, torch.zeros(1, 1)
-    for problem in resources.refused(correct_as, algorithm.rollout_correction, token, token, token + 1):
+    correction = config.with_correction.algorithm.rollout_correction
+    for problem in resources.refused(correct_as, correction, token, token, token + 1):
         yield f"algorithm.rollout_correction.{problem}"
     failure = [*resources.user_file("custom_algorithm", config.custom_algorithm)] if config.custom_algorithm else []
     yield from failure

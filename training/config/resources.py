@@ -43,13 +43,15 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
     rollout, trainer, ray_settings = config.actor_rollout_ref.rollout, config.trainer, config.ray_kwargs.ray_init
     engine, critic = rollout.tensor_model_parallel_size, config.critic.ulysses_sequence_parallel_size
     size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+    own_ranks = trainer.rollout_n_gpus
     has_ray = importlib.util.find_spec("ray") is not None
     multiple, fits = size // (gcd(size, trainer.nnodes) or 1), _divisors(trainer.num_ranks)
     wrong = {
         "no_cuda": trainer.device == "cuda" and not torch.cuda.is_available(),
         "tensor_parallel": engine > 0 and trainer.n_gpus_per_node % engine > 0,
         "one_rank_an_engine": engine > 1 and rollout.name != "vllm",
-        "one_local_rank": trainer.launcher == "local" and trainer.num_ranks > 1,
+        "one_local_rank": trainer.launcher == "local" and trainer.all_ranks > 1,
+        "engines_not_placed": own_ranks % engine > 0 or own_ranks % min(own_ranks or 1, trainer.n_gpus_per_node) > 0,
         "no_ray": trainer.use_ray and not has_ray,
         "no_cluster": trainer.use_ray and trainer.nnodes > 1 and ray_settings.get("address") in (None, "local"),
         "ranks_share": size > 0 and trainer.num_ranks > 0 and trainer.num_ranks % size > 0,

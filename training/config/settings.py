@@ -8,7 +8,7 @@ A config never changes after loading; what follows from several fields is a prop
 
 import importlib.util
 from dataclasses import field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from custom.adapters.base import LIBRARIES, library_of
 from training.config import algorithm_settings as algorithms
@@ -270,6 +270,8 @@ class RolloutConfig(of.Section):
     log_prob_use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
     log_prob_max_token_len_per_gpu: of.PositiveInt | None = None  #: tokens per old-log-prob forward; null = the actor's
     ignore_eos: bool = False  #: go on to max_response_length (for timing)
+    #: with trainer.async_level: new weights reach running episodes; false = those are finished first
+    update_in_flight: bool = True
     val_kwargs: ValKwargs = ValKwargs()
     engine_kwargs: dict[str, Any] = field(default_factory=dict)  #: per engine, passed on: engine_kwargs.vllm.KEY=VALUE
 
@@ -331,6 +333,9 @@ class TrainerConfig(of.Section):
     logger: tuple[Literal["console", "file", "tensorboard", "wandb"], ...] = ("console", "file")  #: where metrics go
     nnodes: of.PositiveInt = 1  #: machines
     n_gpus_per_node: of.PositiveInt = 1  #: ranks per machine; on a CPU machine too
+    rollout_n_gpus: of.NonNegativeInt = 0  #: ranks, beside those, of which each has an engine; 0 = they share theirs
+    #: with rollout_n_gpus: how many updates old a sampled token may be; above 0 generation goes on while training runs
+    async_level: of.NonNegativeInt = 0
     device: Literal["cuda", "cpu"] | None = None  #: null = cuda where there is one
     balance_batch: bool = True  #: give each rank about the same number of tokens
     #: what an alarm does (docs/alarms.md): one line in the log | ends the run too | nothing is watched
@@ -359,6 +364,11 @@ class TrainerConfig(of.Section):
         return self.nnodes * self.n_gpus_per_node
 
     @property
+    def all_ranks(self) -> int:
+        """Counts those of the engines too, where they have their own."""
+        return self.num_ranks + self.rollout_n_gpus
+
+    @property
     def trackers(self) -> tuple[str, ...]:
         """Lists the loggers whose package is there."""
         return tuple(name for name in self.logger if name in ("console", "file") or importlib.util.find_spec(name))
@@ -366,7 +376,7 @@ class TrainerConfig(of.Section):
     @property
     def use_ray(self) -> bool:
         """Says whether Ray places the workers; otherwise they live in this process."""
-        return self.launcher == "ray" or (self.launcher is None and self.num_ranks > 1)
+        return self.launcher == "ray" or (self.launcher is None and self.all_ranks > 1)
 
     @property
     def run_dir(self) -> str:
@@ -474,7 +484,19 @@ class PPOConfig(of.Section):
         """Returns the rollout's section with what it takes over from the data section filled in."""
         rollout = self.actor_rollout_ref.rollout
         length = rollout.response_length or self.data.max_response_length
-        return replace(rollout, response_length=length, max_model_len=self.max_model_len)
+        sleeps = rollout.free_cache_engine and not self.trainer.rollout_n_gpus
+        own = {"response_length": length, "max_model_len": self.max_model_len, "free_cache_engine": sleeps}
+        return RolloutConfig(**(vars(rollout) | own))
+
+    @property
+    def with_correction(self) -> Self:
+        """Is the config with `rollout_is` decided: by default what older weights sampled is weighed by token."""
+        given = self.algorithm.rollout_correction
+        by_default = self.trainer.async_level and not (given.corrects or given.bypass_mode)
+        if given.rollout_is != "off" and not by_default:
+            return self
+        correction = replace(given, rollout_is="token" if by_default else None)
+        return replace(self, algorithm=replace(self.algorithm, rollout_correction=correction))
 
     @property
     def resolved_critic(self) -> CriticConfig:

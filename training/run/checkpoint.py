@@ -29,6 +29,7 @@ import torch
 
 from data.texts import say
 from training.config.settings import TrainerConfig
+from training.run.ahead import save_in_flight
 from training.run.tracking import force_to_disk, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,8 @@ class CheckpointSaver:
         return folder
 
     def _write(self, folder: Path, state: dict[str, Any]) -> None:
-        save_driver_state(folder, state)
+        save_in_flight(folder, state.get("in_flight", ()))
+        save_driver_state(folder, {name: part for name, part in state.items() if name != "in_flight"})
         for name, group in self.parts.items():
             group.save_checkpoint(str(folder / name))
 

@@ -118,7 +118,7 @@ def ray_cluster(config: PPOConfig) -> Iterator[None]:
     if settings.get("address") in (None, "local"):
         # Logical CPUs only count ranks; how many threads a rank has is set with its process. Without "local" a cluster
         # that `ray start` or RAY_ADDRESS left here would be taken.
-        settings = {"include_dashboard": False, "num_cpus": config.trainer.num_ranks, **settings, "address": "local"}
+        settings = {"include_dashboard": False, "num_cpus": config.trainer.all_ranks, **settings, "address": "local"}
         for name, value in OWN_CLUSTER.items():
             os.environ.setdefault(name, value)
     import ray

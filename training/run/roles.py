@@ -23,6 +23,8 @@ class Role(Enum):
     RefPolicy = "ref"
     RewardModel = "reward_model"
     ActorRolloutRef = "actor_rollout_ref"
+    # Beside engines that have ranks of their own.
+    ActorRef = "actor_ref"
 
 
 class ResourcePoolManager:
@@ -43,9 +45,9 @@ class ResourcePoolManager:
         """Yields each pool that has any of `roles`, with those; the CPU's threads are shared among a node's ranks."""
         if missing := [role.value for role in roles if role not in self.mapping]:
             raise ValueError(f"no pool is mapped to {missing}; mapped: {[role.value for role in self.mapping]}")
+        threads = max(1, (os.cpu_count() or 1) // sum(max(ranks) for ranks in self.resource_pool_spec.values()))
         for name, ranks in self.resource_pool_spec.items():
             if mine := [role for role in roles if self.mapping[role] == name]:
-                threads = max(1, (os.cpu_count() or 1) // max(ranks))
                 yield RayResourcePool(tuple(ranks), use_gpu, cpus=threads), mine
 
 
@@ -53,13 +55,20 @@ def default_role_mapping(config: PPOConfig) -> dict[Role, type]:
     """Returns the worker class of every role that this config needs."""
     from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker, RewardModelWorker
 
-    policy_role = Role.ActorRolloutRef if config.need_reference else Role.ActorRollout
+    if config.trainer.rollout_n_gpus:
+        policy = {Role.ActorRef if config.need_reference else Role.Actor: ActorRolloutRefWorker}
+        policy[Role.Rollout] = ActorRolloutRefWorker
+    else:
+        policy = {Role.ActorRolloutRef if config.need_reference else Role.ActorRollout: ActorRolloutRefWorker}
     critic = {Role.Critic: CriticWorker} if config.need_critic else {}
     scorer = {Role.RewardModel: RewardModelWorker} if config.reward_model.enable else {}
-    return {policy_role: ActorRolloutRefWorker, **critic, **scorer}
+    return {**policy, **critic, **scorer}
 
 
 def default_resource_pool(config: PPOConfig) -> ResourcePoolManager:
-    """Returns one pool of all ranks, shared by every role."""
-    pool = {"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes}
-    return ResourcePoolManager(pool, dict.fromkeys(default_role_mapping(config), "global_pool"))
+    """Returns one pool of all ranks, shared by every role, and one of engines with ranks of their own."""
+    each, own, roles = config.trainer.n_gpus_per_node, config.trainer.rollout_n_gpus, default_role_mapping(config)
+    pool, homes = {"global_pool": [each] * config.trainer.nnodes}, dict.fromkeys(roles, "global_pool")
+    if own:
+        pool["rollout_pool"], homes[Role.Rollout] = [each] * (own // each) or [own], "rollout_pool"
+    return ResourcePoolManager(pool, homes)

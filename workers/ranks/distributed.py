@@ -9,9 +9,11 @@ costs a sixth). Invariant: every rank takes part in every collective in the same
 
 import ctypes
 import os
+import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -25,6 +27,38 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from training.config import FSDPConfig
+
+# For the other side to come to a weight's transfer.
+CHANNEL_TIMEOUT = timedelta(minutes=30)
+
+
+def open_store(host: str) -> tuple[dist.TCPStore, int]:
+    """Opens a store at which ranks meet; returns it and its port.
+
+    It listens on this address alone; torch's own would listen on all.
+    """
+    listener = socket.create_server((host, 0))
+    port, handle = listener.getsockname()[1], listener.detach()
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=handle), port
+
+
+class WeightChannel:
+    """Carries weights from the policy's first rank, number 0, to ranks of engines, which have a world of their own."""
+
+    def __init__(self, address: tuple[str, int], number: int, size: int, device: torch.device) -> None:
+        store = dist.PrefixStore("weights", dist.TCPStore(*address, wait_for_workers=False))
+        kind, self.device = getattr(dist, "ProcessGroupNCCL" if device.type == "cuda" else "ProcessGroupGloo"), device
+        self.group = kind(store, number, size, CHANNEL_TIMEOUT)
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Sends the first rank's tensor, or receives it in place."""
+        self.group.broadcast(tensor, 0).wait()
+        return tensor
+
+    def receive(self, manifest: dict[str, torch.Size], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Yields (name, tensor) in the order of the manifest, as they come."""
+        for name, shape in manifest.items():
+            yield name, self.broadcast(torch.empty(shape, dtype=dtype, device=self.device))
 
 
 def world_size() -> int:

@@ -10,7 +10,6 @@ same results.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
@@ -22,7 +21,7 @@ import numpy as np
 
 from data.protocol import DataProto, pad_dataproto_to_divisor
 from data.texts import say
-from workers.ranks.distributed import settle_heap
+from workers.ranks.distributed import open_store, settle_heap
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 REGISTERED = "_registered"
@@ -158,17 +157,11 @@ class WorkerHost:
         self.environment = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
 
     def open_store(self) -> tuple[str, int]:
-        """Opens the store at which the ranks meet; returns host and port.
-
-        It listens on this node's address alone; torch's own would listen on all.
-        """
+        """Opens the store at which the ranks meet; returns host and port."""
         import ray
-        from torch.distributed import TCPStore
 
         host = ray.util.get_node_ip_address()
-        listener = socket.create_server((host, 0))
-        port = listener.getsockname()[1]
-        self.store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        self.store, port = open_store(host)
         return host, port
 
     def build(self, address: tuple[str, int], class_dict: Colocated) -> None:

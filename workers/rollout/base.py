@@ -9,9 +9,11 @@ Invariant: every request is answered exactly once, and on all ranks of a tensor-
 episodes, seeds, masks and the layout of the batch are the same for every engine.
 """
 
+import itertools
+import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -38,26 +40,39 @@ LULL_S = 0.005
 
 
 @dataclass(eq=False)
+class Batch:
+    """Holds episodes that are played together; it has ended when none of them is left, and `finish` makes rows of it.
+
+    Args:
+        sampler: of an episode's next turn; its `max_tokens` is a bound of the turn beside `limits`.
+        limits: what ends a turn and an episode, for each environment spec.
+    """
+
+    episodes: Sequence[Episode]
+    sampler: Sampler
+    limits: Sequence[TurnLimits]
+    finish: Callable[[], DataProto] = field(init=False)
+    left: int = field(default=0, init=False)
+    waiting: deque[tuple[Episode, int]] = field(default_factory=deque, init=False)
+
+
+@dataclass(eq=False)
 class TurnLoop:
-    """Runs episodes to their end.
+    """Runs batches of episodes to their end.
 
     Args:
         engine: what samples.
-        sampler: of an episode's next turn; its `max_tokens` is a bound of the turn beside `limits`.
-        limits: what ends a turn and an episode, for each environment spec.
         tokens: joins turns; None: every episode has its prompt already and ends with its first answer.
         environments: None with `tokens` None, and on all ranks of a `group` but its leader.
         tools: per environment spec, its tools' schemas.
-        lockstep: all outstanding turns are awaited before the next are submitted, in a fixed order, so that the same
-            inputs give the same batches.
+        lockstep: all outstanding turns are awaited before the next are submitted, in a fixed order, and a batch begins
+            when the one before it has ended, so that the same inputs give the same batches.
         max_live: episodes at once; None: all.
         group: the tensor-parallel group, whose ranks share the engine; each runs this loop, and the leader, which is
             the first, tells the others what the environments answered.
     """
 
     engine: Engine
-    sampler: Sampler
-    limits: Sequence[TurnLimits]
     _: KW_ONLY
     tokens: TurnTokens | None = None
     environments: EnvironmentPool | None = None
@@ -65,36 +80,69 @@ class TurnLoop:
     lockstep: bool = False
     max_live: int | None = None
     group: dist.ProcessGroup | None = None
-    # Running episodes by their number: their coroutines; which await the engine; which await their environment.
-    plays: dict[int, Play] = field(default_factory=dict, init=False)
+    # Those that have not ended, those that have and were not asked for, and running episodes by their number, which
+    # count on: their coroutines, whether they await the engine or their environment, when they started.
+    batches: list[Batch] = field(default_factory=list, init=False)
+    ended: list[Batch] = field(default_factory=list, init=False)
+    plays: dict[int, tuple[Play, Episode, Batch]] = field(default_factory=dict, init=False)
     sampling: set[int] = field(default_factory=set, init=False)
     stepping: set[int] = field(default_factory=set, init=False)
     started: dict[int, float] = field(default_factory=dict, init=False)
+    numbers: Iterator[int] = field(default_factory=itertools.count, init=False)
+    late: bool = field(default=False, init=False)
 
-    def run(self, episodes: Sequence[Episode]) -> None:
-        """Fills the episodes in; returns when every one has ended."""
-        self.episodes = episodes
-        self.waiting = deque(range(len(episodes)))
-        self._admit()
-        while self.plays or self.waiting:
-            for key, reply in self._replies():
-                self._resume(key, reply)
-            for completion in self._completions():
-                self._resume(int(completion.request_id), completion)
+    def add(self, batch: Batch) -> None:
+        """Takes a batch in, to be played with those that are there."""
+        batch.left = len(batch.episodes)
+        (self.batches if batch.left else self.ended).append(batch)
+        batch.waiting.extend(zip(batch.episodes, self.numbers, strict=False))
+
+    def run(self, batch: Batch) -> None:
+        """Fills the batch's episodes in; returns when every one has ended."""
+        self.add(batch)
+        while batch.left:
+            self._advance()
+        self.ended.remove(batch)
+
+    def play(self, seconds: float = math.inf) -> list[Batch]:
+        """Goes on with all batches until some have ended, which are returned, or for about so many seconds."""
+        until, self.late = time.perf_counter() + seconds, False
+        while self.batches and not self.ended and not self.late:
+            self._advance(until)
+        ended, self.ended = self.ended, []
+        return ended
+
+    def drain(self) -> None:
+        """Brings the running episodes to their end; those that wait go on waiting."""
+        while self.plays:
+            self._advance(admits=False)
+
+    def _advance(self, until: float = math.inf, admits: bool = True) -> None:
+        """Takes what environments and engine have for the episodes, and goes on with these."""
+        if admits:
             self._admit()
+        for key, reply in self._replies(until):
+            self._resume(key, reply)
+        for completion in self._completions():
+            self._resume(int(completion.request_id), completion)
 
     def _admit(self) -> None:
-        """Starts episodes while there is room for them."""
-        while self.waiting and (self.max_live is None or len(self.plays) < self.max_live):
-            key = self.waiting.popleft()
-            self.started[key] = time.perf_counter()
-            episode = self.episodes[key]
-            self.plays[key] = play_episode(episode, self.sampler, self.limits[episode.spec], self.tokens, self.tools)
-            self._resume(key, None)
+        """Starts episodes while there is room for them, those of earlier batches first."""
+        for batch in self.batches[: 1 if self.lockstep else None]:
+            if not self.plays:
+                self.engine.begin()
+            while batch.waiting and (self.max_live is None or len(self.plays) < self.max_live):
+                episode, key = batch.waiting.popleft()
+                self.started[key] = time.perf_counter()
+                play = play_episode(episode, batch.sampler, batch.limits[episode.spec], self.tokens, self.tools)
+                self.plays[key] = play, episode, batch
+                self._resume(key, None)
 
     def _resume(self, key: int, answer: StepReply | Completion | None) -> None:
         """Gives an episode what it asked for, and begins what it asks for next."""
-        play = self.plays[key]
+        if isinstance(answer, Completion) and not answer.versions:
+            answer = replace(answer, versions=((self.engine.version, 0, len(answer.token_ids)),))
+        play = self.plays[key][0]
         for awaiting in (self.sampling, self.stepping):
             awaiting.discard(key)
         try:
@@ -122,16 +170,21 @@ class TurnLoop:
             done += self.engine.step()
         return sorted(done, key=lambda completion: int(completion.request_id)) if self.lockstep else done
 
-    def _replies(self) -> list[tuple[int, StepReply]]:
-        """Collects what the environments answered, and tells the other ranks of the group."""
-        if not self.stepping:
+    def _replies(self, until: float) -> list[tuple[int, StepReply]]:
+        """Collects what the environments answered, and tells the other ranks of the group, also whether it is late."""
+        if not self.stepping and until == math.inf:
             return []
-        return from_leader(self._poll() if is_leader(self.group) else [], self.group)
+        found = None
+        if is_leader(self.group):
+            found = self._poll(until) if self.stepping else [], time.perf_counter() >= until
+        replies, self.late = from_leader(found, self.group)
+        return replies
 
-    def _poll(self) -> list[tuple[int, StepReply]]:
+    def _poll(self, until: float) -> list[tuple[int, StepReply]]:
         """Waits for replies where there is nothing else to do, in lockstep for all of them."""
         assert self.environments is not None
-        replies = self.environments.poll(0.0 if self.sampling else WAIT_S)
+        most = min(WAIT_S, max(until - time.perf_counter(), 0.0))
+        replies = self.environments.poll(0.0 if self.sampling else most)
         while (self.lockstep or self.engine.completes_batches) and len(replies) < len(self.stepping):
             late = self.environments.poll(WAIT_S if self.lockstep else LULL_S)
             if not (late or self.lockstep):
@@ -141,14 +194,18 @@ class TurnLoop:
 
     def _ended(self, key: int) -> None:
         """Has an episode that crashed start again, `max_refills` times at most."""
-        del self.plays[key]
-        episode = self.episodes[key]
-        episode.seconds = time.perf_counter() - self.started[key]
+        _, episode, batch = self.plays.pop(key)
+        episode.seconds = time.perf_counter() - self.started.pop(key)
         episode.first_error = episode.first_error or episode.error
         crashed = episode.ending in ("env_crash", "engine_error")
-        if crashed and episode.attempt < self.limits[episode.spec].max_refills:
+        if crashed and episode.attempt < batch.limits[episode.spec].max_refills:
             episode.restart()
-            self.waiting.append(key)
+            batch.waiting.append((episode, key))
+            return
+        batch.left -= 1
+        if not batch.left:
+            self.batches.remove(batch)
+            self.ended.append(batch)
 
 
 # Turns between the sampling seeds of an episode's restarts.
@@ -174,6 +231,8 @@ class BaseRollout(Engine):
         self.pad_token_id = pad_token_id
         # Of `inference` and `generate_sequences`.
         self.calls = 0
+        # Whether a batch says of each sampled token which version of the weights it is of.
+        self.records_versions = False
 
     def inference(self, inputs: Sequence[list[int]], sampling: Sampling | None = None) -> list[Completion]:
         """Completes token-id prompts, in order, up to `max_model_len`; without `sampling`, as the config says.
@@ -203,22 +262,29 @@ class BaseRollout(Engine):
         Returns:
             What `build_batch` gives, one row a prompt, with `ending`; the prompts' own columns are kept.
         """
-        self.begin()
+        batch = self.batch_of(prompts, **own)
+        TurnLoop(self).run(batch)
+        return self.rows_of(prompts, batch.episodes)
+
+    # verl's other name.
+    batch_generation = generate_sequences
+
+    def batch_of(self, prompts: DataProto, **own: Any) -> Batch:
+        """Makes episodes of a single turn of the prompts; arguments as of `generate_sequences`."""
         self.calls += 1
         info = {"seed": 0, "global_steps": self.calls} | prompts.meta_info
         width, most = prompts.batch["input_ids"].shape[1], self.response_length
         limits = TurnLimits(prompt_length=width, response_length=most, max_model_len=width + most)
-        episodes = start_episodes(prompts)
-        TurnLoop(self, self.sampler(info, **own), [limits]).run(episodes)
-        batch = self.build_batch([episode.row for episode in episodes], width)
+        return Batch(start_episodes(prompts), self.sampler(info, **own), [limits])
+
+    def rows_of(self, prompts: DataProto, episodes: Sequence[Episode]) -> DataProto:
+        """Makes a batch of the prompts and their answers; see `generate_sequences`."""
+        batch = self.build_batch([episode.row for episode in episodes], prompts.batch["input_ids"].shape[1])
         # Columns of the user's dataset travel on; prompts and responses say all that these two would.
         held = {"input_ids", "position_ids", *batch.batch.keys()}
         batch.batch.update({name: tensor for name, tensor in prompts.batch.items() if name not in held})
         columns = prompts.non_tensor_batch | {"ending": object_array([episode.ending for episode in episodes])}
         return replace(batch, non_tensor_batch=columns, meta_info=dict(prompts.meta_info))
-
-    # verl's other name.
-    batch_generation = generate_sequences
 
     def sampling(self, meta_info: dict[str, Any], **own: Any) -> Sampling:
         """Makes the config's sampling, with validation's overrides where `meta_info["validate"]`.
@@ -254,14 +320,15 @@ class BaseRollout(Engine):
         """Makes tensors of rows, with P `prompt_width` and R `config.response_length`, in the dtypes of `FIELDS`.
 
         Returns:
-            `prompts` (B, P), `responses`, `response_mask`, `turn_ids`, `rollout_log_probs` (B, R), `attention_mask`
-            (B, P + R).
+            `prompts` (B, P), `responses`, `response_mask`, `turn_ids`, `rollout_log_probs`, where they are recorded
+            `weight_versions` (B, R), `attention_mask` (B, P + R).
         """
         size, width = len(rows), self.response_length
         prompts = np.full((size, prompt_width), self.pad_token_id, np.int32)
         responses = np.full((size, width), self.pad_token_id, np.int32)
         log_probs = np.zeros((size, width), np.float32)
         mask, turns = np.zeros((size, width), np.int8), np.full((size, width), -1, np.int16)
+        versions = np.full((size, width if self.records_versions else 0), -1, np.int32)
         attended = np.zeros((size, prompt_width + width), np.int8)
         for i, row in enumerate(rows):
             # An episode that never had a prompt attends to one token.
@@ -272,10 +339,11 @@ class BaseRollout(Engine):
             attended[i, start : prompt_width + end] = 1
             for span in row.spans:
                 sampled = slice(span.start, span.end)
-                mask[i, sampled], turns[i, sampled] = 1, span.turn
+                mask[i, sampled], turns[i, sampled], versions[i, sampled] = 1, span.turn, span.version
         fields = {"prompts": prompts, "responses": responses, "response_mask": mask}
         fields |= {"turn_ids": turns, "attention_mask": attended}
         fields |= {"rollout_log_probs": log_probs} if self.config.calculate_log_probs else {}
+        fields |= {"weight_versions": versions} if self.records_versions else {}
         return DataProto.from_dict(tensors={name: torch.from_numpy(field) for name, field in fields.items()})
 
 

@@ -38,13 +38,15 @@ class Completion:
     """Holds what an engine sampled for one request; `log_probs` are nats under the distribution that was sampled.
 
     The stop reason `length` says that `max_tokens` are there, `abort` that the engine gave the request up by itself,
-    whatever it calls that.
+    whatever it calls that. `versions` says which weights sampled the tokens from a start up to an end: (version, start,
+    end); none are said: the engine's own version at the end.
     """
 
     request_id: str
     token_ids: list[int]
     log_probs: list[float]
     finish_reason: FinishReason
+    versions: tuple[tuple[int, int, int], ...] = ()
 
 
 def finish_reason(told: Any, sampled: int, asked: int) -> FinishReason:
@@ -56,10 +58,13 @@ class Engine(ABC):
     """Is a rollout engine by its verbs; it keeps a copy of the policy for itself.
 
     With `completes_batches` its `step` returns only when all that is pending is done, so that requests had better come
-    together.
+    together. With `updates_in_flight` it takes new weights between two steps while requests run. `version` counts the
+    updates of its weights.
     """
 
     completes_batches = False
+    updates_in_flight = False
+    version = 0
 
     @abstractmethod
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
@@ -78,6 +83,10 @@ class Engine(ABC):
         Raises:
             ValueError: naming tensors that are missing, unknown, of another shape or sent twice.
         """
+
+    def set_version(self, version: int) -> None:
+        """Says of which version the weights are that were sent last."""
+        self.version = version
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Returns log-probs at temperature 1 of every token but the first, in nats; samples nothing."""

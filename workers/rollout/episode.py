@@ -37,11 +37,12 @@ ENDINGS = ("done", "max_turns", "overflow", *FAILURES)
 
 
 class Span(NamedTuple):
-    """Says which response tokens, from `start` up to `end`, were sampled in a turn."""
+    """Says which response tokens, from `start` up to `end`, were sampled in a turn, by weights of which version."""
 
     start: int
     end: int
     turn: int
+    version: int = 0
 
 
 @dataclass(kw_only=True)
@@ -61,7 +62,7 @@ class Row:
     def record(self) -> dict[str, Any]:
         """Returns lists with an entry a token, as JSON holds them; log-probs are 0 on what nobody sampled."""
         turns = [-1] * len(self.ids)
-        for start, end, turn in self.spans:
+        for start, end, turn, _ in self.spans:
             turns[start:end] = [turn] * (end - start)
         return {
             "prompt_ids": self.prompt_ids,
@@ -85,8 +86,8 @@ class Row:
         """Adds what the policy sampled in a turn."""
         start = len(self.ids)
         self.append_given(completion.token_ids, completion.log_probs)
-        if completion.token_ids:
-            self.spans.append(Span(start, len(self.ids), turn))
+        parts = completion.versions or ((0, 0, len(completion.token_ids)),)
+        self.spans += [Span(start + begin, start + end, turn, version) for version, begin, end in parts if end > begin]
 
     def append_given(self, token_ids: list[int], log_probs: list[float] | None = None) -> None:
         """Adds tokens; without log-probs nobody sampled them."""

@@ -146,15 +146,15 @@ class Canary:
     """Compares what the two make of the sequences, and how far each moved since they were last compared.
 
     Args:
-        engine: scores by `score`.
+        max_model_len: tokens of the longest row that the engine holds.
         vocab_size: ids are drawn below it.
         render: conversation -> token ids, by the rank's own chat template.
     """
 
-    def __init__(self, engine: BaseRollout, vocab_size: int, render: Callable[..., list[int]]) -> None:
-        self.engine, self.render = engine, render
+    def __init__(self, max_model_len: int, vocab_size: int, render: Callable[..., list[int]]) -> None:
+        self.render = render
         # A place is left for the token that an engine samples behind what it scores.
-        length = min(LENGTH, engine.max_model_len - 1)
+        length = min(LENGTH, max_model_len - 1)
         self.ids = torch.randint(vocab_size, (SEQUENCES, length), generator=torch.Generator().manual_seed(0))
         self.last: tuple[Tensor, Tensor] | None = None
 
@@ -165,7 +165,7 @@ class Canary:
         tensors = {"prompts": ids[:, :1], "responses": ids[:, 1:], "response_mask": mask[:, 1:], "attention_mask": mask}
         return DataProto.from_dict(tensors=tensors, meta_info={"temperature": 1.0})
 
-    def compare(self, actor: Tensor) -> dict[str, float]:
+    def compare(self, engine: BaseRollout, actor: Tensor) -> dict[str, float]:
         """Scores the sequences with the engine and compares with the actor's log-probs of `batch`, (rows, length - 1).
 
         Returns: means over tokens in nats, of the rank that is worst: `canary/difference` between the two, and from
@@ -173,13 +173,13 @@ class Canary:
             `canary/lag`, the difference between the two movements; `canary/template`, a number that stands for the chat
             template; `perf/rank_memory_gib`, the host memory of the largest rank.
         """
-        engine = torch.tensor(self.engine.score(self.ids.tolist()))
-        found = {"canary/difference": distance(engine, actor)}
+        scored = torch.tensor(engine.score(self.ids.tolist()))
+        found = {"canary/difference": distance(scored, actor)}
         if self.last is not None:
-            moved, actor_moved = engine - self.last[0], actor - self.last[1]
+            moved, actor_moved = scored - self.last[0], actor - self.last[1]
             found |= {"canary/lag": distance(moved, actor_moved), "canary/actor_moved": distance(actor_moved)}
             found["canary/engine_moved"] = -distance(moved)
-        self.last = engine, actor
+        self.last = scored, actor
         rendered: list[int] = []
         # A tokenizer without a template, or one that refuses such a conversation.
         with suppress(Exception):
