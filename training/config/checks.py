@@ -20,7 +20,6 @@ from data.texts import say, say_where
 from training.config import resources
 from training.config.algorithm_settings import CustomRewardFunctionConfig, MicroBatching, estimator_needs
 from training.config.resources import read_model_config
-from training.config.section import leaves
 from training.config.settings import ActorConfig, CriticConfig, PPOConfig
 
 log = logging.getLogger(__name__)
@@ -44,8 +43,7 @@ def check_config(
     own = (_algorithm, _batch_sizes, _token_budgets, combinations, _engine, _reward, _trackers, _checkpoints)
     there = (resources.check_ranks, resources.check_files, resources.check_classes, resources.check_agents)
     _say_unusual(config)
-    found = [f"{key}={leaf.value} must be {wanted}" for key, leaf in leaves(config) for wanted in leaf.wanted()]
-    found += [problem for check in (*own, *there) for problem in check(config)]
+    found = [problem for check in (*own, *there) for problem in check(config)]
     # Actor and critic may have the same.
     return list(dict.fromkeys([*found, *resources.check_models(config, model_config_reader, ask_hub)]))
 

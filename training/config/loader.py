@@ -13,35 +13,33 @@ import csv
 import logging
 import re
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
 
 from data.texts import did_you_mean, same_words, table
 from training.config.algorithm_settings import RolloutCorrectionConfig
 from training.config.checks import check_config
-from training.config.section import INPUT, build, each, leaves
-from training.config.settings import EnvironmentChoice, EnvironmentHome, PPOConfig
-from training.config.values import InputError, as_text, convert, parse, reference_yaml, to_yaml
+from training.config.section import build, leaves, located
+from training.config.settings import PPOConfig
+from training.config.values import as_text, convert, fault_at, parse, reference_yaml, said_of, to_yaml
 
 __all__ = ["ConfigError", "LoadedConfig", "explain", "load_config", "read_config", "reference_yaml", "to_yaml"]
 
 log = logging.getLogger(__name__)
-PROJECT_ROOT = Path(__file__).resolve().parents[2]
 # Giving one of an environment's settings drops what an earlier layer gave for the others.
 RIVALS = {"path": ("name", "kwargs", "prompt_template"), "name": ("path", "cls", "kwargs", "prompt_template")}
 # The keys of verl that are called otherwise here, mean nothing here, or ask for what is not there.
 _TABLE: dict[str, Any] = table(__file__, "verl_keys")
-ONE_LIMIT, NULL_SAYS_NOTHING = frozenset(_TABLE["one_limit"]), frozenset(_TABLE["null_says_nothing"])
-SEVERAL_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
+SEVERAL_TURNS, VERLS_LIMIT, OUR_LIMIT = _TABLE["several_turns"]
 # Keys in the text of a problem.
 DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 
@@ -124,11 +122,11 @@ class _Reader:
         # What layers that ended gave, each value with its source, and the layer that is read.
         self.given: dict[str, tuple[Any, str]] = {}
         self.layer: dict[str, Any] = {}
+        # Files that could not be read, whose values are missing, and what else is wrong.
+        self.unread: list[str] = []
         self.problems: list[str] = []
-        self.wants_turns = False
-        self.moved: dict[str, tuple[str, Any]] = {}
-        # Every file that was named has been read.
-        self.complete = True
+        # What verl's keys gave that are called otherwise here, or have no effect.
+        self.of_verl: dict[str, Any] = {}
 
     def read_command_line(self, argv: list[str]) -> bool:
         """Reads the one YAML that is named, then the overrides; returns whether --explain was given."""
@@ -136,39 +134,37 @@ class _Reader:
         for name in ("--config-path", "--config-name"):
             options.add_argument(name, nargs="?", const="")
         options.add_argument("--explain", action="store_true")
-        given, words = options.parse_known_args(argv)
-        overrides = [word for word in words if "=" in word or re.match(r"~[a-z]", word)]
-        files = [word for word in words if word not in overrides]
+        options.add_argument("words", nargs="*")
+        given, unknown = options.parse_known_intermixed_args(argv)
+        self.problems += [f"{word!r} is no option (see --help)" for word in unknown]
+        overrides = [word for word in given.words if "=" in word or re.match(r"~[a-z]", word)]
+        files = [word for word in given.words if word not in overrides]
         if given.config_name is not None:
-            folder = "configs" if given.config_path is None else given.config_path
-            name = given.config_name
-            files.append(str(Path(folder) / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")))
+            path = Path("configs" if given.config_path is None else given.config_path, given.config_name)
+            files.append(str(path if path.suffix in (".yaml", ".yml") else f"{path}.yaml"))
         elif given.config_path is not None:
-            self._cannot_read(f"--config-path={given.config_path} needs --config-name=NAME too")
-        wrong = [word for word in files if word.startswith("-") or not word.endswith((".yaml", ".yml"))]
-        for word in wrong:
-            self.problems.append(f"{word!r} is neither CONFIG.yaml, key=value nor a known option (see --help)")
-            self.complete &= word.startswith("-")
-        chosen = [word for word in files if word not in wrong]
-        if len(chosen) > 1:
-            self._cannot_read(f"one YAML file at a time, not {', '.join(chosen)}; a YAML can say `extends: other.yaml`")
-        for word in chosen[:1]:
-            self._read_yaml(Path(_locate(word)), ())
+            self.unread.append(f"--config-path={given.config_path} needs --config-name=NAME too")
+        if len(files) > 1:
+            self.unread.append(
+                f"one CONFIG.yaml and key=value, not {', '.join(files)}; a YAML can say `extends: other.yaml`"
+            )
+        for path in files[:1]:
+            self._read_yaml(Path(located(path)))
         for override in overrides:
             self._read_override(override)
         self._end_layer("command line")
         return bool(given.explain)
 
-    def _read_yaml(self, path: Path, children: tuple[Path, ...]) -> None:
+    def _read_yaml(self, path: Path, children: tuple[Path, ...] = ()) -> None:
         """Reads a YAML file after the one that it extends; `children` are the files that led here."""
         path = path.resolve()
         try:
             tree = _yaml_tree(path, children)
-        except InputError as error:
-            self._cannot_read(str(error))
+        except ConfigError as error:
+            self.unread += error.problems
             return
         if tree.pop("defaults", None) is not None:
-            self._cannot_read(f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead")
+            self.unread.append(f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead")
         if (parent := tree.pop("extends", None)) is not None:
             self._read_yaml(path.parent / str(parent), (*children, path))
         self.read_tree(tree, path.name)
@@ -185,12 +181,13 @@ class _Reader:
             return
         key, _, text = override.lstrip("+").partition("=")
         leaf = self.schema.get(key)
-        if leaf is not None and not text and leaf.kind is not str and type(None) not in get_args(leaf.kind):
+        if leaf and not text and leaf.plain is not str and not leaf.takes_null:
             log.warning("%s= (command line) has no value: left as it is", key)
             return
-        free = [f"{name}." for name, leaf in self.schema.items() if get_origin(leaf.kind) is dict]
-        with self._reporting(f"{key}={text!r} (command line)"):
-            self._add({key: parse(text, as_yaml=key.startswith(tuple(free)))}, "command line")
+        try:
+            self._add({key: parse(text, as_yaml=leaf is None)}, "command line")
+        except yaml.YAMLError as error:
+            self._report_text(key, text, "command line", error)
 
     def _reset(self, key: str) -> None:
         """Takes a key, or a section's keys, back to the default, and with them what was wrong with them."""
@@ -224,7 +221,7 @@ class _Reader:
             for part in reversed(further):
                 value = {part: value}
             # Of verl's own way to build objects.
-            if word == "_target_" or (_is_null(value) and key in NULL_SAYS_NOTHING):
+            if word == "_target_" or (_is_null(value) and key in _TABLE["null_says_nothing"]):
                 continue
             if key in self.schema:
                 self.layer[key] = _merged(self.layer.get(key), value)
@@ -233,21 +230,20 @@ class _Reader:
             elif key not in self.sections:
                 self._add_foreign(key, value, source)
             elif value is not None:
-                inner, leaf = next(item for item in self.schema.items() if item[0].startswith(f"{key}."))
-                example = f"{inner}={as_text(leaf.value)}"
-                self._report(key, value, source, f"is a section; set its keys, as in {example}")
+                inner = next(name for name in self.schema if name.startswith(f"{key}."))
+                self._report(key, value, source, f"is a section; set its keys, as in {inner}=VALUE")
 
     def _add_foreign(self, key: str, value: Any, source: str) -> None:
         """Takes a key that is not ours: moved, without meaning here, of a part that is missing, or a mistake."""
-        said = not_here(key, value)
-        if (new := moved_to(key)) is not None:
+        new, said = moved_to(key), not_here(key, value)
+        if new is not None:
             self._add_moved(key, new, value, source)
         elif said is None:
             self._report_unknown(key, value, source)
         elif said[1] == logging.ERROR:
             self._report(key, value, source, said[0])
         else:
-            self.wants_turns |= key == SEVERAL_TURNS and str(value).lower() == "true"
+            self.of_verl[key] = value
             log.log(said[1], "%s=%s (%s) has no effect here: %s", key, value, source, said[0])
 
     def _add_moved(self, key: str, new: str, value: Any, source: str) -> None:
@@ -256,18 +252,17 @@ class _Reader:
             return
         if not_here(new, value) is None:
             log.warning("%s (%s) is called %s here; moved", key, source, new)
-        self.moved |= {new: (key, value)} if new in ONE_LIMIT else {}
-        if new not in ONE_LIMIT or new not in {**self.given, **self.layer}:
+        self.of_verl[key] = value
+        if new != OUR_LIMIT or new not in self.layer:
             self._add({new: value}, source)
-
-    def _cannot_read(self, problem: str) -> None:
-        """Notes a problem that leaves out values; without them no check means anything."""
-        self.problems.append(problem)
-        self.complete = False
 
     def _report(self, key: str, value: Any, source: str, problem: str) -> None:
         """Notes what is wrong with a value, in the form of all such problems."""
         self.problems.append(f"{key}={value!r} ({source}): {problem}")
+
+    def _report_text(self, key: str, text: str, source: str, error: yaml.YAMLError) -> None:
+        """Notes that a text is not the YAML as which it is read."""
+        self._report(key, text, source, f"{str(error).splitlines()[0]}; check brackets and quotes")
 
     def _report_unknown(self, key: str, value: Any, source: str) -> None:
         """Notes a key that does not exist, with the nearest that does."""
@@ -277,50 +272,32 @@ class _Reader:
         near = did_you_mean(key, whole, 0.0) or did_you_mean(key, alike, 0.4) or did_you_mean(key, last, 0.0)
         self._report(key, value, source, f"there is no such key.{near or ' --help lists all keys'}")
 
-    @contextmanager
-    def _reporting(self, given: str) -> Iterator[None]:
-        """Notes a InputError in the block as a problem of what was `given`."""
-        try:
-            yield
-        except InputError as error:
-            self.problems.append(f"{given}: {error}")
-
     def build(self, check: Callable[[PPOConfig], list[str]] | None = None) -> PPOConfig:
         """Makes the config; where a value is wrong it keeps its default and the problem is noted.
 
         So are those that `check` finds, unless a value is missing because its file could not be read.
         """
         self._resolve_interpolations()
-        flat = {key: leaf.value for key, leaf in self.schema.items()}
+        made = {}
         for key, (value, source) in self.given.items():
-            with self._reporting(f"{key}={value!r} ({source})"):
-                leaf = self.schema[key]
-                made = convert(value, leaf.kind)
-                flat[key] = each(_locate, made) if INPUT in leaf.metadata else made
-        # The others are names, which a folder here may have too.
-        flat["agent.tools"] = tuple(_locate(tool) if "." in tool else tool for tool in flat["agent.tools"])
-        flat["env_template"] = tuple(self._entry(i, entry) for i, entry in enumerate(flat["env_template"]))
-        for key, (old, value) in self.moved.items():
-            if str(value) != (other := str(self.given[key][0])):
-                self.problems.append(f"{old}={value} and {key}={other} are the same limit: give one")
-        config: PPOConfig = build(PPOConfig, flat)
-        if self.wants_turns and not config.environments:
+            try:
+                made[key] = convert(value, self.schema[key])
+            except ValidationError as error:
+                for fault in error.errors():
+                    wrong = fault["input"] if fault["loc"] else value
+                    self._report(key + fault_at(fault), wrong, source, said_of(fault, self.schema[key]))
+            except yaml.YAMLError as error:
+                self._report_text(key, value, source, error)
+        config: PPOConfig = build(PPOConfig(), made)
+        limit, ours = self.of_verl.get(VERLS_LIMIT), config.agent.max_turn
+        if limit is not None and str(limit) != str(ours):
+            self.problems.append(f"{VERLS_LIMIT}={limit} and {OUR_LIMIT}={ours} are the same limit: give one")
+        if str(self.of_verl.get(SEVERAL_TURNS)).lower() == "true" and not config.environments:
             self.problems.append(f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path")
-        found = check(config) if check is not None and self.complete else []
+        found = check(config) if check is not None and not self.unread else []
         self.problems += [problem for problem in found if not self.has_reported(problem)]
+        self.problems[:0] = self.unread
         return config
-
-    def _entry(self, number: int, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Converts an entry of env_template; what is wrong with it is noted and left out."""
-        kinds, made = get_type_hints(EnvironmentChoice), {}
-        for name, value in entry.items():
-            with self._reporting(f"env_template[{number}].{name}={value!r}"):
-                if name in EnvironmentHome._fields:
-                    raise InputError(f"it is one for all environments; set agent.environment.{name}")
-                if name not in kinds:
-                    raise InputError(f"there is no such key.{did_you_mean(str(name), kinds)}")
-                made[name] = convert(value, kinds[name])
-        return made
 
     def has_reported(self, problem: str) -> bool:
         """Says whether a check's problem names a key that is reported: it may only follow from the default there."""
@@ -366,17 +343,16 @@ def not_here(key: str, value: Any) -> tuple[str, int] | None:
 
 
 def _yaml_tree(path: Path, children: tuple[Path, ...]) -> dict[Any, Any]:
-    """Returns what a YAML file holds; InputError says why it cannot be had."""
+    """Returns what a YAML file holds; ConfigError says why it cannot be had."""
     if path in children:
-        raise InputError(f"`extends` goes in a circle: {' -> '.join(file.name for file in (*children, path))}")
+        raise ConfigError([f"`extends` goes in a circle: {' -> '.join(file.name for file in (*children, path))}"])
     try:
         tree = OmegaConf.to_container(OmegaConf.load(path))
-    except UnicodeDecodeError as error:
-        raise InputError(f"cannot read {path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
-    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise InputError(f"cannot read {path}: {error}" if path.exists() else _missing(path)) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        said = f"cannot read {path} as YAML in UTF-8: {error}" if path.exists() else _missing(path)
+        raise ConfigError([said]) from None
     if not isinstance(tree, dict):
-        raise InputError(f"{path.name} holds a list; it must hold keys with values")
+        raise ConfigError([f"{path.name} holds a list; it must hold keys with values"])
     return tree
 
 
@@ -399,12 +375,6 @@ def _merged(before: Any, after: Any) -> Any:
 def _is_null(value: Any) -> bool:
     """Says whether a value, as YAML or as text, is null."""
     return str(value).lower() in ("none", "null", "")
-
-
-def _locate(path: str) -> str:
-    """Returns the path itself where it exists, seen from the current folder; else inside the project if it is there."""
-    places = (Path(path).expanduser(), PROJECT_ROOT / path)
-    return next((str(place) for place in places if place.exists()), path)
 
 
 if __name__ == "__main__":

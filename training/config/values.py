@@ -5,25 +5,20 @@ that run 007 is not run 7.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import asdict, fields, is_dataclass
-from decimal import Decimal, InvalidOperation
-from types import NoneType
+from dataclasses import asdict
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
 from omegaconf import OmegaConf
+from pydantic import ConfigDict, TypeAdapter
+from pydantic_core import ErrorDetails
 
-from data.texts import did_you_mean
-from training.config.section import leaves
-from training.config.settings import PPOConfig
+from data.texts import did_you_mean, table
+from training.config.section import FINDING, Leaf, Section, leaves
+from training.config.settings import EnvironmentChoice, PPOConfig
 
-
-class InputError(ValueError):
-    """Says what is wrong with what a user gave; the caller knows where it was given."""
+SAID: dict[str, str] = table(__file__)
 
 
 def parse(text: str, *, as_yaml: bool = False) -> Any:
@@ -35,64 +30,39 @@ def parse(text: str, *, as_yaml: bool = False) -> Any:
         text = re.sub(r"([{,]\s*\w+):(?=[^\s/])", r"\1: ", text)
     if not as_yaml and text[:1] not in ("[", "{", '"', "'"):
         return text
-    try:
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
-    except yaml.YAMLError as error:
-        raise InputError(f"{str(error).splitlines()[0]}; check brackets and quotes") from None
+    return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
 
 
-def convert(value: Any, kind: Any) -> Any:
-    """Returns a YAML value or an override's text as the type of a field; InputError says what would be allowed."""
-    origin, args = get_origin(kind), get_args(kind)
-    if NoneType in args:
-        if value is None or (isinstance(value, str) and value.lower() in ("null", "none", "")):
-            return None
-        try:
-            return convert(value, args[0])
-        except InputError as error:
-            raise InputError(f"{error} (or null)") from None
-    if origin is dict and not isinstance(value, dict):
-        raise InputError("must be a mapping, as in {key: value}")
-    if origin is Literal:
-        return _choice(value, args)
-    if origin is tuple:
-        return _sequence(value, args)
-    return value if origin is dict else _scalar(value, kind)
+def convert(value: Any, leaf: Leaf) -> Any:
+    """Returns a YAML value or an override's text as a setting takes it; else raises pydantic's ValidationError."""
+    kind = leaf.plain
+    if isinstance(value, str) and leaf.takes_null and value.lower() in ("null", "none", ""):
+        return None
+    if isinstance(value, str) and (kind in (int, float, bool) or (kind is tuple and value.lstrip()[:1] == "[")):
+        value = parse(value.strip(), as_yaml=True)
+    # To pydantic truth is a number.
+    if isinstance(value, bool) and kind in (int, float):
+        value = str(value)
+    if kind is tuple and not isinstance(value, list | tuple):
+        value = [] if value in (None, "") else [value]
+    adapter = TypeAdapter(leaf.kind, config=ConfigDict(strict=kind is bool, allow_inf_nan=False))
+    return adapter.validate_python(value, context=FINDING)
 
 
-def _scalar(value: Any, kind: type) -> Any:
-    """Returns text, a truth value or a finite number."""
-    if kind is str and isinstance(value, str):
-        return value
-    if kind is bool and str(value).lower() in ("true", "false"):
-        return str(value).lower() == "true"
-    if kind in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
-        # Exact, so that no digit of a long seed is lost.
-        with suppress(InvalidOperation, ValueError):
-            number = Decimal(str(value))
-            if math.isfinite(float(number)) and (kind is float or number == int(number)):
-                return kind(number)
-    expected = {str: "text; put it in quotes", bool: "true or false", int: "a whole number", float: "a finite number"}
-    raise InputError(f"must be {expected[kind]}")
+def fault_at(fault: ErrorDetails) -> str:
+    """Names the place within a value at which pydantic found a fault, as in [0].kwargs."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
 
 
-def _choice(value: Any, allowed: tuple[str, ...]) -> str:
-    """Returns one of the allowed words."""
-    if value in allowed:
-        return str(value)
-    missing = " The Megatron backend is not there" if value == "megatron" else did_you_mean(str(value), allowed)
-    raise InputError(f"must be one of {', '.join(allowed)}.{missing}")
-
-
-def _sequence(value: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns a list, or one item without brackets, as a tuple; `args` is (item type, ...) or one type per place."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        value = parse(value.strip())
-    items = list(value) if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
-    kinds = [args[0]] * len(items) if args[-1] is Ellipsis else args
-    if len(items) != len(kinds):
-        raise InputError(f"must be a list of {len(kinds)} values")
-    return tuple(convert(item, kind) for item, kind in zip(items, kinds, strict=True))
+def said_of(fault: ErrorDetails, leaf: Leaf) -> str:
+    """Says what a value must be, and the nearest of the words or keys that there are."""
+    facts, given = fault.get("ctx", {}), str(fault["input"])
+    text = SAID.get(fault["type"], fault["msg"]).format(**facts)
+    known: Any = re.findall(r"'(.+?)'", facts.get("expected", ""))
+    if fault["type"] == "unexpected_keyword_argument":
+        given, known = str(fault["loc"][-1]), vars(EnvironmentChoice())
+    near = " The Megatron backend is not there" if given == "megatron" else did_you_mean(given, known)
+    return text + (" (or null)" if leaf.takes_null else "") + (near and f".{near}")
 
 
 def as_text(value: Any) -> str:
@@ -101,7 +71,7 @@ def as_text(value: Any) -> str:
         return value
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(as_text, value))}]"
-    return json.dumps(value)
+    return json.dumps(value, default=vars)
 
 
 def to_yaml(config: PPOConfig) -> str:
@@ -115,16 +85,15 @@ def reference_yaml() -> str:
     return "\n".join([*lines, *_reference_lines(PPOConfig(), "")]) + "\n"
 
 
-def _reference_lines(section: Any, indent: str) -> Iterator[str]:
+def _reference_lines(section: Section, indent: str) -> Iterator[str]:
     """Writes a section's keys, one a line, its inner sections indented."""
     own = dict(leaves(section))
-    for item in fields(section):
-        value = getattr(section, item.name)
-        if is_dataclass(value):
-            yield f"{indent}{item.name}:  # {(type(value).__doc__ or '').splitlines()[0]}"
+    for name, value in vars(section).items():
+        if isinstance(value, Section):
+            yield f"{indent}{name}:  # {(type(value).__doc__ or '').splitlines()[0]}"
             yield from _reference_lines(value, indent + "  ")
         else:
-            yield f"{indent}{item.name}: {as_text(value)}  # {own[item.name].doc}{_choices(own[item.name].kind)}"
+            yield f"{indent}{name}: {as_text(value)}  # {own[name].doc}{_choices(own[name].kind)}"
 
 
 def _choices(kind: Any) -> str:
