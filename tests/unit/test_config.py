@@ -22,8 +22,7 @@ from training import core_algos
 from training.config import ActorConfig, EnvironmentChoice, MicroBatching, PPOConfig, RefConfig
 from training.config.checks import check_config
 from training.config.loader import ConfigError, LoadedConfig, explain, load_config, reference_yaml, to_yaml
-from training.config.section import InputPath, Leaf, OutputPath, Section, ToolName, build, field_docs, leaves
-from training.config.values import as_text
+from training.config.section import InputPath, Leaf, OutputPath, Section, ToolName, as_text, build, field_docs, leaves
 from training.core_algos import registry
 from workers.vllm_rollout_spmd import ALIKE
 
@@ -1557,7 +1556,9 @@ def test_rows_that_cannot_be_used_are_problems(runnable: list[str], tmp_path: Pa
 
 def test_a_folder_for_episodes_that_cannot_be_written_is_named(runnable: list[str]) -> None:
     game = ["agent.environment.name=gymnasium:FrozenLake-v1", "agent.episodes_dir=/dev/null/x"]
-    assert any("agent.episodes_dir=/dev/null/x: /dev/null is not a folder that" in text for text in checked(runnable, *game))
+    assert any(
+        "agent.episodes_dir=/dev/null/x: /dev/null is not a folder that" in text for text in checked(runnable, *game)
+    )
 
 
 def test_verls_config_classes_are_constructors() -> None:

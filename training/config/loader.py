@@ -13,12 +13,14 @@ import csv
 import logging
 import re
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -28,9 +30,8 @@ from pydantic import ValidationError
 from data.texts import did_you_mean, same_words, say, table
 from training.config.algorithm_settings import RolloutCorrectionConfig
 from training.config.checks import check_config
-from training.config.section import build, leaves, located
+from training.config.section import Section, as_text, build, convert, fault_at, leaves, located, parse, said_of
 from training.config.settings import PPOConfig
-from training.config.values import as_text, convert, fault_at, parse, reference_yaml, said_of, to_yaml
 
 __all__ = ["ConfigError", "LoadedConfig", "explain", "load_config", "read_config", "reference_yaml", "to_yaml"]
 
@@ -102,6 +103,34 @@ def explain(loaded: LoadedConfig) -> str:
     return "\n".join(f"{key:<66} {value:<28} {source}" for key, value, source in rows)
 
 
+def to_yaml(config: PPOConfig) -> str:
+    """Writes the whole config as YAML; loading it again gives an equal config."""
+    return str(OmegaConf.to_yaml(OmegaConf.create(asdict(config))))
+
+
+def reference_yaml() -> str:
+    """Writes configs/ppo_trainer.yaml: every key with its default, its choices and its documentation."""
+    lines = ["# Every key with its default: python -m training.config.loader --reference > configs/ppo_trainer.yaml"]
+    return "\n".join([*lines, *_reference_lines(PPOConfig(), "")]) + "\n"
+
+
+def _reference_lines(section: Section, indent: str) -> Iterator[str]:
+    """Writes a section's keys, one a line, its inner sections indented."""
+    own = dict(leaves(section))
+    for name, value in vars(section).items():
+        if isinstance(value, Section):
+            yield f"{indent}{name}:  # {(type(value).__doc__ or '').splitlines()[0]}"
+            yield from _reference_lines(value, indent + "  ")
+        else:
+            yield f"{indent}{name}: {as_text(value)}  # {own[name].doc}{_choices(own[name].kind)}"
+
+
+def _choices(kind: Any) -> str:
+    """Lists the words that a field takes, where it takes only some."""
+    words = next((get_args(part) for part in (kind, *get_args(kind)) if get_origin(part) is Literal), ())
+    return f" ({' | '.join(words)})" if words else ""
+
+
 class _Reader:
     """Collects layers, sources and problems; `build` turns them into a config."""
 
@@ -136,7 +165,7 @@ class _Reader:
         if len(files) > 1:
             self.unread.append(f"give one CONFIG.yaml, not {', '.join(files)}; a YAML can say `extends: other.yaml`")
         for path in files[:1]:
-            self._read_yaml(Path(located(path)))
+            self._read_yaml(Path(located(path)).resolve())
         for override in overrides:
             self._read_override(override)
         self._end_layer("command line")
@@ -144,16 +173,22 @@ class _Reader:
 
     def _read_yaml(self, path: Path, children: tuple[Path, ...] = ()) -> None:
         """Reads a YAML file after the one that it extends; `children` are the files that led here."""
-        path = path.resolve()
         try:
-            tree = _yaml_tree(path, children)
-        except ConfigError as error:
-            self.unread += error.problems
+            tree = OmegaConf.to_container(OmegaConf.load(path))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+            self.unread.append(f"cannot read {path} as YAML in UTF-8: {error}" if path.exists() else _missing(path))
+            return
+        if not isinstance(tree, dict):
+            self.unread.append(f"{path.name} holds a list; it must hold keys with values")
             return
         if tree.pop("defaults", None) is not None:
             self.unread.append(f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead")
-        if (parent := tree.pop("extends", None)) is not None:
-            self._read_yaml(path.parent / str(parent), (*children, path))
+        named, files = tree.pop("extends", None), (*children, path)
+        parent = (path.parent / str(named)).resolve()
+        if named is not None and parent in files:
+            self.unread.append(f"`extends` goes in a circle: {' -> '.join(file.name for file in (*files, parent))}")
+        elif named is not None:
+            self._read_yaml(parent, files)
         self.read_tree(tree, path.name)
 
     def read_tree(self, tree: Any, source: str) -> None:
@@ -174,16 +209,15 @@ class _Reader:
         try:
             self._add({key: parse(text, as_yaml=leaf is None)}, "command line")
         except yaml.YAMLError as error:
-            self._report_text(key, text, "command line", error)
+            self._report(key, text, "command line", error)
 
     def _reset(self, key: str) -> None:
         """Takes a key, or a section's keys, back to the default, and with them what was wrong with them."""
         known = [name for name in self.schema if name == key or name.startswith(f"{key}.")]
-        left = [problem for problem in self.problems if not problem.startswith((f"{key}=", f"{key}."))]
-        if not known and len(left) == len(self.problems) and not_here(key, None) is None:
+        gone = [problem for problem in self.problems if problem.startswith((f"{key}=", f"{key}."))]
+        self.problems = [problem for problem in self.problems if problem not in gone]
+        if not (known or gone or not_here(key, None)):
             self._report_unknown(key, "~", "command line")
-        else:
-            self.problems = left
         for name in known:
             self.given.pop(name, None)
             self.layer.pop(name, None)
@@ -241,13 +275,10 @@ class _Reader:
             self.of_verl[key] = value
             log.log(said[1], "%s=%s (%s) has no effect here: %s", key, value, source, said[0])
 
-    def _report(self, key: str, value: Any, source: str, problem: str) -> None:
+    def _report(self, key: str, value: Any, source: str, problem: str | Exception) -> None:
         """Notes what is wrong with a value, in the form of all such problems."""
-        self.problems.append(f"{key}={value!r} ({source}): {problem}")
-
-    def _report_text(self, key: str, text: str, source: str, error: yaml.YAMLError) -> None:
-        """Notes that a text is not the YAML as which it is read."""
-        self._report(key, text, source, f"{str(error).splitlines()[0]}; check brackets and quotes")
+        advice = "; check brackets and quotes" if isinstance(problem, yaml.YAMLError) else ""
+        self.problems.append(f"{key}={value!r} ({source}): {str(problem).splitlines()[0]}{advice}")
 
     def _report_unknown(self, key: str, value: Any, source: str) -> None:
         """Notes a key that does not exist, with the nearest that does."""
@@ -282,18 +313,28 @@ class _Reader:
 
     def _converted(self) -> dict[str, Any]:
         """Returns the given values as the types of their fields; notes what is wrong with the others."""
-        self._resolve_interpolations()
-        made = {}
+        linked = {key for key, (value, _) in self.given.items() if "${" in str(value)}
+        made, root = {}, self._root() if linked else None
         for key, (value, source) in self.given.items():
             try:
+                if key in linked:
+                    value = OmegaConf.to_container(OmegaConf.create([value], parent=root), resolve=True)[0]
                 made[key] = convert(value, self.schema[key])
             except ValidationError as error:
                 for fault in error.errors():
                     wrong = fault["input"] if fault["loc"] else value
                     self._report(key + fault_at(fault), wrong, source, said_of(fault, self.schema[key]))
-            except yaml.YAMLError as error:
-                self._report_text(key, value, source, error)
+            except (OmegaConfBaseException, yaml.YAMLError) as error:
+                self._report(key, value, source, error)
         return made
+
+    def _root(self) -> DictConfig:
+        """Returns what `${...}` may refer to: every value that OmegaConf can hold."""
+        root = OmegaConf.create()
+        for key, leaf in self.schema.items():
+            with suppress(OmegaConfBaseException):
+                OmegaConf.update(root, key, self.given.get(key, (leaf.value,))[0], merge=False)
+        return root
 
     def has_reported(self, problem: str) -> bool:
         """Says whether a check's problem names a key that is reported: it may only follow from the default there."""
@@ -302,22 +343,6 @@ class _Reader:
         # Others are short for a key: rollout.n.
         short = tuple(f".{word}" for word in words if word not in self.schema)
         return any(key in words or key.endswith(short) for key in reported)
-
-    def _resolve_interpolations(self) -> None:
-        """Puts the values that `${...}` refers to in its place; notes and takes out what leads nowhere."""
-        linked = [key for key, (value, _) in self.given.items() if "${" in str(value)]
-        plain = {key: leaf.value for key, leaf in self.schema.items()} | {key: x for key, (x, _) in self.given.items()}
-        root = OmegaConf.create()
-        for resolving, key in product((False, True), plain if linked else ()):
-            try:
-                if not resolving:
-                    OmegaConf.update(root, key, plain[key], merge=False)
-                elif key in linked and key in self.given:
-                    value = OmegaConf.select(root, key)
-                    made = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-                    self.given[key] = made, self.given[key][1]
-            except OmegaConfBaseException as error:
-                self._report(key, *self.given.pop(key), str(error).splitlines()[0])
 
 
 def moved_to(key: str) -> str | None:
@@ -335,20 +360,6 @@ def not_here(key: str, value: Any) -> tuple[str, int] | None:
                 at_rest = given.startswith("${") or given in ("", "none", *nothing)
                 return reason, logging.WARNING if not asks else logging.DEBUG if at_rest else logging.ERROR
     return None
-
-
-def _yaml_tree(path: Path, children: tuple[Path, ...]) -> dict[Any, Any]:
-    """Returns what a YAML file holds; ConfigError says why it cannot be had."""
-    if path in children:
-        raise ConfigError([f"`extends` goes in a circle: {' -> '.join(file.name for file in (*children, path))}"])
-    try:
-        tree = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
-        said = f"cannot read {path} as YAML in UTF-8: {error}" if path.exists() else _missing(path)
-        raise ConfigError([said]) from None
-    if not isinstance(tree, dict):
-        raise ConfigError([f"{path.name} holds a list; it must hold keys with values"])
-    return tree
 
 
 def _missing(path: Path) -> str:

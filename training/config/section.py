@@ -1,11 +1,12 @@
-"""Defines what the sections of the configuration are made of: a base class, types with bounds, and a flat table.
+"""Defines what the sections of the configuration are made of, and how their values are read from text and written.
 
 When a section is made, pydantic checks each value against its type and what `Annotated` says of it. A section and the
 table {dotted key: setting} hold the same: `build(type(section)(), {key: leaf.value for key, leaf in leaves(section)})`
-equals the section.
+equals the section. A word keeps its spelling until the type of its field is known, so that run 007 is not run 7.
 """
 
 import inspect
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,14 @@ from types import NoneType
 from typing import Annotated, Any, NamedTuple, dataclass_transform, get_args, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
+from omegaconf import OmegaConf
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationInfo
 from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
 
+from data.texts import did_you_mean, table
+
+SAID: dict[str, str] = table(__file__)
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 # Why paths are read, given to pydantic as its context: to find them from any folder, or to keep them wherever a run is.
 FINDING, ANCHORING = "finding", "anchoring"
@@ -151,3 +157,56 @@ def field_docs(section_type: type) -> dict[str, str]:
     sources = "".join(inspect.getsource(kind) for kind in reversed(section_type.__mro__[:-1]))
     found = re.findall(pattern, sources, re.MULTILINE)
     return {above or behind: doc_above or doc_behind for doc_above, above, behind, doc_behind in found}
+
+
+def parse(text: str, *, as_yaml: bool = False) -> Any:
+    """Returns an override's value: null, lists, mappings and quoted text as in YAML, all else as plain text."""
+    if text in ("null", "~"):
+        return None
+    if text[:1] == "{":
+        # Hydra writes {key:value} without a blank.
+        text = re.sub(r"([{,]\s*\w+):(?=[^\s/])", r"\1: ", text)
+    if not as_yaml and text[:1] not in ("[", "{", '"', "'"):
+        return text
+    return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+
+
+def convert(value: Any, leaf: Leaf) -> Any:
+    """Returns a YAML value or an override's text as a setting takes it; else raises pydantic's ValidationError."""
+    kind = leaf.plain
+    if isinstance(value, str) and leaf.takes_null and value.lower() in ("null", "none", ""):
+        return None
+    if isinstance(value, str) and (kind in (int, float, bool) or (kind is tuple and value.lstrip()[:1] == "[")):
+        value = parse(value.strip(), as_yaml=True)
+    # To pydantic truth is a number.
+    if isinstance(value, bool) and kind in (int, float):
+        value = str(value)
+    if kind is tuple and not isinstance(value, list | tuple):
+        value = [] if value in (None, "") else [value]
+    adapter = TypeAdapter(leaf.kind, config=ConfigDict(strict=kind is bool, allow_inf_nan=False))
+    return adapter.validate_python(value, context=FINDING)
+
+
+def fault_at(fault: ErrorDetails) -> str:
+    """Names the place within a value at which pydantic found a fault, as in [0].kwargs."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
+
+
+def said_of(fault: ErrorDetails, leaf: Leaf) -> str:
+    """Says what a value must be, and the nearest of the words or keys that there are."""
+    facts, given = fault.get("ctx", {}), str(fault["input"])
+    text = SAID.get(fault["type"], fault["msg"]).format(**facts)
+    known: Any = re.findall(r"'(.+?)'", facts.get("expected", ""))
+    if fault["type"] == "unexpected_keyword_argument":
+        given, known = str(fault["loc"][-1]), get_args(leaf.kind)[0].__dataclass_fields__
+    near = " The Megatron backend is not there" if given == "megatron" else did_you_mean(given, known)
+    return text + (" (or null)" if leaf.takes_null else "") + (near and f".{near}")
+
+
+def as_text(value: Any) -> str:
+    """Writes a value as one would in a YAML file or an override."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/][\w./+-]*", value) and value.lower() not in ("null", "none"):
+        return value
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(as_text, value))}]"
+    return json.dumps(value, default=vars)
