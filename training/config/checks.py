@@ -67,22 +67,19 @@ def _batch_sizes(config: PPOConfig) -> Iterator[str]:
     among = f"{ranks} " + ("ranks" if sharing == 1 else f"groups of {sharing} ranks that share sequences")
     own = config.environments and config.agent.agent_length
     step = f"agent.agent_length={own}" if own else f"data.train_batch_size={config.data.train_batch_size}"
-    sizes = {step: prompts}
     for section, model in _updated(config).items():
         given = model.ppo_mini_batch_size
         told, size = (step, prompts) if given is None else (f"{section}.ppo_mini_batch_size={given}", given)
         larger, smaller = sorted((size, actor.ppo_mini_batch_size or prompts), reverse=True)
         if larger % smaller:
             yield say("do_not_nest", actor=actor.ppo_mini_batch_size, critic=given)
-        sizes[told] = size
         if prompts % size:
             yield f"{step} must be a multiple of {told}: a step is cut into equal mini-batches"
         rows, most = size * n // ranks, model.micro_batching.micro_batch_size
-        if size * n % ranks == 0 and most and rows % most:
-            yield say("rows_of_rank", section=section, size=most, rows=rows, given=told, n=n, ranks=among)
-    for told, size in sizes.items():
         if size * n % ranks:
             yield f"{told} x rollout.n={n} = {size * n} rows do not divide among {among}"
+        elif most and rows % most:
+            yield say("rows_of_rank", section=section, size=most, rows=rows, given=told, n=n, ranks=among)
 
 
 def _token_budgets(config: PPOConfig) -> Iterator[str]:
@@ -166,6 +163,8 @@ def _say_unusual(config: PPOConfig) -> None:
 
     trainer, custom, acts = config.trainer, config.custom_reward_function, bool(config.environments)
     rollout = config.actor_rollout_ref.rollout
+    sharded = {key: attrgetter(f"{key}.fsdp_config")(config) for key in (ACTOR, "actor_rollout_ref.ref", "critic")}
+    whole = ", ".join(key for key, sharding in sharded.items() if not sharding.reshard_after_forward)
     engines = ", ".join(engine for engine in rollout.engine_kwargs if engine != rollout.name)
     lacking = " ".join(name for name in trainer.logger if name not in trainer.trackers)
     by_group = "index" in config.estimator_needs and config.algorithm.adv_estimator in set(AdvantageEstimator)
@@ -180,13 +179,11 @@ def _say_unusual(config: PPOConfig) -> None:
         "no_deadline": acts and config.environment_home.isolation == "thread" and config.agent.step_timeout_s is None,
         "raw_chat_unused": acts and config.data.return_raw_chat,
         "engine_unused": engines,
+        "reshard_unused": trainer.num_ranks == 1 and whole,
         "tracker_left_out": trainer.trackers and lacking,
     }
-    for text in say_where(odd, config=config, unread=unread, engines=engines, lacking=lacking):
+    for text in say_where(odd, config=config, unread=unread, engines=engines, lacking=lacking, whole=whole):
         log.warning(text)
-    for key in (ACTOR, "actor_rollout_ref.ref", "critic") if trainer.num_ranks <= 1 else ():
-        if not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
-            log.warning("%s.fsdp_config.reshard_after_forward has no effect on one rank", key)
 
 
 def _algorithm(config: PPOConfig) -> Iterator[str]:
@@ -230,23 +227,22 @@ def _reward(config: PPOConfig) -> Iterator[str]:
     yield from (*unusable, *unfit)
     if unusable or unfit:
         return
-    manager, function = get_reward_manager_cls(name), default_compute_score
+    manager, function, by = get_reward_manager_cls(name), default_compute_score, "default_compute_score"
     if custom.path is not None:
-        function = load_extern_object(custom.path, custom.name)
-        positional = [p for p in inspect.signature(function).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
-        needed = [p.name for p in positional if p.default is p.empty]
+        function, by = load_extern_object(custom.path, custom.name), custom.name
+        takes = inspect.signature(function).parameters.values()
+        needed = [p.name for p in takes if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
         if config.environments and len(set(needed) - custom.reward_kwargs.keys()) > 2:
             yield say("reward_takes", name=custom.name, needed=", ".join(needed))
-        yield from resources.not_taken(f"{key}.reward_kwargs", function, custom.reward_kwargs)
-    parameters = inspect.signature(manager).parameters.values()
-    hands_on = issubclass(manager, NaiveRewardManager) and any(p.kind is p.VAR_KEYWORD for p in parameters)
-    filled = () if hands_on else ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
-    own = {p.name for p in parameters if hands_on and p.kind is p.KEYWORD_ONLY}
-    given = {name: value for name, value in config.reward_model.reward_kwargs.items() if name not in own}
-    taking = function if hands_on else manager
-    for problem in resources.not_taken("reward_model.reward_kwargs", taking, given, filled):
-        told = not own or problem.endswith("?")
-        yield problem if told else f"{problem} {manager.__name__} takes {', '.join(sorted(own))}"
+        yield from resources.not_taken(f"{key}.reward_kwargs", by, takes, custom.reward_kwargs)
+    filled = ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
+    own = [p for p in inspect.signature(manager).parameters.values() if p.name not in filled]
+    if issubclass(manager, NaiveRewardManager) and any(p.kind is p.VAR_KEYWORD for p in own):
+        own = [p for p in own if p.kind is p.KEYWORD_ONLY]
+        own += inspect.signature(function).parameters.values()
+    else:
+        by = manager.__name__
+    yield from resources.not_taken("reward_model.reward_kwargs", by, own, config.reward_model.reward_kwargs)
 
 
 def _checkpoints(config: PPOConfig) -> Iterator[str]:

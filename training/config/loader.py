@@ -339,10 +339,8 @@ class _Reader:
     def has_reported(self, problem: str) -> bool:
         """Says whether a check's problem names a key that is reported: it may only follow from the default there."""
         reported = {word for text in self.problems for word in DOTTED.findall(text) if word in self.schema}
-        words = DOTTED.findall(problem)
-        # Others are short for a key: rollout.n.
-        short = tuple(f".{word}" for word in words if word not in self.schema)
-        return any(key in words or key.endswith(short) for key in reported)
+        # Some are short for a key: rollout.n.
+        return any(f".{key}".endswith(f".{word}") for key in reported for word in DOTTED.findall(problem))
 
 
 def moved_to(key: str) -> str | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, NamedTuple, dataclass_transform, get_args, get_type_hints
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, Predicate
 from omegaconf import OmegaConf
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationInfo
 from pydantic.dataclasses import dataclass
@@ -53,12 +53,6 @@ def _output(path: str, info: ValidationInfo) -> str:
     return os.path.abspath(path) if info.context == ANCHORING and path else path
 
 
-def _from_1_or_minus_1(value: int) -> int:
-    if value < 1 and value != -1:
-        raise ValueError("1 or more, or -1")
-    return value
-
-
 PositiveInt = Annotated[int, Gt(0)]
 # Turns are numbered in 16 bits.
 TurnCount = Annotated[int, Ge(1), Le(32767)]
@@ -67,7 +61,8 @@ NonNegativeInt = Annotated[int, Ge(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 PositiveFraction = Annotated[float, Gt(0), Le(1)]
-PositiveOrMinusOne = Annotated[int, AfterValidator(_from_1_or_minus_1)]
+# Of whole numbers 0 alone is not true.
+PositiveOrMinusOne = Annotated[int, Ge(-1), Predicate(bool)]
 NonNegativeOrMinusOne = Annotated[int, Ge(-1)]
 AboveOne = Annotated[float, Gt(1)]
 Betas = tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Ge(0), Lt(1)]]
