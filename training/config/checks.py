@@ -8,9 +8,7 @@ outside itself.
 import importlib.util
 import inspect
 import logging
-import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -38,12 +36,12 @@ def check_config(
         ask_hub: also check models that are no local folders.
         own_data: datasets and environments are given as objects.
     """
-    # What a user's file registers is known to those that follow.
-    combinations = partial(_combinations, own_data=own_data)
-    own = (_algorithm, _batch_sizes, _token_budgets, combinations, _reward, _checkpoints)
-    there = (resources.check_ranks, resources.check_files, resources.check_classes, resources.check_agents)
     _say_unusual(config)
-    found = [problem for check in (*own, *there) for problem in check(config)]
+    # Each begins where the one before it ends: what a user's file registers is known to those that follow.
+    own = (_algorithm(config), _batch_sizes(config), _token_budgets(config), _combinations(config, own_data))
+    there = (resources.check_ranks, resources.check_files, resources.check_classes, resources.check_agents)
+    found = [problem for problems in own for problem in problems]
+    found += [problem for check in (_reward, _checkpoints, *there) for problem in check(config)]
     # Actor and critic may have the same.
     return list(dict.fromkeys([*found, *resources.check_models(config, model_config_reader, ask_hub)]))
 
@@ -132,7 +130,7 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
         "no_resume_path": resumes and trainer.resume_from_path is None,
         "no_resume_folder": resumes and not Path(trainer.resume_from_path or ".").is_dir(),
         "no_critic_to_warm": trainer.critic_warmup > 0 and not config.need_critic,
-        "only_warmup": config.need_critic and trainer.critic_warmup >= (trainer.total_training_steps or math.inf) > 0,
+        "only_warmup": config.need_critic and 0 < (trainer.total_training_steps or 0) <= trainer.critic_warmup,
         "val_only_of_nothing": trainer.val_only and nothing_to_validate,
         "test_freq_of_nothing": trainer.test_freq > 0 and nothing_to_validate,
         "critic_exported": "hf_model" in config.critic.checkpoint.save_contents,

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -168,7 +167,7 @@ class _Reader:
             self._read_yaml(Path(located(path)).resolve())
         for override in overrides:
             self._read_override(override)
-        self._end_layer("command line")
+        self.read_tree({}, "command line")
         return bool(given.explain)
 
     def _read_yaml(self, path: Path, children: tuple[Path, ...] = ()) -> None:
@@ -190,11 +189,6 @@ class _Reader:
         elif named is not None:
             self._read_yaml(parent, files)
         self.read_tree(tree, path.name)
-
-    def read_tree(self, tree: Any, source: str) -> None:
-        """Reads a layer of nested values."""
-        self._add(tree, source)
-        self._end_layer(source)
 
     def _read_override(self, override: str) -> None:
         """Reads +KEY=VALUE or ~KEY; where any key may be given, the value is YAML whatever it looks like."""
@@ -222,10 +216,11 @@ class _Reader:
             self.given.pop(name, None)
             self.layer.pop(name, None)
 
-    def _end_layer(self, source: str) -> None:
-        """Enters a layer into the flat table; another environment's settings do not stay with one that it names."""
+    def read_tree(self, tree: Mapping[Any, Any], source: str) -> None:
+        """Reads the rest of a layer, and ends it; another environment's settings do not stay with one that it names."""
+        self._add(tree, source)
         named = [name for name in RIVALS if not _is_null(self.layer.get(f"agent.environment.{name}"))]
-        for other in chain.from_iterable(RIVALS[name] for name in named):
+        for other in (other for name in named for other in RIVALS[name]):
             self.given.pop(f"agent.environment.{other}", None)
         for key, value in self.layer.items():
             self.given[key] = _merged(self.given.get(key, (None,))[0], value), source
@@ -330,10 +325,10 @@ class _Reader:
 
     def _root(self) -> DictConfig:
         """Returns what `${...}` may refer to: every value that OmegaConf can hold."""
-        root = OmegaConf.create()
-        for key, leaf in self.schema.items():
+        root = OmegaConf.create(asdict(PPOConfig()))
+        for key, (value, _) in self.given.items():
             with suppress(OmegaConfBaseException):
-                OmegaConf.update(root, key, self.given.get(key, (leaf.value,))[0], merge=False)
+                OmegaConf.update(root, key, value, merge=False)
         return root
 
     def has_reported(self, problem: str) -> bool:
