@@ -19,7 +19,7 @@ import transformers
 from annotated_types import Ge, Gt, Le, Lt
 
 from training import core_algos
-from training.config import ActorConfig, EnvironmentChoice, MicroBatching, PPOConfig, RefConfig
+from training.config import ActorConfig, EnvironmentChoice, MicroBatching, PPOConfig, RefConfig, resources
 from training.config.checks import check_config
 from training.config.loader import ConfigError, LoadedConfig, explain, load_config, reference_yaml, to_yaml
 from training.config.section import InputPath, Leaf, OutputPath, Section, ToolName, as_text, build, field_docs, leaves
@@ -1056,7 +1056,9 @@ def test_a_missing_model_is_named(runnable: list[str], tmp_path: Path, monkeypat
     assert problem == f"critic.model.path=./gone/model: is not a folder (seen from {tmp_path}) and cannot be a hub name"
 
 
-def test_a_hub_model_is_asked_for_its_context_and_its_failure_is_a_problem(runnable: list[str]) -> None:
+def test_a_hub_model_is_asked_for_its_context_and_its_failure_is_a_problem(
+    runnable: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load(*runnable, "actor_rollout_ref.model.path=org/name", "critic.model.path=org/other")
     asked = []
 
@@ -1066,7 +1068,8 @@ def test_a_hub_model_is_asked_for_its_context_and_its_failure_is_a_problem(runna
             raise OSError("no connection\nand more")
         return {"text_config": {"max_position_embeddings": 512}}
 
-    assert check_config(config, model_config_reader=read) == [
+    monkeypatch.setattr(resources, "read_model_config", read)
+    assert check_config(config) == [
         "data.max_prompt_length + data.max_response_length = 1024 tokens, but actor_rollout_ref.model.path=org/name "
         "reads at most 512",
         "critic.model.path=org/other: no connection",

@@ -8,31 +8,25 @@ outside itself.
 import importlib.util
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from data.loading import load_extern_object
 from data.texts import say, say_where
 from training.config import resources
 from training.config.algorithm_settings import CustomRewardFunctionConfig, MicroBatching, estimator_needs
-from training.config.resources import read_model_config
 from training.config.settings import ActorConfig, CriticConfig, EnvironmentHome, PPOConfig
 
 log = logging.getLogger(__name__)
-Reader = Callable[[str], dict[str, Any]]
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
-def check_config(
-    config: PPOConfig, *, model_config_reader: Reader = read_model_config, ask_hub: bool = True, own_data: bool = False
-) -> list[str]:
+def check_config(config: PPOConfig, *, ask_hub: bool = True, own_data: bool = False) -> list[str]:
     """Returns all problems of a config; none where it can run here.
 
     Args:
-        model_config_reader: model path -> its config.json as a dict.
         ask_hub: also check models that are no local folders.
         own_data: datasets and environments are given as objects.
     """
@@ -43,7 +37,7 @@ def check_config(
     found = [problem for problems in own for problem in problems]
     found += [problem for check in (_reward, _checkpoints, *there) for problem in check(config)]
     # Actor and critic may have the same.
-    return list(dict.fromkeys([*found, *resources.check_models(config, model_config_reader, ask_hub)]))
+    return list(dict.fromkeys([*found, *resources.check_models(config, ask_hub)]))
 
 
 def load_custom_algorithm(path: str) -> None:

@@ -98,8 +98,8 @@ def read_config(
 
 def explain(loaded: LoadedConfig) -> str:
     """Lists every value with where it came from, one per line."""
-    rows = [(key, as_text(leaf.value), loaded.sources[key]) for key, leaf in leaves(loaded.config)]
-    return "\n".join(f"{key:<66} {value:<28} {source}" for key, value, source in rows)
+    rows = ((key, as_text(leaf.value)) for key, leaf in leaves(loaded.config))
+    return "\n".join(f"{key:<66} {value:<28} {loaded.sources[key]}" for key, value in rows)
 
 
 def to_yaml(config: PPOConfig) -> str:
@@ -131,7 +131,7 @@ def _choices(kind: Any) -> str:
 
 
 class _Reader:
-    """Collects layers, sources and problems; `build` turns them into a config."""
+    """Collects layers, sources and problems; `loaded` turns them into a config."""
 
     def __init__(self) -> None:
         self.schema = dict(leaves(PPOConfig()))

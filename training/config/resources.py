@@ -245,7 +245,7 @@ def read_model_config(path: str) -> dict[str, Any]:
     return dict(AutoConfig.from_pretrained(path).to_dict())
 
 
-def check_models(config: PPOConfig, read: Callable[[str], dict[str, Any]], ask_hub: bool) -> Iterator[str]:
+def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
     """Requires that the models exist, and that a full row fits those that train; the hub's only with `ask_hub`."""
     trained, scorer = trained_models(config), config.reward_model
     paths = {key: model.path for key, model in trained.items()}
@@ -258,7 +258,7 @@ def check_models(config: PPOConfig, read: Callable[[str], dict[str, Any]], ask_h
             log.info("%s.path=%s is no folder here: left unchecked, as the hub is not asked", key, path)
             continue
         try:
-            entries = read(path)
+            entries = read_model_config(path)
         except (OSError, ValueError) as error:
             yield f"{key}.path={path}: {(str(error) or repr(error)).splitlines()[0]}"
             continue
