@@ -1,8 +1,8 @@
 """Finds what a well-typed configuration can still get wrong, before any model is loaded.
 
 Every problem names the key, its value and the fix; what merely looks unusual is a warning in the log. No check
-keeps another from running. Here are bounds, combinations and names; `resources` looks at what a configuration needs
-outside itself.
+keeps another from running. Here are combinations and names; bounds are in the types of settings, and `resources` looks
+at what a configuration needs outside itself.
 """
 
 import importlib.util

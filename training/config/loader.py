@@ -325,10 +325,10 @@ class _Reader:
 
     def _root(self) -> DictConfig:
         """Returns what `${...}` may refer to: every value that OmegaConf can hold."""
-        root = OmegaConf.create(asdict(PPOConfig()))
-        for key, (value, _) in self.given.items():
+        root = OmegaConf.create()
+        for key, leaf in self.schema.items():
             with suppress(OmegaConfBaseException):
-                OmegaConf.update(root, key, value, merge=False)
+                OmegaConf.update(root, key, self.given.get(key, (leaf.value,))[0], merge=False)
         return root
 
     def has_reported(self, problem: str) -> bool:
