@@ -161,10 +161,10 @@ class _Reader:
             files.append(str(path if path.suffix in (".yaml", ".yml") else f"{path}.yaml"))
         elif given.config_path is not None:
             self.unread.append(f"--config-path={given.config_path} needs --config-name=NAME too")
-        if len(files) > 1:
-            self.unread.append(f"give one CONFIG.yaml, not {', '.join(files)}; a YAML can say `extends: other.yaml`")
-        for path in files[:1]:
-            self._read_yaml(Path(located(path)).resolve())
+        if len(files) > 1 or not all(file.endswith((".yaml", ".yml")) for file in files):
+            self.unread.append(say("one_yaml", words=" ".join(files)))
+        elif files:
+            self._read_yaml(Path(located(files[0])).resolve())
         for override in overrides:
             self._read_override(override)
         self.read_tree({}, "command line")

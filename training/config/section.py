@@ -171,10 +171,14 @@ def convert(value: Any, leaf: Leaf) -> Any:
     kind = leaf.plain
     if isinstance(value, str) and leaf.takes_null and value.lower() in ("null", "none", ""):
         return None
-    if isinstance(value, str) and (kind in (int, float, bool) or (kind is tuple and value.lstrip()[:1] == "[")):
+    if isinstance(value, str) and kind is bool:
+        value = {"true": True, "false": False}.get(value.lower(), value)
+    elif isinstance(value, str) and kind is int and re.fullmatch(r"\d+(\.\d+)?[eE]\d+", value):
+        value = float(value)
+    elif isinstance(value, str) and kind is tuple and value.lstrip().startswith("["):
         value = parse(value.strip(), as_yaml=True)
     # To pydantic truth is a number.
-    if isinstance(value, bool) and kind in (int, float):
+    elif isinstance(value, bool) and kind in (int, float):
         value = str(value)
     if kind is tuple and not isinstance(value, list | tuple):
         value = [] if value in (None, "") else [value]
