@@ -23,6 +23,7 @@ REQUIRED = {
     "tensordict": "the tensors of a batch",
     "numpy": "its other columns",
     "omegaconf": "configs",
+    "pydantic": "their types and bounds",
     "pyarrow": "prompts in parquet",
     "pytest": "the tests",
 }

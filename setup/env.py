@@ -25,10 +25,9 @@ from data.texts import did_you_mean
 from training.batch.batching import EpisodeRows
 from training.config import PPOConfig
 from training.config.algorithm_settings import estimator_needs
-from training.config.loader import load_config, read_config
+from training.config.loader import load_config, read_config, to_yaml
 from training.config.section import leaves
 from training.config.settings import GIVEN
-from training.config.values import to_yaml
 
 __all__ = ["CheckpointConfig", "ConfigStore", "CustomEnvironmentDataset", "EnvironmentRewardWrapper", "InferenceConfig"]
 __all__ += ["ModelConfig", "RayConfig", "RolloutData", "TrainingConfig"]

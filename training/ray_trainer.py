@@ -45,28 +45,21 @@ from training.run.ahead import Ahead, Engines, Generated, leave_out_stale
 from training.run.alarms import Alarms
 from training.run.metric_utils import StepTimer
 from training.run.process import EndingSignals, ray_cluster
-from training.run.roles import ResourcePoolManager, Role, default_resource_pool, default_role_mapping
+from training.run.roles import (  # noqa: F401
+    ResourcePoolManager,
+    Role,
+    default_resource_pool,
+    default_role_mapping,
+    need_critic,
+    need_reference_policy,
+    need_reward_model,
+)
 from training.run.tracking import Tracking, held, record_config
 from workers.ranks.worker_group import ClassWithInitArgs, LocalWorkerGroup, RayWorkerGroup, create_colocated_worker_cls
 
 logger = logging.getLogger(__name__)
 Rows = dict[str, Any]
 Collate = Callable[[list[dict[str, Any]]], Rows]
-
-
-def need_reference_policy(role_worker_mapping: Mapping[Role, type]) -> bool:
-    """Says whether the mapping has a worker for the reference policy."""
-    return not role_worker_mapping.keys().isdisjoint({Role.RefPolicy, Role.ActorRolloutRef})
-
-
-def need_reward_model(role_worker_mapping: Mapping[Role, type]) -> bool:
-    """Says whether the mapping has a worker for a reward model."""
-    return Role.RewardModel in role_worker_mapping
-
-
-def need_critic(config: PPOConfig) -> bool:
-    """Says whether the config's estimator, or `critic.enable`, asks for a critic."""
-    return config.need_critic
 
 
 class RayPPOTrainer:
@@ -327,8 +320,7 @@ class RayPPOTrainer:
         """Sends the weights of this step to the engines; returns what the canaries tell."""
         if self.ahead is not None:
             self.ahead.settle()
-        given = (self.global_steps,) if isinstance(self.rollout_wg, Engines) else ()
-        return self.rollout_wg.sync_weights(*given)
+        return self.rollout_wg.sync_weights(self.global_steps)
 
     def on_batch(self, batch: DataProto) -> None:
         """Sees each batch with all its fields, once it is trained on, or scored for validation: a hook to override."""

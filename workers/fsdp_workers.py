@@ -149,7 +149,7 @@ class ActorRolloutRefWorker(TrainedWorker):
             self.sync_weights()
 
     @register(Dispatch.ONE_TO_ALL)
-    def sync_weights(self) -> dict[str, float]:
+    def sync_weights(self, version: int = 0) -> dict[str, float]:
         """Sends the policy's weights to the rollout engine, which wakes up for it; returns what the canaries tell.
 
         Its cache comes last: the policy that is offloaded need not share the device with it.
@@ -160,6 +160,7 @@ class ActorRolloutRefWorker(TrainedWorker):
             self.rollout.update_weights(iter_weights(lm, torch_dtype(self.policy.rollout.dtype)), weight_manifest(lm))
             actor = self._score_canaries()
         self.rollout.wake_up("kv_cache")
+        self.rollout.set_version(version)
         return self.compare_canary(actor)
 
     @register(Dispatch.RANK_ZERO)

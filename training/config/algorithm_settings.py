@@ -3,7 +3,7 @@
 Invariant: it knows names only, so that a config is judged without torch. `register_adv_est` enters a user's own.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, Self
 
 from data.texts import say, table
@@ -150,8 +150,7 @@ def estimator_needs(name: str) -> tuple[str, ...]:
     return ESTIMATOR_NEEDS.get(name, ())
 
 
-@dataclass(frozen=True, kw_only=True)
-class MicroBatching:
+class MicroBatching(of.Section):
     """Limits a micro-batch on one rank, by a token budget or by a number of rows; exactly one is set."""
 
     max_token_len: int | None = None
@@ -165,8 +164,7 @@ def micro_batching(use_dynamic_bsz: bool | None, micro_batch_size: int | None, m
     return MicroBatching(micro_batch_size=micro_batch_size)
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdatePlan:
+class UpdatePlan(of.Section):
     """Says how one model passes over the rows of its rank: `epochs` times, in `mini_batches` equal parts each."""
 
     mini_batches: int
@@ -187,8 +185,7 @@ class UpdatePlan:
         return self.epochs * self.mini_batches
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchPlan:
+class BatchPlan(of.Section):
     """Says how a step of `prompts` prompts is cut over `ranks` data-parallel ranks and into mini-batches.
 
     `balance` gives the ranks of a part about the same number of tokens; otherwise rows stay in order. The driver

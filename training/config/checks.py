@@ -1,53 +1,43 @@
 """Finds what a well-typed configuration can still get wrong, before any model is loaded.
 
 Every problem names the key, its value and the fix; what merely looks unusual is a warning in the log. No check
-keeps another from running. Here are bounds, combinations and names; `resources` looks at what a configuration needs
-outside itself.
+keeps another from running. Here are combinations and names; bounds are in the types of settings, and `resources` looks
+at what a configuration needs outside itself.
 """
 
 import importlib.util
 import inspect
 import logging
-import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from data.loading import load_extern_object
 from data.texts import say, say_where
 from training.config import resources
 from training.config.algorithm_settings import CustomRewardFunctionConfig, MicroBatching, estimator_needs
-from training.config.resources import read_model_config
-from training.config.section import leaves
-from training.config.settings import ActorConfig, CriticConfig, PPOConfig
+from training.config.settings import ActorConfig, CriticConfig, EnvironmentHome, PPOConfig
 
 log = logging.getLogger(__name__)
-Reader = Callable[[str], dict[str, Any]]
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
-def check_config(
-    config: PPOConfig, *, model_config_reader: Reader = read_model_config, ask_hub: bool = True, own_data: bool = False
-) -> list[str]:
+def check_config(config: PPOConfig, *, ask_hub: bool = True, own_data: bool = False) -> list[str]:
     """Returns all problems of a config; none where it can run here.
 
     Args:
-        model_config_reader: model path -> its config.json as a dict.
         ask_hub: also check models that are no local folders.
         own_data: datasets and environments are given as objects.
     """
-    # What a user's file registers is known to those that follow.
-    combinations = partial(_combinations, own_data=own_data)
-    own = (_algorithm, _batch_sizes, _token_budgets, combinations, _engine, _reward, _trackers, _checkpoints)
-    there = (resources.check_ranks, resources.check_files, resources.check_classes, resources.check_agents)
     _say_unusual(config)
-    found = [f"{key}={leaf.value} must be {wanted}" for key, leaf in leaves(config) for wanted in leaf.wanted()]
-    found += [problem for check in (*own, *there) for problem in check(config)]
+    # Each begins where the one before it ends: what a user's file registers is known to those that follow.
+    own = (_algorithm(config), _batch_sizes(config), _token_budgets(config), _combinations(config, own_data))
+    there = (resources.check_ranks, resources.check_files, resources.check_classes, resources.check_agents)
+    found = [problem for problems in own for problem in problems]
+    found += [problem for check in (_reward, _checkpoints, *there) for problem in check(config)]
     # Actor and critic may have the same.
-    return list(dict.fromkeys([*found, *resources.check_models(config, model_config_reader, ask_hub)]))
+    return list(dict.fromkeys([*found, *resources.check_models(config, ask_hub)]))
 
 
 def load_custom_algorithm(path: str) -> None:
@@ -64,29 +54,24 @@ def _updated(config: PPOConfig) -> dict[str, ActorConfig | CriticConfig]:
 def _batch_sizes(config: PPOConfig) -> Iterator[str]:
     """Requires that a step's prompts divide into mini-batches, those over ranks, and those into micro-batches."""
     actor, prompts, n = config.actor_rollout_ref.actor, config.prompts_per_step, config.actor_rollout_ref.rollout.n
-    ranks, sharing = config.data_parallel_size, actor.ulysses_sequence_parallel_size
+    # None where they do not divide, which is reported too.
+    ranks, sharing = config.data_parallel_size or 1, actor.ulysses_sequence_parallel_size
     among = f"{ranks} " + ("ranks" if sharing == 1 else f"groups of {sharing} ranks that share sequences")
     own = config.environments and config.agent.agent_length
     step = f"agent.agent_length={own}" if own else f"data.train_batch_size={config.data.train_batch_size}"
-    sizes = {step: prompts}
     for section, model in _updated(config).items():
         given = model.ppo_mini_batch_size
         told, size = (step, prompts) if given is None else (f"{section}.ppo_mini_batch_size={given}", given)
         larger, smaller = sorted((size, actor.ppo_mini_batch_size or prompts), reverse=True)
-        if smaller > 0 and larger % smaller:
+        if larger % smaller:
             yield say("do_not_nest", actor=actor.ppo_mini_batch_size, critic=given)
-        if size < 1 or ranks < 1:
-            # Reported by its bound.
-            continue
-        sizes[told] = size
         if prompts % size:
             yield f"{step} must be a multiple of {told}: a step is cut into equal mini-batches"
         rows, most = size * n // ranks, model.micro_batching.micro_batch_size
-        if size * n % ranks == 0 and most and rows % most:
-            yield say("rows_of_rank", section=section, size=most, rows=rows, given=told, n=n, ranks=among)
-    for told, size in sizes.items() if ranks > 0 else ():
         if size * n % ranks:
             yield f"{told} x rollout.n={n} = {size * n} rows do not divide among {among}"
+        elif most and rows % most:
+            yield say("rows_of_rank", section=section, size=most, rows=rows, given=told, n=n, ranks=among)
 
 
 def _token_budgets(config: PPOConfig) -> Iterator[str]:
@@ -112,9 +97,11 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
     nothing_to_validate = not (own_data or data.val_files or (acts and agent.val_length))
     buffer, needs_teacher = scorer.overlong_buffer, algorithm.adv_estimator == "on_policy_distillation"
     # What is passed on wins: vLLM itself judges it.
-    own, server = rollout.engine_kwargs.get("vllm"), rollout.engine_kwargs.get("sglang")
-    sglang = rollout.name == "sglang" and not (isinstance(server, dict) and server.get("base_url"))
-    passed_on = isinstance(own, dict) and not own.keys().isdisjoint({"max_num_batched_tokens", "max_num_seqs"})
+    passed_on = {"max_num_batched_tokens", "max_num_seqs"} & rollout.engine_kwargs.get("vllm", {}).keys()
+    sglang = rollout.name == "sglang" and not rollout.engine_kwargs.get("sglang", {}).get("base_url")
+    given = {name for entry in config.env_template for name, value in vars(entry).items() if value is not None}
+    for_all = ", ".join(given.intersection(EnvironmentHome._fields))
+    lacking = "" if trainer.trackers else " ".join(trainer.logger)
     wrong = {
         "no_sampling": rollout.temperature == 0,
         "one_greedy_answer": val.n > 1 and not val.do_sample,
@@ -133,13 +120,12 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
         "no_dro_beta": config.loss_mode == "dro" and actor.policy_loss.dro_beta is None,
         "bypass_elsewhere": config.loss_mode == "bypass_mode" and not correction.bypass_mode,
         "no_engine_log_probs": (correction.corrects or correction.bypass_mode) and not rollout.calculate_log_probs,
-        "no_own_engines": trainer.async_level > 0 and not trainer.rollout_n_gpus,
         "bypassed_loss": correction.bypass_mode and actor.policy_loss.loss_mode not in ("vanilla", "bypass_mode"),
         "bypassed_pass": correction.bypass_mode and (algorithm.use_kl_in_reward or "sum_pi_squared" in needs),
         "no_resume_path": resumes and trainer.resume_from_path is None,
         "no_resume_folder": resumes and not Path(trainer.resume_from_path or ".").is_dir(),
         "no_critic_to_warm": trainer.critic_warmup > 0 and not config.need_critic,
-        "only_warmup": config.need_critic and trainer.critic_warmup >= (trainer.total_training_steps or math.inf) > 0,
+        "only_warmup": config.need_critic and 0 < (trainer.total_training_steps or 0) <= trainer.critic_warmup,
         "val_only_of_nothing": trainer.val_only and nothing_to_validate,
         "test_freq_of_nothing": trainer.test_freq > 0 and nothing_to_validate,
         "critic_exported": "hf_model" in config.critic.checkpoint.save_contents,
@@ -156,9 +142,11 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
         "no_train_files": not (own_data or acts or data.train_files),
         "two_environments": config.env_template and agent.environment.is_set,
         "no_environment": not (own_data or acts) and agent.tools,
-        "ray_isolation": acts and agent.environment.isolation == "ray" and not trainer.use_ray,
+        "one_for_all": for_all,
+        "no_tracker": lacking,
     }
-    yield from say_where(wrong, config=config, source="agent.val_length" if acts else "data.val_files")
+    source = "agent.val_length" if acts else "data.val_files"
+    yield from say_where(wrong, config=config, source=source, for_all=for_all, lacking=lacking)
 
 
 def _say_unusual(config: PPOConfig) -> None:
@@ -166,6 +154,11 @@ def _say_unusual(config: PPOConfig) -> None:
     from training.core_algos import AdvantageEstimator
 
     trainer, custom, acts = config.trainer, config.custom_reward_function, bool(config.environments)
+    rollout = config.actor_rollout_ref.rollout
+    sharded = {key: attrgetter(f"{key}.fsdp_config")(config) for key in (ACTOR, "actor_rollout_ref.ref", "critic")}
+    whole = ", ".join(key for key, sharding in sharded.items() if not sharding.reshard_after_forward)
+    engines = ", ".join(engine for engine in rollout.engine_kwargs if engine != rollout.name)
+    lacking = " ".join(name for name in trainer.logger if name not in trainer.trackers)
     by_group = "index" in config.estimator_needs and config.algorithm.adv_estimator in set(AdvantageEstimator)
     given, read = config.critic, {"enable", "share_backbone", "value_loss_coef", "cliprange_value", "loss_agg_mode"}
     unread = ", ".join(name for name in vars(given) if name not in read and given[name] != CriticConfig()[name])
@@ -173,26 +166,16 @@ def _say_unusual(config: PPOConfig) -> None:
         "critic_unread": given.share_backbone and unread,
         "ray_unused": config.ray_kwargs.ray_init and not trainer.use_ray,
         "resume_path_unused": trainer.resume_mode != "resume_path" and trainer.resume_from_path is not None,
-        "one_of_a_group": by_group and config.actor_rollout_ref.rollout.n == 1,
+        "one_of_a_group": by_group and rollout.n == 1,
         "function_unused": custom.path is None and custom.name != CustomRewardFunctionConfig.name,
         "no_deadline": acts and config.environment_home.isolation == "thread" and config.agent.step_timeout_s is None,
         "raw_chat_unused": acts and config.data.return_raw_chat,
+        "engine_unused": engines,
+        "reshard_unused": trainer.num_ranks == 1 and whole,
+        "tracker_left_out": trainer.trackers and lacking,
     }
-    for text in say_where(odd, config=config, unread=unread):
+    for text in say_where(odd, config=config, unread=unread, engines=engines, lacking=lacking, whole=whole):
         log.warning(text)
-    for key in (ACTOR, "actor_rollout_ref.ref", "critic") if trainer.num_ranks <= 1 else ():
-        if not attrgetter(f"{key}.fsdp_config.reshard_after_forward")(config):
-            log.warning("%s.fsdp_config.reshard_after_forward has no effect on one rank", key)
-
-
-def _engine(config: PPOConfig) -> Iterator[str]:
-    """Requires that what is passed on to the rollout engine are its settings by name."""
-    rollout = config.actor_rollout_ref.rollout
-    for engine, settings in rollout.engine_kwargs.items():
-        if engine != rollout.name:
-            log.warning("%s.engine_kwargs.%s has no effect with rollout.name=%s", ROLLOUT, engine, rollout.name)
-        elif not isinstance(settings, dict):
-            yield f"{ROLLOUT}.engine_kwargs.{engine}={settings!r} must be a mapping, as in {{key: value}}"
 
 
 def _algorithm(config: PPOConfig) -> Iterator[str]:
@@ -237,34 +220,22 @@ def _reward(config: PPOConfig) -> Iterator[str]:
     yield from (*unusable, *unfit)
     if unusable or unfit:
         return
-    manager, function = get_reward_manager_cls(name), default_compute_score
+    manager, function, by = get_reward_manager_cls(name), default_compute_score, "default_compute_score"
     if custom.path is not None:
-        function = load_extern_object(custom.path, custom.name)
-        positional = [p for p in inspect.signature(function).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
-        needed = [p.name for p in positional if p.default is p.empty]
+        function, by = load_extern_object(custom.path, custom.name), custom.name
+        takes = inspect.signature(function).parameters.values()
+        needed = [p.name for p in takes if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
         if config.environments and len(set(needed) - custom.reward_kwargs.keys()) > 2:
             yield say("reward_takes", name=custom.name, needed=", ".join(needed))
-        yield from resources.not_taken(f"{key}.reward_kwargs", function, custom.reward_kwargs)
-    parameters = inspect.signature(manager).parameters.values()
-    hands_on = issubclass(manager, NaiveRewardManager) and any(p.kind is p.VAR_KEYWORD for p in parameters)
-    filled = () if hands_on else ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
-    own = {p.name for p in parameters if hands_on and p.kind is p.KEYWORD_ONLY}
-    given = {name: value for name, value in config.reward_model.reward_kwargs.items() if name not in own}
-    taking = function if hands_on else manager
-    for problem in resources.not_taken("reward_model.reward_kwargs", taking, given, filled):
-        told = not own or problem.endswith("?")
-        yield problem if told else f"{problem} {manager.__name__} takes {', '.join(sorted(own))}"
-
-
-def _trackers(config: PPOConfig) -> Iterator[str]:
-    """Requires that the trackers are installed; where others are, a run goes without one."""
-    trainer = config.trainer
-    for package in (name for name in trainer.logger if name not in trainer.trackers):
-        missing = f"trainer.logger has {package}, which is not installed: `pip install {package}`, or take it out"
-        if trainer.trackers:
-            log.warning("%s; this run goes without it", missing)
-        else:
-            yield missing
+        yield from resources.not_taken(f"{key}.reward_kwargs", by, takes, custom.reward_kwargs)
+    filled = ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
+    own = [p for p in inspect.signature(manager).parameters.values() if p.name not in filled]
+    if issubclass(manager, NaiveRewardManager) and any(p.kind is p.VAR_KEYWORD for p in own):
+        own = [p for p in own if p.kind is p.KEYWORD_ONLY]
+        own += inspect.signature(function).parameters.values()
+    else:
+        by = manager.__name__
+    yield from resources.not_taken("reward_model.reward_kwargs", by, own, config.reward_model.reward_kwargs)
 
 
 def _checkpoints(config: PPOConfig) -> Iterator[str]:

@@ -14,34 +14,32 @@ import logging
 import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import chain, product
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
 
-from data.texts import did_you_mean, same_words, table
+from data.texts import did_you_mean, same_words, say, table
 from training.config.algorithm_settings import RolloutCorrectionConfig
 from training.config.checks import check_config
-from training.config.section import INPUT, build, each, leaves
-from training.config.settings import EnvironmentChoice, EnvironmentHome, PPOConfig
-from training.config.values import InputError, as_text, convert, parse, reference_yaml, to_yaml
+from training.config.section import Section, as_text, build, convert, fault_at, leaves, located, parse, said_of
+from training.config.settings import PPOConfig
 
 __all__ = ["ConfigError", "LoadedConfig", "explain", "load_config", "read_config", "reference_yaml", "to_yaml"]
 
 log = logging.getLogger(__name__)
-PROJECT_ROOT = Path(__file__).resolve().parents[2]
 # Giving one of an environment's settings drops what an earlier layer gave for the others.
 RIVALS = {"path": ("name", "kwargs", "prompt_template"), "name": ("path", "cls", "kwargs", "prompt_template")}
 # The keys of verl that are called otherwise here, mean nothing here, or ask for what is not there.
 _TABLE: dict[str, Any] = table(__file__, "verl_keys")
-ONE_LIMIT, NULL_SAYS_NOTHING = frozenset(_TABLE["one_limit"]), frozenset(_TABLE["null_says_nothing"])
-SEVERAL_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
+SEVERAL_TURNS, VERLS_LIMIT, OUR_LIMIT = _TABLE["several_turns"]
 # Keys in the text of a problem.
 DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 
@@ -77,15 +75,7 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
         raise SystemExit(0)
     reader = _Reader()
     explain_it = reader.read_command_line(argv)
-    config = reader.build(partial(check_config, ask_hub=not explain_it) if check else None)
-    sources = {key: reader.given.get(key, (None, "default"))[1] for key in reader.schema}
-    loaded = LoadedConfig(config, sources, explain_it)
-    if reader.problems:
-        if explain_it:
-            # Most wanted when something is wrong.
-            print(explain(loaded))
-        raise ConfigError(reader.problems)
-    return loaded
+    return reader.loaded(partial(check_config, ask_hub=not explain_it) if check else None, explain_it)
 
 
 def read_config(
@@ -103,20 +93,45 @@ def read_config(
         return config
     reader = _Reader()
     reader.read_tree(OmegaConf.to_container(config) if OmegaConf.is_config(config) else config, "the given config")
-    made = reader.build(partial(check_config, own_data=own_data) if check else None)
-    if reader.problems:
-        raise ConfigError(reader.problems)
-    return made
+    return reader.loaded(partial(check_config, own_data=own_data) if check else None).config
 
 
 def explain(loaded: LoadedConfig) -> str:
     """Lists every value with where it came from, one per line."""
-    rows = [(key, as_text(leaf.value), loaded.sources[key]) for key, leaf in leaves(loaded.config)]
-    return "\n".join(f"{key:<66} {value:<28} {source}" for key, value, source in rows)
+    rows = ((key, as_text(leaf.value)) for key, leaf in leaves(loaded.config))
+    return "\n".join(f"{key:<66} {value:<28} {loaded.sources[key]}" for key, value in rows)
+
+
+def to_yaml(config: PPOConfig) -> str:
+    """Writes the whole config as YAML; loading it again gives an equal config."""
+    return str(OmegaConf.to_yaml(OmegaConf.create(asdict(config))))
+
+
+def reference_yaml() -> str:
+    """Writes configs/ppo_trainer.yaml: every key with its default, its choices and its documentation."""
+    lines = ["# Every key with its default: python -m training.config.loader --reference > configs/ppo_trainer.yaml"]
+    return "\n".join([*lines, *_reference_lines(PPOConfig(), "")]) + "\n"
+
+
+def _reference_lines(section: Section, indent: str) -> Iterator[str]:
+    """Writes a section's keys, one a line, its inner sections indented."""
+    own = dict(leaves(section))
+    for name, value in vars(section).items():
+        if isinstance(value, Section):
+            yield f"{indent}{name}:  # {(type(value).__doc__ or '').splitlines()[0]}"
+            yield from _reference_lines(value, indent + "  ")
+        else:
+            yield f"{indent}{name}: {as_text(value)}  # {own[name].doc}{_choices(own[name].kind)}"
+
+
+def _choices(kind: Any) -> str:
+    """Lists the words that a field takes, where it takes only some."""
+    words = next((get_args(part) for part in (kind, *get_args(kind)) if get_origin(part) is Literal), ())
+    return f" ({' | '.join(words)})" if words else ""
 
 
 class _Reader:
-    """Collects layers, sources and problems; `build` turns them into a config."""
+    """Collects layers, sources and problems; `loaded` turns them into a config."""
 
     def __init__(self) -> None:
         self.schema = dict(leaves(PPOConfig()))
@@ -124,11 +139,11 @@ class _Reader:
         # What layers that ended gave, each value with its source, and the layer that is read.
         self.given: dict[str, tuple[Any, str]] = {}
         self.layer: dict[str, Any] = {}
+        # Files that could not be read, whose values are missing, and what else is wrong.
+        self.unread: list[str] = []
         self.problems: list[str] = []
-        self.wants_turns = False
-        self.moved: dict[str, tuple[str, Any]] = {}
-        # Every file that was named has been read.
-        self.complete = True
+        # What verl's keys gave that are called otherwise here, or have no effect.
+        self.of_verl: dict[str, Any] = {}
 
     def read_command_line(self, argv: list[str]) -> bool:
         """Reads the one YAML that is named, then the overrides; returns whether --explain was given."""
@@ -136,47 +151,44 @@ class _Reader:
         for name in ("--config-path", "--config-name"):
             options.add_argument(name, nargs="?", const="")
         options.add_argument("--explain", action="store_true")
-        given, words = options.parse_known_args(argv)
-        overrides = [word for word in words if "=" in word or re.match(r"~[a-z]", word)]
-        files = [word for word in words if word not in overrides]
+        options.add_argument("words", nargs="*")
+        given, unknown = options.parse_known_intermixed_args(argv)
+        self.problems += [f"{word!r} is no option (see --help)" for word in unknown]
+        overrides = [word for word in given.words if "=" in word or re.match(r"~[a-z]", word)]
+        files = [word for word in given.words if word not in overrides]
         if given.config_name is not None:
-            folder = "configs" if given.config_path is None else given.config_path
-            name = given.config_name
-            files.append(str(Path(folder) / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")))
+            path = Path("configs" if given.config_path is None else given.config_path, given.config_name)
+            files.append(str(path if path.suffix in (".yaml", ".yml") else f"{path}.yaml"))
         elif given.config_path is not None:
-            self._cannot_read(f"--config-path={given.config_path} needs --config-name=NAME too")
-        wrong = [word for word in files if word.startswith("-") or not word.endswith((".yaml", ".yml"))]
-        for word in wrong:
-            self.problems.append(f"{word!r} is neither CONFIG.yaml, key=value nor a known option (see --help)")
-            self.complete &= word.startswith("-")
-        chosen = [word for word in files if word not in wrong]
-        if len(chosen) > 1:
-            self._cannot_read(f"one YAML file at a time, not {', '.join(chosen)}; a YAML can say `extends: other.yaml`")
-        for word in chosen[:1]:
-            self._read_yaml(Path(_locate(word)), ())
+            self.unread.append(f"--config-path={given.config_path} needs --config-name=NAME too")
+        if len(files) > 1 or not all(file.endswith((".yaml", ".yml")) for file in files):
+            self.unread.append(say("one_yaml", words=" ".join(files)))
+        elif files:
+            self._read_yaml(Path(located(files[0])).resolve())
         for override in overrides:
             self._read_override(override)
-        self._end_layer("command line")
+        self.read_tree({}, "command line")
         return bool(given.explain)
 
-    def _read_yaml(self, path: Path, children: tuple[Path, ...]) -> None:
+    def _read_yaml(self, path: Path, children: tuple[Path, ...] = ()) -> None:
         """Reads a YAML file after the one that it extends; `children` are the files that led here."""
-        path = path.resolve()
         try:
-            tree = _yaml_tree(path, children)
-        except InputError as error:
-            self._cannot_read(str(error))
+            tree = OmegaConf.to_container(OmegaConf.load(path))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+            self.unread.append(f"cannot read {path} as YAML in UTF-8: {error}" if path.exists() else _missing(path))
+            return
+        if not isinstance(tree, dict):
+            self.unread.append(f"{path.name} holds a list; it must hold keys with values")
             return
         if tree.pop("defaults", None) is not None:
-            self._cannot_read(f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead")
-        if (parent := tree.pop("extends", None)) is not None:
-            self._read_yaml(path.parent / str(parent), (*children, path))
+            self.unread.append(f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead")
+        named, files = tree.pop("extends", None), (*children, path)
+        parent = (path.parent / str(named)).resolve()
+        if named is not None and parent in files:
+            self.unread.append(f"`extends` goes in a circle: {' -> '.join(file.name for file in (*files, parent))}")
+        elif named is not None:
+            self._read_yaml(parent, files)
         self.read_tree(tree, path.name)
-
-    def read_tree(self, tree: Any, source: str) -> None:
-        """Reads a layer of nested values."""
-        self._add(tree, source)
-        self._end_layer(source)
 
     def _read_override(self, override: str) -> None:
         """Reads +KEY=VALUE or ~KEY; where any key may be given, the value is YAML whatever it looks like."""
@@ -185,29 +197,30 @@ class _Reader:
             return
         key, _, text = override.lstrip("+").partition("=")
         leaf = self.schema.get(key)
-        if leaf is not None and not text and leaf.kind is not str and type(None) not in get_args(leaf.kind):
+        if leaf and not text and leaf.plain is not str and not leaf.takes_null:
             log.warning("%s= (command line) has no value: left as it is", key)
             return
-        free = [f"{name}." for name, leaf in self.schema.items() if get_origin(leaf.kind) is dict]
-        with self._reporting(f"{key}={text!r} (command line)"):
-            self._add({key: parse(text, as_yaml=key.startswith(tuple(free)))}, "command line")
+        try:
+            self._add({key: parse(text, as_yaml=leaf is None)}, "command line")
+        except yaml.YAMLError as error:
+            self._report(key, text, "command line", error)
 
     def _reset(self, key: str) -> None:
         """Takes a key, or a section's keys, back to the default, and with them what was wrong with them."""
         known = [name for name in self.schema if name == key or name.startswith(f"{key}.")]
-        left = [problem for problem in self.problems if not problem.startswith((f"{key}=", f"{key}."))]
-        if not known and len(left) == len(self.problems) and not_here(key, None) is None:
+        gone = [problem for problem in self.problems if problem.startswith((f"{key}=", f"{key}."))]
+        self.problems = [problem for problem in self.problems if problem not in gone]
+        if not (known or gone or not_here(key, None)):
             self._report_unknown(key, "~", "command line")
-        else:
-            self.problems = left
         for name in known:
             self.given.pop(name, None)
             self.layer.pop(name, None)
 
-    def _end_layer(self, source: str) -> None:
-        """Enters a layer into the flat table; another environment's settings do not stay with one that it names."""
+    def read_tree(self, tree: Mapping[Any, Any], source: str) -> None:
+        """Reads the rest of a layer, and ends it; another environment's settings do not stay with one that it names."""
+        self._add(tree, source)
         named = [name for name in RIVALS if not _is_null(self.layer.get(f"agent.environment.{name}"))]
-        for other in chain.from_iterable(RIVALS[name] for name in named):
+        for other in (other for name in named for other in RIVALS[name]):
             self.given.pop(f"agent.environment.{other}", None)
         for key, value in self.layer.items():
             self.given[key] = _merged(self.given.get(key, (None,))[0], value), source
@@ -224,7 +237,7 @@ class _Reader:
             for part in reversed(further):
                 value = {part: value}
             # Of verl's own way to build objects.
-            if word == "_target_" or (_is_null(value) and key in NULL_SAYS_NOTHING):
+            if word == "_target_" or (_is_null(value) and key in _TABLE["null_says_nothing"]):
                 continue
             if key in self.schema:
                 self.layer[key] = _merged(self.layer.get(key), value)
@@ -233,41 +246,34 @@ class _Reader:
             elif key not in self.sections:
                 self._add_foreign(key, value, source)
             elif value is not None:
-                inner, leaf = next(item for item in self.schema.items() if item[0].startswith(f"{key}."))
-                example = f"{inner}={as_text(leaf.value)}"
-                self._report(key, value, source, f"is a section; set its keys, as in {example}")
+                inner = next(name for name in self.schema if name.startswith(f"{key}."))
+                self._report(key, value, source, f"is a section; set its keys, as in {inner}=VALUE")
 
     def _add_foreign(self, key: str, value: Any, source: str) -> None:
         """Takes a key that is not ours: moved, without meaning here, of a part that is missing, or a mistake."""
-        said = not_here(key, value)
-        if (new := moved_to(key)) is not None:
-            self._add_moved(key, new, value, source)
+        new = moved_to(key)
+        said = not_here(new or key, value)
+        if new is not None and _is_null(value):
+            return
+        if new is not None:
+            if said is None:
+                log.warning("%s (%s) is called %s here; moved", key, source, new)
+            self.of_verl[key] = value
+            # Two values of one limit are compared in the end.
+            if new != OUR_LIMIT or new not in self.layer:
+                self._add({new: value}, source)
         elif said is None:
             self._report_unknown(key, value, source)
         elif said[1] == logging.ERROR:
             self._report(key, value, source, said[0])
         else:
-            self.wants_turns |= key == SEVERAL_TURNS and str(value).lower() == "true"
+            self.of_verl[key] = value
             log.log(said[1], "%s=%s (%s) has no effect here: %s", key, value, source, said[0])
 
-    def _add_moved(self, key: str, new: str, value: Any, source: str) -> None:
-        """Enters the value of verl's key under its name here; two values of one limit are compared in the end."""
-        if _is_null(value):
-            return
-        if not_here(new, value) is None:
-            log.warning("%s (%s) is called %s here; moved", key, source, new)
-        self.moved |= {new: (key, value)} if new in ONE_LIMIT else {}
-        if new not in ONE_LIMIT or new not in {**self.given, **self.layer}:
-            self._add({new: value}, source)
-
-    def _cannot_read(self, problem: str) -> None:
-        """Notes a problem that leaves out values; without them no check means anything."""
-        self.problems.append(problem)
-        self.complete = False
-
-    def _report(self, key: str, value: Any, source: str, problem: str) -> None:
+    def _report(self, key: str, value: Any, source: str, problem: str | Exception) -> None:
         """Notes what is wrong with a value, in the form of all such problems."""
-        self.problems.append(f"{key}={value!r} ({source}): {problem}")
+        advice = "; check brackets and quotes" if isinstance(problem, yaml.YAMLError) else ""
+        self.problems.append(f"{key}={value!r} ({source}): {str(problem).splitlines()[0]}{advice}")
 
     def _report_unknown(self, key: str, value: Any, source: str) -> None:
         """Notes a key that does not exist, with the nearest that does."""
@@ -277,74 +283,59 @@ class _Reader:
         near = did_you_mean(key, whole, 0.0) or did_you_mean(key, alike, 0.4) or did_you_mean(key, last, 0.0)
         self._report(key, value, source, f"there is no such key.{near or ' --help lists all keys'}")
 
-    @contextmanager
-    def _reporting(self, given: str) -> Iterator[None]:
-        """Notes a InputError in the block as a problem of what was `given`."""
-        try:
-            yield
-        except InputError as error:
-            self.problems.append(f"{given}: {error}")
+    def loaded(self, check: Callable[[PPOConfig], list[str]] | None, explain_it: bool = False) -> LoadedConfig:
+        """Makes the config; raises ConfigError with what is wrong, and with what `check` finds.
 
-    def build(self, check: Callable[[PPOConfig], list[str]] | None = None) -> PPOConfig:
-        """Makes the config; where a value is wrong it keeps its default and the problem is noted.
-
-        So are those that `check` finds, unless a value is missing because its file could not be read.
+        Where a value is wrong it is checked with its default; unless a value is missing because its file could not be
+        read: without it no check means anything.
         """
-        self._resolve_interpolations()
-        flat = {key: leaf.value for key, leaf in self.schema.items()}
-        for key, (value, source) in self.given.items():
-            with self._reporting(f"{key}={value!r} ({source})"):
-                leaf = self.schema[key]
-                made = convert(value, leaf.kind)
-                flat[key] = each(_locate, made) if INPUT in leaf.metadata else made
-        # The others are names, which a folder here may have too.
-        flat["agent.tools"] = tuple(_locate(tool) if "." in tool else tool for tool in flat["agent.tools"])
-        flat["env_template"] = tuple(self._entry(i, entry) for i, entry in enumerate(flat["env_template"]))
-        for key, (old, value) in self.moved.items():
-            if str(value) != (other := str(self.given[key][0])):
-                self.problems.append(f"{old}={value} and {key}={other} are the same limit: give one")
-        config: PPOConfig = build(PPOConfig, flat)
-        if self.wants_turns and not config.environments:
+        config: PPOConfig = build(PPOConfig(), self._converted())
+        limit, ours = self.of_verl.get(VERLS_LIMIT), config.agent.max_turn
+        if limit is not None and str(limit) != str(ours):
+            self.problems.append(f"{VERLS_LIMIT}={limit} and {OUR_LIMIT}={ours} are the same limit: give one")
+        if str(self.of_verl.get(SEVERAL_TURNS)).lower() == "true" and not config.environments:
             self.problems.append(f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path")
-        found = check(config) if check is not None and self.complete else []
+        found = check(config) if check is not None and not self.unread else []
         self.problems += [problem for problem in found if not self.has_reported(problem)]
-        return config
+        sources = {key: self.given.get(key, (None, "default"))[1] for key in self.schema}
+        loaded, problems = LoadedConfig(config, sources, explain_it), self.unread + self.problems
+        if problems and explain_it:
+            # Most wanted when something is wrong.
+            print(explain(loaded))
+        if problems:
+            raise ConfigError(problems)
+        return loaded
 
-    def _entry(self, number: int, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Converts an entry of env_template; what is wrong with it is noted and left out."""
-        kinds, made = get_type_hints(EnvironmentChoice), {}
-        for name, value in entry.items():
-            with self._reporting(f"env_template[{number}].{name}={value!r}"):
-                if name in EnvironmentHome._fields:
-                    raise InputError(f"it is one for all environments; set agent.environment.{name}")
-                if name not in kinds:
-                    raise InputError(f"there is no such key.{did_you_mean(str(name), kinds)}")
-                made[name] = convert(value, kinds[name])
+    def _converted(self) -> dict[str, Any]:
+        """Returns the given values as the types of their fields; notes what is wrong with the others."""
+        linked = {key for key, (value, _) in self.given.items() if "${" in str(value)}
+        made, root = {}, self._root() if linked else None
+        for key, (value, source) in self.given.items():
+            try:
+                if key in linked:
+                    value = OmegaConf.to_container(OmegaConf.create([value], parent=root), resolve=True)[0]
+                made[key] = convert(value, self.schema[key])
+            except ValidationError as error:
+                for fault in error.errors():
+                    wrong = fault["input"] if fault["loc"] else value
+                    self._report(key + fault_at(fault), wrong, source, said_of(fault, self.schema[key]))
+            except (OmegaConfBaseException, yaml.YAMLError) as error:
+                self._report(key, value, source, error)
         return made
+
+    def _root(self) -> DictConfig:
+        """Returns what `${...}` may refer to: every value that OmegaConf can hold."""
+        root = OmegaConf.create()
+        for key, leaf in self.schema.items():
+            with suppress(OmegaConfBaseException):
+                OmegaConf.update(root, key, self.given.get(key, (leaf.value,))[0], merge=False)
+        return root
 
     def has_reported(self, problem: str) -> bool:
         """Says whether a check's problem names a key that is reported: it may only follow from the default there."""
         reported = {word for text in self.problems for word in DOTTED.findall(text) if word in self.schema}
-        words = DOTTED.findall(problem)
-        # Others are short for a key: rollout.n.
-        short = tuple(f".{word}" for word in words if word not in self.schema)
-        return any(key in words or key.endswith(short) for key in reported)
-
-    def _resolve_interpolations(self) -> None:
-        """Puts the values that `${...}` refers to in its place; notes and takes out what leads nowhere."""
-        linked = [key for key, (value, _) in self.given.items() if "${" in str(value)]
-        plain = {key: leaf.value for key, leaf in self.schema.items()} | {key: x for key, (x, _) in self.given.items()}
-        root = OmegaConf.create()
-        for resolving, key in product((False, True), plain if linked else ()):
-            try:
-                if not resolving:
-                    OmegaConf.update(root, key, plain[key], merge=False)
-                elif key in linked and key in self.given:
-                    value = OmegaConf.select(root, key)
-                    made = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-                    self.given[key] = made, self.given[key][1]
-            except OmegaConfBaseException as error:
-                self._report(key, *self.given.pop(key), str(error).splitlines()[0])
+        # Some are short for a key: rollout.n.
+        return any(f".{key}".endswith(f".{word}") for key in reported for word in DOTTED.findall(problem))
 
 
 def moved_to(key: str) -> str | None:
@@ -358,26 +349,10 @@ def not_here(key: str, value: Any) -> tuple[str, int] | None:
     for reason, patterns in _TABLE["not_here"].items():
         for pattern, asks, accepted in (entry.partition("=") for entry in patterns.split()):
             if fnmatchcase(key, pattern):
-                nothing = accepted.lower().split("|") if accepted else ["false", "[]", "{}"]
-                given = str(value).lower()
+                given, nothing = str(value).lower(), (accepted or "false|[]|{}").lower().split("|")
                 at_rest = given.startswith("${") or given in ("", "none", *nothing)
                 return reason, logging.WARNING if not asks else logging.DEBUG if at_rest else logging.ERROR
     return None
-
-
-def _yaml_tree(path: Path, children: tuple[Path, ...]) -> dict[Any, Any]:
-    """Returns what a YAML file holds; InputError says why it cannot be had."""
-    if path in children:
-        raise InputError(f"`extends` goes in a circle: {' -> '.join(file.name for file in (*children, path))}")
-    try:
-        tree = OmegaConf.to_container(OmegaConf.load(path))
-    except UnicodeDecodeError as error:
-        raise InputError(f"cannot read {path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
-    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise InputError(f"cannot read {path}: {error}" if path.exists() else _missing(path)) from None
-    if not isinstance(tree, dict):
-        raise InputError(f"{path.name} holds a list; it must hold keys with values")
-    return tree
 
 
 def _missing(path: Path) -> str:
@@ -401,12 +376,6 @@ def _is_null(value: Any) -> bool:
     return str(value).lower() in ("none", "null", "")
 
 
-def _locate(path: str) -> str:
-    """Returns the path itself where it exists, seen from the current folder; else inside the project if it is there."""
-    places = (Path(path).expanduser(), PROJECT_ROOT / path)
-    return next((str(place) for place in places if place.exists()), path)
-
-
 if __name__ == "__main__":
     # --reference, the one thing to ask for.
     print(reference_yaml(), end="")
@@ -419,25 +388,21 @@ AGES = ("of fresh samples", "one update later", "two updates later")
 
 def bias_line(config: PPOConfig) -> str:
     """Tells the row of the configured estimator, loss, aggregation and correction in one line."""
-    correction = config.algorithm.rollout_correction
-    reinforces = correction.bypass_mode and correction.loss_type == "reinforce"
-    actor, estimator = config.actor_rollout_ref.actor, config.algorithm.adv_estimator.removesuffix("_vectorized")
-    loss = "bypass_mode" if reinforces else "vanilla" if correction.bypass_mode else actor.policy_loss.loss_mode
+    correction, mode = config.algorithm.rollout_correction, config.actor_rollout_ref.actor.loss_agg_mode
+    estimator = config.algorithm.adv_estimator.removesuffix("_vectorized")
+    loss = "vanilla" if correction.bypass_mode and correction.loss_type == "ppo_clip" else config.loss_mode
     with Path(__file__).with_name("bias.csv").open() as file:
-        table = {(row["estimator"], row["loss"], row["correction"]): row for row in csv.DictReader(file)}
-    plain = f"{estimator} no_std"
-    if not config.algorithm.norm_adv_by_std_in_grpo and (plain, loss, "old") in table:
-        estimator = plain
-    mode = actor.loss_agg_mode
+        rows = {(row["estimator"], row["loss"], row["correction"]): row for row in csv.DictReader(file)}
+    if not config.algorithm.norm_adv_by_std_in_grpo and (f"{estimator} no_std", loss, "old") in rows:
+        estimator += " no_std"
     # The others have its direction.
     column = mode if mode.endswith("token-mean") else "seq-mean-token-sum"
     key = (estimator, loss, _form(correction))
-    if key not in table:
-        return f"bias: {', '.join(key)} was not enumerated (docs/algorithms.md)"
-    told = [f"{table[key][f'{column}/{stale}']} {age}" for stale, age in enumerate(AGES)]
-    named = f"{estimator}, {loss}, {column}, " + (f"rollout correction {key[2]}" if key[2] != "old" else "uncorrected")
-    toy = "on a toy MDP, groups of 4, all else at its default (docs/algorithms.md)"
-    return f"bias of {named}, {toy}: cosine to the policy gradient and length in lengths of it {'; '.join(told)}"
+    if key not in rows:
+        return say("bias_unknown", key=", ".join(key))
+    corrected = f"rollout correction {key[2]}" if key[2] != "old" else "uncorrected"
+    told = "; ".join(f"{rows[key][f'{column}/{stale}']} {age}" for stale, age in enumerate(AGES))
+    return say("bias", estimator=estimator, loss=loss, column=column, corrected=corrected, told=told)
 
 
 def _form(correction: RolloutCorrectionConfig) -> str:

@@ -11,7 +11,7 @@ import os
 import re
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from math import gcd
 from operator import attrgetter
@@ -45,37 +45,33 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
     size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
     own_ranks = trainer.rollout_n_gpus
     has_ray = importlib.util.find_spec("ray") is not None
-    multiple, fits = size // (gcd(size, trainer.nnodes) or 1), _divisors(trainer.num_ranks)
+    multiple, fits = size // gcd(size, trainer.nnodes), _divisors(trainer.num_ranks)
     wrong = {
         "no_cuda": trainer.device == "cuda" and not torch.cuda.is_available(),
-        "tensor_parallel": engine > 0 and trainer.n_gpus_per_node % engine > 0,
+        "tensor_parallel": trainer.n_gpus_per_node % engine,
         "one_rank_an_engine": engine > 1 and rollout.name != "vllm",
         "one_local_rank": trainer.launcher == "local" and trainer.all_ranks > 1,
+        "no_own_engines": trainer.async_level > 0 and not trainer.rollout_n_gpus,
+        "ray_isolation": config.environments and config.agent.environment.isolation == "ray" and not trainer.use_ray,
         "engines_not_placed": own_ranks % engine > 0 or own_ranks % min(own_ranks or 1, trainer.n_gpus_per_node) > 0,
         "no_ray": trainer.use_ray and not has_ray,
         "no_cluster": trainer.use_ray and trainer.nnodes > 1 and ray_settings.get("address") in (None, "local"),
-        "ranks_share": size > 0 and trainer.num_ranks > 0 and trainer.num_ranks % size > 0,
+        "ranks_share": trainer.num_ranks % size,
         "critic_shares": config.need_critic and critic not in (None, size),
     }
     yield from say_where(wrong, config=config, size=size, critic=critic, multiple=multiple, fits=fits)
     if trainer.use_ray and ray_settings and has_ray:
-        yield from _ray_arguments(ray_settings)
+        import ray
+
+        # Those with an underscore are Ray's private ones.
+        public = [name for name in ray_settings if not str(name).startswith("_")]
+        parameters = [p for p in inspect.signature(ray.init).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        yield from not_taken("ray_kwargs.ray_init", "ray.init", parameters, public)
     for key, model in trained_models(config).items():
         unfit = {"no_packing": size > 1 and not model.use_remove_padding, "no_loss_scaling": model.dtype == "float16"}
         yield from say_where(unfit, key=key, size=size)
     if trainer.num_ranks <= 1 and config.actor_rollout_ref.actor.strategy == "fsdp":
         log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
-
-
-def _ray_arguments(settings: dict[str, Any]) -> Iterator[str]:
-    """Finds arguments that ray.init does not take; those with an underscore are Ray's private ones."""
-    import ray
-
-    parameters = inspect.signature(ray.init).parameters.values()
-    known = [item.name for item in parameters if item.kind is not inspect.Parameter.VAR_KEYWORD]
-    for name in (name for name in map(str, settings) if name not in known and not name.startswith("_")):
-        hint = did_you_mean(name, known) or f" It takes: {', '.join(known)}"
-        yield f"ray_kwargs.ray_init.{name}: ray.init takes no such argument.{hint}"
 
 
 def _divisors(number: int) -> str:
@@ -97,26 +93,20 @@ def unwritable(key: str, folder: str) -> Iterator[str]:
     """Says what stands in the way of making a folder and writing into it."""
     path = Path(folder).absolute()
     nearest = next(place for place in (path, *path.parents) if os.path.lexists(place))
-    if not nearest.is_dir():
-        yield f"{key}={folder}: {nearest} is not a folder; name another folder"
-    elif not os.access(nearest, os.W_OK | os.X_OK):
-        yield f"{key}={folder}: {nearest} is not writable; name another folder"
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        yield f"{key}={folder}: {nearest} is not a folder that can be written; name another folder"
 
 
 def user_file(key: str, path: str, name_key: str = "", name: str | None = None) -> Iterator[str]:
     """Runs a user's file, as the run will, and says what stands in the way of taking `name` from it, if it has one."""
     if name_key and name is None:
         yield f"{name_key} is missing: which class of {path}?"
-    unusable = [*missing_file(key, path)] or [*failure(f"{key}={path}", load_extern_object, path, "__name__")]
+    load = load_extern_object
+    unusable = [*missing_file(key, path)] or [*failure(f"{key}={path}", load, path, "__name__")]
+    unusable = unusable or [f"{name_key}={name}: {said}" for said in refused(load, path, name or "__name__")]
     yield from unusable
-    if name is None or unusable:
-        return
-    try:
-        found = load_extern_object(path, name)
-        if not callable(found):
-            yield f"{name_key}={name}: in {path} it is a {type(found).__name__}; it must be a function or a class"
-    except ValueError as error:
-        yield f"{name_key}={name}: {error}"
+    if name is not None and not unusable and not callable(found := load(path, name)):
+        yield f"{name_key}={name}: in {path} it is a {type(found).__name__}; it must be a function or a class"
 
 
 def failure(given: str, load: Callable[..., Any], source: Any, *arguments: Any) -> Iterator[str]:
@@ -140,14 +130,13 @@ def refused(call: Callable[..., Any], *arguments: Any, **by_name: Any) -> list[s
     return []
 
 
-def not_taken(key: str, function: Any, given: Mapping[str, Any], filled: Collection[str] = ()) -> Iterator[str]:
-    """Says which of the arguments given by name a function does not take; `filled` are those it gets anyway."""
-    parameters = inspect.signature(function).parameters.values()
+def not_taken(key: str, by: str, parameters: Collection[inspect.Parameter], given: Iterable[str]) -> Iterator[str]:
+    """Says which of the arguments that are given by name a function with these parameters does not take."""
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
-    takes = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in filled]
+    takes = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     for name in (str(name) for name in given if name not in takes):
-        said = f"{getattr(function, '__name__', 'it')} takes {', '.join(takes) or 'none'}"
+        said = f"{by} takes {', '.join(takes) or 'none'}"
         yield f"{key}.{name}: there is no such argument; {said}.{did_you_mean(name, takes)}"
 
 
@@ -260,27 +249,26 @@ def read_model_config(path: str) -> dict[str, Any]:
     return dict(AutoConfig.from_pretrained(path).to_dict())
 
 
-def check_models(config: PPOConfig, read: Callable[[str], dict[str, Any]], ask_hub: bool) -> Iterator[str]:
-    """Requires that the models exist, and that a full row fits their context; the hub's only with `ask_hub`."""
-    policy = config.actor_rollout_ref.model
-    teacher, scorer = config.actor_rollout_ref.ref.model.path, config.reward_model
-    paths = {"actor_rollout_ref.ref.model": teacher, "reward_model.model": scorer.model.path if scorer.enable else None}
-    for key, path in paths.items():
-        if path and not HUB_NAME.fullmatch(path) and not (Path(path) / "config.json").is_file():
-            yield f"{key}.path={path} holds no config.json: it is no model's folder"
-    for key, model in trained_models(config).items():
-        if model.path is None or (model is not policy and model.path == policy.path):
-            continue
-        if not ask_hub and not Path(model.path).is_dir() and HUB_NAME.fullmatch(model.path):
-            log.info("%s.path=%s is no folder here: left unchecked, as the hub is not asked", key, model.path)
+def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
+    """Requires that the models exist, and that a full row fits those that train; the hub's only with `ask_hub`."""
+    trained, scorer = trained_models(config), config.reward_model
+    paths = {key: model.path for key, model in trained.items()}
+    paths["actor_rollout_ref.ref.model"] = config.actor_rollout_ref.ref.model.path
+    paths["reward_model.model"] = scorer.model.path if scorer.enable else None
+    # Each once, under the first of its keys.
+    for path in dict.fromkeys(filter(None, paths.values())):
+        key = next(key for key in paths if paths[key] == path)
+        if not ask_hub and not Path(path).is_dir() and HUB_NAME.fullmatch(path):
+            log.info("%s.path=%s is no folder here: left unchecked, as the hub is not asked", key, path)
             continue
         try:
-            entries = read(model.path)
+            entries = read_model_config(path)
         except (OSError, ValueError) as error:
-            yield f"{key}.path={model.path}: {(str(error) or repr(error)).splitlines()[0]}"
+            yield f"{key}.path={path}: {(str(error) or repr(error)).splitlines()[0]}"
             continue
-        yield from _model_files(key, Path(model.path))
-        yield from _fitting(config, key, model, entries)
+        if key in trained:
+            yield from _model_files(key, Path(path))
+            yield from _fitting(config, key, trained[key], entries)
 
 
 def trained_models(config: PPOConfig) -> dict[str, CriticModelConfig]:
@@ -310,13 +298,11 @@ def _fitting(config: PPOConfig, key: str, model: CriticModelConfig, entries: dic
         yield say("heads_not_divided", size=size, heads=heads, key=key, path=model.path, fits=_divisors(heads))
     if unknown := sorted(map(str, model.override_config.keys() - known.parents.keys())):
         log.warning("%s.override_config has %s, which config.json has not: misspelt?", key, ", ".join(unknown))
-    row, limit = config.data.row_length, config.actor_rollout_ref.rollout.max_model_len
-    wanted = {f"data.max_prompt_length + data.max_response_length = {row}": row}
-    if key == "actor_rollout_ref.model" and limit is not None:
-        wanted[f"actor_rollout_ref.rollout.max_model_len={limit}"] = limit
-    context = known.get("max_position_embeddings")
+    row, context = config.data.row_length, known.get("max_position_embeddings")
+    limit = config.actor_rollout_ref.rollout.max_model_len if key == "actor_rollout_ref.model" else None
+    what = f"actor_rollout_ref.rollout.max_model_len={limit}"
+    what = what if limit else f"data.max_prompt_length + data.max_response_length = {row}"
     if context is not None and (not isinstance(context, int) or isinstance(context, bool)):
         yield say("no_context", key=key, path=model.path, context=context)
-    elif context is not None:
-        for what in (what for what, tokens in wanted.items() if tokens > context):
-            yield f"{what} tokens, but {key}.path={model.path} reads at most {context}"
+    elif context is not None and (limit or row) > context:
+        yield f"{what} tokens, but {key}.path={model.path} reads at most {context}"

@@ -68,7 +68,8 @@ class AgentConfig(of.Section):
     max_turn_tokens: of.PositiveInt | None = None  #: tokens of a turn; a longer one is closed and played
     include_state: bool = True  #: add get_state_description() to observations that lack it
     max_observation_chars: of.PositiveInt = 20000  #: a longer observation is cut in its middle
-    tools: tuple[str, ...] = ()  #: calculator, python, environment_step, FILE.py:NAME of a Tool, or verl's tools.yaml
+    #: calculator, python, environment_step, FILE.py:NAME of a Tool, or verl's tools.yaml
+    tools: tuple[of.ToolName, ...] = ()
     parser: Literal["json", "react", "function"] = "function"  #: how tool calls are written in the model's text
     step_timeout_s: of.PositiveFloat | None = 120.0  #: seconds for one call of the environment; null = no deadline
     episode_timeout_s: of.PositiveFloat | None = None  #: seconds for all of an episode's calls; null = no deadline
@@ -273,7 +274,8 @@ class RolloutConfig(of.Section):
     #: with trainer.async_level: new weights reach running episodes; false = those are finished first
     update_in_flight: bool = True
     val_kwargs: ValKwargs = ValKwargs()
-    engine_kwargs: dict[str, Any] = field(default_factory=dict)  #: per engine, passed on: engine_kwargs.vllm.KEY=VALUE
+    #: per engine, passed on: engine_kwargs.vllm.KEY=VALUE
+    engine_kwargs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def _log_prob_micro_batching(own: RefConfig | RolloutConfig, actor: ActorConfig) -> MicroBatching:
@@ -401,7 +403,7 @@ class PPOConfig(of.Section):
     algorithm: algorithms.AlgorithmConfig = algorithms.AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     agent: AgentConfig = AgentConfig()
-    env_template: tuple[dict[str, Any], ...] = ()  #: environments as in agent.environment, in turn over the agents
+    env_template: tuple[EnvironmentChoice, ...] = ()  #: environments as in agent.environment, in turn over the agents
     custom_algorithm: of.InputPath | None = None  #: Python file that registers estimators and losses of your own
     ray_kwargs: RayKwargs = RayKwargs()
 
@@ -436,8 +438,7 @@ class PPOConfig(of.Section):
     def environments(self) -> tuple[EnvironmentChoice, ...]:
         """Lists what the agents act in, in turn; empty where training is on prompts."""
         if self.env_template:
-            shared = {name: getattr(self.agent.environment, name) for name in EnvironmentHome._fields}
-            return tuple(EnvironmentChoice(**(shared | dict(entry))) for entry in self.env_template)
+            return self.env_template
         # An agent class of one's own may bring its environment.
         acts = self.agent.environment.is_set or self.agent.cls.path
         return (self.agent.environment,) if acts else ()

@@ -111,7 +111,8 @@ class Ahead:
     def _generate(self, step: int, given: tuple[Any, tuple[int, int]] | None) -> Generated:
         trainer = self.trainer
         rows, drawn_to = given or (trainer.next_rows(), None)
-        return Generated(*trainer.generate(rows, step), drawn_to or trainer.drawn_to)
+        batch, metrics = trainer.generate(rows, step)
+        return Generated(batch, metrics, drawn_to or trainer.drawn_to)
 
     def settle(self) -> None:
         """Awaits what has begun where a run is to be repeated: new weights then come between two batches."""

@@ -4,7 +4,7 @@ Invariant: every role that the config needs has a class and a pool, by default.
 """
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 
 from training.config import PPOConfig
@@ -49,6 +49,21 @@ class ResourcePoolManager:
         for name, ranks in self.resource_pool_spec.items():
             if mine := [role for role in roles if self.mapping[role] == name]:
                 yield RayResourcePool(tuple(ranks), use_gpu, cpus=threads), mine
+
+
+def need_reference_policy(role_worker_mapping: Mapping[Role, type]) -> bool:
+    """Says whether the mapping has a worker for the reference policy."""
+    return not role_worker_mapping.keys().isdisjoint({Role.RefPolicy, Role.ActorRolloutRef})
+
+
+def need_reward_model(role_worker_mapping: Mapping[Role, type]) -> bool:
+    """Says whether the mapping has a worker for a reward model."""
+    return Role.RewardModel in role_worker_mapping
+
+
+def need_critic(config: PPOConfig) -> bool:
+    """Says whether the config's estimator, or `critic.enable`, asks for a critic."""
+    return config.need_critic
 
 
 def default_role_mapping(config: PPOConfig) -> dict[Role, type]:

@@ -24,8 +24,7 @@ import yaml
 
 from data.texts import say, table
 from training.config import PPOConfig
-from training.config.loader import ConfigError
-from training.config.values import to_yaml
+from training.config.loader import ConfigError, to_yaml
 
 logger = logging.getLogger(__name__)
 
