@@ -207,7 +207,6 @@ class AgentSpec:
     parser: str | ActionParser = "function"
     include_state: bool = True
     system_prompt: str = ""
-    initial_prompt: str = ""
     prompt_template: str | None = None
     max_observation_chars: int = MAX_OBSERVATION_CHARS
     reward_path: str | None = None
@@ -226,7 +225,7 @@ class AgentSpec:
     def build(self) -> Agent:
         """Makes a new agent with an environment of its own."""
         environment, reward_fn, limit = self._make_environment(), self._reward_fn(), self.max_observation_chars
-        plain = ("include_state", "max_observation_chars", "system_prompt", "initial_prompt")
+        plain = ("include_state", "max_observation_chars", "system_prompt")
         settings = {name: getattr(self, name) for name in plain}
         if self.tools:
             parser = get_parser(self.parser) if isinstance(self.parser, str) else self.parser
@@ -340,13 +339,6 @@ class Trial:
     max_turns: int | None
     differs: bool
     told: list[Message]
-
-
-def as_trial(fields: Mapping[str, Any] | None) -> Trial | None:
-    """Makes a trial of its fields, as another process sent them; None of None."""
-    if fields is None:
-        return None
-    return Trial(**{**fields, "outcomes": {player: Outcome(**own) for player, own in fields["outcomes"].items()}})
 
 
 def play_trial(agent: Any, seed: int, episodes: int, max_turn: int, task: Task | None = None) -> Trial:

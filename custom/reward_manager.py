@@ -12,10 +12,9 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from functools import partial
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from pebble import ProcessExpired, ProcessPool
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
-from custom.adapters.base import ENVIRONMENT_NAMES, make_environment
+from custom.adapters.base import make_environment
 from custom.agent import reward_of
 from custom.confine import die_with_parent
 from custom.env import StepResult, Trajectory, check_reward, reset_environment, shown, step_environment
@@ -38,6 +37,9 @@ REWARD_MANAGER_REGISTRY: dict[str, type] = {}
 BATCH_NEEDS = "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"
 CUSTOM = "reward_model.reward_manager=custom"
 NO_FUNCTION = f"{CUSTOM} asks the environment; leave custom_reward_function.path out, or choose reward_manager=naive"
+SETTING = "reward_model.reward_kwargs.environment"
+ROWS = "data.custom_cls.path=custom/env_dataset.py data.custom_cls.name=CustomEnvDataset"
+NO_ENVIRONMENT = f"{CUSTOM} has no environment to ask: set {SETTING}, or take rows that name theirs: {ROWS}"
 
 
 def register_reward_manager(name: str) -> Callable[[type], type]:
@@ -66,14 +68,8 @@ def decode_prompt(tokenizer: PreTrainedTokenizerBase, tensors: TensorDict, row: 
     return tokenizer.decode(ids[tensors["attention_mask"][row, : len(ids)] > 0], skip_special_tokens=True)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Holds one row as a scoring function sees it."""
-
-    data_source: str
-    solution_str: str
-    ground_truth: Any
-    extra_info: dict[str, Any]
+# One row as a scoring function sees it: its keyword arguments.
+Sample: TypeAlias = dict[str, Any]
 
 
 @register_reward_manager("dapo")
@@ -155,27 +151,27 @@ class NaiveRewardManager:
             told = columns["reward_model"][row]
             if not isinstance(told, Mapping) or "ground_truth" not in told:
                 raise ValueError(f"row {row}: reward_model is {told!r}; it must be a dict with 'ground_truth'")
-            samples.append(Sample(columns[self.reward_fn_key][row], text, told["ground_truth"], extra))
+            named = {"data_source": columns[self.reward_fn_key][row], "solution_str": text}
+            samples.append({**named, "ground_truth": told["ground_truth"], "extra_info": extra})
         return samples
 
     def _score(self, samples: list[Sample]) -> list[Any]:
         results = []
         for row, sample in enumerate(samples):
             try:
-                results.append(self.compute_score(**vars(sample), **self.reward_kwargs))
+                results.append(self.compute_score(**sample, **self.reward_kwargs))
             except Exception as error:
                 raise RuntimeError(f"compute_score failed with {error!r} on {_describe(row, sample)}") from error
         return results
 
     def _print_examples(self, tensors: TensorDict, samples: list[Sample], scores: list[float]) -> None:
         printed: Counter[str] = Counter()
-        for row, sample in enumerate(samples):
-            if printed[sample.data_source] >= self.num_examine:
-                continue
-            printed[sample.data_source] += 1
-            prompt = decode_prompt(self.tokenizer, tensors, row)
-            print(f"[{sample.data_source}] prompt: {prompt}\nresponse: {sample.solution_str}")
-            print(f"truth: {sample.ground_truth}\nscore: {scores[row]:g}")
+        for row, (sample, score) in enumerate(zip(samples, scores, strict=True)):
+            printed[sample["data_source"]] += 1
+            if printed[sample["data_source"]] <= self.num_examine:
+                prompt = decode_prompt(self.tokenizer, tensors, row)
+                print("[{data_source}] prompt: {0}\nresponse: {solution_str}".format(prompt, **sample))
+                print(f"truth: {sample['ground_truth']}\nscore: {score:g}")
 
 
 DAPORewardManager = NaiveRewardManager  # verl's name, with the limits above
@@ -212,8 +208,8 @@ class PrimeRewardManager(NaiveRewardManager):
         weakref.finalize(self, _end_pool, self.pool)
 
     def _score(self, samples: list[Sample]) -> list[Any]:
-        asked = [{**vars(sample), **self.reward_kwargs} for sample in samples]
-        futures = [self.pool.schedule(score_from_file, (*self.source, row), timeout=self.timeout_s) for row in asked]
+        given, limit = self.reward_kwargs, self.timeout_s
+        futures = [self.pool.schedule(score_from_file, (*self.source, s | given), timeout=limit) for s in samples]
         results: list[Any] = []
         for row, (sample, future) in enumerate(zip(samples, futures, strict=True)):
             try:
@@ -242,7 +238,7 @@ class BatchRewardManager(NaiveRewardManager):
         return [BATCH_NEEDS] if config.custom_reward_function.path is None else []
 
     def _score(self, samples: list[Sample]) -> list[Any]:
-        columns = {f"{field.name}s": [getattr(sample, field.name) for sample in samples] for field in fields(Sample)}
+        columns = {f"{name}s": [sample[name] for sample in samples] for name in samples[0]}
         try:
             results = list(self.compute_score(**columns, **self.reward_kwargs))
         except Exception as error:
@@ -349,17 +345,9 @@ class ConfiguredRewardManager(CustomRewardManager):
     @staticmethod
     def check_config(config: Any) -> list[str]:
         """Lists what is missing, or too much, in a config with this manager; the environment itself is built later."""
-        settings = config.reward_model.reward_kwargs
         problems = [] if config.custom_reward_function.path is None else [NO_FUNCTION]
-        if unknown := sorted(settings.keys() - {"environment", "kwargs"}):
-            problems.append(f"reward_model.reward_kwargs has {', '.join(unknown)}; allowed: environment and its kwargs")
-        name, setting = settings.get("environment"), "reward_model.reward_kwargs.environment"
-        if name is not None and not (isinstance(name, str) and all(name.rpartition(":")[::2])):
-            problems.append(f"{setting}={name!r} must be {ENVIRONMENT_NAMES} or /path/to/file.py:CLASS")
-        if name is None and config.data.custom_cls.path is None and not config.environments:
-            rows = "data.custom_cls.path=custom/env_dataset.py data.custom_cls.name=CustomEnvDataset"
-            problems.append(f"{CUSTOM} has no environment to ask: set {setting}, or take rows that name theirs: {rows}")
-        return problems
+        named = config.reward_model.reward_kwargs.get("environment") or config.data.custom_cls.path
+        return problems if named or config.environments else [*problems, NO_ENVIRONMENT]
 
 
 def _end_pool(pool: ProcessPool) -> None:
@@ -368,7 +356,7 @@ def _end_pool(pool: ProcessPool) -> None:
 
 
 def _describe(row: int, sample: Sample) -> str:
-    return f"row {row}, data_source={sample.data_source!r}, response: {sample.solution_str[:200]!r}"
+    return f"row {row}, data_source={sample['data_source']!r}, response: {sample['solution_str'][:200]!r}"
 
 
 def _score_of(result: Any, row: int, sample: Sample) -> float:

@@ -4,8 +4,6 @@ Losses come as (loss, metrics), a metric being a plain number. For updates writt
 values, the very model that `critic.share_backbone` trains, and the tensors of a PPO update.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 

@@ -4,19 +4,17 @@ Invariant: a ConfigStore holds names and values alone; `settings` says in the tr
 trainer's own reader checks them, so that no rule stands here twice.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from omegaconf import DictConfig, OmegaConf
 
-from custom.env import EnvironmentConfig, StepResult, Trajectory
+from custom.env import EnvironmentConfig, Trajectory
 from custom.env_dataset import CustomEnvDataset
 from custom.reward_manager import EnvironmentRewardWrapper, decode_prompt
 from data.protocol import DataProto
@@ -184,12 +182,12 @@ class ConfigStore(Fields):
         Path(path).write_text(missing + to_yaml(read_config(settings, check=False)))
 
     @classmethod
-    def load(cls, path: str | Path) -> ConfigStore:
+    def load(cls, path: str | Path) -> Self:
         """Reads a YAML of the trainer's; what no field stands for is in `overrides`."""
         return cls.of(load_config([str(path)], check=False).config)
 
     @classmethod
-    def of(cls, config: PPOConfig | Mapping[str, Any] | DictConfig) -> ConfigStore:
+    def of(cls, config: PPOConfig | Mapping[str, Any] | DictConfig) -> Self:
         """Makes one of a trainer's config; what no field stands for is in `overrides`."""
         typed, store = read_config(config, check=False), cls()
         values = {key: leaf.value for key, leaf in leaves(typed)}
@@ -256,7 +254,7 @@ class RolloutTurn(NamedTuple):
     reward: float
 
 
-def _of_turns(name: str, data: RolloutData) -> list[list[Any]]:
+def _of_turns(name: str, data: Any) -> list[list[Any]]:
     return [[getattr(turn, name) for turn in turns] for turns in data.episodes]
 
 
@@ -274,7 +272,7 @@ class RolloutData:
     facts: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, batch: DataProto, tokenizer: Any, facts: Sequence[dict[str, Any]] = ()) -> RolloutData:
+    def of(cls, batch: DataProto, tokenizer: Any, facts: Sequence[dict[str, Any]] = ()) -> Self:
         """Reads the episodes off a batch that is scored."""
         rows_of = EpisodeRows(batch).rows
         episodes = [[turn for row in rows for turn in turns_of(batch, row, tokenizer)] for rows in rows_of]
@@ -293,11 +291,10 @@ class RolloutData:
         """Returns the episodes as trajectories, whose states are what the model read; infos are empty."""
         found = []
         for turns, ending in zip(self.episodes, self.endings, strict=True):
-            seen: list[Any] = [turn.observation for turn in turns] + [""]
-            found.append(Trajectory(states=seen[:1], ending=ending))
-            for turn, after in zip(turns, seen[1:], strict=True):
-                done = turn is turns[-1] and ending == "done"
-                found[-1].record(turn.text, StepResult(after, turn.reward, done, {}))
+            states: list[Any] = [*(turn.observation for turn in turns), ""]
+            dones = [turn is turns[-1] and ending == "done" for turn in turns]
+            texts, rewards = [turn.text for turn in turns], [turn.reward for turn in turns]
+            found.append(Trajectory(states, texts, rewards, dones, [{} for _ in turns], ending=ending))
         return found
 
 

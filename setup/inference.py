@@ -3,8 +3,6 @@
 Invariant: generation is the rollout engine's, and an episode is the turn loop's, as in training.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +14,7 @@ from tqdm.auto import tqdm
 
 from custom.agent import Agent, AgentSpec, as_user_messages
 from custom.env import Message
-from custom.tools import EpisodeSummary, MultiTurnManager, tool_statistics
+from custom.tools import EpisodeSummary, MultiTurnManager
 from data.prompts import Prompt, encode_chat, render_chat
 from data.texts import registered, unknown_name
 from data.turn_tokens import TurnTokens
@@ -272,8 +270,7 @@ class MultiTurnInferenceEngine:
         if episode.ending in FAILURES:
             raise RuntimeError(f"the episode ended as {episode.ending}: {episode.error}")
         self.messages, facts = [*episode.messages], episode_facts(episode)
-        calls, responses = tool_statistics(facts["tool_calls"]), [turn.text for turn in episode.turns]
-        return EpisodeSummary(responses, list(episode.turns), calls, facts["reward"], episode.ending)
+        return EpisodeSummary(episode.turns, facts["tool_calls"], facts["reward"], episode.ending)
 
     def lent(self) -> dict[str, Any]:
         """Returns what training takes over, as fields of an AgentSpec."""

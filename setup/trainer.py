@@ -4,8 +4,6 @@ Invariant: it only builds `training.ray_trainer.RayPPOTrainer`, or `AgentTrainer
 its steps. docs/python.md has the keys of `metrics_history`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from jinja2 import Template
@@ -61,11 +61,11 @@ class GymnasiumEnvironment(Adapter):
         super().__init__(identifier, kwargs)
         self.game, self.invalid_reward = _make_gymnasium(identifier, self.settings), invalid_reward
         self.max_turns = self.game.spec.max_episode_steps
-        self.legend = legend = legend_of(self.game)
+        told, actions, observations, self.picture = legend_of(self.game)
         limit = f" The game ends after {self.max_turns} actions at the latest." if self.max_turns else ""
-        self.goal = legend.goal + limit if goal is None else goal
-        self.observation_names = list(legend.observations if observation_names is None else observation_names)
-        given = legend.actions if action_names is None else action_names
+        self.goal = told + limit if goal is None else goal
+        self.observation_names = list(observations if observation_names is None else observation_names)
+        given = actions if action_names is None else action_names
         self.names, self.actions = _action_names(self.game, given, aliases=action_names is None)
         space_to_text(self.game.observation_space, self.game.observation_space.sample(), self.observation_names)
 
@@ -104,8 +104,8 @@ class GymnasiumEnvironment(Adapter):
         return str(self.game.action_space.sample())
 
     def _show(self, observation: Any) -> str:
-        if self.legend.show:
-            return self.legend.show(self.game.unwrapped)
+        if self.picture:
+            return self.picture(self.game.unwrapped)
         if self.game.render_mode == "ansi":
             # A terminal's colours mark where the player stands: what has one stands in brackets.
             picture = re.sub(r"\x1b\[[1-9][\d;]*m(.+?)\x1b\[0?m", r"[\1]", str(self.game.render()))
@@ -224,19 +224,10 @@ def _number(number: Any) -> str:
 _TOLD: dict[str, Any] = table(__file__, "gymnasium_legends")
 
 
-class Legend(NamedTuple):
-    """Says how a game is told to a player who reads.
-
-    Attributes:
-        goal: the rules: what to do, what the signs of a picture mean, what an action pays.
-        actions, observations: names in order.
-        show: writes where the unwrapped environment stands; None: its observation is written as it is.
-    """
-
-    goal: str
-    actions: tuple[str, ...] = ()
-    observations: tuple[str, ...] = ()
-    show: Callable[[Any], str] | None = None
+# How a game is told to a player who reads: its rules (what to do, what the signs of a picture mean, what an action
+# pays), the names of actions and of observations in order, and what draws where the unwrapped environment stands (None:
+# its observation is written as it is).
+Legend: TypeAlias = tuple[str, Sequence[str], Sequence[str], Callable[[Any], str] | None]
 
 
 def legend_of(game: Any) -> Legend:
@@ -259,7 +250,7 @@ def _told(game: str, env: Any, show: Callable[[Any], str] | None) -> Legend:
     table = getattr(env, "P", {0: {0: [(1.0,)]}})
     outcomes = max((outcomes for moves in table.values() for outcomes in moves.values()), key=len)
     goal = Template(told["goal"]).render(env=env, slips=len(outcomes) > 1, chance=outcomes[len(outcomes) // 2][0])
-    return Legend(goal, tuple(told["actions"]), tuple(told["observations"]), show)
+    return goal, told["actions"], told["observations"], show
 
 
 def _cliffs(env: Any) -> str:
@@ -314,7 +305,7 @@ def docstring_legend(game: Any) -> Legend:
     named = game.observation_space.shape == (len(observations),)
     about, reward = (_paragraph(text) for text in (sections.get("Description", start), sections.get("Reward", "")))
     goal = f"Play {game.spec.id}. {about}".rstrip() + f"\n{reward}".rstrip()
-    return Legend(goal, actions if fits else (), observations if named else ())
+    return goal, actions if fits else (), observations if named else (), None
 
 
 def _paragraph(section: str) -> str:

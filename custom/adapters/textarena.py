@@ -45,13 +45,15 @@ def opponent_maker(source: str, options: Mapping[str, Any]) -> Callable[[int], O
         folder = str(Path(source.removeprefix("hf:")).expanduser().resolve())
         if not (Path(folder) / "config.json").is_file():
             raise FileNotFoundError(f"opponent={source!r}: {folder} holds no config.json; give a Hugging Face folder")
-        return lambda seed: PolicyOpponent(folder, **{"seed": seed, **options})
-    if ":" not in source:
+        make, options = PolicyOpponent, {"folder": folder, **options}
+    elif ":" not in source:
         raise ValueError(f"opponent={source!r} is unknown; allowed: {OPPONENTS}")
-    make = load_object(source, "opponent")
+    else:
+        make = load_object(source, "opponent")
+    seeded = takes_keyword(make, "seed")
 
     def opponent(seed: int) -> Opponent:
-        further = {**options, **({"seed": seed} if takes_keyword(make, "seed") else {})}
+        further = {"seed": seed, **options} if seeded else options
         return make(**further) if isinstance(make, type) else partial(make, **further)
 
     return opponent

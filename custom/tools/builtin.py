@@ -5,7 +5,6 @@ by time, memory and output.
 """
 
 import ast
-import contextlib
 import math
 import os
 import signal
@@ -16,9 +15,10 @@ from dataclasses import dataclass
 from math import acos, asin, atan, ceil, cos, degrees, exp, floor, gcd, log, log2, log10, radians, sin, sqrt, tan
 from operator import add, floordiv, mod, mul, sub, truediv
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, STDOUT, Popen
-from typing import Any, TypeAlias
+from subprocess import DEVNULL, STDOUT, Popen
+from typing import IO, Any, TypeAlias
 
+from custom.confine import kill_tree
 from custom.tools.registry import Tool, ToolError, definition_of
 
 Number: TypeAlias = int | float
@@ -120,43 +120,42 @@ class PythonTool(Tool):
 
     def execute(self, code: str) -> str:
         """Returns what the snippet printed; TimeoutError or ToolError, with that too, where it failed."""
-        with tempfile.TemporaryDirectory(prefix="snippet-", ignore_cleanup_errors=True) as workdir:
+        # A file: a pipe would have to be read while the snippet runs.
+        with (
+            tempfile.TemporaryDirectory(prefix="snippet-", ignore_cleanup_errors=True) as workdir,
+            tempfile.TemporaryFile() as output,
+        ):
             Path(workdir, "snippet.py").write_bytes(code.encode("utf-8", "replace"))
-            with self._start(workdir) as process:
+            with self._start(workdir, output) as process:
                 try:
-                    output, ending = self._read(process)
+                    ending = self._wait(process.pid, output)
                 finally:
-                    # With its children; leaving the block waits for it.
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-        return self._result(output, ending, process.returncode)
+                    # Leaving the block waits for it.
+                    kill_tree(process.pid)
+            output.seek(0)
+            return self._result(output.read(), ending, process.returncode)
 
-    def _start(self, workdir: str) -> Popen[bytes]:
-        limits = (max(ceil(self.cpu_s), 1), self.memory_mb << 20, 1 << 20, self.disk_mb << 20)
+    def _start(self, workdir: str, output: IO[bytes]) -> Popen[bytes]:
+        file_bytes = max(1 << 20, 8 * self.max_output)
+        limits = (max(ceil(self.cpu_s), 1), self.memory_mb << 20, file_bytes, self.disk_mb << 20)
         flags = ("-I", "-S", "-B", "-u", "-X", "utf8")
         arguments = map(str, (os.getpid(), *limits, int(self.guarded)))
         command = [sys.executable, *flags, str(Path(__file__).with_name("python_snippet.py")), *arguments]
         folder, env = os.path.realpath(workdir), {"HOME": workdir, "LANG": "C.UTF-8"}
-        return Popen(command, cwd=folder, env=env, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True)
+        return Popen(command, cwd=folder, env=env, stdin=DEVNULL, stdout=output, stderr=STDOUT, start_new_session=True)
 
-    def _read(self, process: Popen[bytes]) -> tuple[bytes, str]:
-        """Returns the output, and why reading ended: "", "time" or "output"."""
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        deadline, output = time.monotonic() + self.timeout_s, b""
-        while time.monotonic() < deadline:
-            # The status is left: the number is not given to another process before the kill.
-            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-            piece = process.stdout.read(1 << 16)
-            output += piece or b""
+    def _wait(self, pid: int, output: IO[bytes]) -> str:
+        """Waits for the process's end; says why it is to be ended before: "time" or "output"."""
+        deadline = time.monotonic() + self.timeout_s
+        # The status is left: the number is not given to another process before the kill.
+        while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+            if time.monotonic() > deadline:
+                return "time"
             # A character has at most four bytes.
-            if len(output) > 4 * self.max_output:
-                return output, "output"
-            if not piece:
-                if ended:
-                    return output, ""
-                time.sleep(0.002)
-        return output, "time"
+            if os.fstat(output.fileno()).st_size > 4 * self.max_output:
+                return "output"
+            time.sleep(0.002)
+        return ""
 
     def _result(self, output: bytes, ending: str, status: int) -> str:
         text = output.decode("utf-8", "replace")

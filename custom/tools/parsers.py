@@ -128,11 +128,8 @@ def get_parser(name: str) -> ActionParser:
 # --- Reading values ---
 
 
-@dataclass(frozen=True)
-class _Broken:
-    """Stands for a value that does not decode, and says why."""
-
-    error: str
+# Stands for a value that does not decode, and says why.
+_Broken: TypeAlias = ValueError
 
 
 class _Reader:
@@ -190,7 +187,7 @@ def _skip(text: str, start: int, what: re.Pattern[str] = _SPACE) -> int:
 def _calls_in(value: Any, certain: bool = False, depth: int = 0) -> list[ToolCall]:
     """Returns the calls that a decoded value stands for; where one is `certain`, anything else is a bad call."""
     if isinstance(value, _Broken):
-        return [ToolCall("", error_kind="bad_json", error=f"the call is not valid JSON: {value.error}")]
+        return [ToolCall("", error_kind="bad_json", error=f"the call is not valid JSON: {value}")]
     if isinstance(value, list) and depth < MAX_WRAPPERS:
         return [call for item in value for call in _calls_in(item, certain, depth + 1)]
     if isinstance(value, dict) and depth < MAX_WRAPPERS:
@@ -217,7 +214,7 @@ def _name_and_arguments(value: dict[str, Any], certain: bool) -> tuple[str, Any]
 def _call(name: str, arguments: Any) -> ToolCall:
     """Makes a call of arguments as an object, as a JSON text of one, or as text for the only parameter."""
     if isinstance(arguments, _Broken):
-        return ToolCall(name, error_kind="bad_json", error=f"the arguments are not valid JSON: {arguments.error}")
+        return ToolCall(name, error_kind="bad_json", error=f"the arguments are not valid JSON: {arguments}")
     if isinstance(arguments, str) and arguments.lstrip().startswith("{"):
         value, end = _Reader(arguments).read(_skip(arguments, 0))
         rest = "" if isinstance(value, _Broken) else arguments[end:].strip()

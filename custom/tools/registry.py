@@ -1,5 +1,8 @@
 """What a tool is, the tools that a model may call, by name, and turns of calls, whose results are one observation.
 
+Last comes the way from the names in `agent.tools` to a registry, also of tools written for verl: every registry gets
+tools of its own, so that no two agents share one's state.
+
 A tool knows nothing of parsers, counts or turns; it gets arguments by name, and returns or raises. A turn executes at
 most MAX_CALLS calls and none behind the end of the episode. Invariant: no call raises, whatever the model wrote and
 whatever a tool did. A call that fails becomes an observation that says why, under one of five kinds: unknown_tool,
@@ -7,26 +10,30 @@ bad_json, bad_arguments, exception, timeout. Only the environment's own failures
 episode.
 """
 
-from __future__ import annotations
-
+import asyncio
 import copy
 import inspect
 import json
 import re
 import time
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+
+from omegaconf import OmegaConf
 
 from custom import env
 from custom.env import MAX_OBSERVATION_CHARS, Observation, StepResult
 from custom.tools.parsers import ActionParser, ErrorKind, ToolCall
+from data.loading import load_object
 from data.texts import table
 
-__all__ = ["UNKNOWN", "CallRecord", "EnvironmentStepTool", "EpisodeSummary", "MultiTurnManager", "Tool"]
-__all__ += ["ToolDefinition", "ToolError", "ToolRegistry", "ToolTurn", "tool_statistics"]
+__all__ = ["BUILTIN_TOOLS", "UNKNOWN", "BaseTool", "CallRecord", "EnvironmentStepTool", "EpisodeSummary"]
+__all__ += ["MultiTurnManager", "Tool", "ToolDefinition", "ToolError", "ToolRegistry", "ToolResponse", "ToolTurn"]
+__all__ += ["load_tools"]
 
 
 class ToolError(Exception):
@@ -101,7 +108,7 @@ class EnvironmentStepTool(Tool):
             raise ToolError("there is no environment to act in")
         return env.step_environment(self.environment, self.action_text(**arguments))
 
-    def __deepcopy__(self, memo: object) -> EnvironmentStepTool:
+    def __deepcopy__(self, memo: object) -> Self:
         return copy.copy(self)
 
     def action_text(self, action: str) -> str:
@@ -156,7 +163,6 @@ class ToolRegistry:
 
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
         self.tools: dict[str, Tool] = {}
-        self._checks: dict[str, _ArgumentCheck] = {}
         self._hanging: dict[str, list[Thread]] = {}
         for tool in tools:
             self.register(tool)
@@ -173,7 +179,7 @@ class ToolRegistry:
             raise ValueError(f"timeout_s={definition.timeout_s} of tool {definition.name!r} must be above 0, or None")
         if self.tools.get(definition.name, tool) is not tool:
             raise ValueError(f"there is already a tool named {definition.name!r}; names must differ")
-        self._checks[definition.name] = _ArgumentCheck(tool)
+        validator_of(tool)
         self.tools[definition.name] = tool
 
     def schemas(self) -> list[dict[str, Any]]:
@@ -206,7 +212,7 @@ class ToolRegistry:
             known = ", ".join(self.tools) or "none"
             return f"there is no tool {env.cut_middle(call.name, 100)!r}; the tools are: {known}", "unknown_tool"
         try:
-            arguments = self._checks[call.name].by_name(call.arguments)
+            arguments = checked_arguments(tool, call.arguments)
         except ValueError as error:
             return f"wrong arguments for tool {call.name!r}: {error}", "bad_arguments"
         if environment is None or not isinstance(tool, EnvironmentStepTool):
@@ -236,39 +242,39 @@ class ToolRegistry:
         return f"tool {name!r} did not answer within {timeout:g} s", "timeout"
 
 
-class _ArgumentCheck:
-    """Checks the arguments of a tool's calls against its schema and its signature."""
+def validator_of(tool: Tool) -> Any:
+    """Makes what checks arguments against a tool's schema; ValueError where that is none."""
+    import jsonschema
 
-    def __init__(self, tool: Tool) -> None:
-        import jsonschema
+    schema = tool.definition.parameters
+    made = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
+    try:
+        made.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ValueError(f"the parameters of tool {tool.definition.name!r}: {error.message}") from error
+    return made
 
+
+def checked_arguments(tool: Tool, given: dict[str, Any] | str) -> dict[str, Any]:
+    """Returns a call's arguments by name, as its schema and its signature have them; else ValueError."""
+    if isinstance(given, str):
         schema = tool.definition.parameters
-        cls = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-        try:
-            cls.check_schema(schema)
-        except jsonschema.SchemaError as error:
-            raise ValueError(f"the parameters of tool {tool.definition.name!r}: {error.message}") from error
-        self.validator = cls(schema)
-        self.signature = inspect.signature(tool.action_text if isinstance(tool, EnvironmentStepTool) else tool.execute)
-        self.single = schema.get("required") or list(schema.get("properties", {}))
-
-    def by_name(self, arguments: dict[str, Any] | str) -> dict[str, Any]:
-        """Returns the arguments as `execute` takes them; ValueError says what is wrong with them."""
-        if isinstance(arguments, str):
-            if len(self.single) != 1:
-                raise ValueError(f"give a JSON object with: {', '.join(self.single) or 'nothing in it'}")
-            arguments = {self.single[0]: arguments}
-        try:
-            error = next(self.validator.iter_errors(arguments), None)
-            if error is None:
-                self.signature.bind(**arguments)
-                return arguments
-            place = ".".join(map(str, error.absolute_path))
-            problem = (f"at {env.cut_middle(place, 100)!r}: " if place else "") + error.message
-        # An unknown name, a reference that does not resolve, nesting too deep.
-        except Exception as failure:
-            problem = _message(failure)
-        raise ValueError(env.cut_middle(problem, 300))
+        single = schema.get("required") or list(schema.get("properties", {}))
+        if len(single) != 1:
+            raise ValueError(f"give a JSON object with: {', '.join(single) or 'nothing in it'}")
+        given = {single[0]: given}
+    try:
+        error = next(validator_of(tool).iter_errors(given), None)
+        if error is None:
+            called = tool.action_text if isinstance(tool, EnvironmentStepTool) else tool.execute
+            inspect.signature(called).bind(**given)
+            return given
+        place = ".".join(map(str, error.absolute_path))
+        problem = (f"at {env.cut_middle(place, 100)!r}: " if place else "") + error.message
+    # An unknown name, a reference that does not resolve, nesting too deep.
+    except Exception as failure:
+        problem = _message(failure)
+    raise ValueError(env.cut_middle(problem, 300))
 
 
 def guarded(function: Callable[[], Any], caught: type[BaseException] = Exception) -> tuple[Any, ErrorKind]:
@@ -331,9 +337,8 @@ class ToolTurn:
         return self.calls[0] if self.calls else CallRecord(ToolCall(""), UNKNOWN, None, "no_call", NO_CALL, 0.0)
 
 
-@dataclass(frozen=True)
-class EpisodeSummary(Sequence[str]):
-    """Holds what came of an episode; it iterates as the model's responses.
+class EpisodeSummary(list[str]):
+    """Holds what came of an episode; it is the list of the model's responses.
 
     Attributes:
         turns: a ToolTurn each; of an episode in an environment what the rollout keeps of a turn.
@@ -341,28 +346,17 @@ class EpisodeSummary(Sequence[str]):
         ending: how it ended, "done" where the environment or a tool said so; empty while it goes on.
     """
 
-    responses: list[str]
-    turns: list[Any]
-    tool_statistics: dict[str, dict[str, float]]
-    total_reward: float
-    ending: str
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.responses[index]
-
-    def __len__(self) -> int:
-        return len(self.responses)
-
-
-def tool_statistics(calls: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Counts the records of calls (name, ok, seconds) by tool; see EpisodeSummary."""
-    found: dict[str, dict[str, float]] = {}
-    for call in calls:
-        of = found.setdefault(call["name"], {"calls": 0, "failures": 0, "seconds": 0.0})
-        of["calls"] += 1
-        of["failures"] += not call["ok"]
-        of["seconds"] += call["seconds"]
-    return found
+    def __init__(
+        self, turns: Sequence[Any], calls: Iterable[Mapping[str, Any]], total_reward: float, ending: str
+    ) -> None:
+        super().__init__(turn.text for turn in turns)
+        self.turns, self.total_reward, self.ending = list(turns), total_reward, ending
+        self.tool_statistics: dict[str, dict[str, float]] = {}
+        for call in calls:
+            of = self.tool_statistics.setdefault(call["name"], {"calls": 0, "failures": 0, "seconds": 0.0})
+            of["calls"] += 1
+            of["failures"] += not call["ok"]
+            of["seconds"] += call["seconds"]
 
 
 @dataclass(eq=False)
@@ -387,9 +381,8 @@ class MultiTurnManager:
     def summary(self) -> EpisodeSummary:
         """Returns what came of the turns so far."""
         calls = [record.facts() for turn in self.turns for record in turn.calls]
-        responses, ending = [turn.text for turn in self.turns], "done" if self.turns and self.turns[-1].done else ""
-        paid = sum(turn.reward for turn in self.turns)
-        return EpisodeSummary(responses, list(self.turns), tool_statistics(calls), paid, ending)
+        ending = "done" if self.turns and self.turns[-1].done else ""
+        return EpisodeSummary(self.turns, calls, sum(turn.reward for turn in self.turns), ending)
 
     def _play(self, text: str) -> ToolTurn:
         calls = self.parser.parse(text)
@@ -417,3 +410,115 @@ class MultiTurnManager:
         told = records[0].observation if len(records) == 1 and not notes else "\n".join(results + notes)
         observation = env.check_observation(told, "the tools", self.max_observation_chars)
         return ToolTurn(observation, reward, done, info, tuple(records))
+
+
+# --- From the names in `agent.tools` to a registry ---
+
+BUILTIN_TOOLS = {
+    "calculator": "custom.tools.builtin:CalculatorTool",
+    "python": "custom.tools.builtin:PythonTool",
+    "environment_step": "custom.tools:EnvironmentStepTool",
+}
+
+
+def load_tools(sources: Iterable[str | Tool]) -> ToolRegistry:
+    """Makes a registry of new tools, one or several from each source; ValueError says what is no tool.
+
+    Args:
+        sources: "calculator", "python", "environment_step", "/path/file.py:name" or "module:name", whose object is a
+            Tool class, a function that returns a Tool or several, or a Tool; or a .yaml of verl's form (above); or
+            a Tool itself, of which the registry gets a copy.
+    """
+    registry = ToolRegistry()
+    for source in sources:
+        if isinstance(source, Tool):
+            made: Any = copy.deepcopy(source)
+        else:
+            made = read_tool_config(source) if source.endswith((".yaml", ".yml")) else _made_by(source)
+        for tool in made if isinstance(made, Iterable) else [made]:
+            if not isinstance(tool, Tool):
+                given = f"agent.tools: {source!r} is a {type(tool).__name__}"
+                raise ValueError(f"{given}; allowed: a Tool, or what makes one")
+            registry.register(tool)
+    return registry
+
+
+def _made_by(source: str) -> Any:
+    """Returns what the name stands for, or what that makes when it is called."""
+    place = BUILTIN_TOOLS.get(source, source)
+    if not all(place.rpartition(":")):
+        allowed = ", ".join([*BUILTIN_TOOLS, "/path/to/file.py:name", "module:name", "tools.yaml"])
+        raise ValueError(f"agent.tools: {source!r} is unknown; allowed: {allowed}")
+    found = load_object(place, "agent.tools:")
+    return copy.deepcopy(found) if isinstance(found, Tool) or not callable(found) else found()
+
+
+# --- Tools written for verl ---
+
+# They have verl's base class, under its name. A file of `actor_rollout_ref.rollout.multi_turn.tool_config_path` is an
+# entry of `agent.tools` like any other:
+#
+#     tools:
+#       - class_name: package.module.Class      # or /path/to/file.py:Class
+#         config: {}
+#         tool_schema: {type: function, function: {name: search, description: …, parameters: {…}}}
+
+
+@dataclass
+class ToolResponse:
+    """Holds what a tool of verl's answers; only text is shown to the model."""
+
+    text: str | None = None
+    image: Any = None
+    video: Any = None
+
+
+class BaseTool:
+    """Is the base class of verl's tools: `execute` is a coroutine, between `create` and `release`."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
+        self.config, self.tool_schema = config, tool_schema
+        self.name = tool_schema["function"]["name"]
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        """Begins an instance."""
+        return instance_id or str(uuid.uuid4()), ToolResponse()
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> tuple[Any, float, dict]:
+        """Answers a call: (response, reward, metrics), of which the response counts here."""
+        raise NotImplementedError(f"{type(self).__name__}.execute")
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Ends an instance."""
+
+
+class VerlTool(Tool):
+    """Answers calls by a tool of verl's, each in an instance of its own."""
+
+    def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
+        self.tool, function = tool, schema["function"]
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        self.definition = ToolDefinition(function["name"], function.get("description") or "", parameters)
+
+    def execute(self, **arguments: Any) -> Any:
+        """Runs the call to its end."""
+        return asyncio.run(self._call(arguments))
+
+    async def _call(self, arguments: dict[str, Any]) -> Any:
+        created = await self.tool.create(str(uuid.uuid4()))
+        instance = created[0] if isinstance(created, tuple) else created
+        try:
+            answer = await self.tool.execute(instance, arguments)
+        finally:
+            await self.tool.release(instance)
+        response = answer[0] if isinstance(answer, tuple) else answer
+        return response if isinstance(response, str) else response.text
+
+
+def read_tool_config(path: str) -> Iterator[Tool]:
+    """Makes the tools that a file of verl's form describes."""
+    for entry in OmegaConf.load(path).tools:
+        module, _, name = entry.class_name.rpartition("." if ":" not in entry.class_name else ":")
+        made = load_object(f"{module}:{name}", f"{path}:")
+        config, schema = (OmegaConf.to_container(entry.get(k) or OmegaConf.create()) for k in ("config", "tool_schema"))
+        yield made() if issubclass(made, Tool) else VerlTool(made(config, entry.tool_schema), schema)

@@ -195,9 +195,7 @@ KWARGS = "reward_model.reward_kwargs"
             r"reward_manager=custom has no environment to ask: set reward_model\.reward_kwargs\.environment",
         ),
         ([*CUSTOM_CLS], r"leave custom_reward_function\.path out"),
-        ([NO_FUNCTION, f"{KWARGS}.environment=FrozenLake"], r"environment='FrozenLake' must be gymnasium:…, "),
-        ([NO_FUNCTION, f"{KWARGS}.environment=:Between"], r"environment=':Between' must be gymnasium:…, "),
-        ([NO_FUNCTION, *CUSTOM_CLS, f"{KWARGS}.env=x"], r"reward_kwargs has env; allowed: environment and its kwargs"),
+        ([NO_FUNCTION, *CUSTOM_CLS, f"{KWARGS}.env=x"], r"reward_kwargs\.env: .*takes environment, kwargs"),
     ],
 )
 def test_the_config_check_names_what_is_missing(tiny_task, tmp_path, overrides, problem) -> None:

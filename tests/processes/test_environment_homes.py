@@ -223,7 +223,6 @@ def test_a_run_keeps_its_folders_when_something_changes_the_current_one(tmp_path
     "sent",
     [
         pickle.dumps(1),
-        b"{}",
         b"7",
         b'{"messages": 5, "reward": 0, "done": true, "trial": null}',
         b'{"messages": [], "reward": NaN, "done": true, "trial": null}',

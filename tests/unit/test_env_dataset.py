@@ -260,6 +260,8 @@ def test_the_registered_manager_reads_the_environment_from_the_rows_or_from_its_
     assert len(CustomRewardManager(None, tokenizer).environments) == 0
     with pytest.raises(ValueError, match=r"leave custom_reward_function\.path out"):
         get_reward_manager_cls("custom")(tokenizer, 0, compute_score=print)
+    with pytest.raises(ValueError, match="'FrozenLake' is unknown; allowed: gymnasium:…"):
+        get_reward_manager_cls("custom")(tokenizer, 0, environment="FrozenLake")
 
 
 # Trained end to end

@@ -21,8 +21,7 @@ import pytest
 from custom.agent import AgentSpec
 from tests.unit import pool_environments
 from tests.unit.pool_environments import Obedient, reward_fn
-from workers.environments.env_server import StepReply
-from workers.environments.env_worker import libraries_of
+from workers.environments.env_server import StepReply, libraries_of
 from workers.environments.pool import Answer, EnvironmentPool
 
 PROJECT = Path(__file__).resolve().parents[2]

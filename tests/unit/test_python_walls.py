@@ -10,7 +10,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -290,14 +290,14 @@ def test_each_wall_holds_where_another_is_missing(
 
 
 def test_without_any_wall_the_probe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(tool: PythonTool, workdir: str) -> subprocess.Popen[bytes]:
+    def start(tool: PythonTool, workdir: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
         program = (
             f"import os, runpy, sys; names = runpy.run_path({str(RUNNER)!r})\n"
             "names['main'].__globals__['raise_walls'] = lambda *arguments: None\n"
             "sys.argv = ['x', str(os.getppid()), '5', str(1 << 29), str(1 << 20), str(1 << 20), '0']; names['main']()"
         )
         command = [sys.executable, "-I", "-S", "-u", "-c", program]
-        return subprocess.Popen(command, cwd=workdir, stdout=subprocess.PIPE, start_new_session=True)
+        return subprocess.Popen(command, cwd=workdir, stdout=output, start_new_session=True)
 
     monkeypatch.setattr(PythonTool, "_start", start)
     standing_walls.cache_clear()

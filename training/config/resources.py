@@ -20,7 +20,7 @@ from typing import Any
 
 from custom.adapters import ENVIRONMENT_NAMES, LIBRARIES
 from custom.adapters.base import taker_of
-from custom.tools.load import load_tools
+from custom.tools import load_tools
 from data.loading import load_extern_object, load_object
 from data.texts import did_you_mean, say, say_where
 from training.config.settings import GIVEN, CriticModelConfig, EnvironmentChoice, PPOConfig
