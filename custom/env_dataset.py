@@ -15,8 +15,8 @@ import torch
 from custom.adapters.base import make_environment
 from custom.agent import Agent, as_user_messages
 from custom.env import Message, call_method
-from data.prompts import encode_chat
 from data.rl_dataset import RLHFDataset, truncate
+from data.turn_tokens import encode_chat
 
 
 class CustomEnvDataset(RLHFDataset):

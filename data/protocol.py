@@ -28,7 +28,6 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from itertools import pairwise
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -47,14 +46,7 @@ DUMMY_UID = "dummy"
 
 # What one field holds; B = rows, P = prompt length, R = response length, in tokens.
 Field = namedtuple("Field", ("shape", "dtype", "writer", "meaning"))
-TABLE: dict[str, list[str]] = table(__file__, "fields")
-FIELDS = {name: Field(*entry) for name, entry in TABLE.items()}
-
-
-class DataProtoConfig:
-    """Names the entry of meta_info by which a DataProto says that it may be cut unevenly (`auto_padding=`)."""
-
-    auto_padding_key = "_verl_auto_padding"
+FIELDS: dict[str, Field] = {name: Field(*entry) for name, entry in table(__file__, "fields").items()}
 
 
 class Tensors(TensorDict):
@@ -107,32 +99,25 @@ class DataProto:
         non_tensors: Mapping[str, np.ndarray | Sequence[Any]] | None = None,
         meta_info: MetaInfo = None,
         num_batch_dims: int = 1,
-        auto_padding: bool = False,
     ) -> DataProto:
         """Takes tensors that agree in their first `num_batch_dims` sizes, and arrays or sequences of as many rows.
 
-        With `auto_padding`, which meta_info keeps, `chunk` may give the last chunks a row less.
+        Raises: RuntimeError, of tensordict, where sizes differ.
         """
         arrays = {k: v if isinstance(v, np.ndarray) else object_array(v) for k, v in (non_tensors or {}).items()}
         batch = None
         if tensors:
-            shapes = {key: tuple(value.shape[:num_batch_dims]) for key, value in tensors.items()}
-            if len(set(shapes.values())) > 1:
-                raise ValueError(f"all tensors need the same first {num_batch_dims} sizes; given {shapes}")
-            batch = Tensors(dict(tensors), batch_size=next(iter(shapes.values())))
-        marks = {DataProtoConfig.auto_padding_key: True} if auto_padding else {}
-        return cls(batch, arrays, {**(meta_info or {}), **marks})
+            batch = Tensors(dict(tensors), batch_size=next(iter(tensors.values())).shape[:num_batch_dims])
+        return cls(batch, arrays, meta_info or {})
 
     @classmethod
-    def from_single_dict(
-        cls, data: Mapping[str, Tensor | np.ndarray], meta_info: MetaInfo = None, auto_padding: bool = False
-    ) -> DataProto:
+    def from_single_dict(cls, data: Mapping[str, Tensor | np.ndarray], meta_info: MetaInfo = None) -> DataProto:
         """Sorts tensors from arrays for `from_dict`; takes what a DataLoader with the dataset's `collate_fn` yields."""
         if wrong := {k: type(v).__name__ for k, v in data.items() if not isinstance(v, Tensor | np.ndarray)}:
             raise ValueError(f"values must be torch.Tensor or numpy.ndarray; given {wrong}")
         tensors = {key: value for key, value in data.items() if isinstance(value, Tensor)}
         arrays = {key: value for key, value in data.items() if isinstance(value, np.ndarray)}
-        return cls.from_dict(tensors, arrays, meta_info, auto_padding=auto_padding)
+        return cls.from_dict(tensors, arrays, meta_info)
 
     def __getstate__(self) -> dict[str, Any]:
         """Gives tensors as numpy bytes, without padding: a view pickles its own rows only, and Ray copies them once."""
@@ -252,11 +237,11 @@ class DataProto:
         return [self.slice(start, start + split_size) for start in range(0, len(self), split_size)]
 
     def chunk(self, chunks: int) -> list[DataProto]:
-        """Cuts `chunks` views of equal size; uneven with `auto_padding`, else ValueError if the rows do not divide."""
-        if chunks < 1 or (len(self) % chunks and not self.is_padding_enabled()):
+        """Cuts `chunks` views of equal size; ValueError if the rows do not divide."""
+        if chunks < 1 or len(self) % chunks:
             raise ValueError(say("uneven_chunks", rows=len(self), chunks=chunks))
-        ends = [-(-len(self) * i // chunks) for i in range(chunks + 1)]
-        return [self.slice(*span) for span in pairwise(ends)]
+        size = len(self) // chunks
+        return [self.slice(i * size, (i + 1) * size) for i in range(chunks)]
 
     @staticmethod
     def concat(data: Sequence[DataProto]) -> DataProto:
@@ -359,10 +344,6 @@ class DataProto:
 
     # --- … looking ---
 
-    def is_padding_enabled(self) -> bool:
-        """Says whether the rows may be cut unevenly."""
-        return bool(self.meta_info.get(DataProtoConfig.auto_padding_key))
-
     def get_data_info(self) -> str:
         """Describes each field on a line: name, shape, dtype and device, or the type of its objects."""
         lines = [f"{key}: {tuple(t.shape)} {t.dtype} {t.device}" for key, t in self._tensors().items()]
@@ -382,17 +363,12 @@ class DataProto:
     def rename(
         self, old_keys: str | Sequence[str] | None = None, new_keys: str | Sequence[str] | None = None
     ) -> DataProto:
-        """Renames tensors in place and returns self."""
+        """Renames tensors in place and returns self; KeyError where a name is not there, or a new one is taken."""
         old, new = ([keys] if isinstance(keys, str) else list(keys or []) for keys in (old_keys, new_keys))
         if len(old) != len(new):
             raise ValueError(f"rename needs as many new names as old ones; given {old} and {new}")
-        pick(self._tensors(), old, "batch")
-        names = dict(zip(old, new, strict=True))
-        renamed = {names.get(key, key): tensor for key, tensor in self._tensors().items()}
-        if len(renamed) != len(self._tensors()):
-            raise ValueError(f"rename {names} would overwrite a field of the batch: {', '.join(self._tensors())}")
-        if self.batch is not None:
-            self.batch = Tensors(renamed, batch_size=self.batch.batch_size)
+        for name, other in zip(old, new, strict=True):
+            self.batch.rename_key_(name, other, safe=True)
         return self
 
     def to(self, device: str | torch.device) -> DataProto:
@@ -419,8 +395,6 @@ class DataProto:
     def sample_level_repeat(self, repeat_times: Sequence[int] | np.ndarray | Tensor) -> DataProto:
         """Repeats row i `repeat_times[i]` times, in place of its first."""
         times = torch.as_tensor(repeat_times).cpu()
-        if times.shape != (len(self),):
-            raise ValueError(f"repeat_times needs one count per row, {len(self)}; its shape is {tuple(times.shape)}")
         return self.select_idxs(torch.arange(len(self)).repeat_interleave(times))
 
     def unfold_column_chunks(self, n_split: int, split_keys: Sequence[str] | None = None) -> DataProto:
@@ -501,10 +475,7 @@ def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
 
 
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:
-    """Joins two TensorDicts; ValueError where the sizes or a shared tensor differ."""
-    if tensor_dict1.batch_size != tensor_dict2.batch_size:
-        sizes = f"{tuple(tensor_dict1.batch_size)} and {tuple(tensor_dict2.batch_size)}"
-        raise ValueError(f"union needs the same batch size; given {sizes}")
+    """Joins two TensorDicts; ValueError where a shared tensor differs, RuntimeError where sizes do."""
     merged = union_dicts(dict(tensor_dict1.items()), dict(tensor_dict2.items()), "batch")
     return Tensors(merged, batch_size=tensor_dict1.batch_size)
 

@@ -27,8 +27,8 @@ from torch.utils.data import Dataset, Sampler, Subset
 
 from data.containers import object_array, seed_for
 from data.loading import load_extern_object
-from data.prompts import Messages, Processor, Tokenizer, as_messages, encode_chat, pad_token_id
 from data.texts import registered, say
+from data.turn_tokens import Messages, Processor, Tokenizer, as_messages, encode_chat, pad_token_id
 
 logger = logging.getLogger(__name__)
 # The key under which a row says which file and line it comes from.

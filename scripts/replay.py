@@ -43,13 +43,12 @@ import torch
 from custom.agent import AgentSpec
 from data.containers import object_array
 from data.protocol import DataProto
-from training.advantage import apply_kl_penalty, compute_advantage
 from training.agent_trainer import environment_rewards
 from training.config import PPOConfig
 from training.config.checks import load_custom_algorithm
 from training.config.loader import ConfigError, load_config
 from training.core_algos import estimator_needs, get_kl_controller
-from training.reward import compute_reward
+from training.reward import apply_kl_penalty, compute_advantage, compute_reward
 from training.run.metric_utils import strict_json
 from workers.environments.env_server import StepReply
 from workers.fsdp_workers import ActorRolloutRefWorker

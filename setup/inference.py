@@ -15,9 +15,8 @@ from tqdm.auto import tqdm
 from custom.agent import Agent, AgentSpec, as_user_messages
 from custom.env import Message
 from custom.tools import EpisodeSummary, MultiTurnManager
-from data.prompts import Prompt, encode_chat, render_chat
 from data.texts import registered, unknown_name
-from data.turn_tokens import TurnTokens
+from data.turn_tokens import Prompt, TurnTokens, encode_chat, render_chat
 from training.config import ModelConfig, RolloutConfig
 from workers.environments.pool import EnvironmentPool
 from workers.fsdp_workers import build_rollout

@@ -30,15 +30,14 @@ from data.protocol import DataProto
 from data.rl_dataset import EpochOrder, PromptCollator
 from data.rl_dataset import collate_fn as default_collate_fn
 from data.texts import say
-from training import validation
-from training.advantage import KLController, apply_kl_penalty, compute_advantage, compute_response_mask  # noqa: F401
 from training.batch.batching import EpisodeRows, arrange, collect_varied_groups, observation_mask
 from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
 from training.config.loader import read_config
 from training.config.section import anchored
 from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
-from training.reward import RewardFunction, compute_reward, compute_reward_async
+from training.reward import RewardFunction, apply_kl_penalty, compute_advantage, compute_reward, compute_reward_async
+from training.reward import compute_response_mask as compute_response_mask
 from training.rollout_correction import apply_correction, measure_mismatch, read_mismatch
 from training.run import checkpoint, metric_utils
 from training.run.ahead import Ahead, Engines, Generated, leave_out_stale
@@ -108,7 +107,7 @@ class RayPPOTrainer:
             # It has a place for a tokenizer, and none in it.
             if getattr(function, "tokenizer", tokenizer) is None:
                 function.tokenizer = tokenizer  # type: ignore[attr-defined]
-        self.kl_controller: KLController = get_kl_controller(config.algorithm.kl_ctrl)
+        self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
         self.run_dir = Path(config.trainer.run_dir).absolute()
         self.seed = config.data.run_seed
         self.plan = config.batch_plan
@@ -311,7 +310,7 @@ class RayPPOTrainer:
             with timer("update_weights"):
                 metrics |= self.sync_weights()
         timer.seconds["step"] += timer.seconds.get("gen", 0.0)
-        validation.dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
+        metric_utils.dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
         self.on_batch(batch)
         metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
         return metrics | self.alarms.check(batch, metrics, self.global_steps)
@@ -482,8 +481,8 @@ class RayPPOTrainer:
         return metrics | metric_utils.compute_throughout_metrics(batch, timer.seconds, self.config.trainer.all_ranks)
 
     def validate(self) -> dict[str, float]:
-        """Scores the validation prompts, see `training.validation.validate`."""
-        return validation.validate(self)
+        """Scores the validation prompts, see `metric_utils.validate`."""
+        return metric_utils.validate(self)
 
     # Checkpoints
 

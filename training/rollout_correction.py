@@ -5,8 +5,6 @@ from 1 (`rollout_rs`). Names and thresholds are verl's. Invariant: every functio
 and of a batch without any token the weights are zero and the metrics too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

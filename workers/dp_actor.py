@@ -1,10 +1,8 @@
-"""The policy's two jobs: log-probs of given responses, and the PPO update over mini- and micro-batches.
+"""Policy and value model, two jobs each: log-probs or values of given responses, and the update over mini-batches.
 
 Invariant: the gradient of a mini-batch does not depend on how it is split into micro-batches; every mean is a sum
 divided by the count of the whole mini-batch, which is passed down.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -19,11 +17,14 @@ from training.batch.torch_functional import EntropyMode
 from training.config import ActorConfig, CriticConfig, MicroBatching, RolloutCorrectionConfig, UpdatePlan
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig
 from training.rollout_correction import measure_mismatch
-from workers.dp_critic import Fields, Loss, value_loss
 from workers.model import forward as models
-from workers.model.forward import FORWARD_FIELDS, ForwardBatch, ForwardSettings, PolicyModel
+from workers.model.forward import FORWARD_FIELDS, ForwardBatch, ForwardSettings, PolicyModel, ValueModel
 from workers.model.update import MicroLoss, Trained
 from workers.ranks.distributed import world_size
+
+# What a loss reads of a micro-batch, by name; and a loss with its metrics.
+Fields = dict[str, Tensor]
+Loss = tuple[Tensor, dict[str, Any]]
 
 
 class DataParallelPPOActor(Trained):
@@ -167,3 +168,46 @@ def call_policy_loss(name: str, **offered: Any) -> Loss:
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise ValueError(say("loss_returns", name=name, returned=type(result).__name__))
     return result
+
+
+class DataParallelPPOCritic(Trained):
+    """Is the value model of one rank; arguments as for `DataParallelPPOActor`."""
+
+    def __init__(
+        self,
+        config: CriticConfig,
+        critic_module: nn.Module,
+        critic_optimizer: Optimizer | None = None,
+        *,
+        forward: ForwardSettings | None = None,
+    ) -> None:
+        self.critic_module = critic_module if isinstance(critic_module, ValueModel) else ValueModel(critic_module)
+        super().__init__(config, self.critic_module, critic_optimizer, forward)
+
+    def compute_values(self, data: DataProto) -> Tensor:
+        """Computes the value of the state before each sampled token: (B, response_len) float32, CPU, zero elsewhere."""
+        return self.read(data, "compute_values", None)[0]
+
+    def update_critic(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:
+        """Regresses on `returns`, clipped around `values`, as planned; returns the mean `critic/*` of mini-batches.
+
+        Without a plan a mini-batch has `ppo_mini_batch_size` rows, or all.
+        """
+        data.require(*FORWARD_FIELDS, "values", "returns", by="update_critic")
+        return self.update(data, plan, "critic")
+
+    def micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
+        """Computes the values' loss; see `Trained`."""
+        fields = models.loss_fields(micro, self.settings.device)
+        return MicroLoss(*value_loss(self.micro_forward(micro, inputs)[0], fields, self.config, counts), {})
+
+
+def value_loss(vpreds: Tensor, fields: Fields, config: CriticConfig, counts: GlobalBatchInfo) -> Loss:
+    """Computes the loss of a micro-batch's values (rows, response_len), and its `critic/*`; see `MicroLoss`."""
+    mask, compared = fields["response_mask"], (vpreds, fields["returns"], fields["values"])
+    rule = config.cliprange_value, config.loss_agg_mode
+    with algos.denominators(counts, fields.get("episode_share")):
+        loss, clip_fraction = algos.compute_value_loss(*compared, mask, *rule, **counts)
+    mean = (vpreds.detach() * mask).sum() / max(counts["batch_num_tokens"] or 0, 1)
+    metrics = {"vf_loss": loss / world_size(), "vf_clipfrac": clip_fraction, "vpred_mean": mean}
+    return loss, {f"critic/{name}": value for name, value in metrics.items()}

@@ -25,13 +25,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from custom.agent import AgentSpec
 from custom.reward_manager import decode_sampled
 from data.containers import place_outcome_rewards
-from data.prompts import as_messages, encode_chat, pad_token_id
 from data.protocol import DataProto
+from data.turn_tokens import as_messages, encode_chat, pad_token_id
 from training.config import ActorConfig, ActorRolloutRefConfig, BatchPlan, CriticConfig, FSDPConfig, PPOConfig
 from training.config.algorithm_settings import UpdatePlan
 from training.config.settings import RolloutConfig
-from workers.dp_actor import DataParallelPPOActor
-from workers.dp_critic import DataParallelPPOCritic
+from workers.dp_actor import DataParallelPPOActor, DataParallelPPOCritic
 from workers.model import forward as models
 from workers.model import state as model_state
 from workers.model.builder import ModelSpec, find_device, require_same_vocabulary, torch_dtype

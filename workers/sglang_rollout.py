@@ -13,7 +13,7 @@ import json
 import logging
 import pickle
 import time
-from collections.abc import Iterator
+from itertools import accumulate, groupby, tee
 from typing import Any
 from uuid import uuid4
 
@@ -29,7 +29,7 @@ from workers.rollout.engine import Completion, NamedTensors, Part, Sampling, fin
 from workers.rollout.weight_sync import Manifest, SavedForm, as_announced, check_manifest, weight_manifest
 
 logger = logging.getLogger(__name__)
-# Tensors are sent together until they are as many bytes.
+# About so many bytes of tensors are sent together.
 BUCKET_BYTES = 256 << 20
 # `step` waits so many seconds for a request to finish; and requests to be gone before cached prefixes are dropped.
 STEP_S = 0.02
@@ -199,9 +199,11 @@ class SGLangRollout(BaseRollout):
     def update_weights(self, weights: NamedTensors, manifest: Manifest) -> None:
         """Replaces all weights, a bucket at a time, and drops the prefixes that were computed with the old ones."""
         check_manifest(manifest, weight_manifest(self.saved.model))
-        for bucket in in_buckets(self.saved.of(as_announced(weights, manifest))):
+        named, sizes = tee(self.saved.of(as_announced(weights, manifest)))
+        sent = accumulate(tensor.nbytes for _, tensor in sizes)
+        for _, bucket in groupby(zip(named, sent, strict=True), key=lambda entry: entry[1] // BUCKET_BYTES):
             if self.leads:
-                self.client.send(bucket)
+                self.client.send([tensor for tensor, _ in bucket])
         self.begin()
 
     def sleep(self) -> None:
@@ -225,15 +227,3 @@ class SGLangRollout(BaseRollout):
     def _await_leader(self) -> None:
         if self.shared and world_size() > 1:
             dist.barrier()
-
-
-def in_buckets(tensors: NamedTensors) -> Iterator[Bucket]:
-    """Yields the tensors together, some BUCKET_BYTES at a time."""
-    bucket: Bucket = []
-    for name, tensor in tensors:
-        bucket.append((name, tensor))
-        if sum(held.nbytes for _, held in bucket) >= BUCKET_BYTES:
-            yield bucket
-            bucket = []
-    if bucket:
-        yield bucket

@@ -26,10 +26,9 @@ import torch
 
 from data.containers import object_array
 from data.protocol import DataProto
-from training.advantage import compute_advantage
 from training.batch.batching import arrange
 from training.config import BatchPlan, UpdatePlan
-from training.reward import compute_reward
+from training.reward import compute_advantage, compute_reward
 from training.run.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 from workers.fsdp_workers import ActorRolloutRefWorker
 from workers.ranks.distributed import settle_heap

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from data.protocol import DataProto
-from training.core_algos import registry
+from training import core_algos
 
 Fault = Callable[[Any], None]
 LEAK: list[bytearray] = []
@@ -145,13 +145,13 @@ def estimator(change: Callable[..., Any]) -> Fault:
 
     def wrong(trainer: Any) -> None:
         name = trainer.config.algorithm.adv_estimator
-        own = registry.ADV_ESTIMATOR_REGISTRY[name]
+        own = core_algos.ADV_ESTIMATOR_REGISTRY[name]
 
         def patched(*args: Any, **kwargs: Any) -> Any:
             return change(own, *args, **kwargs)
 
         patched.__signature__ = __import__("inspect").signature(own)
-        registry.ADV_ESTIMATOR_REGISTRY[name] = patched
+        core_algos.ADV_ESTIMATOR_REGISTRY[name] = patched
 
     return wrong
 

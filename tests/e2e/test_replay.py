@@ -19,7 +19,7 @@ import torch
 from transformers import AutoTokenizer
 
 from data.containers import step_info
-from data.prompts import CHATML_TEMPLATE
+from data.turn_tokens import CHATML_TEMPLATE
 from examples.prepare_quickstart import warm_up
 from examples.prepare_tiny_prompts import make_model, make_tokenizer
 from scripts.replay import Player, compare, main, read_episodes

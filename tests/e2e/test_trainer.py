@@ -198,13 +198,13 @@ def test_the_example_algorithm_trains(tiny_task: Path, tmp_path: Path) -> None:
 def test_an_estimator_that_returns_nonsense_is_named(
     tiny_task: Path, tmp_path: Path, monkeypatch, returned: str
 ) -> None:
-    from training.core_algos import registry
+    from training import core_algos
 
     def estimator(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         good = response_mask.float()
         return (good.sum(dim=1) if returned == "rows" else good * float("nan")), good
 
-    monkeypatch.setitem(registry.ADV_ESTIMATOR_REGISTRY, "nonsense", estimator)
+    monkeypatch.setitem(core_algos.ADV_ESTIMATOR_REGISTRY, "nonsense", estimator)
     trainer = custom_trainer(tiny_task, tmp_path, "algorithm.adv_estimator=nonsense")
     trainer.init_workers()
     with pytest.raises(ValueError, match="estimator 'nonsense': advantages must be finite and of shape"):

@@ -249,9 +249,9 @@ def test_the_example_loss_and_its_metric_do_not_depend_on_micro_batch_size(lm, s
 
 
 def test_a_loss_that_returns_something_else_is_named(lm, monkeypatch) -> None:
-    from training.core_algos import registry
+    from training import core_algos
 
-    monkeypatch.setitem(registry.POLICY_LOSS_REGISTRY, "odd", lambda log_prob: log_prob.sum())
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "odd", lambda log_prob: log_prob.sum())
     config = ActorConfig(policy_loss=PolicyLossChoice(loss_mode="odd"))
     with pytest.raises(ValueError, match=r"policy loss 'odd' must return \(loss, metrics\)"):
         weights_after(lm, make_update(), config)

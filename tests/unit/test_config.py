@@ -35,7 +35,7 @@ from training.config.section import (
     field_docs,
     leaves,
 )
-from training.core_algos import registry
+from training.core_algos import group_advantages as registry
 from workers.vllm_rollout_spmd import ALIKE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from data.prompts import CHATML_TEMPLATE, MARK, encode_chat, encode_rendered, marked, render_chat, special_texts
-from data.turn_tokens import TurnTokens, fold_system_message
+from data.turn_tokens import (
+    CHATML_TEMPLATE,
+    MARK,
+    TurnTokens,
+    encode_chat,
+    encode_rendered,
+    fold_system_message,
+    marked,
+    render_chat,
+    special_texts,
+)
 from tests.unit.test_turn_tokens import (
     CONTROL,
     END,

@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from data import prompts
+from data import turn_tokens
 from data.containers import seed_for
 from data.loading import load_extern_object
-from data.prompts import CHATML_TEMPLATE, encode_chat, pad_token_id, render_chat
+from data.turn_tokens import CHATML_TEMPLATE, encode_chat, pad_token_id, render_chat
 
 WORDS = ["<unk>", "<|im_start|>", "<|im_end|>", "user", "assistant", "system", "two", "plus", "three", "[BOS]"]
 
@@ -74,7 +74,7 @@ def test_the_pad_token_falls_back_to_end_of_sequence():
 
 def test_a_seed_is_the_same_in_another_process():
     code = "from data.containers import seed_for; print(seed_for(1, 2, 3), seed_for(1, 2, 3, 4, 5))"
-    root = Path(prompts.__file__).parents[1]
+    root = Path(turn_tokens.__file__).parents[1]
     output = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout
     assert output.split() == [str(seed_for(1, 2, 3)), str(seed_for(1, 2, 3, 4, 5))]
 
@@ -118,7 +118,7 @@ def test_threads_that_load_a_file_at_once_all_get_the_whole_of_it(tmp_path):
 
 
 def test_a_module_that_is_already_imported_is_not_loaded_twice():
-    assert load_extern_object(prompts.__file__, "encode_chat") is encode_chat
+    assert load_extern_object(turn_tokens.__file__, "encode_chat") is encode_chat
 
 
 def test_two_files_of_one_name_are_two_modules(tmp_path):

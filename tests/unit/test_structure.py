@@ -27,7 +27,6 @@ ROOMS = (
     "training.batch",
     "training.rollout_correction",
     "training.core_algos",
-    "training.advantage",
     "training.reward",
     "workers.ranks",
     "workers.environments",

@@ -10,8 +10,8 @@ import pytest
 
 from custom.agent import GARBAGE, Agent, Trial, play_trial
 from custom.env import BaseEnvironment
+from training.agent_trainer import tell
 from training.config import AgentConfig, PPOConfig
-from training.run.trial import tell
 
 
 class Marathon(BaseEnvironment):

@@ -6,8 +6,6 @@ DAPO's dynamic sampling (arXiv:2503.14476, section 3.2) replaces groups whose me
 enters whole. Invariant: in a cut every row appears exactly once, and the same input gives the same plan.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence

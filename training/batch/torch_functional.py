@@ -198,11 +198,14 @@ def head_log_probs(
         labels: (tokens,) int64.
         chunk: how many logits exist at a time; if all of them are no more, backward does not make them again.
     """
-    kind = states.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        states, weight, bias = states.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return _HeadLogProbs.apply(states, weight, bias, labels, form, entropy, chunk)
+    return _HeadLogProbs.apply(*in_compute_type(states, weight, bias), labels, form, entropy, chunk)
+
+
+def in_compute_type(*tensors: Any) -> tuple[Any, ...]:
+    """Casts tensors to autocast's type, where it is on; None stays."""
+    device = tensors[0].device.type
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return tuple(x.to(torch.get_autocast_dtype(device)) if on and x is not None else x for x in tensors)
 
 
 # Masked reductions
@@ -250,10 +253,7 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
     mean = masked_mean(values, mask)
     scale = torch.rsqrt(masked_var(values, mask, mean=mean) + 1e-8)
     several, left = _count(mask) > 1, 0 if shift_mean else mean
-    whitened = torch.empty_like(values)
-    for rows in _blocks(values):
-        whitened[rows] = torch.where(mask[rows] & several, (values[rows] - mean) * scale + left, 0)
-    return whitened
+    return torch.where(mask & several, (values - mean) * scale + left, 0)
 
 
 def sampled_sums(values: Tensor, mask: Tensor) -> Tensor:

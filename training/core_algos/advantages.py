@@ -17,9 +17,9 @@ Those that see turns credit the reward of a turn to it, and to those before it:
     return of turn 0    = .2 + turn_gamma * 1
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import wraps
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, wraps
 from inspect import signature
 from itertools import chain
 from typing import Any
@@ -31,8 +31,8 @@ from torch.nn.functional import pad
 
 from data.containers import row_blocks
 from training.batch.torch_functional import at_least_float32, masked_whiten
-from training.core_algos.group_advantages import Advantages, Groups, compute_grpo_outcome_advantage, numbered
-from training.core_algos.registry import built_in_adv_est, call_adv_estimator
+from training.core_algos import group_advantages
+from training.core_algos.group_advantages import Advantages, Groups, built_in_adv_est, call_adv_estimator, numbered
 
 # Entries that a scan turns time first at once.
 SCAN_ENTRIES = 1 << 23
@@ -51,55 +51,23 @@ def gae_scan(
         advantages, returns = advantages + values: (..., steps), zero where the mask is.
     """
     advantages, returns = torch.empty_like(values), torch.empty_like(values)
-    if not values.numel():
-        return advantages, returns
-    tensors = (rewards, values, mask, continues, advantages, returns)
-    given: list[Any] = [x if x is None else x.reshape(-1, values.shape[-1]) for x in tensors]
-    for rows in row_blocks(given[1], SCAN_ENTRIES):
-        block: list[Any] = [x if x is None else x[rows] for x in given]
-        paid, own, inside, goes_on, scanned, summed = block
-        scanned.copy_(_scan_rows(paid, own, inside, goes_on, gamma, lam).T)
-        for some in row_blocks(own):
-            outside = ~inside[some]
-            scanned[some].masked_fill_(outside, 0)
-            torch.add(scanned[some], own[some], out=summed[some]).masked_fill_(outside, 0)
+    goes_on = torch.ones_like(mask) if continues is None else continues
+    tensors = (rewards, values, mask, goes_on, advantages, returns)
+    given = [x.reshape(-1, values.shape[-1]) for x in tensors] if values.numel() else []
+    for rows in row_blocks(given[1], SCAN_ENTRIES) if given else ():
+        # Time first, so that a step of all rows is one piece of memory.
+        paid, own, inside, on = (x[rows].T.contiguous() for x in given[:4])
+        scanned = torch.zeros_like(own)
+        steps, decays = scanned.unbind(), torch.where(inside, on * values.new_tensor(gamma * lam), 1).unbind()
+        # First the value of the next sampled step, then the error that it leaves, then the sum of errors.
+        for t in range(len(steps) - 1, 0, -1):
+            torch.where(inside[t], own[t], steps[t], out=steps[t - 1])
+        scanned.mul_(on).mul_(gamma).add_(paid).sub_(own).masked_fill_(~inside, 0)
+        for t in range(len(steps) - 2, -1, -1):
+            steps[t].add_(decays[t] * steps[t + 1])
+        given[4][rows] = scanned.masked_fill_(~inside, 0).T
+        given[5][rows] = scanned.add_(own).masked_fill_(~inside, 0).T
     return advantages, returns
-
-
-def _scan_rows(
-    rewards: Tensor, values: Tensor, mask: Tensor, continues: Tensor | None, gamma: float, lam: float
-) -> Tensor:
-    """Scans (rows, steps): (steps, rows), in which a step of all rows is one piece of memory; masked ones hold any."""
-    width, decay, zero = values.shape[1], values.new_tensor(gamma * lam), values.new_zeros(())
-    holes = bool((mask[:, 1:] & ~mask[:, :-1]).any())
-    advantages, decays = values.new_empty(width, len(values)), decay.expand(width)
-    if holes or continues is not None:
-        decays = torch.empty_like(advantages)
-    for some in row_blocks(values):
-        inside, own = mask[some], values[some]
-        following = torch.zeros_like(own)
-        torch.where(inside[:, 1:], own[:, 1:], zero, out=following[:, :-1])
-        if holes:
-            following = _passed_over(following, inside)
-        if continues is not None:
-            following.masked_fill_(~continues[some], 0)
-        if decays.dim() > 1:
-            slower = decay if continues is None else torch.where(continues[some], decay, zero)
-            decays[:, some] = (torch.where(inside, slower, 1) if holes else slower).T
-        deltas = following.mul_(gamma).add_(rewards[some]).sub_(own)
-        advantages[:, some] = deltas.masked_fill_(~inside, 0).T
-    steps, later = advantages.unbind(), torch.empty_like(advantages[0])
-    for t in range(width - 2, -1, -1):
-        steps[t].add_(torch.mul(decays[t], steps[t + 1], out=later))
-    return advantages
-
-
-def _passed_over(following: Tensor, mask: Tensor) -> Tensor:
-    """Gives each step, of what follows sampled steps, that of the next sampled one: (rows, steps)."""
-    places = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
-    # The step before the next sampled one; of the last ones the very last, which nothing follows.
-    before = torch.where(mask, places - 1, mask.shape[1] - 1)[:, 1:].flip(-1).cummin(-1).values.flip(-1)
-    return following.gather(1, torch.cat([before, places[:, -1:]], dim=1))
 
 
 @built_in_adv_est("gae", "episodes")
@@ -135,11 +103,7 @@ def discounted_returns(token_level_rewards: Tensor, response_mask: Tensor, gamma
     mask = response_mask.bool()
     if gamma != 1.0:
         return gae_scan(rewards, rewards.new_zeros(()).expand_as(rewards), mask, None, gamma, 1.0)[0]
-    returns = torch.empty_like(rewards)
-    for rows in row_blocks(rewards):
-        sums = torch.where(mask[rows], rewards[rows], 0).flip(-1).cumsum(-1).flip(-1)
-        returns[rows] = sums.masked_fill_(~mask[rows], 0)
-    return returns
+    return torch.where(mask, rewards, 0).flip(-1).cumsum(-1).flip(-1).masked_fill_(~mask, 0)
 
 
 @built_in_adv_est("reinforce_plus_plus", "episodes")
@@ -172,11 +136,7 @@ def compute_remax_outcome_advantage(
     """
     mask = response_mask.bool()
     returns = discounted_returns(token_level_rewards, mask)
-    advantages = torch.empty_like(returns)
-    baselines = reward_baselines.to(returns.dtype).unsqueeze(-1)
-    for rows in row_blocks(returns):
-        torch.sub(returns[rows], baselines[rows], out=advantages[rows]).masked_fill_(~mask[rows], 0)
-    return advantages, returns
+    return torch.where(mask, returns - reward_baselines.to(returns.dtype)[:, None], 0), returns
 
 
 @built_in_adv_est("on_policy_distillation")
@@ -214,54 +174,43 @@ class Turns:
     """Holds an episode's turns beside its tokens.
 
     Attributes:
-        ids: (batch, response_len) integers, the turn of each sampled token.
+        of_token: (batch, response_len) int64, the turn of each sampled token; of others it is one behind the last.
         sampled: (batch, response_len) bool.
-        last: (batch, turns) int64, the place of each turn's last sampled token; -1 where it has none.
         rewards: (batch, turns), the sum over each turn's sampled tokens.
     """
 
-    ids: Tensor
+    of_token: Tensor
     sampled: Tensor
-    last: Tensor
     rewards: Tensor
+
+    @classmethod
+    def of(cls, token_level_rewards: Tensor, response_mask: Tensor, turn_ids: Tensor) -> "Turns":
+        """Finds the turns of a batch, whose numbers never fall along a row."""
+        sampled, (rewards,) = response_mask.bool(), at_least_float32(token_level_rewards)
+        count = int(torch.where(sampled, turn_ids, 0).max()) + 1 if sampled.numel() else 1
+        of_token = torch.where(sampled, turn_ids, count).long()
+        sums = rewards.new_zeros(len(sampled), count + 1).scatter_add_(1, of_token, rewards)
+        return cls(of_token, sampled, sums[:, :-1])
+
+    @cached_property
+    def last(self) -> Tensor:
+        """Is the place of each turn's last sampled token; -1 where it has none: (batch, turns) int64."""
+        return self.places("amax", -1)
 
     @property
     def exists(self) -> Tensor:
         """Says which turns have a sampled token: (batch, turns) bool."""
         return self.last >= 0
 
-    @classmethod
-    def of(cls, token_level_rewards: Tensor, response_mask: Tensor, turn_ids: Tensor) -> "Turns":
-        """Finds the turns of a batch, whose numbers never fall along a row."""
-        sampled, (rewards,) = response_mask.bool(), at_least_float32(token_level_rewards)
-        blocks = row_blocks(sampled) if sampled.numel() else []
-        most = max((int(torch.where(sampled[rows], turn_ids[rows], 0).max()) for rows in blocks), default=0)
-        sums = rewards.new_zeros(len(sampled), most + 2)
-        turns = cls(turn_ids, sampled, sums[:, :-1], sums[:, :-1])
-        for rows, of_token in turns._blocks():
-            sums[rows].scatter_add_(1, of_token, rewards[rows])
-        return replace(turns, last=turns.places("amax", -1))
-
-    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yields rows with the turn of each of their tokens; of one that is not sampled it is one behind the last."""
-        for rows in row_blocks(self.sampled):
-            yield rows, torch.where(self.sampled[rows], self.ids[rows], self.rewards.shape[1]).long()
-
     def spread(self, per_turn: Tensor) -> Tensor:
         """Gives every sampled token its turn's number: (batch, turns) -> (batch, response_len)."""
-        padded = pad(per_turn.to(self.rewards.dtype), (0, 1))
-        spread = torch.empty_like(self.sampled, dtype=padded.dtype)
-        for rows, of_token in self._blocks():
-            torch.gather(padded[rows], 1, of_token, out=spread[rows])
-        return spread
+        return pad(per_turn.to(self.rewards.dtype), (0, 1)).gather(1, self.of_token)
 
     def places(self, which: str, none: int) -> Tensor:
         """Finds each turn's first (amin) or last (amax) sampled token: (batch, turns) int64, `none` without one."""
-        found = self.ids.new_full((len(self.sampled), self.rewards.shape[1] + 1), none, dtype=torch.long)
-        columns = torch.arange(self.sampled.shape[1], device=found.device)
-        for rows, of_token in self._blocks():
-            found[rows].scatter_reduce_(1, of_token, columns.expand_as(of_token), which)
-        return found[:, :-1]
+        columns = torch.arange(self.sampled.shape[1], device=self.sampled.device).expand_as(self.of_token)
+        found = columns.new_full((len(self.sampled), self.rewards.shape[1] + 1), none)
+        return found.scatter_reduce_(1, self.of_token, columns, which)[:, :-1]
 
 
 @built_in_adv_est("turn_gae", "episodes")
@@ -374,7 +323,7 @@ def compute_gigpo_advantage(
         above = above / (same_state.std(above) + epsilon)
     of_turns = torch.zeros_like(returns).index_put((episodes, numbers), above.to(returns.dtype))
     given = token_level_rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo
-    whole, _ = compute_grpo_outcome_advantage(*given)
+    whole, _ = group_advantages.compute_grpo_outcome_advantage(*given)
     weight = 1.0 if config is None else config.gigpo_step_weight
     return whole + weight * turns.spread(of_turns), turns.spread(returns)
 
@@ -411,23 +360,17 @@ def compute_optimal_token_baseline_advantage(
     Returns: advantages, returns: (batch, response_len), zero where the mask is zero.
     """
     sampled, ids = response_mask.bool(), numbered(index, response_mask.device)
-    returns, blocks = discounted_returns(token_level_rewards, response_mask), row_blocks(sampled)
-    products, totals, left = torch.zeros(3, len(ids.unique()), returns.shape[1], dtype=returns.dtype, device=ids.device)
-    for rows in blocks:
-        norms = 1 - 2 * old_log_probs[rows].to(returns.dtype).exp() + sum_pi_squared[rows]
-        if rollout_is_weights is not None:
-            norms = norms * rollout_is_weights[rows].to(returns.dtype) ** 2
-        weights = torch.where(sampled[rows], norms, 0).cumsum(-1).masked_fill_(~sampled[rows], 0)
-        summed = returns[rows] * weights, weights, sampled[rows].to(returns.dtype)
-        for total, of_rows in zip((products, totals, left), summed, strict=True):
-            total.index_add_(0, ids[rows], of_rows)
+    returns = discounted_returns(token_level_rewards, response_mask)
+    norms = 1 - 2 * old_log_probs.to(returns.dtype).exp() + sum_pi_squared
+    if rollout_is_weights is not None:
+        norms = norms * rollout_is_weights.to(returns.dtype) ** 2
+    weights = torch.where(sampled, norms, 0).cumsum(-1).masked_fill_(~sampled, 0)
+    none, summed = returns.new_zeros(len(ids.unique()), returns.shape[1]), (returns * weights, weights, sampled)
+    products, totals, left = (none.index_add(0, ids, of_rows.to(none.dtype)) for of_rows in summed)
     # Of one row alone there is none in any case.
     alone = torch.bincount(ids, sampled.any(-1).float())[:, None] <= 1
     baselines = (products / (totals + epsilon)).masked_fill_((left <= 1) if handle_zero_tail else alone, 0)
-    advantages = torch.empty_like(returns)
-    for rows in blocks:
-        advantages[rows] = torch.where(sampled[rows], returns[rows] - baselines[ids[rows]], 0)
-    return advantages, returns
+    return torch.where(sampled, returns - baselines[ids], 0), returns
 
 
 @built_in_adv_est("tir_optimal_token_baseline", "groups")

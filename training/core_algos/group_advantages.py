@@ -1,4 +1,7 @@
-"""Advantage estimators that compare an episode's whole reward with its group's, or with a running mean of its role.
+"""Registries, and advantage estimators that compare an episode's reward with its group's, or its role's running mean.
+
+Registries say by what name each estimator and policy loss is known, and what an estimator needs; a name belongs to one
+function for good.
 
 Invariant: every estimator is pure (but `rae`, which moves its running means), and rewards of masked tokens change
 nothing; the results are zero there. A row without a sampled token leaves its group's statistics. A group of one row
@@ -6,20 +9,115 @@ keeps its raw score; the last one of a group whose other rows have no sampled to
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum, StrEnum
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from data.containers import row_sums
-from data.texts import did_you_mean, say, warn_once
+from data.texts import did_you_mean, registered, registering, say, warn_once
 from training.batch.torch_functional import masked_whiten, sampled_sums
-from training.core_algos.registry import built_in_adv_est, register_adv_est
+from training.config.algorithm_settings import ESTIMATOR_NEEDS, OFFERED, estimator_needs
 
 Advantages = tuple[Tensor, Tensor]
+AdvEstimatorFn = Callable[..., tuple[Tensor, Tensor]]
+PolicyLossFn = Callable[..., tuple[Tensor, dict[str, Any]]]
+Span = Literal["scores", "episodes", "groups", "batch"]
+
+# The estimators that are built in; a user's own go by their plain name.
+AdvantageEstimator = StrEnum("AdvantageEstimator", {name.upper(): name for name in ESTIMATOR_NEEDS})  # type: ignore[misc]
+ADV_ESTIMATOR_REGISTRY: dict[str, AdvEstimatorFn] = {}
+POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
+# What an estimator has to see at once, where it is not the whole batch.
+ESTIMATOR_SPANS: dict[str, Span] = {}
+
+
+def _plain(name: str | Enum) -> str:
+    return str(name.value) if isinstance(name, Enum) else name
+
+
+def register_adv_est(
+    name: str | Enum, needs: tuple[str, ...] = (), span: Span = "batch"
+) -> Callable[[AdvEstimatorFn], AdvEstimatorFn]:
+    """Makes an advantage estimator known as `name`; a decorator.
+
+    Args:
+        needs: what the estimator reads besides rewards and mask, such as ("values",) or ("index",), of those that
+            `training.config.algorithm_settings.OFFERED` lists. Left out, they are read from its signature.
+        span: what it has to see at once, so that episodes of very different lengths need not be as wide as the longest:
+            single episodes, whole groups (uid), or the batch; or of each episode no more than its rewards' sum and how
+            many tokens it has. But for the batch, what is whitened over it in the end is not where `whiten` is False.
+    Raises: ValueError if another function has the name.
+    """
+
+    def decorate(fn: AdvEstimatorFn) -> AdvEstimatorFn:
+        registering(ADV_ESTIMATOR_REGISTRY, "advantage estimator", _plain(name))(fn)
+        parameters = inspect.signature(fn).parameters
+        ESTIMATOR_NEEDS.setdefault(_plain(name), needs or tuple(field for field in OFFERED if field in parameters))
+        ESTIMATOR_SPANS[_plain(name)] = span
+        return fn
+
+    return decorate
+
+
+def built_in_adv_est(name: str, span: Span = "batch") -> Callable[[AdvEstimatorFn], AdvEstimatorFn]:
+    """Registers an estimator as `register_adv_est` does, and has it run without gradients; a decorator."""
+    return lambda fn: register_adv_est(name, span=span)(torch.no_grad()(fn))
+
+
+def get_adv_estimator_fn(name: str | Enum) -> AdvEstimatorFn:
+    """Finds the estimator registered as `name`; ValueError lists the known names."""
+    return registered(ADV_ESTIMATOR_REGISTRY, "algorithm.adv_estimator", _plain(name))
+
+
+def call_adv_estimator(name: str | Enum, **offered: Any) -> tuple[Tensor, Tensor]:
+    """Runs an estimator on those of the offered fields and settings that its signature takes.
+
+    Args:
+        offered: token_level_rewards, response_mask, and whatever the batch and the algorithm config hold: values,
+            index, gamma, lam, config, ...; a function with **kwargs is given all of them.
+    Raises: ValueError naming the required or declared arguments that were not offered.
+    """
+    fn = get_adv_estimator_fn(name)
+    parameters = inspect.signature(fn).parameters.values()
+    named = {p.name: p.default is p.empty for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    # What was declared may not be left out, but where the signature has a default.
+    required = dict.fromkeys(estimator_needs(_plain(name)), True) | named
+    if missing := {argument for argument, needed in required.items() if needed} - offered.keys():
+        given = ", ".join(sorted(offered))
+        raise ValueError(f"advantage estimator '{_plain(name)}' needs {', '.join(sorted(missing))}; given: {given}")
+    return fn(**taken(fn, offered))
+
+
+def taken(fn: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+    """Picks of the offered arguments those that a function's signature takes: all of them with **kwargs."""
+    parameters = inspect.signature(fn).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {key: value for key, value in offered.items() if takes_all or key in parameters}
+
+
+def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLossFn]:
+    """Makes a policy loss known as `name`; a decorator. Raises ValueError if another function has the name.
+
+    The loss is called on one micro-batch with those of (old_log_prob, log_prob, advantages, response_mask,
+    loss_agg_mode, config, rollout_is_weights) that it takes, and returns (loss, metrics): this micro-batch's shares,
+    which are summed. `agg_loss` divides by the whole mini-batch's counts there. A metric that is a plain number, no
+    tensor, counts as the micro-batch's mean and is weighted with its tokens.
+    """
+    return registering(POLICY_LOSS_REGISTRY, "policy loss", _plain(name))
+
+
+def get_policy_loss_fn(name: str | Enum) -> PolicyLossFn:
+    """Finds the policy loss registered as `name`; ValueError lists the known names."""
+    return registered(POLICY_LOSS_REGISTRY, "actor_rollout_ref.actor.policy_loss.loss_mode", _plain(name))
+
+
+# Groups
 
 
 def numbered(keys: Sequence[Any] | np.ndarray, device: torch.device | None = None) -> Tensor:
@@ -253,11 +351,9 @@ def compute_gdpo_outcome_advantage(
     """
     keys, weights = ((), ()) if config is None else (config.gdpo_reward_keys, config.gdpo_reward_weights)
     kinds = [_one_kind(non_tensor_batch or {}, key, response_mask) for key in keys] or [token_level_rewards]
-    if len(weights := weights or [1.0] * len(kinds)) != len(kinds):
-        raise ValueError(f"gdpo_reward_weights has {len(weights)} numbers; there are {len(kinds)} kinds of reward")
     total = sum(
         weight * compute_grpo_outcome_advantage(rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo)[0]
-        for rewards, weight in zip(kinds, weights, strict=True)
+        for rewards, weight in zip(kinds, weights or [1.0] * len(kinds), strict=True)
     )
     return (masked_whiten(total, response_mask) if whiten else total,) * 2
 

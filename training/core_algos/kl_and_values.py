@@ -68,7 +68,6 @@ def agg_loss(
     batch_num_tokens: int | Tensor | None = None,
     global_batch_size: float | Tensor | None = None,
     loss_scale_factor: float | None = None,
-    row_weights: Tensor | None = None,
 ) -> Tensor:
     """Turns token losses into a scalar, times dp_size because ranks average their gradients.
 
@@ -82,14 +81,12 @@ def agg_loss(
         batch_num_tokens, global_batch_size: tokens, and sequences with any token, of the whole mini-batch over all
             ranks. With them, the losses of micro-batches sum to the mini-batch's. A loss that an update calls, and
             that gives neither them nor dp_size, gets those of the update; elsewhere they default to `loss_mask`'s.
-        row_weights: as of `denominators`; None: those of the update.
     Returns: 0-dim; 0 with a gradient path where nothing is masked in.
     Raises: ValueError for an unknown mode, or when dp_size > 1 and the count that the mode divides by is missing.
     """
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise unknown_name("loss_agg_mode", loss_agg_mode, LOSS_AGG_MODES)
-    running, own_weights = _RUNNING.get() or (None, None)
-    row_weights = own_weights if row_weights is None else row_weights
+    running, row_weights = _RUNNING.get() or (None, None)
     if running and dp_size == 1 and batch_num_tokens is None and global_batch_size is None:
         dp_size, batch_num_tokens = running["dp_size"], running["batch_num_tokens"]
         global_batch_size, loss_scale_factor = running["global_batch_size"], running["loss_scale_factor"]
@@ -108,15 +105,6 @@ def agg_loss(
     return masked.sum() / sequences / scale * dp_size
 
 
-def whole_counts(mask: Tensor, counts: Mapping[str, Any]) -> tuple[GlobalBatchInfo, Tensor | None]:
-    """Completes what `agg_loss` divides by, so that `mask`'s rows can be cut, and says what they weigh in an update."""
-    running, row_weights = _RUNNING.get() or ({}, None)
-    known = {name: count for given in (running, counts) for name, count in given.items() if count is not None}
-    own = {"batch_num_tokens": mask.count_nonzero(), "global_batch_size": mask.any(-1).count_nonzero()}
-    # Of several ranks no rank knows them all.
-    return {**(own if known.get("dp_size", 1) == 1 else {}), **known}, row_weights  # type: ignore[typeddict-item]
-
-
 def _denominator(name: str, count: float | Tensor | None, dp_size: int, counted: Tensor) -> Tensor:
     if count is None and dp_size > 1:
         raise ValueError(f"dp_size={dp_size} needs {name}, the count over all ranks: a rank cannot know it by itself")
@@ -132,8 +120,10 @@ def token_fraction(per_token: Tensor, mask: Tensor, counts: Mapping[str, Any]) -
         per_token, mask: (batch, response_len); of a condition the mean is the share of tokens that meet it.
         counts: the mini-batch's, as of `GlobalBatchInfo`.
     """
-    local_counts: GlobalBatchInfo = {**whole_counts(mask, counts)[0], "dp_size": 1}
-    return agg_loss(per_token.detach().float(), mask, "token-mean", **local_counts)
+    running, _ = _RUNNING.get() or ({}, None)
+    known = {name: count for given in (running, counts) for name, count in given.items() if count is not None}
+    tokens = _denominator("batch_num_tokens", known.get("batch_num_tokens"), 1, mask.bool())
+    return torch.where(mask.bool(), per_token.detach().float(), 0).sum() / tokens
 
 
 # A log-ratio is clamped to it, because exp(20) is finite in every dtype that a loss is computed in.

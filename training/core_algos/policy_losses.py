@@ -13,7 +13,7 @@ reach neither the loss nor its gradient. `policy_loss` makes of each a function 
         cut), actor/pg_clipfrac_lower (of those that reach the bound where advantages are negative).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Unpack
@@ -24,16 +24,12 @@ from torch import Tensor
 from training.batch.torch_functional import at_least_float32, entropy_from_logits, masked_mean
 from training.config import ActorConfig
 from training.config.algorithm_settings import LossAggMode, RolloutCorrectionConfig
-from training.core_algos import kl_and_values
+from training.core_algos import group_advantages, kl_and_values
 from training.core_algos.advantages import gae_scan
-from training.core_algos.group_advantages import compute_grpo_outcome_advantage, compute_rloo_outcome_advantage
 from training.core_algos.kl_and_values import GlobalBatchInfo, agg_loss, token_fraction
-from training.core_algos.registry import PolicyLossFn, register_policy_loss
 from training.rollout_correction import correct_as
 
 Loss = tuple[Tensor, dict[str, Any]]
-# Entries of the rows that a loss is computed of at once.
-BLOCK = 1 << 17
 
 
 class PolicyLossConfig(ActorConfig):
@@ -55,8 +51,9 @@ class Tokens:
         mask: (batch, response_len) bool.
         old_log_prob, log_prob: (batch, response_len) as given, masked tokens too.
         weights: (batch, response_len) importance weights, or None.
-        counts, row_weights: as of `agg_loss`; of the whole mini-batch, and of these rows.
-        chosen: (batch, response_len) bool, what the loss's `choose` chose.
+        counts: as of `agg_loss`.
+        chosen: (batch, response_len) bool, tokens that the loss treats otherwise.
+        measured: metrics of the whole micro-batch.
     """
 
     mask: Tensor
@@ -66,8 +63,8 @@ class Tokens:
     config: Any
     weights: Tensor | None
     counts: GlobalBatchInfo
-    row_weights: Tensor | None = None
     chosen: Tensor | None = None
+    measured: dict[str, float] = field(default_factory=dict)
 
     @cached_property
     def log_ratio(self) -> Tensor:
@@ -76,32 +73,12 @@ class Tokens:
         apart = torch.where(self.mask, self.log_prob - self.old_log_prob, 0)
         return apart.clamp(-kl_and_values.MAX_LOG_RATIO, kl_and_values.MAX_LOG_RATIO)
 
-    def cut(self, advantages: Tensor) -> Iterator[tuple["Tokens", Tensor]]:
-        """Yields rows with their advantages, about BLOCK entries at a time: what is computed of them stays in cache."""
-        if self.mask.numel() <= BLOCK:
-            yield self, advantages
-            return
-        counts, row_weights = kl_and_values.whole_counts(self.mask, self.counts)
-        whole, rows = replace(self, counts=counts, row_weights=row_weights), max(1, BLOCK // self.mask.shape[1])
-        # One split of each tensor, whose gradient is joined once.
-        blocks = {name: x.split(rows) for name, x in vars(whole).items() if isinstance(x, Tensor)}
-        for own_advantages, *block in zip(advantages.split(rows), *blocks.values(), strict=True):
-            yield replace(whole, **dict(zip(blocks, block, strict=True))), own_advantages
-
     @property
     def clip_range(self) -> tuple[float, float]:
         """Returns how far a ratio may be below 1, and above."""
         config = self.config
         low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
         return low, config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
-
-    @property
-    def ratio_bound(self) -> float:
-        """Returns the bound of the ratio where the advantage is negative."""
-        bound = float(self.config.clip_ratio_c)
-        if bound <= 1:
-            raise ValueError(f"clip_ratio_c={bound} must be above 1: it bounds the ratio where A < 0")
-        return bound
 
     def row_mean(self, per_token: Tensor) -> Tensor:
         """Averages over each row's sampled tokens: (batch, 1)."""
@@ -119,20 +96,24 @@ class Tokens:
         lower = torch.zeros_like(clipped) if clipped is not None and clipped_lower is None else clipped_lower
         shares = {"pg_clipfrac": clipped, "ppo_kl": -self.log_ratio, "pg_clipfrac_lower": lower}
         metrics = {f"actor/{name}": self.fraction(share) for name, share in shares.items() if share is not None}
-        return agg_loss(token_loss, self.mask, self.mode, **self.counts, row_weights=self.row_weights), metrics
+        return agg_loss(token_loss, self.mask, self.mode, **self.counts), self.measured | metrics
+
+
+# What computes each loss, by its name, of tokens and advantages.
+LOSS_OF_TOKENS: dict[str, Callable[[Tokens, Tensor], Loss]] = {}
 
 
 def policy_loss(
-    name: str, mode: LossAggMode = "token-mean", choose: Callable[[Tokens, Tensor], Tensor] | None = None
-) -> Callable[[Callable[[Tokens, Tensor], Loss]], PolicyLossFn]:
+    name: str, mode: LossAggMode = "token-mean", prepare: Callable[[Tokens, Tensor], Tokens] | None = None
+) -> Callable[[Callable[[Tokens, Tensor], Loss]], group_advantages.PolicyLossFn]:
     """Makes a decorator: of a loss of (tokens, advantages) it makes a registered one with verl's arguments.
 
     Args:
         mode: what loss_agg_mode is by default.
-        choose: sees the whole micro-batch and chooses tokens of it; the loss is computed of some rows at a time.
+        prepare: chooses, masks or weighs tokens, without a gradient.
     """
 
-    def decorate(compute: Callable[[Tokens, Tensor], Loss]) -> PolicyLossFn:
+    def decorate(compute: Callable[[Tokens, Tensor], Loss]) -> group_advantages.PolicyLossFn:
         def loss(
             old_log_prob: Tensor,
             log_prob: Tensor,
@@ -145,14 +126,14 @@ def policy_loss(
             config = PolicyLossConfig() if config is None else config
             given = (response_mask.bool(), old_log_prob, log_prob, loss_agg_mode, config, rollout_is_weights)
             tokens = Tokens(*given, config.global_batch_info)
-            if choose is not None:
+            if prepare is not None:
                 with torch.no_grad():
-                    tokens = replace(tokens, chosen=choose(tokens, advantages))
-            losses, metrics = zip(*(compute(*block) for block in tokens.cut(advantages)), strict=True)
-            return sum(losses), {metric: sum(block[metric] for block in metrics) for metric in metrics[0]}
+                    tokens = prepare(tokens, advantages)
+            return compute(tokens, advantages)
 
+        LOSS_OF_TOKENS[name] = compute
         loss.__name__, loss.__qualname__, loss.__doc__ = compute.__name__, compute.__name__, compute.__doc__
-        return register_policy_loss(name)(loss)
+        return group_advantages.register_policy_loss(name)(loss)
 
     return decorate
 
@@ -163,7 +144,7 @@ def compute_policy_loss_vanilla(tokens: Tokens, advantages: Tensor) -> Loss:
 
     Reads config.clip_ratio, clip_ratio_low, clip_ratio_high and clip_ratio_c.
     """
-    (low, high), bound = tokens.clip_range, tokens.ratio_bound
+    (low, high), bound = tokens.clip_range, tokens.config.clip_ratio_c
     ratio, negative = tokens.log_ratio.exp(), advantages < 0
     # max(-A r, -A clip(r)) is -A min(r, 1 + high) where A >= 0; else -A max(r, 1 - low), which c bounds.
     kept = torch.where(negative, ratio.clamp(1 - low, bound), ratio.clamp(max=1 + high))
@@ -208,7 +189,7 @@ def compute_policy_loss_gpg(tokens: Tokens, advantages: Tensor) -> Loss:
     return tokens.loss(-advantages * tokens.log_prob)
 
 
-@register_policy_loss("reinforce")
+@group_advantages.register_policy_loss("reinforce")
 def compute_policy_loss_reinforce(
     rollout_log_prob: Tensor,
     log_prob: Tensor,
@@ -270,7 +251,7 @@ def compute_policy_loss_dppo_kl(tokens: Tokens, advantages: Tensor) -> Loss:
 
 
 def _dppo(tokens: Tokens, advantages: Tensor, kept: Tensor) -> Loss:
-    ratio, bound = tokens.log_ratio.detach().exp(), tokens.ratio_bound
+    ratio, bound = tokens.log_ratio.detach().exp(), tokens.config.clip_ratio_c
     loss = torch.where(kept, -advantages * ratio.clamp(max=bound) * tokens.log_prob, 0)
     return tokens.loss(loss, ~kept, kept & (ratio > bound))
 
@@ -282,39 +263,37 @@ def compute_policy_loss_dro(tokens: Tokens, advantages: Tensor) -> Loss:
     Reads config.policy_loss.dro_beta, above 0.
     """
     beta = tokens.config.policy_loss.dro_beta
-    if not beta or beta <= 0:
-        raise ValueError(f"actor.policy_loss.dro_beta={beta} must be above 0 for loss_mode=dro")
     return tokens.loss(-advantages * tokens.log_prob + 0.5 * beta * tokens.log_ratio.square())
 
 
-def _choose_clip_cov(tokens: Tokens, advantages: Tensor) -> Tensor:
-    (low, high), settings, candidates = tokens.clip_range, tokens.config.policy_loss, []
-    for part, own, covariance in _covariances(tokens, advantages):
-        ratio = part.log_ratio.exp()
-        unclipped = -own * ratio.clamp(1 - low, 1 + high) <= -own * ratio
-        between = (covariance > settings.clip_cov_lb) & (covariance < settings.clip_cov_ub)
-        candidates.append(part.mask & between & unclipped)
-    places = torch.cat(candidates).flatten().nonzero().flatten()
+def _choose_clip_cov(tokens: Tokens, advantages: Tensor) -> Tokens:
+    (low, high), settings, ratio = tokens.clip_range, tokens.config.policy_loss, tokens.log_ratio.exp()
+    covariance = _covariance(tokens, advantages)
+    between = (covariance > settings.clip_cov_lb) & (covariance < settings.clip_cov_ub)
+    unclipped = -advantages * ratio.clamp(1 - low, 1 + high) <= -advantages * ratio
+    places = (tokens.mask & between & unclipped).flatten().nonzero().flatten()
     drawn = torch.randperm(len(places), device=places.device)[: _share(tokens, settings.clip_cov_ratio)]
-    return torch.zeros_like(tokens.mask).flatten().index_fill(0, places[drawn], True).view_as(tokens.mask)
+    return _with_chosen(tokens, places[drawn])
 
 
-def _choose_kl_cov(tokens: Tokens, advantages: Tensor) -> Tensor:
-    parts = _covariances(tokens, advantages)
-    covariance = torch.cat([torch.where(part.mask, own, -torch.inf) for part, _, own in parts]).flatten()
+def _choose_kl_cov(tokens: Tokens, advantages: Tensor) -> Tokens:
+    covariance = torch.where(tokens.mask, _covariance(tokens, advantages), -torch.inf).flatten()
     count = min(_share(tokens, tokens.config.policy_loss.kl_cov_ratio), int(tokens.mask.count_nonzero()))
-    largest = covariance.topk(count).indices
-    return torch.zeros_like(tokens.mask).flatten().index_fill(0, largest, True).view_as(tokens.mask)
+    return _with_chosen(tokens, covariance.topk(count).indices)
 
 
-def _covariances(tokens: Tokens, advantages: Tensor) -> Iterator[tuple[Tokens, Tensor, Tensor]]:
-    """Yields some rows, their advantages, and how log-prob and advantage vary together in this micro-batch."""
-    means = masked_mean(advantages, tokens.mask), masked_mean(tokens.log_prob, tokens.mask)
-    for part, own in tokens.cut(advantages):
-        yield part, own, (own - means[0]) * (part.log_prob - means[1])
+def _with_chosen(tokens: Tokens, places: Tensor) -> Tokens:
+    chosen = torch.zeros_like(tokens.mask).flatten().index_fill(0, places, True)
+    return replace(tokens, chosen=chosen.view_as(tokens.mask))
 
 
-@policy_loss("clip_cov", choose=_choose_clip_cov)
+def _covariance(tokens: Tokens, advantages: Tensor) -> Tensor:
+    """Says how log-prob and advantage vary together in this micro-batch: (batch, response_len)."""
+    own, mask = tokens.log_prob, tokens.mask
+    return (advantages - masked_mean(advantages, mask)) * (own - masked_mean(own, mask))
+
+
+@policy_loss("clip_cov", prepare=_choose_clip_cov)
 def compute_policy_loss_clip_cov(tokens: Tokens, advantages: Tensor) -> Loss:
     """Stops the gradient of a few tokens that would cost most entropy, drawn among those of large covariance: Clip-Cov.
 
@@ -328,7 +307,7 @@ def compute_policy_loss_clip_cov(tokens: Tokens, advantages: Tensor) -> Loss:
     return tokens.loss(torch.where(stopped, 0, loss), stopped)
 
 
-@policy_loss("kl_cov", choose=_choose_kl_cov)
+@policy_loss("kl_cov", prepare=_choose_kl_cov)
 def compute_policy_loss_kl_cov(tokens: Tokens, advantages: Tensor) -> Loss:
     """Holds the tokens of the largest covariance near the old policy, by ppo_kl_coef |log pi/pi_old|: KL-Cov.
 
@@ -342,41 +321,32 @@ def compute_policy_loss_kl_cov(tokens: Tokens, advantages: Tensor) -> Loss:
 
 def _share(tokens: Tokens, ratio: float) -> int:
     """Counts so large a part of the sampled tokens, one at least."""
-    if not 0 < ratio <= 1:
-        raise ValueError(f"actor.policy_loss: the share of tokens is {ratio}; it must be above 0 and at most 1")
     return max(int(ratio * int(tokens.mask.count_nonzero())), 1)
 
 
-@register_policy_loss("bypass_mode")
-def compute_policy_loss_bypass_mode(
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    loss_agg_mode: LossAggMode = "token-mean",
-    config: Any = None,
-    rollout_is_weights: Tensor | None = None,
-) -> Loss:
+def _correct(tokens: Tokens, advantages: Tensor) -> Tokens:
+    correction, log_prob = tokens.config.rollout_correction, tokens.log_prob.detach()
+    weights, mask, metrics = correct_as(correction, log_prob, tokens.old_log_prob, tokens.mask)
+    weighed = None if weights is None or correction.loss_type == "ppo_clip" else weights.batch["rollout_is_weights"]
+    return replace(tokens, mask=mask, weights=weighed, measured=metrics)
+
+
+@policy_loss("bypass_mode", prepare=_correct)
+def compute_policy_loss_bypass_mode(tokens: Tokens, advantages: Tensor) -> Loss:
     """Takes the engine's log-probs for the old ones: `old_log_prob` are those of what sampled.
 
     With config.rollout_correction.loss_type=ppo_clip it is the vanilla loss, whose ratio corrects for the engine by
     itself; with reinforce the policy gradient, with importance weights pi/pi_engine where `rollout_is` asks for them.
     `rollout_rs` masks tokens in both.
     """
-    config = PolicyLossConfig() if config is None else config
-    correction = config.rollout_correction
-    weights, mask, metrics = correct_as(correction, log_prob.detach(), old_log_prob, response_mask)
-    clips = correction.loss_type == "ppo_clip"
-    compute = compute_policy_loss_vanilla if clips else compute_policy_loss_reinforce
-    weighed = None if weights is None or clips else weights.batch["rollout_is_weights"]
-    loss, own = compute(old_log_prob, log_prob, advantages, mask, loss_agg_mode, config, weighed)
-    return loss, metrics | own
+    clips = tokens.config.rollout_correction.loss_type == "ppo_clip"
+    return LOSS_OF_TOKENS["vanilla" if clips else "gpg"](tokens, advantages)
 
 
 # Older forms that verl's users know and no run here calls, and estimators by other names
 
-compute_grpo_vectorized_outcome_advantage = compute_grpo_outcome_advantage
-compute_rloo_vectorized_outcome_advantage = compute_rloo_outcome_advantage
+compute_grpo_vectorized_outcome_advantage = group_advantages.compute_grpo_outcome_advantage
+compute_rloo_vectorized_outcome_advantage = group_advantages.compute_rloo_outcome_advantage
 
 
 @torch.no_grad()

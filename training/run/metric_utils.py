@@ -1,7 +1,8 @@
-"""Metrics of a step and of validation, under verl's names.
+"""Metrics of a step under verl's names, and validation: the same prompts every time, answered and scored.
 
 Invariant: averages are per episode, not per row. An episode may own several rows (they share an `episode_id`): it
 counts once, with the sum of its rows' scores and tokens. Dummy rows, which only pad a batch to the ranks, never count.
+A batch of validation is never trained on.
 """
 
 import json
@@ -27,6 +28,7 @@ from data.texts import say, warn_once
 from training.batch.batching import EpisodeRows, real_rows, rows_by_key
 from workers.rollout.episode import ENDINGS, FAILURES
 
+logger = logging.getLogger(__name__)
 Reduction = Callable[[list[Any]], float]
 # Sections of a step whose time is put down to every token of the batch; generation's goes to the response's tokens.
 _SECTIONS_OVER_ALL_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
@@ -256,6 +258,54 @@ def flatten_validation_metrics(nested: Mapping[str, Mapping[str, Mapping[str, fl
     }
 
 
+def validate(trainer: Any) -> dict[str, float]:
+    """Scores the validation prompts, `val_kwargs.n` answers each; metrics as `val-core/SOURCE/REWARD/mean@N`."""
+    if trainer.val_dataloader is None:
+        return {}
+    sources: list[str] = []
+    uids: list[str] = []
+    infos: dict[str, list[Any]] = {}
+    n = trainer.config.actor_rollout_ref.rollout.val_kwargs.n
+    for rows in trainer.val_dataloader:
+        batch, scored = _validate_batch(trainer, rows, n, first_group=len(uids) // n)
+        names = batch.non_tensor_batch.get(trainer.config.data.reward_fn_key, np.full(len(batch), "unknown"))
+        sources += [str(name) for name in names]
+        uids += list(batch.non_tensor_batch["uid"])
+        before = len(uids) - len(batch)
+        # A source may have entries that others have not.
+        for name in infos.keys() | scored.keys():
+            infos.setdefault(name, [None] * before).extend(scored.get(name, [None] * len(batch)))
+    return flatten_validation_metrics(process_validation_metrics(sources, uids, infos, seed=trainer.seed))
+
+
+def _validate_batch(
+    trainer: Any, rows: dict[str, Any], n: int, first_group: int
+) -> tuple[DataProto, dict[str, list[Any]]]:
+    batch = trainer._generate_multi_turn_sequences(trainer.prompt_batch(rows, n, first_group, validate=True))
+    scores, infos = trainer.score(batch, trainer.val_reward_fn)
+    batch.batch["token_level_scores"] = scores
+    settings = trainer.config.trainer
+    dump(batch, settings.validation_data_dir, trainer.global_steps, trainer.tokenizer, anew=first_group == 0)
+    trainer.on_batch(batch)
+    shown = settings.log_val_generations - first_group * n
+    for row in readable_rows(batch.slice(0, max(0, min(shown, len(batch)))), trainer.tokenizer):
+        logger.info("validation, reward %.3f\n%s\n--> %s", row["score"], row["input"], row["output"])
+    episodes = EpisodeRows(batch)
+    infos = {name: [values[i] for i in episodes.first] for name, values in infos.items()}
+    return batch.select_idxs(episodes.first), {**infos, "reward": episodes.join(scores).sum(dim=1).tolist()}
+
+
+def dump(batch: DataProto, folder: str | None, step: int, tokenizer: Any, anew: bool = True) -> None:
+    """Writes the batch's text and scores to FOLDER/STEP.jsonl, or adds them to what is there."""
+    if folder is None:
+        return
+    path = Path(folder) / f"{step}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w" if anew else "a") as file:
+        for row in readable_rows(batch, tokenizer):
+            file.write(json.dumps({"step": step, **row}) + "\n")
+
+
 class StepTimer:
     """Measures seconds per named section of a step: `with timer("gen"): ...`; a section that comes twice adds up."""
 
@@ -267,9 +317,6 @@ class StepTimer:
         start = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
-logger = logging.getLogger(__name__)
 
 
 def write_episodes(folder: Path, batch: DataProto) -> None:

@@ -10,16 +10,30 @@ A segment's queries are its last keys, and each sees the keys up to its own. The
 model takes it by name (`use_own_attention`), and a micro-batch's `Sequences` reach it as a keyword of its forward.
 Invariant: without them it is transformers' sdpa, so that the model's own uses go on as before. Nothing is dropped out,
 and no mask is made but, without a kernel, that of a block of segments at a time.
+
+Rows that begin with the same tokens share them: their common part is computed once, and each row's own tokens attend to
+it. In the order of their tokens rows share most with their neighbours. So one number a row says what is computed once
+in a micro-batch: `shared`, the tokens that it has in common with the row before it.
+
+    rows in order    a b c d e    shared 0        segments   ab | c | de | f | g     queries: its own tokens
+                     a b c f      shared 3        keys of f  ab c f                  (the row up to there)
+                     a b g        shared 2        keys of g  ab g
+
+It may be the prompt of a group's samples, a system prompt, or what a template left of an episode's history. A token
+costs the same wherever it is computed, and attention has fewer pairs; what sharing costs is that keys and values of a
+path are copied to lie together, which `key_cost` weighs. Every token of every row is computed in exactly one segment of
+its micro-batch.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise, takewhile
 from math import lcm
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -28,6 +42,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from training.batch.batching import ceildiv
+from training.batch.torch_functional import in_compute_type
+from training.config import MicroBatching
 
 NAME = "ppo_core"
 
@@ -144,7 +162,8 @@ def own_attention(
         if attention_mask is not None and attention_mask.shape == (1, 1, 1, 1) and query.shape[2] > 1:
             raise ValueError("this model does not hand `sequences` on to its attention, so its rows cannot be packed")
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    query, key, value = _in_compute_type(query, key, value)
+    # Rotary positions make queries and keys float32, which the kernels do not take.
+    query, key, value = in_compute_type(query, key, value)
     if sequences.group is not None:
         query, key, value = to_heads(query, key, value, sequences.group)
     output = packed_attention(query, key, value, sequences, scaling)
@@ -194,7 +213,7 @@ def block_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale
 
     It computes in float32 where they are short: a CPU's backward pass in bfloat16 is then several times slower.
     """
-    outputs, gqa = [], q.shape[1] != k.shape[1]
+    outputs, gqa, kind = [], q.shape[1] != k.shape[1], q.device.type
     blocks, order = sequences.blocks
     for queries, keys, offsets, real in blocks:
         (count, n), m = queries.shape, keys.shape[1]
@@ -205,7 +224,8 @@ def block_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale
         alone = count == 1 and n == m
         places = torch.arange(max(n, m), device=q.device)
         seen = None if alone else (places[:m] <= (places[:n] + offsets)[..., None])[:, None]  # (S, 1, n, m)
-        with _own_types(q.device.type):
+        # Autocast would cast them.
+        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
             output = scaled_dot_product_attention(query, key, value, seen, is_causal=alone, scale=scale, enable_gqa=gqa)
         outputs.append(output.transpose(1, 2).flatten(0, 1).index_select(0, real).to(q.dtype))
     return torch.cat(outputs).index_select(0, order)
@@ -286,16 +306,112 @@ def exchange(x: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tens
     return all_to_all_single_autograd(parts, None, None, group).movedim(0, join).flatten(join, join + 1)
 
 
-def _own_types(device: str) -> AbstractContextManager[None]:
-    """Keeps autocast from casting what is computed in the block."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+# What rows share
+
+# Copied keys and values whose memory, forward and backward, is about that of a token in a layer.
+KEYS_PER_TOKEN = 16
+
+# Rows in order, each with the number of tokens that it shares with the row before it.
+MicroBatch = list[tuple[int, int]]
 
 
-def _in_compute_type(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Casts to autocast's type, where it is on.
+class Segments(NamedTuple):
+    """Holds a micro-batch's tokens, laid out one segment behind the other.
 
-    Rotary positions make queries and keys float32, which the kernels do not take.
+    Attributes:
+        parts: which tokens each segment holds: of which row, from where, and how many.
+        keys: for each segment the places of its row's tokens up to its end.
+        places: for each row, in the micro-batch's order, the places of its tokens.
     """
-    device = tensors[0].device.type
-    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors) if on else tensors
+
+    parts: list[tuple[int, int, int]]
+    keys: list[np.ndarray]
+    places: list[np.ndarray]
+
+
+def order_rows(tokens: Sequence[np.ndarray], key_cost: float | None) -> MicroBatch:
+    """Orders rows (each (length,) integers) so that those that begin alike are neighbours.
+
+    Args:
+        key_cost: what a token's copied key and value cost, in tokens computed (`workers.model.forward.key_cost`); a row
+            shares what it has in common with its neighbour where that is more than its copies cost. None: nothing.
+    """
+    if key_cost is None:
+        return [(row, 0) for row in range(len(tokens))]
+    # Big-endian bytes are ordered as the numbers are.
+    keys = [row.astype(">u4").tobytes() for row in tokens]
+    order = sorted(range(len(tokens)), key=keys.__getitem__)
+    shared = [0, *(_common(tokens[before], tokens[row]) for before, row in pairwise(order))]
+    return [(row, n if n > key_cost * len(tokens[row]) else 0) for row, n in zip(order, shared, strict=True)]
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    """Counts the tokens that two rows begin with alike."""
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if len(different) else length
+
+
+def plan_packed(order: MicroBatch, lengths: Sequence[int], limits: MicroBatching) -> list[MicroBatch]:
+    """Cuts ordered rows into few micro-batches within the limits, which count a shared token once; the largest first.
+
+    KEYS_PER_TOKEN keys that segments read count as a token too, where they are more: they are copied, layer by layer.
+    Rows that share something stay together as long as they fit; a row above the limit is a micro-batch of its own.
+    """
+    most_rows = limits.micro_batch_size or len(order)
+    most = limits.max_token_len or sum(lengths)
+    bins: list[tuple[int, MicroBatch]] = []
+    for tokens, run in sorted(_runs(order, lengths, most, most_rows), key=lambda run: -run[0]):
+        for i, (used, rows) in enumerate(bins):
+            if used + tokens <= most and len(rows) + len(run) <= most_rows:
+                bins[i] = (used + tokens, rows + run)
+                break
+        else:
+            bins.append((tokens, run))
+    return [rows for _, rows in sorted(bins, key=lambda packed: -packed[0])]
+
+
+def _runs(order: MicroBatch, lengths: Sequence[int], most: int, most_rows: int) -> list[tuple[int, MicroBatch]]:
+    """Lists runs of neighbours that share something, with their tokens, cut evenly where they are above the limits."""
+    starts = [place for place, (_, shared) in enumerate(order) if not shared]
+    cut: list[tuple[int, MicroBatch]] = []
+    for run in (order[start:stop] for start, stop in pairwise([*starts, len(order)])):
+        total = _size(sum(lengths[row] - shared for row, shared in run), sum(lengths[row] for row, _ in run))
+        parts = max(ceildiv(total, most), ceildiv(len(run), most_rows))
+        own, keys, part = 0, 0, MicroBatch()
+        for row, shared in run:
+            more = lengths[row] - shared
+            full = _size(own + more, keys + lengths[row]) > most or len(part) == most_rows
+            if part and (full or (more and _size(own, keys) >= total / parts)):
+                cut.append((_size(own, keys), part))
+                own, keys, part, more, shared = 0, 0, MicroBatch(), lengths[row], 0
+            own, keys, part = own + more, keys + lengths[row], [*part, (row, shared)]
+        cut.append((_size(own, keys), part))
+    return cut
+
+
+def _size(own: int, keys: int) -> int:
+    return max(own, ceildiv(keys, KEYS_PER_TOKEN))
+
+
+def cut_segments(micro_batch: MicroBatch, lengths: Sequence[int]) -> Segments:
+    """Cuts the rows of a micro-batch into segments, wherever one of them leaves the others."""
+    segments = Segments([], [], [])
+    # The segments of the row at hand: where each ends in the row, and the places of its tokens.
+    path: list[tuple[int, np.ndarray]] = []
+    total = 0
+    for number, (row, shared) in enumerate(micro_batch):
+        path = [(stop, places) for stop, places in path if stop <= shared]
+        # Where later rows leave this one, as long as they share more of it than the row before does.
+        later = takewhile(shared.__lt__, (n for _, n in micro_batch[number + 1 :]))
+        for start, stop in pairwise(sorted({shared, *accumulate(later, min, initial=lengths[row])})):
+            path.append((stop, np.arange(total, total + stop - start)))
+            total += stop - start
+            segments.parts.append((row, start, stop - start))
+            segments.keys.append(_joined(path))
+        segments.places.append(_joined(path))
+    return segments
+
+
+def _joined(path: list[tuple[int, np.ndarray]]) -> np.ndarray:
+    return np.concatenate([places for _, places in path])

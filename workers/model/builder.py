@@ -15,8 +15,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from data.prompts import pad_token_id
 from data.texts import say
+from data.turn_tokens import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
 from training.config.algorithm_settings import ScoringModelConfig
 from workers.ranks.distributed import rank, world_size

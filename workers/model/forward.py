@@ -5,7 +5,7 @@ Invariant: the head runs on the states that predict sampled tokens only. Where t
 computed in chunks that are made again in the backward pass, so that whole logits never exist.
 
 Rows are packed, where what several begin with alike is computed once, or padded on the right. Packed rows lie in
-segments one behind the other, without padding or mask (which: prefix_tree.py; how they attend: attention.py):
+segments one behind the other, without padding or mask (which, and how they attend: attention.py):
 
     rows    P0 P1 A0 A1 | P0 P1 B0        packed    P0 P1 | A0 A1 | B0        position_ids  0 1 2 3 2
 
@@ -32,9 +32,8 @@ from training.batch.batching import plan_padded
 from training.batch.torch_functional import EntropyMode, LogitForm, head_log_probs
 from training.config import CriticModelConfig, MicroBatching, ModelConfig
 from workers.model import attention
-from workers.model.attention import Sequences, to_device
+from workers.model.attention import MicroBatch, Sequences, cut_segments, order_rows, plan_packed, to_device
 from workers.model.builder import torch_dtype
-from workers.model.prefix_tree import MicroBatch, cut_segments, order_rows, plan_packed
 from workers.ranks.distributed import max_over_ranks, rank_group, sum_of_parts
 
 # What a forward pass reads of a batch.
