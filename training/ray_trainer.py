@@ -39,26 +39,21 @@ from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
 from training.reward import RewardFunction, apply_kl_penalty, compute_advantage, compute_reward, compute_reward_async
 from training.reward import compute_response_mask as compute_response_mask
 from training.rollout_correction import apply_correction, measure_mismatch, read_mismatch
-from training.run import checkpoint, metric_utils
+from training.run import checkpoint, metric_utils, roles
 from training.run.ahead import Ahead, Engines, Generated, leave_out_stale
 from training.run.alarms import Alarms
 from training.run.metric_utils import StepTimer
-from training.run.process import EndingSignals, ray_cluster
-from training.run.roles import (  # noqa: F401
-    ResourcePoolManager,
-    Role,
-    default_resource_pool,
-    default_role_mapping,
-    need_critic,
-    need_reference_policy,
-    need_reward_model,
-)
+from training.run.process import EndingSignals, has_gpus, ray_cluster
+from training.run.roles import ResourcePoolManager, Role
 from training.run.tracking import Tracking, held, record_config
 from workers.ranks.worker_group import ClassWithInitArgs, LocalWorkerGroup, RayWorkerGroup, create_colocated_worker_cls
 
 logger = logging.getLogger(__name__)
 Rows = dict[str, Any]
 Collate = Callable[[list[dict[str, Any]]], Rows]
+# verl's functions, with the roles here.
+need_critic, need_reward_model = roles.need_critic, roles.need_reward_model
+need_reference_policy = roles.need_reference_policy
 
 
 class RayPPOTrainer:
@@ -98,8 +93,8 @@ class RayPPOTrainer:
             raise ValueError("RayPPOTrainer needs reward_fn and train_dataset")
         self.config = config = anchored(read_config(config, own_data=True)).with_correction
         self.tokenizer = tokenizer
-        self.role_worker_mapping = role_worker_mapping or default_role_mapping(config)
-        self.resource_pool_manager = resource_pool_manager or default_resource_pool(config)
+        self.role_worker_mapping = role_worker_mapping or roles.default_role_mapping(config)
+        self.resource_pool_manager = resource_pool_manager or roles.default_resource_pool(config)
         self.worker_group_cls = ray_worker_group_cls or (RayWorkerGroup if config.trainer.use_ray else LocalWorkerGroup)
         self.reward_fn = reward_fn
         self.val_reward_fn = val_reward_fn or reward_fn
@@ -162,12 +157,13 @@ class RayPPOTrainer:
         """Takes the run's places and builds every worker group with its models; `fit` does it where nobody has."""
         self.take_places()
         groups: dict[Role, Any] = {}
-        use_gpu = self.config.trainer.device != "cpu" and torch.cuda.is_available()
-        for pool, roles in self.resource_pool_manager.pools(self.role_worker_mapping, use_gpu=use_gpu):
-            colocated = create_colocated_worker_cls({role.value: self._worker_class(role) for role in roles})
+        gpus = has_gpus(self.config.trainer)
+        for pool, placed in self.resource_pool_manager.pools(self.role_worker_mapping, use_gpu=gpus):
+            colocated = create_colocated_worker_cls({role.value: self._worker_class(role) for role in placed})
             started = self.worker_group_cls.start(pool, colocated)
-            groups |= {role: started[role.value] for role in roles}
-            self.pools.append(started[roles[0].value])
+            groups |= {role: started[role.value] for role in placed}
+            self.pools.append(started[placed[0].value])
+            self.pools[-1].require_shared(self.run_dir / "owner.json")
         policies = (Role.ActorRolloutRef, Role.ActorRollout, Role.ActorRef, Role.Actor)
         self.actor_rollout_wg = next(groups[role] for role in policies if role in groups)
         self.critic_wg, self.reward_model_wg = groups.get(Role.Critic), groups.get(Role.RewardModel)

@@ -1361,6 +1361,9 @@ def test_cuda_is_asked_for_only_where_the_config_names_it(runnable: list[str], m
     ]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("nobody asked for CUDA"))
     assert checked(runnable) == checked(runnable, "trainer.device=cpu") == []
+    # The other nodes of a cluster may have what this machine has not.
+    joined = ["trainer.device=cuda", "trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.address=auto"]
+    assert checked(runnable, *joined) == []
 
 
 def test_several_ranks_are_started_by_ray(runnable: list[str]) -> None:

@@ -9,7 +9,8 @@ import psutil
 import pytest
 import torch
 
-from training.run.process import EndingSignals, say_busy_cores
+from training.config.settings import TrainerConfig
+from training.run.process import EndingSignals, has_gpus, say_busy_cores
 
 
 @pytest.mark.parametrize(("threads", "used", "said"), [(4, 60.0, True), (4, 5.0, False), (1, 90.0, False)])
@@ -37,3 +38,10 @@ def test_a_postponed_signal_waits_for_the_step_and_a_second_one_does_not() -> No
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, before if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def test_ranks_have_gpus_where_the_config_says_so_or_this_machine_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        given = [has_gpus(TrainerConfig(device=device, launcher="local")) for device in ("cuda", "cpu", None)]
+        assert given == [True, False, there]

@@ -43,11 +43,12 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
     rollout, trainer, ray_settings = config.actor_rollout_ref.rollout, config.trainer, config.ray_kwargs.ray_init
     engine, critic = rollout.tensor_model_parallel_size, config.critic.ulysses_sequence_parallel_size
     size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
-    own_ranks = trainer.rollout_n_gpus
-    has_ray = importlib.util.find_spec("ray") is not None
+    own_ranks, has_ray = trainer.rollout_n_gpus, importlib.util.find_spec("ray") is not None
+    joins = ray_settings.get("address") not in (None, "local")
     multiple, fits = size // gcd(size, trainer.nnodes), _divisors(trainer.num_ranks)
     wrong = {
-        "no_cuda": trainer.device == "cuda" and not torch.cuda.is_available(),
+        # The nodes of a cluster may have what this machine has not.
+        "no_cuda": trainer.device == "cuda" and not (trainer.use_ray and joins) and not torch.cuda.is_available(),
         "tensor_parallel": trainer.n_gpus_per_node % engine,
         "one_rank_an_engine": engine > 1 and rollout.name != "vllm",
         "one_local_rank": trainer.launcher == "local" and trainer.all_ranks > 1,
@@ -55,7 +56,7 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
         "ray_isolation": config.environments and config.agent.environment.isolation == "ray" and not trainer.use_ray,
         "engines_not_placed": own_ranks % engine > 0 or own_ranks % min(own_ranks or 1, trainer.n_gpus_per_node) > 0,
         "no_ray": trainer.use_ray and not has_ray,
-        "no_cluster": trainer.use_ray and trainer.nnodes > 1 and ray_settings.get("address") in (None, "local"),
+        "no_cluster": trainer.use_ray and trainer.nnodes > 1 and not joins,
         "ranks_share": trainer.num_ranks % size,
         "critic_shares": config.need_critic and critic not in (None, size),
     }

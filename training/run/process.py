@@ -16,6 +16,7 @@ import psutil
 
 from data.texts import say
 from training.config import PPOConfig
+from training.config.settings import TrainerConfig
 
 logger = logging.getLogger(__name__)
 # Of Ray's environment, for a cluster of the run's own.
@@ -103,6 +104,19 @@ def closed_pipe_is_no_error() -> Iterator[None]:
         # What is flushed at the end goes there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
+
+
+def has_gpus(trainer: TrainerConfig) -> bool:
+    """Says whether ranks are to have GPUs: those of Ray's nodes, of which the driver's own may have none."""
+    import torch
+
+    if trainer.device is not None:
+        return trainer.device == "cuda"
+    if not trainer.use_ray:
+        return torch.cuda.is_available()
+    import ray
+
+    return ray.cluster_resources().get("GPU", 0) > 0
 
 
 @contextmanager

@@ -214,6 +214,8 @@ def held(run_dir: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         file.flush()
+        # For other nodes of a shared file system, which look at it.
+        os.fsync(file.fileno())
         try:
             yield
         finally:

@@ -106,6 +106,9 @@ class LocalWorkerGroup:
     def shutdown(self) -> None:
         """Does nothing: the worker goes with the driver."""
 
+    def require_shared(self, file: Path) -> None:
+        """Does nothing: the worker sees what the driver sees."""
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods:
             raise AttributeError(f"{type(self.worker).__name__} has no registered method {name!r}")
@@ -174,6 +177,10 @@ class WorkerHost:
         settle_heap()
         self.workers = {role: spec() for role, spec in class_dict.items()}
 
+    def read(self, path: str) -> str | None:
+        """Returns the text of a file that this node can write, too; None where it cannot."""
+        return Path(path).read_text() if os.access(path, os.W_OK) else None
+
     def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Runs a worker's method and returns its answer."""
         return getattr(self.workers[role], method)(*args, **kwargs)
@@ -218,6 +225,14 @@ class RayWorkerGroup:
         for host in self.hosts:
             ray.kill(host)
         ray.util.remove_placement_group(self.placement)
+
+    def require_shared(self, file: Path) -> None:
+        """Requires that every rank's node sees a file of the run's folder as the driver does."""
+        import ray
+
+        texts = ray.get([host.read.remote(str(file)) for host in self.hosts])
+        if blind := [str(rank) for rank, text in enumerate(texts) if text != file.read_text()]:
+            raise ValueError(say("not_shared", folder=file.parent, ranks=", ".join(blind)))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods:

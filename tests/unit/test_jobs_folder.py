@@ -1,0 +1,134 @@
+"""The job files of configs/jobs: scripts that bash can read, keys that exist, and a manifest of KubeRay's form."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.conftest import PROJECT
+from training.config.loader import load_config
+
+JOBS = PROJECT / "configs/jobs"
+SCRIPTS = sorted(path for path in JOBS.iterdir() if path.suffix in (".sh", ".sbatch"))
+OVERRIDE = re.compile(r"(?:trainer|data|actor_rollout_ref|ray_kwargs)\.[\w.]+=")
+
+
+def closed(required: list[str], **properties: Any) -> dict[str, Any]:
+    """The schema of an object that has these fields only."""
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def many(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+TEXT, FLAG = {"type": "string"}, {"type": "boolean"}
+COUNT = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+TEXTS = {"type": "object", "additionalProperties": TEXT}
+# As the Kubernetes API writes amounts: 500m, 64Gi, "8".
+QUANTITY = {"type": ["string", "integer"], "pattern": r"^\d+(\.\d+)?(m|k|[KMGT]i?|)$"}
+QUANTITIES = {"type": "object", "additionalProperties": QUANTITY}
+CONTAINER = closed(
+    ["name", "image"],
+    name=TEXT,
+    image=TEXT,
+    env=many(closed(["name", "value"], name=TEXT, value=TEXT)),
+    resources=closed([], limits=QUANTITIES, requests=QUANTITIES),
+    volumeMounts=many(closed(["name", "mountPath"], name=TEXT, mountPath=TEXT)),
+)
+VOLUME = closed(
+    ["name"],
+    name=TEXT,
+    persistentVolumeClaim=closed(["claimName"], claimName=TEXT),
+    emptyDir=closed([], medium={"enum": ["", "Memory"]}, sizeLimit=QUANTITY),
+)
+POD = closed(["spec"], spec=closed(["containers"], containers=many(CONTAINER), volumes=many(VOLUME)))
+GROUP = {"rayStartParams": TEXTS, "template": POD}
+WORKERS = {"groupName": TEXT, "replicas": COUNT, "minReplicas": COUNT, "maxReplicas": COUNT}
+CLUSTER = closed(
+    ["headGroupSpec"],
+    rayVersion=TEXT,
+    authOptions=closed(["mode"], mode={"enum": ["disabled", "token"]}),
+    headGroupSpec=closed(["rayStartParams", "template"], **GROUP),
+    workerGroupSpecs=many(
+        closed(["groupName", "minReplicas", "maxReplicas", "rayStartParams", "template"], **WORKERS, **GROUP)
+    ),
+)
+# Of the fields of ray.io/v1 RayJob those that the manifest has, with the types of KubeRay 1.5.
+RAY_JOB = closed(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "ray.io/v1"},
+    kind={"const": "RayJob"},
+    metadata=closed(["name"], name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}),
+    spec=closed(
+        ["rayClusterSpec"],
+        entrypoint=TEXT,
+        submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
+        runtimeEnvYAML=TEXT,
+        backoffLimit=COUNT,
+        shutdownAfterJobFinishes=FLAG,
+        ttlSecondsAfterFinished=COUNT,
+        rayClusterSpec=CLUSTER,
+    ),
+)
+
+
+@pytest.fixture
+def manifest() -> dict[str, Any]:
+    return yaml.safe_load((JOBS / "kuberay.yaml").read_text())
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_bash_reads_every_script(script: Path) -> None:
+    assert subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=True).stderr == ""
+
+
+def test_every_key_that_the_job_files_set_exists() -> None:
+    found = {name: OVERRIDE.findall(path.read_text()) for path in JOBS.iterdir() for name in [path.name]}
+    assert {"slurm.sbatch", "ray_job.sh", "kuberay.yaml"} == found.keys() and all(found.values())
+    values = {"resume_mode": "auto", "address": "auto", "nnodes": "2", "n_gpus_per_node": "8"}
+    for keys in found.values():
+        words = [f"{key}{values.get(key[:-1].split('.')[-1], 'x')}" for key in sorted(set(keys))]
+        load_config([str(PROJECT / "configs/gsm8k_grpo.yaml"), *words], check=False)
+
+
+def test_the_manifest_has_the_form_of_a_ray_job(manifest: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator(RAY_JOB).validate(manifest)
+    for cluster in (manifest["spec"]["rayClusterSpec"],):
+        groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+        for spec in (group["template"]["spec"] for group in groups):
+            mounted = [mount["name"] for container in spec["containers"] for mount in container["volumeMounts"]]
+            assert sorted(mounted) == sorted(volume["name"] for volume in spec["volumes"])
+
+
+@pytest.mark.parametrize("wrong", [{"backoffLimit": "3"}, {"entryPoint": "x"}, {"rayClusterSpec": {}}])
+def test_the_schema_refuses_what_kubernetes_would(manifest: dict[str, Any], wrong: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(manifest | {"spec": manifest["spec"] | wrong}, RAY_JOB)
+
+
+def test_the_manifests_command_fits_its_pods(manifest: dict[str, Any]) -> None:
+    spec = manifest["spec"]
+    cluster = spec["rayClusterSpec"]
+    words = shlex.split(spec["entrypoint"])
+    start = words.index("main.py") + 1
+    config = load_config([str(PROJECT / words[start]), *words[start + 1 :]], check=False).config
+    (workers,) = cluster["workerGroupSpecs"]
+    (container,) = workers["template"]["spec"]["containers"]
+    assert config.trainer.nnodes == workers["replicas"] == workers["minReplicas"]
+    assert str(config.trainer.n_gpus_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-gpus"] == "0"
+    # What must outlive a cluster lies on the claim that every pod mounts.
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert all(
+        any(path.startswith(f"{mount}/") for mount in mounts)
+        for path in (config.trainer.run_dir, str(config.actor_rollout_ref.model.path), *config.data.train_files)
+    )
+    assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"].isdigit()
