@@ -178,8 +178,7 @@ class RayPPOTrainer:
         self.rollout_wg = self.actor_rollout_wg
         if Role.Rollout in groups:
             groups[Role.Rollout].init_model(self.total_training_steps, self.plan)
-            engine_ranks = self.config.actor_rollout_ref.rollout.tensor_model_parallel_size
-            self.rollout_wg = Engines(groups[Role.Rollout], self.actor_rollout_wg, engine_ranks)
+            self.rollout_wg = Engines(groups[Role.Rollout], self.actor_rollout_wg)
             self.sync_weights()
         parts = {"actor": self.actor_rollout_wg, "critic": self.critic_wg}
         self.parts = {name: group for name, group in parts.items() if group is not None}
@@ -188,7 +187,7 @@ class RayPPOTrainer:
     def shutdown(self) -> None:
         """Ends the workers' processes and frees their places; the trainer cannot be used afterwards."""
         if self.ahead is not None:
-            self.ahead.close()
+            self.ahead.threads.shutdown(wait=False, cancel_futures=True)
         with self.taken or ExitStack():
             for pool in self.pools:
                 pool.shutdown()

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import torch
@@ -35,6 +36,7 @@ from workers.model import forward as models
 from workers.model import state as model_state
 from workers.model.builder import ModelSpec, find_device, require_same_vocabulary, torch_dtype
 from workers.model.forward import FORWARD_FIELDS, ForwardSettings, PolicyModel, PolicyValueModel, ValueModel
+from workers.model.lora import adapter_export, without_adapters
 from workers.model.state import CheckpointWriter
 from workers.model.update import build_optimizer, build_scheduler
 from workers.multi_turn_rollout import AgentRollout
@@ -134,9 +136,13 @@ class ActorRolloutRefWorker(TrainedWorker):
             spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)
             if spec != self.spec:
                 require_same_vocabulary(self.spec, spec)
-            model, settings = self._load_policy(self.policy.ref.fsdp_config, spec, trainable=False)
+            # The actor's model, with LoRA, is the reference without its adapters.
+            shares = "actor" in self.role and self.policy.model.lora_rank > 0 and spec == self.spec
+            self.ref_fsdp = (self.policy.actor if shares else self.policy.ref).fsdp_config
+            if not shares:
+                model, settings = self._load_policy(self.ref_fsdp, spec, trainable=False)
             self.ref = DataParallelPPOActor(self.policy.actor, model, forward=settings)
-            distributed.offload(model, None, self.policy.ref.fsdp_config)
+            distributed.offload(model, None, self.ref_fsdp)
         # Last, as the engine sizes its cache by what is left free.
         if "rollout" in self.role:
             self.rollout = build_rollout(self.config.resolved_rollout, self.spec)
@@ -156,7 +162,13 @@ class ActorRolloutRefWorker(TrainedWorker):
         self.rollout.wake_up("weights")
         with self._on_device():
             lm = self.actor.actor_module.lm
-            self.rollout.update_weights(iter_weights(lm, torch_dtype(self.policy.rollout.dtype)), weight_manifest(lm))
+            if self.policy.rollout.lora_as_adapter:
+                with TemporaryDirectory() as folder:
+                    adapter_export(Path(folder), lm)()
+                    self.rollout.load_adapter(folder)
+            else:
+                dtype = torch_dtype(self.policy.rollout.dtype)
+                self.rollout.update_weights(iter_weights(lm, dtype), weight_manifest(lm))
             actor = self._score_canaries()
         self.rollout.wake_up("kv_cache")
         self.rollout.set_version(version)
@@ -169,17 +181,16 @@ class ActorRolloutRefWorker(TrainedWorker):
         return os.environ["MASTER_ADDR"], port
 
     @register(Dispatch.ONE_TO_ALL)
-    def join_weight_channel(self, address: tuple[str, int], size: int) -> None:
-        """Makes the channel of weights, whose first rank is the policy's; the others have none."""
+    def join_weight_channel(self, address: tuple[str, int], size: int) -> Manifest | None:
+        """Makes the channel of weights, whose first rank is the policy's; the others have none.
+
+        Returns names and shapes of what the policy sends.
+        """
         sends, self.channel = "actor" in self.role, None
         if not sends or distributed.rank() == 0:
             number = 0 if sends else distributed.rank() + 1
             self.channel = distributed.WeightChannel(address, number, size, self.device)
-
-    @register(Dispatch.RANK_ZERO)
-    def announce_weights(self) -> Manifest:
-        """Returns names and shapes of what `send_weights` sends."""
-        return weight_manifest(self.actor.actor_module.lm)
+        return weight_manifest(self.actor.actor_module.lm) if sends else None
 
     @register(Dispatch.ONE_TO_ALL)
     def send_weights(self) -> Tensor | None:
@@ -288,7 +299,8 @@ class ActorRolloutRefWorker(TrainedWorker):
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Computes `ref_log_prob`, (B, response_len)."""
-        with distributed.on_device(self.ref.actor_module, None, self.device, self.policy.ref.fsdp_config):
+        module = self.ref.actor_module
+        with distributed.on_device(module, None, self.device, self.ref_fsdp), without_adapters(module):
             log_probs = self.ref.compute_log_prob(self._with_temperature(data), limits=self.policy.ref_micro_batching)
         return DataProto.from_dict(tensors={"ref_log_prob": log_probs[0]})
 

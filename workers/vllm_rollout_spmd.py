@@ -46,6 +46,7 @@ class vLLMRollout(BaseRollout):
         # Running requests, and how many tokens each asked for; and what finished while others were scored.
         self.asked: dict[str, int] = {}
         self.done: list[Any] = []
+        self.adapter: Any = None
         set_engine_environment()
         if self.on_cpu and config.tensor_model_parallel_size > 1:
             remove_stale_segments()
@@ -67,6 +68,10 @@ class vLLMRollout(BaseRollout):
         args |= {"skip_tokenizer_init": True, "hf_overrides": dict(spec.config.override_config)}
         args |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "external_launcher"}
         args |= {"enforce_eager": cfg.enforce_eager or self.on_cpu, "logprobs_mode": "processed_logprobs"}
+        if cfg.lora_as_adapter:
+            # The sizes that it has are powers of two.
+            args["max_lora_rank"] = max(8, 1 << (spec.config["lora_rank"] - 1).bit_length())
+            args |= {"enable_lora": True, "max_loras": 1}
         args["enable_sleep_mode"] = cfg.free_cache_engine and not self.on_cpu
         # It asks for access to the other ranks' devices, and under Ray a rank sees its own alone.
         args["disable_custom_all_reduce"] = torch.cuda.device_count() < ranks
@@ -90,7 +95,8 @@ class vLLMRollout(BaseRollout):
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(**options, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
-        self.engine.add_request(request_id, TokensPrompt(prompt_token_ids=prompt_ids), params)
+        prompt = TokensPrompt(prompt_token_ids=prompt_ids)
+        self.engine.add_request(request_id, prompt, params, lora_request=self.adapter)
 
     def step(self) -> list[Completion]:
         """Makes one step of the engine; returns what finished."""
@@ -142,6 +148,17 @@ class vLLMRollout(BaseRollout):
         super().set_version(version)
         self.engine.set_weight_version(str(version))
 
+    def load_adapter(self, folder: str) -> None:
+        """Replaces the adapter by one of a number of its own: vLLM goes on with what it has under a number it knows."""
+        from vllm.lora.request import LoRARequest
+
+        for old in self.engine.list_loras():
+            self.engine.remove_lora(old)
+        number = self.adapter.lora_int_id + 1 if self.adapter else 1
+        self.adapter = LoRARequest(f"policy {number}", number, folder)
+        self.engine.add_lora(self.adapter)
+        self.begin()
+
     def _try(self, model: nn.Module, manifest: Manifest) -> None:
         """Raises ValueError unless the manifest fills every parameter of the engine's model whole and once."""
         from vllm.config import set_current_vllm_config
@@ -168,10 +185,10 @@ class vLLMRollout(BaseRollout):
         refuse(trial.problems(parameters))
 
     def sleep(self) -> None:
-        """Gives the GPU memory of cache and weights back, which are not kept."""
+        """Gives the GPU memory of cache and weights back, which are not kept, unless an adapter alone comes next."""
         if self.config.free_cache_engine and not self.on_cpu:
             self.begin()
-            self.engine.sleep(level=2)
+            self.engine.sleep(level=1 if self.config.lora_as_adapter else 2)
 
     def wake_up(self, part: Part | None = None) -> None:
         """Takes the memory back."""

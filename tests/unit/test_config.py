@@ -492,6 +492,8 @@ def test_verls_defaults_are_within_the_bounds_here(runnable: list[str]) -> None:
         *(f"{ROLLOUT}.pipeline_model_parallel_size=2", f"{ROLLOUT}.do_sample=false", f"{ROLLOUT}.quantization=fp8"),
         *(f"{ROLLOUT}.multi_turn.max_tool_response_length=1024", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"),
         *("critic.model.lora_rank=8", "critic.model.lora.rank=8", "critic.model.mtp.enable_train=true"),
+        *("actor_rollout_ref.model.lora.dropout=0.1", "actor_rollout_ref.model.lora_adapter_path=adapter"),
+        *("actor_rollout_ref.model.exclude_modules=[q_proj]", "actor_rollout_ref.model.lora.type=dora"),
         *("algorithm.rollout_correction.use_policy_gradient=true", "reward.sandbox_fusion.url=http://localhost"),
         *("reward_model.enable_resource_pool=true", "distillation.enabled=true", "trainer.v1.trainer_mode=async"),
         *("skip.rollout.enable=true", "reward_model.reward_manger=naive", "data.promt_key=text"),
@@ -520,6 +522,17 @@ def test_verls_file_of_tools_is_an_entry_of_ours(tmp_path: Path, monkeypatch: py
     (tmp_path / "python").mkdir()
     assert load(f"{theirs}=configs/agent.yaml").agent.tools == (str(ROOT / "configs/agent.yaml"),)
     assert load("agent.tools=[python]").agent.tools == ("python",)
+
+
+def test_verls_newer_keys_of_lora_are_ours() -> None:
+    theirs, ours = "actor_rollout_ref.model.lora", "actor_rollout_ref.model.lora_rank"
+    model = load(f"{theirs}.rank=8", f"{theirs}.alpha=32", f"{theirs}.target_modules=[q_proj]").actor_rollout_ref.model
+    assert (model.lora_rank, model.lora_alpha, model.target_modules) == (8, 32, ("q_proj",))
+    assert load("actor_rollout_ref.model.target_modules=all-linear") == PPOConfig()
+    # verl's files hold both, of which one is not used.
+    assert load(f"{ours}=8", f"{theirs}.rank=8").actor_rollout_ref.model.lora_rank == 8
+    (problem,) = problems_of(f"{ours}=8", f"{theirs}.rank=0")
+    assert problem == f"{theirs}.rank=0 and {ours}=8 are the same limit: give one"
 
 
 def test_several_turns_need_an_environment() -> None:
@@ -897,8 +910,9 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             f"bfloat16 or float32; {ROLLOUT}.dtype may be float16",
         ),
         (
-            ["actor_rollout_ref.model.lora_rank=8"],
-            "actor_rollout_ref.model.lora_rank=8: LoRA is not there yet; use 0",
+            [f"{ROLLOUT}.lora_as_adapter=true", "actor_rollout_ref.model.lora_rank=8"],
+            f"{ROLLOUT}.lora_as_adapter=true needs {ROLLOUT}.name=vllm, not hf, and actor_rollout_ref.model.lora_rank "
+            "above 0; false sends merged weights",
         ),
         (
             [f"{ULYSSES}=2"],

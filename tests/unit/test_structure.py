@@ -44,7 +44,7 @@ UPWARD = {
     ("data", "training.config"),  # a dataset that is built by hand takes a mapping, whose defaults stand there
 }
 HEAVY = ("vllm", "sglang", "ray", "flash_attn", "wandb", "datasets", "reasoning_gym")
-HEAVY += ("gymnasium", "textarena", "textworld", "verifiers")
+HEAVY += ("gymnasium", "textarena", "textworld", "verifiers", "peft")
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:

@@ -100,8 +100,8 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
     passed_on = {"max_num_batched_tokens", "max_num_seqs"} & rollout.engine_kwargs.get("vllm", {}).keys()
     sglang = rollout.name == "sglang" and not rollout.engine_kwargs.get("sglang", {}).get("base_url")
     given = {name for entry in config.env_template for name, value in vars(entry).items() if value is not None}
-    for_all = ", ".join(given.intersection(EnvironmentHome._fields))
-    lacking = "" if trainer.trackers else " ".join(trainer.logger)
+    for_all = ", ".join(given & {*EnvironmentHome._fields})
+    lacking, adapts = "" if trainer.trackers else " ".join(trainer.logger), vllm and not trainer.rollout_n_gpus
     wrong = {
         "no_sampling": rollout.temperature == 0,
         "one_greedy_answer": val.n > 1 and not val.do_sample,
@@ -130,7 +130,8 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
         "test_freq_of_nothing": trainer.test_freq > 0 and nothing_to_validate,
         "critic_exported": "hf_model" in config.critic.checkpoint.save_contents,
         "no_sglang": sglang and importlib.util.find_spec("sglang") is None,
-        "no_lora": policy.model.lora_rank > 0,
+        "no_peft": policy.model.lora_rank > 0 and importlib.util.find_spec("peft") is None,
+        "no_adapters": rollout.lora_as_adapter and not (adapts and policy.model.lora_rank),
         "teacher_unread": policy.ref.model.path and not config.need_reference,
         "no_teacher": needs_teacher and not (policy.ref.model.path or algorithm.distillation_task),
         "observes_nothing": agent.observation_loss_coef and not acts,
@@ -140,7 +141,6 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
         "long_turn": acts and (agent.max_turn_tokens or 0) > data.max_response_length,
         "no_model": policy.model.path is None,
         "no_train_files": not (own_data or acts or data.train_files),
-        "two_environments": config.env_template and agent.environment.is_set,
         "no_environment": not (own_data or acts) and agent.tools,
         "one_for_all": for_all,
         "no_tracker": lacking,

@@ -53,6 +53,7 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
         "one_rank_an_engine": engine > 1 and rollout.name != "vllm",
         "one_local_rank": trainer.launcher == "local" and trainer.all_ranks > 1,
         "no_own_engines": trainer.async_level > 0 and not trainer.rollout_n_gpus,
+        "two_environments": config.env_template and config.agent.environment.is_set,
         "ray_isolation": config.environments and config.agent.environment.isolation == "ray" and not trainer.use_ray,
         "engines_not_placed": own_ranks % engine > 0 or own_ranks % min(own_ranks or 1, trainer.n_gpus_per_node) > 0,
         "no_ray": trainer.use_ray and not has_ray,

@@ -144,9 +144,11 @@ class CriticModelConfig(of.Section):
 class ModelConfig(CriticModelConfig):
     """The actor's weights (the reference policy and the rollout start from the same)."""
 
-    # The critic's settings and one more; `path` stands here for its documentation.
+    # The critic's settings and LoRA's, which is the policy's alone; `path` stands here for its documentation.
     path: of.InputPath | None = None  #: model folder or hub name; required
     lora_rank: of.NonNegativeInt = 0  #: rank of LoRA adapters; 0 = train all weights
+    lora_alpha: of.PositiveInt = 16  #: what they compute counts lora_alpha / lora_rank times
+    target_modules: tuple[str, ...] = ("all-linear",)  #: layers that have one, by name; all-linear = all but the head
 
 
 class OptimConfig(of.Section):
@@ -270,6 +272,7 @@ class RolloutConfig(of.Section):
     log_prob_micro_batch_size_per_gpu: of.PositiveInt | None = None  #: rows of an old-log-prob pass; null = the actor's
     log_prob_use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
     log_prob_max_token_len_per_gpu: of.PositiveInt | None = None  #: tokens per old-log-prob forward; null = the actor's
+    lora_as_adapter: bool = False  #: vllm: send LoRA's adapters alone, and generate with them; false = merge them
     ignore_eos: bool = False  #: go on to max_response_length (for timing)
     #: with trainer.async_level: new weights reach running episodes; false = those are finished first
     update_in_flight: bool = True

@@ -33,17 +33,16 @@ class Engines:
     Batches are played for several threads at once; whichever has its turn goes on with all of them.
     """
 
-    def __init__(self, group: Any, policy: Any, ranks_per_engine: int) -> None:
+    def __init__(self, group: Any, policy: Any) -> None:
         self.group, self.policy = group, policy
-        self.pieces = group.world_size // ranks_per_engine
+        self.pieces = group.world_size // group.ranks_per_engine()
         self.numbers, self.lock, self.gate = itertools.count(), threading.Lock(), threading.Lock()
         self.played: dict[int, dict[int, DataProto]] = defaultdict(dict)
         self.side = ThreadPoolExecutor(1, thread_name_prefix="weights")
         address = policy.open_weight_channel()
         joined = self.side.submit(group.join_weight_channel, address, group.world_size + 1)
-        policy.join_weight_channel(address, group.world_size + 1)
+        self.manifest = policy.join_weight_channel(address, group.world_size + 1)
         joined.result()
-        self.manifest = policy.announce_weights()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.group, name)
@@ -92,8 +91,7 @@ class Ahead:
     """Generates a trainer's steps before their turn, in threads, at most `async_level` before the one trained on."""
 
     def __init__(self, trainer: Any) -> None:
-        config = trainer.config
-        self.trainer, self.level = trainer, config.trainer.async_level
+        self.trainer, self.level, config = trainer, trainer.config.trainer.async_level, trainer.config
         self.deterministic = config.trainer.deterministic
         # One that draws further rows as it goes does so before the next step draws its own.
         self.draws = config.algorithm.filter_groups.enable
@@ -118,10 +116,6 @@ class Ahead:
         """Awaits what has begun where a run is to be repeated: new weights then come between two batches."""
         if self.deterministic:
             wait(self.begun)
-
-    def close(self) -> None:
-        """Begins nothing more."""
-        self.threads.shutdown(wait=False, cancel_futures=True)
 
     def restore(self, folder: Path) -> None:
         """Takes up what a checkpoint holds of steps that were generated ahead."""

@@ -224,7 +224,8 @@ class Alarms:
             if moved == 0 and learned and not metrics.get("actor/skipped_updates"):
                 yield "policy_still", "an update with a gradient left the policy's log-probs bitwise as they were"
         rollout = self.config.actor_rollout_ref.rollout
-        filtered = rollout.top_k > 0 or rollout.top_p < 1
+        # Or sampled with older weights.
+        filtered = rollout.top_k > 0 or rollout.top_p < 1 or metrics.get("async/staleness_max", 0.0) > 0
         for name, (limit, alarm, where) in ABOVE.items():
             # Not a number is above any limit.
             if name in metrics and not metrics[name] <= self.limits[limit] and not (filtered and limit != "ratio"):

@@ -19,6 +19,7 @@ from data.texts import say
 from data.turn_tokens import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
 from training.config.algorithm_settings import ScoringModelConfig
+from workers.model.lora import add_adapters
 from workers.ranks.distributed import rank, world_size
 
 
@@ -70,15 +71,19 @@ class ModelSpec:
     def causal_lm(self, *, trainable: bool) -> nn.Module:
         """Builds the policy (trainable) in float32, or a frozen reference in the compute type.
 
+        With `lora_rank` it is the policy's adapters that train, in float32, and its weights are as the reference's.
+
         Raises:
             ValueError: the weights hold a head of their own, where the configuration says that the embedding is it.
         """
-        dtype = torch.float32 if trainable else torch_dtype(self.config.dtype)
+        own = self.config if trainable and isinstance(self.config, ModelConfig) and self.config.lora_rank else None
+        dtype = torch.float32 if trainable and own is None else torch_dtype(self.config.dtype)
         model, _ = self._read(transformers.AutoModelForCausalLM, dtype)
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         if self.hf_config.get_text_config().tie_word_embeddings and head.weight is not embedding.weight:
             raise ValueError(say("tied_head", path=self.path))
-        return self._prepare(model, trainable)
+        model = self._prepare(model, trainable)
+        return model if own is None else add_adapters(model, own, self.path)
 
     def value_model(self) -> nn.Module:
         """Builds the transformer with one output a token; a language model's folder gets a new head, zero at first.

@@ -2,7 +2,9 @@
 
     FOLDER/model/       DCP: weights            FOLDER/scheduler.json   the schedule's place
     FOLDER/optimizer/   DCP: AdamW's moments    FOLDER/huggingface/     config and tokenizer; with `hf_model` weights
+                                                FOLDER/adapter/         with `hf_model`, of a policy with LoRA: peft's
 
+Of a policy with LoRA the adapters alone are weights here; the others are in the folder that the model came from.
 It is written in a thread while training goes on: weights and optimiser state change only in an update, and an update
 waits for the copy; so what is written is the state at `start`, and neither the copy nor the disk holds up the rest:
 
@@ -35,7 +37,8 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from data.texts import say, table
 from workers.model.forward import PolicyModel
-from workers.ranks.distributed import full_tensor, rank, world_size
+from workers.model.lora import adapter_export, whole_weights
+from workers.ranks.distributed import rank, world_size
 
 # How tensors are copied to CPU memory: by plain copies, in the thread that asks for them.
 STAGING = StagingOptions(
@@ -218,10 +221,12 @@ class _AllowListUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the parameters and persistent buffers themselves by name, a tied tensor once."""
+def model_tensors(module: nn.Module, *, frozen: bool = False) -> dict[str, torch.Tensor]:
+    """Returns the parameters, with `frozen` those too that do not train, and persistent buffers; a tied tensor once."""
     own = {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
-    return {name: tensor for name, tensor in dcp_state.get_model_state_dict(module).items() if name in own}
+    options = dcp_state.StateDictOptions(ignore_frozen_params=not frozen)
+    tensors = dcp_state.get_model_state_dict(module, options=options)
+    return {name: tensor for name, tensor in tensors.items() if name in own}
 
 
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -240,22 +245,24 @@ def _tensors(entries: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def huggingface_export(folder: Path, module: nn.Module, tokenizer: Tokenizer, *, weights: bool) -> Callable[[], None]:
     """Returns what writes a plain Hugging Face folder: config, generation config and tokenizer.
 
-    With `weights` also the model, in bfloat16. Every rank takes part in gathering the weights, now; the first one alone
-    holds them, and is to call the result. Of a policy with values the language model alone.
+    With `weights` also the model, in bfloat16, adapters merged into it, and those alone in a peft folder beside it.
+    Every rank takes part in gathering the weights, now; the first one alone holds them, and is to call the result. Of a
+    policy with values the language model alone.
     """
     module = module.lm if isinstance(module, PolicyModel) else module
     state: dict[str, torch.Tensor] = {}
-    for name, tensor in model_tensors(module).items() if weights else ():
-        whole = full_tensor(tensor.detach().to(torch.bfloat16))
+    for name, whole in whole_weights(module, model_tensors(module, frozen=True), torch.bfloat16) if weights else ():
         if rank() == 0:
             state[name] = whole.cpu()
+    write_adapters = adapter_export(folder.with_name("adapter"), module) if weights else None
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save_pretrained(folder)
         module.config.save_pretrained(folder)
         module.generation_config.save_pretrained(folder)
-        if weights:
+        if write_adapters is not None:
             module.save_pretrained(folder, state_dict=state)
+            write_adapters()
 
     return write

@@ -47,7 +47,8 @@ class MicroLoss(NamedTuple):
 def build_optimizer(module: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     """Makes AdamW in its fused form: one pass over memory on CPU and CUDA alike."""
     betas, decay = tuple(optim.betas), optim.weight_decay
-    return torch.optim.AdamW(module.parameters(), lr=optim.lr, betas=betas, weight_decay=decay, fused=True)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=optim.lr, betas=betas, weight_decay=decay, fused=True)
 
 
 def build_scheduler(optimizer: Optimizer, optim: OptimConfig, total_steps: int) -> LambdaLR:

@@ -88,6 +88,10 @@ class Engine(ABC):
         """Says of which version the weights are that were sent last."""
         self.version = version
 
+    def load_adapter(self, folder: str) -> None:
+        """Samples from now on with the adapter of a peft folder, beside the weights that the engine began with."""
+        raise NotImplementedError(f"{type(self).__name__} takes merged weights alone: set lora_as_adapter=false")
+
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Returns log-probs at temperature 1 of every token but the first, in nats; samples nothing."""
         raise NotImplementedError(f"{type(self).__name__} has no score")

@@ -24,7 +24,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 
 from data.protocol import DataProto
-from workers.ranks.distributed import full_tensor, max_over_ranks
+from workers.model.lora import base_name, whole_weights
+from workers.ranks.distributed import max_over_ranks
 from workers.rollout.base import BaseRollout
 
 Manifest = dict[str, torch.Size]
@@ -34,16 +35,16 @@ WRITES = (torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar, torch.ops.a
 
 def weight_manifest(module: nn.Module) -> Manifest:
     """Lists names and shapes of everything `iter_weights` yields, tied copies included."""
-    return {name: tensor.shape for name, tensor in module.state_dict().items()}
+    return {own: tensor.shape for name, tensor in module.state_dict().items() if (own := base_name(name)) is not None}
 
 
 def iter_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, whole tensor) one by one, cast to `dtype`: never a second full copy of the model on a rank.
 
+    Adapters are merged into what is sent, which has the base model's names.
     A tied `lm_head.weight` is yielded as well: vLLM's CPU backend keeps a packed copy of it, which would go stale.
     """
-    for name, tensor in module.state_dict().items():
-        yield name, full_tensor(tensor.detach().to(dtype))
+    yield from whole_weights(module, module.state_dict(), dtype)
 
 
 def check_manifest(sent: Manifest, expected: Manifest) -> None:
