@@ -18,7 +18,7 @@ from tests.e2e.test_agents import game_config, playing, playing_in_turn
 from tests.e2e.test_training import read_steps, tiny_config
 from training.building import build_trainer
 from training.config import PPOConfig
-from training.core_algos import register_adv_est, registry
+from training.core_algos import group_advantages, register_adv_est
 from training.run.alarms import ADVICE, Alarms, AlarmStop
 
 BEGINS = 2
@@ -114,7 +114,7 @@ def watch(config: PPOConfig, fault: Fault = no_fault, begins: int = BEGINS) -> l
         return step(rows)
 
     trainer.train_step = train_step
-    before = dict(registry.ADV_ESTIMATOR_REGISTRY)
+    before = dict(group_advantages.ADV_ESTIMATOR_REGISTRY)
     try:
         trainer.init_workers()
         if begins == 0:
@@ -123,7 +123,7 @@ def watch(config: PPOConfig, fault: Fault = no_fault, begins: int = BEGINS) -> l
         assert not trainer.alarms.broken
     finally:
         trainer.shutdown()
-        registry.ADV_ESTIMATOR_REGISTRY.update(before)
+        group_advantages.ADV_ESTIMATOR_REGISTRY.update(before)
     return [alarms_of(step) for step in read_steps(Path(config.trainer.run_dir)) if "alarms/count" in step]
 
 
@@ -203,7 +203,7 @@ def test_a_short_type_is_measured_by_the_runs_own_noise(tiny_game: Path, tmp_pat
 def test_an_estimator_of_ones_own_against_the_rewards_is_named(tiny_game: Path, tmp_path: Path) -> None:
     @register_adv_est("against")
     def against(token_level_rewards: Any, response_mask: Any, index: Any, **kwargs: Any) -> Any:
-        grpo = registry.ADV_ESTIMATOR_REGISTRY["grpo"]
+        grpo = group_advantages.ADV_ESTIMATOR_REGISTRY["grpo"]
         advantages, returns = grpo(token_level_rewards, response_mask, index=index)
         return -advantages, -returns
 
@@ -211,7 +211,7 @@ def test_an_estimator_of_ones_own_against_the_rewards_is_named(tiny_game: Path, 
         config = game_config(tiny_game, tmp_path, *GRPO, "algorithm.adv_estimator=against")
         assert all("advantages_wrong" in found for found in watch(config))
     finally:
-        del registry.ADV_ESTIMATOR_REGISTRY["against"]
+        del group_advantages.ADV_ESTIMATOR_REGISTRY["against"]
 
 
 def test_a_batch_that_lacks_a_column_costs_a_rule_and_not_the_run(tiny_game: Path, tmp_path: Path, caplog) -> None:

@@ -69,8 +69,9 @@ def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
     for step, batch in zip(whole[2:], resumed, strict=True):
         assert torch.equal(step.batch["responses"], batch.batch["responses"])
         assert torch.equal(step.batch["advantages"], batch.batch["advantages"])
-    one, other = (tensors(tmp_path / name / "global_step_4" / "actor") for name in ("whole", "cut"))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    for part in ("model", "optimizer"):
+        one, other = (tensors(tmp_path / name / "global_step_4/actor" / part) for name in ("whole", "cut"))
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("level", [1, 2])
