@@ -1,0 +1,95 @@
+"""What generation ahead of training gains, and what slow environments then cost: a step at `trainer.async_level` 1
+against 0, one rank that trains and one that samples with vLLM, a core each, on a Llama made from a config.
+
+    still, slow     environments of `environment_load`: `step` answers at once, or sleeps: mean 0.2 s, 99th percentile
+                    2 s; 24 episodes of three turns of 24 tokens
+    0, 1            the level; --epochs sets how long training takes against generation, which the first table shows
+
+Each variant is a run of `main.py` of its own; figures are medians of its steps but the first three.
+
+Run with nothing else on the machine: python -m tests.benchmarks.async_level [--steps 12] [--epochs 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from examples.prepare_tiny_prompts import make_tokenizer
+
+WARM_UP = 3
+TARGETS = {"level 1 against 0": "at least 1.40", "slow against still": "at most 1.15"}
+
+
+def make_model(folder: Path) -> Path:
+    """Saves a model of some 20 million parameters that knows nothing, with the quickstart's tokenizer."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    shape = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "num_attention_heads": 8}
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape, **ids)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def run(model: Path, environment: str, level: int, steps: int, epochs: int) -> dict[str, float]:
+    """Trains in processes of its own; the median seconds of each phase."""
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [
+            *(sys.executable, "main.py", "configs/quickstart.yaml", f"actor_rollout_ref.model.path={model}"),
+            *("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=grpo"),
+            *("actor_rollout_ref.rollout.ignore_eos=true", "data.train_batch_size=6", "agent.val_length=0"),
+            *("data.max_prompt_length=64", "data.max_response_length=128", "agent.trial_episodes=0"),
+            "agent.environment.path=tests/benchmarks/environment_load.py",
+            *(f"agent.environment.cls={environment}", "agent.environment.kwargs={}"),
+            *("agent.max_turn=3", "agent.max_turn_tokens=24", "trainer.alarms=off", "trainer.logger=file"),
+            *("actor_rollout_ref.actor.ppo_mini_batch_size=null", f"actor_rollout_ref.actor.ppo_epochs={epochs}"),
+            *("trainer.rollout_n_gpus=1", f"trainer.async_level={level}", f"trainer.total_training_steps={steps}"),
+            *(f"trainer.default_local_dir={folder}", "trainer.save_freq=-1", "trainer.launcher=ray"),
+        ]
+        environ = os.environ | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+        subprocess.run(argv, check=True, env=environ, stdout=subprocess.DEVNULL)
+        lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
+    phases = (
+        "timing_s/step",
+        "timing_s/gen",
+        "timing_s/update_actor",
+        "timing_s/update_weights",
+        "async/staleness_mean",
+    )
+    return {name: statistics.median(line.get(name, 0.0) for line in lines) for name in phases}
+
+
+def main(steps: int, epochs: int) -> None:
+    """Prints the table and the two ratios."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(Path(folder))
+        found = {
+            (environment, level): run(model, environment, level, steps, epochs)
+            for level in (0, 1)
+            for environment in ("Still", "Slow")
+        }
+    print(f"medians of {steps - WARM_UP} steps, {epochs} epochs; load {os.getloadavg()[0]:.2f}")
+    print("| environment | level | " + " | ".join(next(iter(found.values()))) + " |\n|---|---|" + "---|" * 5)
+    for (environment, level), seconds in found.items():
+        print(f"| {environment} | {level} | " + " | ".join(f"{value:.3f}" for value in seconds.values()) + " |")
+    step = {key: seconds["timing_s/step"] for key, seconds in found.items()}
+    gain, cost = step["Still", 0] / step["Still", 1], step["Slow", 1] / step["Still", 1]
+    for (name, target), ratio in zip(TARGETS.items(), (gain, cost), strict=True):
+        print(f"{name}: {ratio:.2f} ({target})")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=2)
+    main(**vars(parser.parse_args()))
