@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -312,8 +312,9 @@ class RayPPOTrainer:
 
     def sync_weights(self) -> dict[str, float]:
         """Sends the weights of this step to the engines; returns what the canaries tell."""
-        if self.ahead is not None:
-            self.ahead.settle()
+        if self.ahead is not None and self.config.trainer.deterministic:
+            # In a run that is to be repeated they come between two batches.
+            wait(self.ahead.begun)
         return self.rollout_wg.sync_weights(self.global_steps)
 
     def on_batch(self, batch: DataProto) -> None:

@@ -21,6 +21,7 @@ from torch import nn
 
 from training.config import RolloutConfig
 from workers.model.builder import ModelSpec, torch_dtype
+from workers.model.lora import target_layers
 from workers.ranks.distributed import rank
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Completion, NamedTensors, Part, Sampling, finish_reason
@@ -69,9 +70,10 @@ class vLLMRollout(BaseRollout):
         args |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "external_launcher"}
         args |= {"enforce_eager": cfg.enforce_eager or self.on_cpu, "logprobs_mode": "processed_logprobs"}
         if cfg.lora_as_adapter:
-            # The sizes that it has are powers of two.
-            args["max_lora_rank"] = max(8, 1 << (spec.config["lora_rank"] - 1).bit_length())
-            args |= {"enable_lora": True, "max_loras": 1}
+            # The sizes that it has are powers of two. By itself it takes the head in too, and then fails at `score`.
+            largest = max(8, 1 << (spec.config["lora_rank"] - 1).bit_length())
+            targets = target_layers(self.saved.model, spec.config["target_modules"])
+            args |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": largest, "lora_target_modules": targets}
         args["enable_sleep_mode"] = cfg.free_cache_engine and not self.on_cpu
         # It asks for access to the other ranks' devices, and under Ray a rank sees its own alone.
         args["disable_custom_all_reduce"] = torch.cuda.device_count() < ranks

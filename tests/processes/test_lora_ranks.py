@@ -37,7 +37,7 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str) -> None
         assert all(parameter.is_meta == (rank() > 0) for parameter in module.parameters())
         shard_model(module, FSDPConfig(), dtype, device)
         # The change is then the gradient, to scale.
-        optimizer: Any = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.5)
+        optimizer: Any = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
         actor = DataParallelPPOActor(
             ActorConfig(), module, optimizer, forward=ForwardSettings(device=device, dtype=dtype)
         )
@@ -116,11 +116,10 @@ def test_two_ranks_make_the_update_of_one(folder: Path) -> None:
 
 
 def test_two_ranks_update_in_bfloat16_as_exactly_as_one(folder: Path) -> None:
-    """Rounding has an order of its own on each; neither is further from float32."""
+    """Rounding has an order of its own on each, which their updates make more of; neither is far from float32."""
     changes = read(folder, 0)
     one, two = (distance(changes[f"{world} bfloat16"], changes["1 float32"]) for world in (1, 2))
-    print(one, two, distance(changes["2 bfloat16"], changes["1 bfloat16"]))
-    assert 1e-3 < one < 0.1 and two < 1.5 * one
+    assert 1e-3 < one < 0.1 and two < 2 * one, (one, two)
 
 
 def test_two_ranks_compute_the_log_probs_and_the_reference_of_one(folder: Path) -> None:
@@ -128,14 +127,13 @@ def test_two_ranks_compute_the_log_probs_and_the_reference_of_one(folder: Path) 
     halves = [torch.load(folder / f"float32-2-{rank}.pt") for rank in (0, 1)]
     for kind in (0, 1):
         torch.testing.assert_close(torch.cat([half[kind] for half in halves]), one[kind], atol=1e-5, rtol=1e-5)
-    assert (one[0] - one[1]).abs().max() > 0.1
+    assert (one[0] - one[1]).abs().max() > 0.02
 
 
-def test_the_reference_of_two_ranks_in_bfloat16_is_near_that_of_one(folder: Path) -> None:
+def test_the_reference_of_two_ranks_in_bfloat16_is_that_of_one_bitwise(folder: Path) -> None:
     one = torch.load(folder / "bfloat16-1-0.pt")[1]
     two = torch.cat([torch.load(folder / f"bfloat16-2-{rank}.pt")[1] for rank in (0, 1)])
-    exact = torch.load(folder / "float32-1-0.pt")[1]
-    assert (two - exact).abs().max() < 1.5 * (one - exact).abs().max() < 0.1
+    assert torch.equal(two, one) and not torch.equal(one, torch.load(folder / "float32-1-0.pt")[1])
 
 
 def test_what_leaves_two_ranks_is_whole(folder: Path) -> None:

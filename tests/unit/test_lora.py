@@ -149,9 +149,9 @@ def test_an_engine_that_is_sent_merged_weights_has_the_policy_after_every_update
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("rank", [4, 16])
-def test_vllm_with_the_adapter_has_the_policy_after_every_update(tiny_task: Path, tmp_path: Path, rank: int) -> None:
-    policy = Policy(tiny_task / "model", lora_rank=rank)
+@pytest.mark.parametrize(("rank", "targets"), [(4, ("all-linear",)), (16, ("v_proj", "down_proj"))])
+def test_vllm_with_the_adapter_has_the_policy_after_every_update(tiny_task, tmp_path, rank, targets) -> None:
+    policy = Policy(tiny_task / "model", lora_rank=rank, target_modules=targets)
     rollout: Any = build_engine("vllm", policy.spec, replace(CONFIG, lora_as_adapter=True))
     seen = []
     for seed in (1, 2, 3):
@@ -163,6 +163,10 @@ def test_vllm_with_the_adapter_has_the_policy_after_every_update(tiny_task: Path
         rollout.load_adapter(str(folder))
         assert worst_difference(rollout, policy.lm.eval(), policy.spec, 1.0) < 1e-4
         seen += rollout.engine.list_loras()
+        with torch.no_grad():
+            expected = policy.lm(IDS).logits[0, :-1].log_softmax(-1).gather(1, IDS[0, 1:, None])[:, 0]
+        for scored in rollout.score(IDS.tolist() * 3):
+            torch.testing.assert_close(torch.tensor(scored), expected, atol=1e-4, rtol=0)
     assert seen == [1, 2, 3], "an adapter at a time, each of a number of its own"
 
 

@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -92,10 +92,9 @@ class Ahead:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, self.level, config = trainer, trainer.config.trainer.async_level, trainer.config
-        self.deterministic = config.trainer.deterministic
         # One that draws further rows as it goes does so before the next step draws its own.
         self.draws = config.algorithm.filter_groups.enable
-        threads = 1 if self.deterministic or self.draws else self.level + 1
+        threads = 1 if config.trainer.deterministic or self.draws else self.level + 1
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="generation")
         self.begun: deque[Future[Generated]] = deque()
 
@@ -111,11 +110,6 @@ class Ahead:
         rows, drawn_to = given or (trainer.next_rows(), None)
         batch, metrics = trainer.generate(rows, step)
         return Generated(batch, metrics, drawn_to or trainer.drawn_to)
-
-    def settle(self) -> None:
-        """Awaits what has begun where a run is to be repeated: new weights then come between two batches."""
-        if self.deterministic:
-            wait(self.begun)
 
     def restore(self, folder: Path) -> None:
         """Takes up what a checkpoint holds of steps that were generated ahead."""

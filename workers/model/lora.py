@@ -7,7 +7,7 @@ B is zero at first, and A is the same in every run. peft calls a layer's tensors
 of a peft folder. Invariant: nothing is ever merged into the module that trains.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,21 +25,26 @@ NAME = "ppo_core"
 BASE = ".base_layer."
 
 
-def add_adapters(lm: nn.Module, config: ModelConfig, path: str) -> nn.Module:
-    """Freezes a language model that was read from `path`, and puts adapters into its linear layers before the head.
+def target_layers(lm: nn.Module, wanted: Sequence[str]) -> list[str]:
+    """Lists the linear layers before the head that get adapters, by the last parts of their names.
 
     Raises:
         ValueError: a target is no such layer; names those there are.
     """
-    from peft import LoraConfig, inject_adapter_in_model
-
     modules = lm.base_model.named_modules()
     there = {name.split(".")[-1] for name, module in modules if isinstance(module, nn.Linear | Conv1D)}
-    targets = there if "all-linear" in config.target_modules else {*config.target_modules}
+    targets = there if "all-linear" in wanted else {*wanted}
     if unknown := ", ".join(sorted(targets - there)):
         raise ValueError(say("no_target", unknown=unknown, there=", ".join(sorted(there))))
-    told = {"target_modules": sorted(targets), "task_type": "CAUSAL_LM", "base_model_name_or_path": path}
-    wanted = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, **told)
+    return sorted(targets)
+
+
+def add_adapters(lm: nn.Module, config: ModelConfig, path: str) -> nn.Module:
+    """Freezes a language model that was read from `path`, and puts adapters into its `target_layers`."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    told = {"target_modules": target_layers(lm, config.target_modules), "base_model_name_or_path": path}
+    wanted = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, task_type="CAUSAL_LM", **told)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         inject_adapter_in_model(wanted, lm, NAME)
