@@ -30,6 +30,7 @@ from data.protocol import DataProto
 from data.turn_tokens import as_messages, encode_chat, pad_token_id
 from training.config import ActorConfig, ActorRolloutRefConfig, BatchPlan, CriticConfig, FSDPConfig, PPOConfig
 from training.config.algorithm_settings import UpdatePlan
+from training.config.checks import load_custom_algorithm
 from training.config.settings import RolloutConfig
 from workers.dp_actor import DataParallelPPOActor, DataParallelPPOCritic
 from workers.model import forward as models
@@ -65,6 +66,9 @@ class TrainedWorker:
     def __init__(self, config: PPOConfig) -> None:
         self.config = config
         self.device = find_device(config.trainer.device)
+        # A rank's process has registered none of the driver's.
+        if config.custom_algorithm:
+            load_custom_algorithm(config.custom_algorithm)
 
     def _make_trainable(self, model: nn.Module, module: nn.Module, own: ActorConfig | CriticConfig, steps: int) -> None:
         """Makes optimiser and schedule, over so many steps, of the module that is saved of a sharded model."""

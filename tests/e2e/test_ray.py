@@ -184,3 +184,13 @@ def end_one_rank() -> None:
             process.kill()
             return
     raise AssertionError("no rank runs")
+
+
+def test_ranks_know_an_algorithm_of_ones_own(cluster: None, tiny_task: Path, tmp_path: Path) -> None:
+    own = (
+        "custom_algorithm=examples/custom_algorithm.py",
+        "algorithm.adv_estimator=group_rank",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=soft_clip",
+    )
+    fit(tiny_config(tiny_task, tmp_path, *own, f"{ROLLOUT}.n=2", "trainer.launcher=ray"))
+    assert all(step["actor/grad_norm"] > 0 for step in read_steps(tmp_path)[1:])

@@ -10,9 +10,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +29,8 @@ FOLDER = "in_flight"
 class Engines:
     """Is the worker group of engines that have ranks of their own; its methods are this object's.
 
-    Batches are played for several threads at once; whichever has its turn goes on with all of them.
+    Batches are played for several threads at once; whichever has the lock goes on with all of them. Who holds the gate
+    is next: a new batch, or new weights.
     """
 
     def __init__(self, group: Any, policy: Any) -> None:
@@ -47,15 +47,9 @@ class Engines:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.group, name)
 
-    @contextmanager
-    def between(self) -> Iterator[None]:
-        """Keeps the engines from going on; a thread that waits for this comes before those that play."""
-        with self.gate, self.lock:
-            yield
-
     def generate_sequences(self, described: DataProto) -> DataProto:
         """Plays a batch, prompts or episodes, beside those of other threads."""
-        with self.between():
+        with self.gate, self.lock:
             number = next(self.numbers)
             self.group.begin_batch(replace(described, meta_info=described.meta_info | {"number": number}))
         while True:
@@ -72,7 +66,7 @@ class Engines:
 
     def sync_weights(self, version: int) -> dict[str, float]:
         """Sends the policy's weights to the engines; returns what the canaries tell."""
-        with self.between():
+        with self.gate, self.lock:
             received = self.side.submit(self.group.receive_weights, self.manifest, version)
             told = self.policy.send_weights()
             received.result()
