@@ -65,6 +65,7 @@ bench: $(READY)  ## ratios against bare loops; nothing else should run
 	$(PY) -m tests.benchmarks.driver_load
 	$(PY) -m tests.benchmarks.checkpoint_stall
 	$(PY) -m tests.benchmarks.environment_load
+	$(PY) -m tests.benchmarks.async_level
 	$(PY) -m tests.benchmarks.environment_faults
 	$(PY) -m tests.benchmarks.environment_calls
 	$(PY) -m tests.benchmarks.parsers

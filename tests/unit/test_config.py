@@ -911,8 +911,8 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ),
         (
             [f"{ROLLOUT}.lora_as_adapter=true", "actor_rollout_ref.model.lora_rank=8"],
-            f"{ROLLOUT}.lora_as_adapter=true needs {ROLLOUT}.name=vllm, not hf, and actor_rollout_ref.model.lora_rank "
-            "above 0; false sends merged weights",
+            f"{ROLLOUT}.lora_as_adapter=true needs {ROLLOUT}.name=vllm, not hf, actor_rollout_ref.model.lora_rank "
+            "above 0 and trainer.rollout_n_gpus=0; false sends merged weights",
         ),
         (
             [f"{ULYSSES}=2"],

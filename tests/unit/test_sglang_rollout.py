@@ -178,11 +178,11 @@ def test_a_server_with_a_key_wants_it(spec, model) -> None:
 
 def test_the_canaries_read_the_servers_scores(spec, server) -> None:
     rollout, lm = asking(spec, server), spec.causal_lm(trainable=True)
-    canary = Canary(rollout, len(spec.tokenizer), lambda messages: [])
+    canary = Canary(rollout.max_model_len, len(spec.tokenizer), lambda messages: [])
     with torch.no_grad():
         log_probs = lm(canary.ids).logits[:, :-1].float().log_softmax(-1)
     actor = log_probs.gather(2, canary.ids[:, 1:, None])[:, :, 0]
-    assert canary.compare(actor)["canary/difference"] < 1e-4
+    assert canary.compare(rollout, actor)["canary/difference"] < 1e-4
 
 
 def test_requests_run_beside_each_other_and_a_step_does_not_wait_for_all(spec, model, server) -> None:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 RIVALS = {"path": ("name", "kwargs", "prompt_template"), "name": ("path", "cls", "kwargs", "prompt_template")}
 # The keys of verl that are called otherwise here, mean nothing here, or ask for what is not there.
 _TABLE: dict[str, Any] = table(__file__, "verl_keys")
-SEVERAL_TURNS, VERLS_LIMIT, OUR_LIMIT = _TABLE["several_turns"]
+SEVERAL_TURNS, ONE_LIMIT = _TABLE["several_turns"], _TABLE["one_limit"]
 # Keys in the text of a problem.
 DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 
@@ -260,7 +261,7 @@ class _Reader:
                 log.warning("%s (%s) is called %s here; moved", key, source, new)
             self.of_verl[key] = value
             # Two values of one limit are compared in the end.
-            if new != OUR_LIMIT or new not in self.layer:
+            if new not in ONE_LIMIT.values() or new not in self.layer:
                 self._add({new: value}, source)
         elif said is None:
             self._report_unknown(key, value, source)
@@ -290,9 +291,10 @@ class _Reader:
         read: without it no check means anything.
         """
         config: PPOConfig = build(PPOConfig(), self._converted())
-        limit, ours = self.of_verl.get(VERLS_LIMIT), config.agent.max_turn
-        if limit is not None and str(limit) != str(ours):
-            self.problems.append(f"{VERLS_LIMIT}={limit} and {OUR_LIMIT}={ours} are the same limit: give one")
+        for theirs, key in ONE_LIMIT.items():
+            limit, ours = self.of_verl.get(theirs), attrgetter(key)(config)
+            if limit is not None and str(limit) != str(ours):
+                self.problems.append(f"{theirs}={limit} and {key}={ours} are the same limit: give one")
         if str(self.of_verl.get(SEVERAL_TURNS)).lower() == "true" and not config.environments:
             self.problems.append(f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path")
         found = check(config) if check is not None and not self.unread else []
