@@ -71,7 +71,8 @@ class RLHFDataset(Dataset):
         if isinstance(config, Mapping):
             from training.config.settings import DataConfig
 
-            config = DataConfig(**{key: config[key] for key in vars(DataConfig()) if key in config})
+            # Its files are given beside it.
+            config = DataConfig(**{k: config[k] for k in vars(DataConfig()) if k in config and "files" not in k})
         self.tokenizer, self.config, self.processor = tokenizer, config, processor
         # Subclasses written for verl read them here.
         self.__dict__.update(vars(config), num_workers=config.filter_overlong_prompts_workers)

@@ -50,7 +50,7 @@ def test_one_that_begins_to_fail_stops_the_run_after_three_steps(tiny_game, tmp_
 
 
 def test_all_environments_that_cannot_be_built_are_listed_with_their_names(tiny_game, tmp_path) -> None:
-    entries = f"env_template=[{{path: {GAMES}, cls: Nobody}}, {{path: {GAMES}, cls: Doomed, kwargs: {{no: 1}}}}]"
+    entries = f"env_template=[{{path: {GAMES}, cls: Nobody}}, {{path: {GAMES}, cls: Doomed, kwargs: {{other: 1}}}}]"
     with pytest.raises(ConfigError) as raised:
         game_config(tiny_game, tmp_path / "run", f"~{AGENT}.path", f"~{AGENT}.cls", entries)
     said = str(raised.value)
