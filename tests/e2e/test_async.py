@@ -29,6 +29,17 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in step.items() if "seconds" not in name} for step in numbers(run_dir)]
 
 
+def cut(trainer: Any) -> None:
+    """Has the trainer fail at the end of its third step."""
+
+    def stop(told: dict[str, float]) -> None:
+        if told["training/global_step"] == 3:
+            trainer.saver.poll(wait=True)
+            raise RuntimeError("cut off")
+
+    trainer.on_step = stop
+
+
 def test_engines_of_their_own_give_the_numbers_of_colocated_ones(
     cluster: None,  # noqa: F811
     tiny_game: Path,
@@ -49,14 +60,6 @@ def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
 ) -> None:
     own = (*FIXED, *SPLIT, "trainer.async_level=1", "trainer.save_freq=2", "trainer.total_training_steps=4")
     _, whole = fit(game_config(tiny_game, tmp_path / "whole", *own))
-
-    def cut(trainer: Any) -> None:
-        def stop(told: dict[str, float]) -> None:
-            if told["training/global_step"] == 3:
-                trainer.saver.poll(wait=True)
-                raise RuntimeError("cut off")
-
-        trainer.on_step = stop
 
     with pytest.raises(RuntimeError, match="cut off"):
         fit(game_config(tiny_game, tmp_path / "cut", *own), cut)
@@ -100,14 +103,6 @@ def test_groups_older_than_the_bound_are_masked_and_counted(cluster: None, tiny_
     """A run at level 2 goes on at level 0: what it had sampled ahead is too old by then."""
     own = (*FIXED, *SPLIT, "trainer.save_freq=2")
     steps = ("trainer.async_level=2", "trainer.total_training_steps=6")
-
-    def cut(trainer: Any) -> None:
-        def stop(told: dict[str, float]) -> None:
-            if told["training/global_step"] == 3:
-                trainer.saver.poll(wait=True)
-                raise RuntimeError("cut off")
-
-        trainer.on_step = stop
 
     with pytest.raises(RuntimeError, match="cut off"):
         fit(game_config(tiny_game, tmp_path, *own, *steps), cut)
