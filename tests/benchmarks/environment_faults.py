@@ -126,7 +126,6 @@ class Ended(NamedTuple):
 def train(model: Path, run: Path, steps: int, isolation: str, on_failure: str, *, seed: int = 0) -> Ended:
     """Trains, in this process."""
     before = threads_and_processes()
-    logging.getLogger("training.agent_trainer").setLevel(logging.ERROR)  # one warning for each step's failures
     trainer = build_trainer(faulty_config(model, run, steps, isolation, on_failure, seed=seed))
     try:
         trainer.init_workers()
@@ -176,4 +175,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    # One warning for each step's failures.
+    logging.getLogger("training.agent_trainer").setLevel(logging.ERROR)
     main(parse())
