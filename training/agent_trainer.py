@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from custom.agent import LONGEST_S, AgentSpec, Trial
+from custom.agent import AgentSpec, Trial
 from custom.env import Task
 from custom.env_suite import EnvironmentSuite
 from data.containers import object_array
@@ -271,9 +271,8 @@ def tell(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:
     if trial.differs:
         logger.warning(say("trial_differs", name=name))
     told = [f"{say(f'player_{player}')} {paid[player]:.3g} in {clean[player].turns:.3g} turns" for player in paid]
-    played, wanted = sum(outcome.episodes for outcome in trial.outcomes.values()), 4 * config.agent.trial_episodes
-    cut = "" if played == wanted else f", stopped after {LONGEST_S:.0f} s"
-    logger.info("trial of %s (%d episodes%s): mean reward of %s", name, played, cut, ", ".join(told) or "none")
+    played = sum(outcome.episodes for outcome in trial.outcomes.values())
+    logger.info("trial of %s (%d episodes): mean reward of %s", name, played, ", ".join(told) or "none")
     if not trial.readable and paid.get("random") == paid.get("garbage"):
         logger.warning(say("shows_little", name=name))
     for player in [player for player, value in paid.items() if value > paid.get("random", value) + 1e-9]:

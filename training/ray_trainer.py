@@ -121,8 +121,7 @@ class RayPPOTrainer:
         # What is taken at the start and given back in the end: the run's folder, and Ray.
         self.taken: ExitStack | None = None
         self._make_dataloaders(train_dataset, val_dataset, collate_fn or default_collate_fn, train_sampler)
-        paid = getattr(reward_fn, "__name__", "") == "environment_rewards" and not config.reward_model.enable
-        self.alarms = Alarms(config, getattr(tokenizer, "eos_token_id", None), self.steps_per_epoch, paid)
+        self.alarms = Alarms(config)
 
     # Set-up
 

@@ -40,8 +40,6 @@ def get_custom_reward_fn(config: PPOConfig) -> RewardFunction | None:
     if custom.path is None:
         return None
     function = load_extern_object(custom.path, custom.name)
-    if not callable(function):
-        raise ValueError(f"{custom.path}: {custom.name} is a {type(function).__name__}; it must be a function")
     return partial(function, **custom.reward_kwargs) if custom.reward_kwargs else function
 
 

@@ -100,13 +100,9 @@ def compute_rollout_correction_weights(
     raw = torch.where(mask, log_ratio.clamp(-SAFETY_BOUND, SAFETY_BOUND).exp(), 0)
     inside = (raw >= (lower or 0)) & (raw <= upper)
     weights = raw.clamp(max=upper) if lower is None else torch.where(inside, raw, 0)
-    # As verl: before they are truncated, after tokens are left out.
-    shown = raw if lower is None or rollout_is == "sequence" else weights
     mean, square = masked_mean(weights, mask), masked_mean(weights**2, mask)
     metrics = {
         "rollout_is_mean": mean.item(),
-        "rollout_is_max": shown.max().item() if shown.numel() else 0.0,
-        "rollout_is_min": torch.where(mask, shown, torch.inf).min().item() if mask.any() else 0.0,
         "rollout_is_eff_sample_size": (mean**2 / square.clamp(min=1e-8)).item(),
         "rollout_is_oob_ratio": masked_mean((~inside).float(), mask).item(),
     }

@@ -136,10 +136,6 @@ def equal_seeds(trainer: Any) -> None:
     rollout.sampler = patched
 
 
-def endless_turns(trainer: Any) -> None:
-    after(worker(trainer).rollout, "sampling", lambda made: replace(made, stop_token_ids=()))
-
-
 def estimator(change: Callable[..., Any]) -> Fault:
     """A fault in the estimator: `change(original, **arguments)`."""
 
@@ -154,30 +150,6 @@ def estimator(change: Callable[..., Any]) -> Fault:
         core_algos.ADV_ESTIMATOR_REGISTRY[name] = patched
 
     return wrong
-
-
-def clamped(own: Any, *args: Any, **kwargs: Any) -> Any:
-    advantages, returns = own(*args, **kwargs)
-    return advantages.clamp(min=0), returns
-
-
-def a_token_late(own: Any, *args: Any, **kwargs: Any) -> Any:
-    advantages, returns = own(*args, **kwargs)
-    return advantages.roll(1, 1), returns
-
-
-def rolled_index(own: Any, *args: Any, index: Any, **kwargs: Any) -> Any:
-    return own(*args, index=np.roll(index, 1), **kwargs)
-
-
-def negated(own: Any, *args: Any, **kwargs: Any) -> Any:
-    advantages, returns = own(*args, **kwargs)
-    return -advantages, returns
-
-
-def of_other_rows(own: Any, *args: Any, **kwargs: Any) -> Any:
-    advantages, returns = own(*args, **kwargs)
-    return advantages.flip(0), returns
 
 
 def nothing(own: Any, *args: Any, **kwargs: Any) -> Any:
@@ -230,67 +202,12 @@ def rows_of_another_order(trainer: Any) -> None:
     after(worker(trainer), "compute_log_prob", roll)
 
 
-def other_reference(trainer: Any) -> None:
-    with torch.no_grad():
-        [*worker(trainer).ref.actor_module.parameters()][-1].mul_(1.5)
-
-
-def moving_reference(trainer: Any) -> None:
-    worker(trainer).ref.module = worker(trainer).actor.module
-
-
 def slow(trainer: Any) -> None:
     after(trainer, "_generate_multi_turn_sequences", lambda batch: time.sleep(3))
 
 
 def leak(trainer: Any) -> None:
     after(trainer, "_generate_multi_turn_sequences", lambda batch: LEAK.append(bytearray(b"x") * (700 << 20)))
-
-
-def repeated_batch(trainer: Any) -> None:
-    play, held = worker(trainer).run_episodes, []
-
-    def patched(described: DataProto) -> DataProto:
-        held.append(play(described))
-        return DataProto(held[0].batch.clone(), held[0].non_tensor_batch, held[0].meta_info)
-
-    worker(trainer).run_episodes = patched
-
-
-def first_turn_only(batch: DataProto) -> None:
-    batch.batch["response_mask"] *= batch.batch["turn_ids"] == 0
-
-
-def doubled(given: torch.Tensor, batch: DataProto) -> torch.Tensor:
-    return 2 * given
-
-
-def repeated_seeds(trainer: Any) -> None:
-    describe, held = trainer.prompt_batch, []
-
-    def patched(*args: Any, **kwargs: Any) -> DataProto:
-        held.append(describe(*args, **kwargs))
-        held[-1].non_tensor_batch["env_seed"] = held[0].non_tensor_batch["env_seed"]
-        return held[-1]
-
-    trainer.prompt_batch = patched
-
-
-def repeated_prompts(trainer: Any) -> None:
-    step, held = trainer.prompt_batch, []
-
-    def patched(rows: Any, *args: Any, **kwargs: Any) -> Any:
-        held.append(rows)
-        return step(held[0], *args, **kwargs)
-
-    trainer.prompt_batch = patched
-
-
-def blind_critic(trainer: Any) -> None:
-    def zero(result: DataProto) -> None:
-        result.batch["values"] = torch.zeros_like(result.batch["values"])
-
-    after(trainer.critic_wg.worker, "compute_values", zero)
 
 
 def poisoned_critic(trainer: Any) -> None:
@@ -348,10 +265,6 @@ def at_the_end(given: torch.Tensor, batch: DataProto) -> torch.Tensor:
     return wrong
 
 
-def masked_away(batch: DataProto) -> None:
-    batch.batch["response_mask"][: int(0.9 * len(batch))] = 0
-
-
 def attended(batch: DataProto) -> None:
     width = batch.batch["responses"].shape[1]
     batch.batch["response_mask"] = batch.batch["attention_mask"][:, -width:].clone()
@@ -368,12 +281,6 @@ def retokenised(ids: torch.Tensor) -> torch.Tensor:
     ids = ids.clone()
     ids[:, 0] = (ids[:, 0] + 1) % 20
     return ids
-
-
-def full_prompts(batch: DataProto) -> None:
-    tensors = batch.batch
-    width = tensors["prompts"].shape[1]
-    tensors["attention_mask"][:, :width] = 1
 
 
 def lost_member(uids: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from tests.e2e.test_agents import game_config, playing, playing_in_turn
 from tests.e2e.test_training import read_steps, tiny_config
 from training.building import build_trainer
 from training.config import PPOConfig
-from training.core_algos import group_advantages, register_adv_est
+from training.core_algos import group_advantages
 from training.run.alarms import ADVICE, Alarms, AlarmStop
 
 BEGINS = 2
@@ -52,12 +52,10 @@ GAME: dict[str, tuple[Fault, str, tuple[str, ...]]] = {
     "mask shifted by one": (faults.field("response_mask", lambda x: x.roll(1, 1)), "unsampled_tokens", GRPO),
     "mask holds observations": (faults.generated(faults.attended), "unsampled_tokens", GRPO),
     "a turn's end is never sampled": (faults.no_end, "length_pinned", GRPO),
-    "a log-prob is NaN": (faults.field("rollout_log_probs", lambda x: x / x.abs()), "not_finite", GRPO),
-    "turns go on behind their end": (faults.endless_turns, "end_ignored", GRPO),
+    "a log-prob is NaN": (faults.field("rollout_log_probs", lambda x: x * float("nan")), "not_finite", GRPO),
     "reward a token early": (faults.scores(faults.token_earlier), "reward_misplaced", GRPO),
     "reward on the first token": (faults.scores(faults.on_first_tokens), "reward_misplaced", GRPO),
     "reward on the padding": (faults.scores(faults.at_the_end), "reward_misplaced", GRPO),
-    "rewards of other episodes": (faults.field("environment_rewards", lambda x: x.roll(1, 0)), "reward_differs", GRPO),
     "reward is constant": (faults.scores(faults.constant), "reward_constant", GRPO),
     "one game's reward is constant": (
         faults.scores(faults.one_source_constant),
@@ -67,15 +65,7 @@ GAME: dict[str, tuple[Fault, str, tuple[str, ...]]] = {
     "reward is constant in groups": (faults.scores(faults.by_group), "advantages_zero", GRPO),
     "group ids shuffled": (faults.column("uid", lambda x: np.roll(x, 1)), "groups_mixed", GRPO),
     "a group lost a member": (faults.column("uid", faults.lost_member), "group_size", GRPO),
-    "the estimator's groups shuffled": (faults.estimator(faults.rolled_index), "advantages_wrong", GRPO),
-    "advantages negated": (faults.estimator(faults.negated), "advantages_wrong", GRPO),
-    "advantages never negative": (faults.estimator(faults.clamped), "advantages_wrong", GRPO),
-    "advantages a token late": (faults.estimator(faults.a_token_late), "advantages_wrong", GRPO),
-    "only the first turn is trained on": (faults.generated(faults.first_turn_only), "tokens_left_out", GRPO),
-    "scores doubled": (faults.scores(faults.doubled), "reward_differs", GRPO),
-    "the games of the step before": (faults.repeated_seeds, "prompts_repeat", GRPO),
     "learning rate of a typing error": (faults.rate(0.5), "kl_explodes", GRPO),
-    "advantages of other rows": (faults.estimator(faults.of_other_rows), "advantages_wrong", GRPO),
     "advantages lost": (faults.estimator(faults.nothing), "advantages_zero", GRPO),
     "chat template changed": (faults.template, "template_changed", GRPO),
     "a gradient is NaN": (faults.poisoned_gradient, "gradient_not_finite", GRPO),
@@ -85,16 +75,10 @@ GAME: dict[str, tuple[Fault, str, tuple[str, ...]]] = {
     "learning rate far too high": (faults.rate(0.2), "kl_jump", GRPO),
     "dropout in the update": (faults.dropout, "ratio_not_one", GRPO),
     "old log-probs of other rows": (faults.rows_of_another_order, "ratio_not_one", GRPO),
-    "most episodes are masked": (faults.generated(faults.masked_away), "nothing_sampled", GRPO),
-    "batch trained on again": (faults.repeated_batch, "batch_repeats", GRPO),
-    "reference follows the policy": (faults.moving_reference, "reference_moves", (*GRPO, *KL)),
-    "the critic is blind": (faults.blind_critic, "values_constant", PPO),
     "the critic's gradient is infinite": (faults.poisoned_critic, "gradient_not_finite", PPO),
 }
 PROMPTS: dict[str, tuple[Fault, str, tuple[str, ...]]] = {
-    "prompts repeated": (faults.repeated_prompts, "prompts_repeat", GRPO[:3]),
     "prompts of other rows": (faults.field("prompts", lambda x: x.roll(1, 0)), "groups_mixed", GRPO[:3]),
-    "prompts are cut": (faults.generated(faults.full_prompts), "prompts_pinned", (*GRPO[:3], "data.truncation=left")),
     "a score a token early": (faults.scores(faults.token_earlier), "reward_misplaced", GRPO[:3]),
 }
 
@@ -149,11 +133,6 @@ def test_a_fault_on_prompts_is_named_within_two_steps(tiny_task: Path, tmp_path:
     assert_named(watch(tiny_config(tiny_task, tmp_path, "trainer.total_training_steps=3", *settings), fault), name)
 
 
-def test_a_reference_that_is_another_model_is_named_at_once(tiny_game: Path, tmp_path: Path) -> None:
-    config = game_config(tiny_game, tmp_path, "trainer.total_training_steps=1", *GRPO, *KL)
-    assert "reference_differs" in watch(config, faults.other_reference, begins=0)[0]
-
-
 @pytest.mark.parametrize(("name", "fault"), [("throughput_falls", faults.slow), ("memory_grows", faults.leak)])
 def test_a_machine_that_fails_is_named_within_two_steps(
     tiny_game: Path, tmp_path: Path, name: str, fault: Fault
@@ -186,11 +165,6 @@ def test_episodes_of_several_rows_and_dummies_raise_no_alarm(forgetful_game, tmp
     assert not any(watch(game_config(forgetful_game, tmp_path, *settings, *more)))
 
 
-def test_a_critic_that_has_learned_nothing_yet_may_be_constant(tiny_game: Path, tmp_path: Path) -> None:
-    settings = ("trainer.total_training_steps=4", "critic.optim.lr_warmup_steps=3", *PPO)
-    assert not any(watch(game_config(tiny_game, tmp_path, *settings)))
-
-
 @pytest.mark.parametrize("what", ["no weight is synced", "tensors are swapped", "dropout in the update"])
 def test_a_short_type_is_measured_by_the_runs_own_noise(tiny_game: Path, tmp_path: Path, what: str) -> None:
     fault, name, settings = GAME[what]
@@ -198,20 +172,6 @@ def test_a_short_type_is_measured_by_the_runs_own_noise(tiny_game: Path, tmp_pat
     assert_named(
         watch(game_config(tiny_game, tmp_path, "trainer.total_training_steps=3", *settings, *half), fault), name
     )
-
-
-def test_an_estimator_of_ones_own_against_the_rewards_is_named(tiny_game: Path, tmp_path: Path) -> None:
-    @register_adv_est("against")
-    def against(token_level_rewards: Any, response_mask: Any, index: Any, **kwargs: Any) -> Any:
-        grpo = group_advantages.ADV_ESTIMATOR_REGISTRY["grpo"]
-        advantages, returns = grpo(token_level_rewards, response_mask, index=index)
-        return -advantages, -returns
-
-    try:
-        config = game_config(tiny_game, tmp_path, *GRPO, "algorithm.adv_estimator=against")
-        assert all("advantages_wrong" in found for found in watch(config))
-    finally:
-        del group_advantages.ADV_ESTIMATOR_REGISTRY["against"]
 
 
 def test_a_batch_that_lacks_a_column_costs_a_rule_and_not_the_run(tiny_game: Path, tmp_path: Path, caplog) -> None:
@@ -223,7 +183,7 @@ def test_a_batch_that_lacks_a_column_costs_a_rule_and_not_the_run(tiny_game: Pat
     batch = seen[-1]
     del batch.non_tensor_batch["uid"]
     metrics = {"actor/entropy": float("nan")}
-    found = Alarms(trainer.config, None, 1).check(batch, metrics, 1)
+    found = Alarms(trainer.config).check(batch, metrics, 1)
     assert "alarms/not_finite" in found
     assert "alarms do without the rule wrong_groups: KeyError: " in caplog.text and "no 'uid'" in caplog.text
 
@@ -242,7 +202,7 @@ def test_rare_rewards_may_stay_away_for_as_long_as_chance_has_it(tiny_game: Path
     seen: list[Any] = []
     trainer.on_batch = seen.append
     trainer.fit()
-    batch, alarms = seen[-1], Alarms(trainer.config, None, 1)
+    batch, alarms = seen[-1], Alarms(trainer.config)
     scores = batch.batch["token_level_scores"]
     rang = []
     for step in range(1, 8):

@@ -61,8 +61,7 @@ def runnable(tmp_path: Path) -> list[str]:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
-    for name in ("model.safetensors", "tokenizer.json"):
-        (model / name).touch()
+    (model / "tokenizer.json").touch()
     for name in ("train", "val"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(ROW) + "\n")
     return [
@@ -828,10 +827,6 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             f"{ROLLOUT}.max_model_len=1000 is shorter than data.max_prompt_length + data.max_response_length = 1024",
         ),
         (
-            [f"{ROLLOUT}.val_kwargs.n=4"],
-            f"{ROLLOUT}.val_kwargs.n=4 with do_sample=false repeats one greedy answer: set do_sample=true or n=1",
-        ),
-        (
             [f"{ROLLOUT}.val_kwargs.do_sample=true"],
             f"{ROLLOUT}.val_kwargs.do_sample=true needs {ROLLOUT}.val_kwargs.temperature above 0",
         ),
@@ -916,13 +911,11 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ),
         (
             [f"{ULYSSES}=2"],
-            f"{ULYSSES}=2 does not divide trainer.nnodes x trainer.n_gpus_per_node = 1 ranks: "
-            f"set trainer.n_gpus_per_node to a multiple of 2, or {ULYSSES} to 1",
+            f"{ULYSSES}=2 does not divide trainer.nnodes x trainer.n_gpus_per_node = 1 ranks: take one of its divisors",
         ),
         (
             [f"{ULYSSES}=4", "trainer.nnodes=2", "trainer.n_gpus_per_node=3"],
-            f"{ULYSSES}=4 does not divide trainer.nnodes x trainer.n_gpus_per_node = 6 ranks: "
-            f"set trainer.n_gpus_per_node to a multiple of 2, or {ULYSSES} to 1, 2, 3 or 6",
+            f"{ULYSSES}=4 does not divide trainer.nnodes x trainer.n_gpus_per_node = 6 ranks: take one of its divisors",
         ),
         (
             ["trainer.nnodes=2"],
@@ -975,11 +968,6 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             f"{ROLLOUT}.max_model_len=4096 tokens, but actor_rollout_ref.model.path={{model}} reads at most 2048",
         ),
         (
-            ["actor_rollout_ref.model.override_config={max_position_embeddings: '4096'}"],
-            "actor_rollout_ref.model.path={model}: max_position_embeddings='4096' must be a whole number; "
-            "mend config.json, or actor_rollout_ref.model.override_config where it comes from there",
-        ),
-        (
             ["reward_model.reward_manager=batch"],
             "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists",
         ),
@@ -989,38 +977,36 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             "and no critic.share_backbone",
         ),
         (
-            ["trainer.critic_warmup=2", "trainer.total_training_steps=2"],
-            "trainer.critic_warmup=2 leaves no step to the actor: trainer.total_training_steps=2",
-        ),
-        (
             ["data.train_files={model}/config.toml"],
             "data.train_files: {model}/config.toml: a data file ends in .parquet, .json, .jsonl; this one in '.toml'; "
             "files of another form are read by data.custom_cls",
         ),
         (
             [f"{ACTOR}.checkpoint.load_contents=[optimizer,extra]"],
-            f"{ACTOR}.checkpoint.load_contents=[optimizer, extra] has no model: "
-            "a resumed run would count on with fresh weights; add model",
+            f"{ACTOR}.checkpoint.load_contents=[optimizer, extra] must have model, and nothing but what "
+            f"{ACTOR}.checkpoint.save_contents=[model, optimizer, extra] has, hf_model apart, which is written for "
+            "others; or set trainer.resume_mode=disable",
         ),
         (
-            ["critic.checkpoint.save_contents=[model]", "trainer.save_freq=5"],
-            "critic.checkpoint.load_contents=[model, optimizer, extra] is more than "
-            "critic.checkpoint.save_contents=[model]: take optimizer, extra out, or add optimizer, extra there, "
-            "or set trainer.resume_mode=disable",
+            ["critic.checkpoint.save_contents=[model]"],
+            "critic.checkpoint.load_contents=[model, optimizer, extra] must have model, and nothing but what "
+            "critic.checkpoint.save_contents=[model] has, hf_model apart, which is written for "
+            "others; or set trainer.resume_mode=disable",
         ),
         (
-            [f"{ACTOR}.checkpoint.save_contents=[hf_model]", "trainer.save_freq=5"],
-            f"{ACTOR}.checkpoint.load_contents=[model, optimizer, extra] is more than "
-            f"{ACTOR}.checkpoint.save_contents=[hf_model]: add model, optimizer, extra there, "
-            "or set trainer.resume_mode=disable",
+            [f"{ACTOR}.checkpoint.save_contents=[hf_model]"],
+            f"{ACTOR}.checkpoint.load_contents=[model, optimizer, extra] must have model, and nothing but what "
+            f"{ACTOR}.checkpoint.save_contents=[hf_model] has, hf_model apart, which is written for "
+            "others; or set trainer.resume_mode=disable",
         ),
         (
             [f"{ACTOR}.checkpoint.load_contents=[model,hf_model]"],
-            f"{ACTOR}.checkpoint.load_contents=[model, hf_model]: hf_model is written for others and not read back; "
-            "use model",
+            f"{ACTOR}.checkpoint.load_contents=[model, hf_model] must have model, and nothing but what "
+            f"{ACTOR}.checkpoint.save_contents=[model, optimizer, extra] has, hf_model apart, which is written for "
+            "others; or set trainer.resume_mode=disable",
         ),
         (
-            ["critic.checkpoint.save_contents=[model,hf_model]"],
+            ["critic.checkpoint.save_contents=[model,optimizer,extra,hf_model]"],
             "critic.checkpoint.save_contents has hf_model: only the actor is exported; take it out",
         ),
         (
@@ -1082,7 +1068,7 @@ def test_a_missing_model_is_named(runnable: list[str], tmp_path: Path, monkeypat
     (tmp_path / "empty").mkdir()
     (problem,) = checked(runnable, "actor_rollout_ref.model.path=empty")
     assert problem == (
-        "actor_rollout_ref.model.path=empty: the folder holds no config.json; is it a Hugging Face model folder?"
+        "actor_rollout_ref.model.path=empty: holds no config.json with settings; is it a Hugging Face model folder?"
     )
     (problem,) = checked(runnable, "critic.model.path=./gone/model")
     assert problem == f"critic.model.path=./gone/model: is not a folder (seen from {tmp_path}) and cannot be a hub name"
@@ -1140,7 +1126,7 @@ def test_explain_asks_no_hub(
     runnable: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("it asked the hub"))
+    monkeypatch.setattr(transformers.PretrainedConfig, "get_config_dict", lambda _: pytest.fail("it asked the hub"))
     hub = [*runnable, "actor_rollout_ref.model.path=org/name", "--explain"]
     assert load_config(hub).explain
     assert "actor_rollout_ref.model.path=org/name is no folder here: left unchecked" in caplog.text
@@ -1259,28 +1245,11 @@ def test_a_custom_algorithm_file_registers_before_names_are_checked(
     ]
 
 
-def test_what_is_merely_unusual_is_a_word_in_the_log(runnable: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    assert checked(runnable, "algorithm.adv_estimator=grpo", "critic.fsdp_config.reshard_after_forward=false") == []
-    assert "each keeps its raw score" in caplog.text
-    assert "critic.fsdp_config.reshard_after_forward has no effect on one rank" in caplog.text
-    caplog.clear()
-    assert checked(runnable, "algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4") == []
-    assert caplog.text == ""
-
-
-def test_settings_without_effect_are_a_word_in_the_log(runnable: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    words = {
-        "trainer.resume_from_path=/old": "trainer.resume_from_path has no effect with trainer.resume_mode=auto",
-        "data.custom_cls.name=Mine": "data.custom_cls.name=Mine has no effect without data.custom_cls.path",
-        "data.sampler.class_name=Mine": "data.sampler.class_name=Mine has no effect without data.sampler.class_path",
-        "custom_reward_function.name=f": "custom_reward_function.name=f has no effect without",
-        f"{ROLLOUT}.engine_kwargs.vllm.seed=1": "engine_kwargs.vllm has no effect with rollout.name=hf",
-        "actor_rollout_ref.model.override_config.hiden_size=4": "override_config has hiden_size, which config.json has",
-    }
-    assert checked(runnable, *words) == []
-    assert [word for word in words.values() if word not in caplog.text] == []
+def test_a_misspelt_entry_of_a_models_config_is_a_word_in_the_log(
+    runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert checked(runnable, "actor_rollout_ref.model.override_config.hiden_size=4") == []
+    assert "override_config has hiden_size, which config.json has not" in caplog.text
 
 
 # --- users' files and this machine --------------------------------------------------------------------------------
@@ -1324,25 +1293,19 @@ def test_a_file_must_be_python_and_hold_what_is_named(runnable: list[str], tmp_p
     assert checked(runnable, path, "custom_reward_function.name=score", batch) == []
 
 
-@pytest.mark.parametrize("content", ["null", "[1, 2]", '"text"', "{", "\xff"])
-def test_a_config_json_that_is_no_mapping_is_a_problem(content: str, runnable: list[str]) -> None:
+@pytest.mark.parametrize("content", ["{}", "[1, 2]", '"text"', "{", "\xff"])
+def test_a_config_json_without_settings_is_a_problem(content: str, runnable: list[str]) -> None:
     model = runnable[0].split("=")[1]
     (Path(model) / "config.json").write_text(content, encoding="latin-1")
     (problem,) = checked(runnable)
     assert problem.startswith(f"actor_rollout_ref.model.path={model}: ")
-    assert content not in ("null", "[1, 2]", '"text"') or f"config.json holds {content}, which is no mapping" in problem
+    assert "config.json with settings" in problem or "not a valid JSON file" in problem
 
 
-def test_a_model_folder_needs_weights_and_the_actors_a_tokenizer(runnable: list[str], tmp_path: Path) -> None:
-    for folder in ("bare", "critic"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "config.json").write_text('{"max_position_embeddings": 2048}')
-    (tmp_path / "critic" / "pytorch_model-00001-of-00002.bin").touch()
-    assert checked(runnable, f"critic.model.path={tmp_path / 'critic'}") == []
-    (weights, tokenizer) = checked(runnable, f"actor_rollout_ref.model.path={tmp_path / 'bare'}")
-    start = f"actor_rollout_ref.model.path={tmp_path / 'bare'}: the folder holds no "
-    assert weights == f"{start}weights: none of *.safetensors, pytorch_model*.bin; save them there"
-    assert tokenizer.startswith(f"{start}tokenizer: none of tokenizer.json, ")
+def test_a_model_folder_without_a_tokenizer_is_a_problem(runnable: list[str]) -> None:
+    model = Path(runnable[0].split("=")[1])
+    (model / "tokenizer.json").unlink()
+    assert checked(runnable) == [f"actor_rollout_ref.model.path={model}: the folder holds no tokenizer; save it there"]
 
 
 def test_a_class_of_ones_own_reads_data_of_any_kind(runnable: list[str], tmp_path: Path) -> None:
@@ -1389,14 +1352,6 @@ def test_several_ranks_are_started_by_ray(runnable: list[str]) -> None:
     assert len(checked(runnable, *nodes, "ray_kwargs.ray_init.address=null")) == 1
 
 
-def test_arguments_that_ray_init_does_not_take_are_named(runnable: list[str]) -> None:
-    pytest.importorskip("ray")
-    given = ["num_cpu=2", "include_dashboard=false", "_system_config={}", "zzz=1"]
-    near, far = checked(runnable, "trainer.launcher=ray", *(f"ray_kwargs.ray_init.{text}" for text in given))
-    assert near.startswith("ray_kwargs.ray_init.num_cpu: ") and near.endswith(". Did you mean 'num_cpus'?")
-    assert far.startswith("ray_kwargs.ray_init.zzz: there is no such argument; ray.init takes address, num_cpus, ")
-
-
 @pytest.mark.parametrize("nested", [False, True])
 def test_ranks_that_share_sequences_divide_the_models_heads(runnable: list[str], nested: bool) -> None:
     pytest.importorskip("ray")
@@ -1406,7 +1361,8 @@ def test_ranks_that_share_sequences_divide_the_models_heads(runnable: list[str],
     ranks = ["trainer.n_gpus_per_node=4"]
     assert checked(runnable, *ranks, f"{ULYSSES}=2") == []
     assert checked(runnable, *ranks, f"{ULYSSES}=4") == [
-        f"{ULYSSES}=4 does not divide the 6 attention heads of actor_rollout_ref.model.path={model}: use 1, 2, 3 or 6"
+        f"{ULYSSES}=4 does not divide the 6 attention heads of actor_rollout_ref.model.path={model}: take one of their "
+        "divisors"
     ]
 
 

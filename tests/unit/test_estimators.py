@@ -116,7 +116,7 @@ def test_gdpo_normalises_each_kind_of_reward_by_itself() -> None:
     tokens = torch.repeat_interleave(total, MASK.sum(1))
     expected = (total - tokens.mean()) / tokens.std()
     assert of_rows("gdpo", config=config, non_tensor_batch=kinds) == pytest.approx(expected.tolist(), abs=1e-4)
-    with pytest.raises(ValueError, match="gdpo_reward_keys has 'hit', which the reward function does not give"):
+    with pytest.raises(ValueError, match="gdpo_reward_keys='hit' is unknown; allowed: form"):
         estimate("gdpo", config=config, non_tensor_batch={"form": kinds["form"]})
 
 
@@ -290,8 +290,8 @@ def test_an_empty_batch_has_empty_advantages(name: str, shape: tuple[int, int]) 
 def test_gdpo_names_the_reward_that_is_missing_or_no_number() -> None:
     config = SimpleNamespace(gdpo_reward_keys=["hits"], gdpo_reward_weights=[])
     for columns, message in (
-        ({"reward_info/hit": [1] * 5, "hit": [1] * 5, "uid": list("abcde")}, r"does not give; it gives hit\. Did you"),
-        ({"hits": ["one"] * 5}, "'hits', which is no number"),
+        ({"hit": [1] * 5, "uid": list("abcde")}, r"allowed: hit, uid\. Did you mean 'hit'"),
+        ({"hits": ["one"] * 5}, "convert string to float: 'one'"),
     ):
         with pytest.raises(ValueError, match=message):
             estimate("gdpo", config=config, non_tensor_batch=columns)

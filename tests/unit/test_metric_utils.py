@@ -37,11 +37,6 @@ def test_reduction_takes_numbers_arrays_and_tensors_of_any_shape():
     assert all(isinstance(value, float) for value in reduced.values())
 
 
-def test_an_empty_list_cannot_be_reduced():
-    with pytest.raises(ValueError, match="metric 'actor/loss' is an empty list"):
-        metrics.reduce_metrics({"actor/loss": []})
-
-
 def batch_of_three_episodes(dummy=True):
     """Makes episodes x of rows 0 and 2, y of row 1, z of row 3, which sampled nothing, and a dummy; P = 2, R = 3."""
     response_mask = torch.tensor([[1, 0, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]])

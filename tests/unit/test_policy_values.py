@@ -163,17 +163,6 @@ def test_settings_that_a_shared_model_contradicts_are_refused(overrides, problem
     assert any(problem in told for told in refused.value.problems)
 
 
-def test_settings_of_a_critic_that_is_not_there_are_said_to_have_no_effect(tiny_task, tmp_path, caplog) -> None:
-    plain = tiny_config(tiny_task, tmp_path)
-    assert "share_backbone" not in caplog.text and plain.need_critic
-    own = "critic.ppo_mini_batch_size=2"
-    config = tiny_config(tiny_task, tmp_path, "critic.share_backbone=true", "critic.cliprange_value=0.1", own)
-    told = [line for line in caplog.messages if "share_backbone" in line]
-    assert len(told) == 1 and "ppo_mini_batch_size" in told[0] and "cliprange_value" not in told[0]
-    assert config.need_values and not config.need_critic
-    assert config.batch_plan.critic == config.batch_plan.actor
-
-
 # What guides written for verl do
 
 

@@ -1,4 +1,4 @@
-"""Tests the report: reading metrics.jsonl, smoothing, shares of time, the table and the picture."""
+"""Tests the report: reading metrics.jsonl, the table and the picture."""
 
 import json
 import subprocess
@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from training.run.report import phase_times, read_metrics, smooth, write_report
+from training.run.report import read_metrics, write_report
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,8 +26,6 @@ def steps(count):
             "critic/score/mean": n / 10,
             "response_length/mean": 30.0,
             "timing_s/step": 10.0,
-            "timing_s/gen": 6.0,
-            "timing_s/update_actor": 3.0,
         }
         for n in range(1, count + 1)
     ]
@@ -44,33 +41,14 @@ def test_the_later_value_of_a_step_counts_and_partly_written_lines_are_skipped(t
     assert np.array_equal(metrics["a"], [np.nan, 7], equal_nan=True)
 
 
-def test_smoothing_is_a_mean_around_each_value():
-    assert smooth(pd.Series([1.0, 2.0, np.nan, 6.0, 4.0]), 3).tolist() == [1.5, 3.0, 4.0, 5.0]
-    assert smooth(pd.Series([1.0, 2.0]), 1).tolist() == [1.0, 2.0]
-
-
-def test_phases_are_longest_first_and_the_rest_is_other():
-    columns = {
-        "timing_s/step": [np.nan, 10.0, 20.0],
-        "timing_s/reward": [np.nan, 1.0, 1.0],
-        "timing_s/gen": [np.nan, 6.0, 6.0],
-        "timing_s/testing": [5.0, np.nan, 9.0],
-    }
-    phases = phase_times(pd.DataFrame(columns, index=[0, 1, 2]))
-    assert phases.columns.tolist() == ["gen", "testing", "reward", "other"] and phases.index.tolist() == [1, 2]
-    assert phases.T.to_numpy().tolist() == [[6.0, 6.0], [0.0, 9.0], [1.0, 1.0], [3.0, 4.0]]
-    assert phase_times(pd.DataFrame({"timing_s/gen": [1.0]})).empty
-
-
-def test_table_has_first_last_and_best_and_shares(tmp_path):
+def test_the_table_has_means_of_the_first_steps_and_of_the_last(tmp_path):
     records = [{"step": 0, "val-core/sum/reward/mean@1": 0.1}, *steps(9)]
     records[3]["critic/score/mean"] = 2.0
     lines = {line.split("  ")[0]: line.split() for line in write_report(write_run(tmp_path, records)).splitlines()}
-    reward, duration = lines["reward"], lines["time per step, s"]
-    assert reward[1:] == ["0.64", "0.7", "2", "(3)"]  # (0.1 + 0.2 + 2 + 0.4 + 0.5) / 5 and the mean of 0.5 … 0.9
-    assert duration[4:] == ["10", "10", "10", "(1)"]
-    shares = write_report(tmp_path)
-    assert "share of gen" in shares and "60.0%" in shares and "10.0%" in shares
+    # (0.1 + 0.2 + 2 + 0.4 + 0.5) / 5 and the mean of 0.5 … 0.9
+    assert lines["reward"][1:] == ["0.64", "0.7"]
+    assert lines["time per step, s"][4:] == ["10", "10"]
+    assert "KL to the reference, nats" not in lines
 
 
 def test_picture_is_written(tmp_path):
@@ -82,7 +60,7 @@ def test_picture_is_written(tmp_path):
 
 def test_a_run_of_one_step_with_nothing_but_a_reward_works(tmp_path):
     table = write_report(write_run(tmp_path, [{"step": 1, "critic/score/mean": 0.5}]))
-    assert "0.5 (1)" in table and (tmp_path / "report.png").exists()
+    assert table.splitlines()[-1].split() == ["reward", "0.5", "0.5"] and (tmp_path / "report.png").exists()
 
 
 def test_missing_file_and_missing_metric_say_what_there_is(tmp_path):

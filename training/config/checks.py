@@ -1,21 +1,19 @@
 """Finds what a well-typed configuration can still get wrong, before any model is loaded.
 
-Every problem names the key, its value and the fix; what merely looks unusual is a warning in the log. No check
-keeps another from running. Here are combinations and names; bounds are in the types of settings, and `resources` looks
-at what a configuration needs outside itself.
+Every problem names the key, its value and the fix; no check keeps another from running. Here are combinations and
+names; bounds are in the types of settings, and `resources` looks at what a configuration needs outside itself.
 """
 
 import importlib.util
 import inspect
 import logging
 from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path
 
 from data.loading import load_extern_object
 from data.texts import say, say_where
 from training.config import resources
-from training.config.algorithm_settings import CustomRewardFunctionConfig, MicroBatching, estimator_needs
+from training.config.algorithm_settings import MicroBatching, estimator_needs
 from training.config.settings import ActorConfig, CriticConfig, EnvironmentHome, PPOConfig
 
 log = logging.getLogger(__name__)
@@ -30,12 +28,11 @@ def check_config(config: PPOConfig, *, ask_hub: bool = True, own_data: bool = Fa
         ask_hub: also check models that are no local folders.
         own_data: datasets and environments are given as objects.
     """
-    _say_unusual(config)
     # Each begins where the one before it ends: what a user's file registers is known to those that follow.
     own = (_algorithm(config), _batch_sizes(config), _token_budgets(config), _combinations(config, own_data))
     there = (resources.check_ranks, resources.check_files, resources.check_classes, resources.check_agents)
     found = [problem for problems in own for problem in problems]
-    found += [problem for check in (_reward, _checkpoints, *there) for problem in check(config)]
+    found += [problem for check in (_trackers, _reward, _checkpoints, *there) for problem in check(config)]
     # Actor and critic may have the same.
     return list(dict.fromkeys([*found, *resources.check_models(config, ask_hub)]))
 
@@ -101,10 +98,9 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
     sglang = rollout.name == "sglang" and not rollout.engine_kwargs.get("sglang", {}).get("base_url")
     given = {name for entry in config.env_template for name, value in vars(entry).items() if value is not None}
     for_all = ", ".join(given & {*EnvironmentHome._fields})
-    lacking, adapts = "" if trainer.trackers else " ".join(trainer.logger), vllm and not trainer.rollout_n_gpus
+    adapts = vllm and not trainer.rollout_n_gpus
     wrong = {
         "no_sampling": rollout.temperature == 0,
-        "one_greedy_answer": val.n > 1 and not val.do_sample,
         "val_temperature": val.do_sample and val.temperature == 0,
         "short_context": config.max_model_len < data.row_length,
         "two_lengths": rollout.response_length not in (None, data.max_response_length),
@@ -112,11 +108,9 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
         "few_tokens": vllm and rollout.max_num_batched_tokens < rollout.max_num_seqs and not passed_on,
         "no_gdpo_keys": algorithm.adv_estimator == "gdpo" and not algorithm.gdpo_reward_keys,
         "gdpo_weights": len(algorithm.gdpo_reward_weights) not in (0, len(algorithm.gdpo_reward_keys)),
-        "passk_of_one": algorithm.adv_estimator == "grpo_passk" and rollout.n == 1,
         "no_values": "values" in needs and not config.need_values,
         "values_unread": config.critic.share_backbone and not config.need_values,
         "two_backbones": config.critic.share_backbone and config.critic.model.path not in (None, policy.model.path),
-        "filter_of_one": algorithm.filter_groups.enable and rollout.n == 1,
         "no_dro_beta": config.loss_mode == "dro" and actor.policy_loss.dro_beta is None,
         "bypass_elsewhere": config.loss_mode == "bypass_mode" and not correction.bypass_mode,
         "no_engine_log_probs": (correction.corrects or correction.bypass_mode) and not rollout.calculate_log_probs,
@@ -125,57 +119,33 @@ def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:
         "no_resume_path": resumes and trainer.resume_from_path is None,
         "no_resume_folder": resumes and not Path(trainer.resume_from_path or ".").is_dir(),
         "no_critic_to_warm": trainer.critic_warmup > 0 and not config.need_critic,
-        "only_warmup": config.need_critic and 0 < (trainer.total_training_steps or 0) <= trainer.critic_warmup,
         "val_only_of_nothing": trainer.val_only and nothing_to_validate,
         "test_freq_of_nothing": trainer.test_freq > 0 and nothing_to_validate,
         "critic_exported": "hf_model" in config.critic.checkpoint.save_contents,
         "no_sglang": sglang and importlib.util.find_spec("sglang") is None,
         "no_peft": policy.model.lora_rank > 0 and importlib.util.find_spec("peft") is None,
         "no_adapters": rollout.lora_as_adapter and not (adapts and policy.model.lora_rank),
-        "teacher_unread": policy.ref.model.path and not config.need_reference,
         "no_teacher": needs_teacher and not (policy.ref.model.path or algorithm.distillation_task),
         "observes_nothing": agent.observation_loss_coef and not acts,
         "overlong_buffer": buffer.enable and not 0 < buffer.len <= data.max_response_length,
         "no_reward_model": scorer.enable and scorer.model.path is None,
         "no_raw_chat": scorer.enable and scorer.model.input_tokenizer and (acts or not data.return_raw_chat),
-        "long_turn": acts and (agent.max_turn_tokens or 0) > data.max_response_length,
         "no_model": policy.model.path is None,
         "no_train_files": not (own_data or acts or data.train_files),
         "no_environment": not (own_data or acts) and agent.tools,
         "one_for_all": for_all,
-        "no_tracker": lacking,
     }
     source = "agent.val_length" if acts else "data.val_files"
-    yield from say_where(wrong, config=config, source=source, for_all=for_all, lacking=lacking)
+    yield from say_where(wrong, config=config, source=source, for_all=for_all)
 
 
-def _say_unusual(config: PPOConfig) -> None:
-    """Warns of settings that have no effect, or one that few want."""
-    from training.core_algos import AdvantageEstimator
-
-    trainer, custom, acts = config.trainer, config.custom_reward_function, bool(config.environments)
-    rollout = config.actor_rollout_ref.rollout
-    sharded = {key: attrgetter(f"{key}.fsdp_config")(config) for key in (ACTOR, "actor_rollout_ref.ref", "critic")}
-    whole = ", ".join(key for key, sharding in sharded.items() if not sharding.reshard_after_forward)
-    engines = ", ".join(engine for engine in rollout.engine_kwargs if engine != rollout.name)
-    lacking = " ".join(name for name in trainer.logger if name not in trainer.trackers)
-    by_group = "index" in config.estimator_needs and config.algorithm.adv_estimator in set(AdvantageEstimator)
-    given, read = config.critic, {"enable", "share_backbone", "value_loss_coef", "cliprange_value", "loss_agg_mode"}
-    unread = ", ".join(name for name in vars(given) if name not in read and given[name] != CriticConfig()[name])
-    odd = {
-        "critic_unread": given.share_backbone and unread,
-        "ray_unused": config.ray_kwargs.ray_init and not trainer.use_ray,
-        "resume_path_unused": trainer.resume_mode != "resume_path" and trainer.resume_from_path is not None,
-        "one_of_a_group": by_group and rollout.n == 1,
-        "function_unused": custom.path is None and custom.name != CustomRewardFunctionConfig.name,
-        "no_deadline": acts and config.environment_home.isolation == "thread" and config.agent.step_timeout_s is None,
-        "raw_chat_unused": acts and config.data.return_raw_chat,
-        "engine_unused": engines,
-        "reshard_unused": trainer.num_ranks == 1 and whole,
-        "tracker_left_out": trainer.trackers and lacking,
-    }
-    for text in say_where(odd, config=config, unread=unread, engines=engines, lacking=lacking, whole=whole):
-        log.warning(text)
+def _trackers(config: PPOConfig) -> Iterator[str]:
+    """Requires that the package of one logger is there; the others may be missing, with a warning."""
+    lacking = " ".join(name for name in config.trainer.logger if name not in config.trainer.trackers)
+    if lacking and config.trainer.trackers:
+        log.warning(say("tracker_left_out", lacking=lacking))
+    elif lacking:
+        yield say("no_tracker", lacking=lacking)
 
 
 def _algorithm(config: PPOConfig) -> Iterator[str]:
@@ -243,16 +213,9 @@ def _checkpoints(config: PPOConfig) -> Iterator[str]:
 
     What is to be read on resume must be written, the weights among it.
     """
-    resumes = config.trainer.resume_mode != "disable"
-    for name, parts in {f"{key}.checkpoint": model.checkpoint for key, model in _updated(config).items()}.items():
-        load, save = (f"[{', '.join(contents)}]" for contents in (parts.load_contents, parts.save_contents))
-        unsaved = ", ".join(part for part in parts.load_contents if part not in (*parts.save_contents, "hf_model"))
-        fix = f"take {unsaved} out, or " if "model" in parts.save_contents else ""
-        wrong = {
-            "export_read": "hf_model" in parts.load_contents,
-            "weights_not_read": resumes and "model" not in parts.load_contents,
-            "parts_not_saved": resumes and config.trainer.save_freq != -1 and unsaved,
-        }
-        yield from say_where(wrong, name=name, load=load, save=save, fix=fix, unsaved=unsaved)
+    for key, model in _updated(config).items() if config.trainer.resume_mode != "disable" else ():
+        load, save = model.checkpoint.load_contents, model.checkpoint.save_contents
+        if not {"model"} <= {*load} <= {*save} - {"hf_model"}:
+            yield say("not_resumed", key=key, load=", ".join(load), save=", ".join(save))
     key = "trainer.default_local_dir" + ("" if config.trainer.default_local_dir else "=null, so the run's folder")
     yield from resources.unwritable(key, config.trainer.run_dir)

@@ -5,7 +5,6 @@ Gives problems as `checks` reports them; whatever a user's file raises when it i
 
 import importlib.util
 import inspect
-import json
 import logging
 import os
 import re
@@ -13,7 +12,6 @@ import traceback
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from math import gcd
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,6 @@ from training.config.settings import GIVEN, CriticModelConfig, EnvironmentChoice
 log = logging.getLogger(__name__)
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 LARGE_FILES = 64 << 20  # bytes
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 # Ranks, their devices and their cluster.
@@ -45,7 +41,6 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
     size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
     own_ranks, has_ray = trainer.rollout_n_gpus, importlib.util.find_spec("ray") is not None
     joins = ray_settings.get("address") not in (None, "local")
-    multiple, fits = size // gcd(size, trainer.nnodes), _divisors(trainer.num_ranks)
     wrong = {
         # The nodes of a cluster may have what this machine has not.
         "no_cuda": trainer.device == "cuda" and not (trainer.use_ray and joins) and not torch.cuda.is_available(),
@@ -61,25 +56,12 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
         "ranks_share": trainer.num_ranks % size,
         "critic_shares": config.need_critic and critic not in (None, size),
     }
-    yield from say_where(wrong, config=config, size=size, critic=critic, multiple=multiple, fits=fits)
-    if trainer.use_ray and ray_settings and has_ray:
-        import ray
-
-        # Those with an underscore are Ray's private ones.
-        public = [name for name in ray_settings if not str(name).startswith("_")]
-        parameters = [p for p in inspect.signature(ray.init).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        yield from not_taken("ray_kwargs.ray_init", "ray.init", parameters, public)
+    yield from say_where(wrong, config=config, size=size, critic=critic)
     for key, model in trained_models(config).items():
         unfit = {"no_packing": size > 1 and not model.use_remove_padding, "no_loss_scaling": model.dtype == "float16"}
         yield from say_where(unfit, key=key, size=size)
     if trainer.num_ranks <= 1 and config.actor_rollout_ref.actor.strategy == "fsdp":
         log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
-
-
-def _divisors(number: int) -> str:
-    """Lists the divisors of a number, as in "1, 2 or 4"."""
-    found = [str(n) for n in range(1, number + 1) if number % n == 0]
-    return " or ".join(filter(None, [", ".join(found[:-1]), *found[-1:]]))
 
 
 # Files and folders.
@@ -172,8 +154,6 @@ def check_classes(config: PPOConfig) -> Iterator[str]:
             yield from user_file(path_key, path, name_key, name)
         elif name is not None and start.startswith("agent."):
             yield f"{path_key} and {name_key} go together: the file, and the class in it"
-        elif name is not None:
-            log.warning("%s=%s has no effect without %s", name_key, name, path_key)
 
 
 # Agents and their environments.
@@ -231,24 +211,19 @@ def _walls(unsafe: bool) -> Iterator[str]:
 
 
 def read_model_config(path: str) -> dict[str, Any]:
-    """Reads a model's config.json, from a local folder or, for a hub name (org/name), through transformers.
+    """Reads a model's config.json, from a local folder or, for a hub name (org/name), from the hub.
 
     Raises:
-        OSError, ValueError: there is no such folder or hub model, or its config.json is not JSON.
+        OSError, ValueError: there is no such folder or hub model, or it has no config.json with settings.
     """
-    folder = Path(path)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ValueError("the folder holds no config.json; is it a Hugging Face model folder?")
-        entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(entries, dict):
-            raise ValueError(say("no_mapping", held=json.dumps(entries)[:40]))
-        return entries
-    if not HUB_NAME.fullmatch(path):
+    if not Path(path).is_dir() and not HUB_NAME.fullmatch(path):
         raise ValueError(f"is not a folder (seen from {Path.cwd()}) and cannot be a hub name")
-    from transformers import AutoConfig
+    from transformers import PretrainedConfig
 
-    return dict(AutoConfig.from_pretrained(path).to_dict())
+    entries = PretrainedConfig.get_config_dict(path)[0]
+    if not entries or not isinstance(entries, dict):
+        raise ValueError("holds no config.json with settings; is it a Hugging Face model folder?")
+    return entries
 
 
 def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
@@ -268,8 +243,10 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
         except (OSError, ValueError) as error:
             yield f"{key}.path={path}: {(str(error) or repr(error)).splitlines()[0]}"
             continue
+        # transformers would make an empty tokenizer; missing weights it names itself.
+        if key == "actor_rollout_ref.model" and Path(path).is_dir() and not any(Path(path).glob("tokenizer*")):
+            yield f"{key}.path={path}: the folder holds no tokenizer; save it there"
         if key in trained:
-            yield from _model_files(key, Path(path))
             yield from _fitting(config, key, trained[key], entries)
 
 
@@ -277,14 +254,6 @@ def trained_models(config: PPOConfig) -> dict[str, CriticModelConfig]:
     """Lists the models of the run that have settings of their own."""
     critic = {"critic.model": config.critic.model} if config.need_critic else {}
     return {"actor_rollout_ref.model": config.actor_rollout_ref.model, **critic}
-
-
-def _model_files(key: str, folder: Path) -> Iterator[str]:
-    """Requires that a local folder holds weights and, for the actor, a tokenizer."""
-    for what, patterns in {"weights": WEIGHT_FILES, "tokenizer": TOKENIZER_FILES}.items():
-        needed = folder.is_dir() and (what == "weights" or key == "actor_rollout_ref.model")
-        if needed and not any(any(folder.glob(pattern)) for pattern in patterns):
-            yield f"{key}.path={folder}: the folder holds no {what}: none of {', '.join(patterns)}; save them there"
 
 
 def _fitting(config: PPOConfig, key: str, model: CriticModelConfig, entries: dict[str, Any]) -> Iterator[str]:
@@ -297,14 +266,12 @@ def _fitting(config: PPOConfig, key: str, model: CriticModelConfig, entries: dic
     known = ChainMap(model.override_config, entries, inner if isinstance(inner, dict) else {})
     size, heads = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, known.get("num_attention_heads")
     if size > 1 and isinstance(heads, int) and heads > 0 and heads % size:
-        yield say("heads_not_divided", size=size, heads=heads, key=key, path=model.path, fits=_divisors(heads))
+        yield say("heads_not_divided", size=size, heads=heads, key=key, path=model.path)
     if unknown := sorted(map(str, model.override_config.keys() - known.parents.keys())):
         log.warning("%s.override_config has %s, which config.json has not: misspelt?", key, ", ".join(unknown))
     row, context = config.data.row_length, known.get("max_position_embeddings")
     limit = config.actor_rollout_ref.rollout.max_model_len if key == "actor_rollout_ref.model" else None
     what = f"actor_rollout_ref.rollout.max_model_len={limit}"
     what = what if limit else f"data.max_prompt_length + data.max_response_length = {row}"
-    if context is not None and (not isinstance(context, int) or isinstance(context, bool)):
-        yield say("no_context", key=key, path=model.path, context=context)
-    elif context is not None and (limit or row) > context:
+    if isinstance(context, int) and (limit or row) > context:
         yield f"{what} tokens, but {key}.path={model.path} reads at most {context}"

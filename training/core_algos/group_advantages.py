@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from data.containers import row_sums
-from data.texts import did_you_mean, registered, registering, say, warn_once
+from data.texts import registered, registering, say, warn_once
 from training.batch.torch_functional import masked_whiten, sampled_sums
-from training.config.algorithm_settings import ESTIMATOR_NEEDS, OFFERED, estimator_needs
+from training.config.algorithm_settings import ESTIMATOR_NEEDS, OFFERED
+from training.config.algorithm_settings import estimator_needs as estimator_needs
 
 Advantages = tuple[Tensor, Tensor]
 AdvEstimatorFn = Callable[..., tuple[Tensor, Tensor]]
@@ -78,19 +79,10 @@ def get_adv_estimator_fn(name: str | Enum) -> AdvEstimatorFn:
 def call_adv_estimator(name: str | Enum, **offered: Any) -> tuple[Tensor, Tensor]:
     """Runs an estimator on those of the offered fields and settings that its signature takes.
 
-    Args:
-        offered: token_level_rewards, response_mask, and whatever the batch and the algorithm config hold: values,
-            index, gamma, lam, config, ...; a function with **kwargs is given all of them.
-    Raises: ValueError naming the required or declared arguments that were not offered.
+    `offered` are token_level_rewards, response_mask, and whatever the batch and the algorithm config hold: values,
+    index, gamma, lam, config, ...; a function with **kwargs is given all of them.
     """
     fn = get_adv_estimator_fn(name)
-    parameters = inspect.signature(fn).parameters.values()
-    named = {p.name: p.default is p.empty for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    # What was declared may not be left out, but where the signature has a default.
-    required = dict.fromkeys(estimator_needs(_plain(name)), True) | named
-    if missing := {argument for argument, needed in required.items() if needed} - offered.keys():
-        given = ", ".join(sorted(offered))
-        raise ValueError(f"advantage estimator '{_plain(name)}' needs {', '.join(sorted(missing))}; given: {given}")
     return fn(**taken(fn, offered))
 
 
@@ -172,9 +164,6 @@ class ScoredGroups(Groups):
     def __init__(
         self, token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, epsilon: float | None = None
     ) -> None:
-        if np.shape(index) != token_level_rewards.shape[:1]:
-            rows = len(token_level_rewards)
-            raise ValueError(f"index has shape {np.shape(index)}; it names the group of each of {rows} rows")
         self.mask, self.sampled, self.epsilon = response_mask, response_mask.bool(), epsilon
         super().__init__(numbered(index, token_level_rewards.device), self.sampled.any(-1))
         self.scores = sampled_sums(token_level_rewards, self.sampled)
@@ -360,15 +349,8 @@ def compute_gdpo_outcome_advantage(
 
 def _one_kind(columns: Mapping[str, Any], key: str, response_mask: Tensor) -> Tensor:
     """Puts a column's numbers on each row's first sampled token: (batch, response_len)."""
-    if key not in columns:
-        given = [name.removeprefix("reward_info/") for name in columns if name.startswith("reward_info/")]
-        known = f"; it gives {', '.join(given) or 'none'}.{did_you_mean(key, given)}"
-        raise ValueError(f"algorithm.gdpo_reward_keys has {key!r}, which the reward function does not give{known}")
-    try:
-        # None: the function gave none here.
-        numbers = [float(value or 0) for value in columns[key]]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"algorithm.gdpo_reward_keys has {key!r}, which is no number: {error}") from error
+    # None: the function gave none here.
+    numbers = [float(value or 0) for value in registered(columns, "algorithm.gdpo_reward_keys", key)]
     scores = torch.tensor(numbers, dtype=torch.float64, device=response_mask.device)
     first = response_mask.bool() & (response_mask.bool().cumsum(-1) == 1)
     return first * scores[:, None]

@@ -22,13 +22,10 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
-from data.containers import row_blocks
 from data.protocol import DataProto
 from data.texts import say, table
 from training.batch.batching import EpisodeRows, rows_by_key
-from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
-from training.core_algos import AdvantageEstimator, estimator_needs
 
 logger = logging.getLogger(__name__)
 Metrics = Mapping[str, float]
@@ -45,10 +42,6 @@ PAST_REWARDS, CHANCE = 256, 1e-4
 MEMORY = 20
 # Nats by which it must be unlikely that samples agree by chance: one in 10^10.
 UNLIKELY = 23.0
-# Of pairs of episodes those that advantages may order otherwise than rewards do: where they are compared within groups
-# nearly none, else more, as a late reward counts for more tokens; 0.5 is chance.
-MOST_WRONG, MOST_WRONG_OF_OWN = {True: 0.05, False: 0.4}, 0.7
-MOST_COMPARED = 256
 FEWEST_EPISODES = 8
 
 
@@ -61,24 +54,18 @@ class Alarms:
 
     Args:
         config: the run's; `trainer.alarms` says what an alarm does.
-        eos_token_id: ends a turn.
-        steps_per_epoch: after how many steps prompts come again.
-        paid_by_environment: scores are the environment's rewards, and nothing else.
     """
 
-    def __init__(
-        self, config: PPOConfig, eos_token_id: int | None, steps_per_epoch: int, paid_by_environment: bool = False
-    ) -> None:
-        self.config, self.steps_per_epoch, self.paid_by_environment = config, steps_per_epoch, paid_by_environment
+    def __init__(self, config: PPOConfig) -> None:
+        self.config = config
         policy = config.actor_rollout_ref
-        self.eos_token_id = None if policy.rollout.ignore_eos else eos_token_id
         self.whole = policy.model.dtype == policy.rollout.dtype == "float32"
         self.limits = {name: limits[0 if self.whole else 1] for name, limits in LIMITS.items()}
         self.past: deque[Metrics] = deque(maxlen=MEMORY)
         # By data source: the best reward, the last rewards of steps in which they varied, and for how many episodes
         # they have not now.
         self.rewards: dict[str, tuple[float, list[float], int]] = defaultdict(lambda: (float("-inf"), [], 0))
-        self.solved, self.last_batch, self.last_prompts, self.last_seeds = False, 0, 0, 0
+        self.solved = False
         self.template: float | None = None
         self.since, self.noise = dict[str, int](), dict[str, float]()
         self.broken, self.standing = set[str](), list[str]()
@@ -90,7 +77,7 @@ class Alarms:
         began = time.perf_counter()
         metrics = {**metrics, "perf/driver_memory_gib": psutil.Process().memory_info().rss / 2**30}
         found: dict[str, str] = {}
-        for rule in self._rules(batch, metrics, step):
+        for rule in self._rules(batch, metrics):
             try:
                 for name, what in rule:
                     found.setdefault(name, what)
@@ -126,49 +113,21 @@ class Alarms:
         self.template = state["template"]
         self.rewards.update({name: tuple(own) for name, own in state["rewards"].items()})
 
-    def _rules(self, batch: DataProto, metrics: Metrics, step: int) -> list[Any]:
-        """Lists the rules, as generators; those about advantages where it is known what an estimator makes of rewards.
-
-        An estimator of a user's may weigh rewards in its own way, but hardly against them.
-        """
-        name, group_size = self.config.algorithm.adv_estimator, self.config.actor_rollout_ref.rollout.n
-        needs, own = estimator_needs(name), name not in set(AdvantageEstimator)
-        by_group = "index" in needs
-        known = not {"values", "turn_ids", "ref_log_prob"}.intersection(needs) and (by_group or not own)
+    def _rules(self, batch: DataProto, metrics: Metrics) -> list[Any]:
+        """Lists the rules, as generators."""
+        group_size = self.config.actor_rollout_ref.rollout.n
         same_tasks = not (self.config.environments and self.config.agent.allow_different_tasks)
         episodes = EpisodeRows(batch)
         enough = int(episodes.real.numpy()[episodes.first].sum()) >= FEWEST_EPISODES
-        rules = [not_finite(batch), wrong_tokens(batch, self.eos_token_id), misplaced_rewards(batch)]
-        rules += [equal_answers(batch, episodes), other_rewards(batch, episodes, self.paid_by_environment)]
-        rules += [wrong_groups(batch, episodes, group_size, same_tasks)]
-        if known:
-            rules += [other_advantages(batch, episodes, by_group, own)]
-        if group_size > 1 and name in _TABLE["one_an_episode"]:
-            rules += [uneven_advantages(batch, episodes, name in _TABLE["cancel_out"])]
-        rules += [self._repeats(batch), self._rewards(batch, episodes, metrics), self._numbers(metrics)]
-        rules += [self._engine(metrics), self._update(metrics), self._reference(batch, metrics, step)]
-        return [*rules, self._jumps(metrics), self._machine(metrics), *([self._lengths(metrics)] if enough else [])]
+        rules = [wrong_tokens(batch), misplaced_rewards(batch), equal_answers(batch, episodes)]
+        rules += [wrong_groups(batch, episodes, group_size, same_tasks), self._rewards(batch, episodes, metrics)]
+        rules += [self._numbers(metrics), self._engine(metrics), self._update(metrics), self._jumps(metrics)]
+        return [*rules, self._machine(metrics), *([self._lengths(metrics)] if enough else [])]
 
     def _of_past(self, name: str) -> list[float]:
         return [metrics[name] for metrics in self.past if name in metrics]
 
     # What the batch says beside the batches before it
-
-    def _repeats(self, batch: DataProto) -> Iterator[Finding]:
-        tensors = batch.batch
-        prompts = hash(tensors["prompts"].numpy().tobytes())
-        answers = hash((prompts, tensors["responses"].numpy().tobytes()))
-        log_probs = tensors.get("rollout_log_probs")
-        if answers == self.last_batch and (log_probs is None or -log_probs.sum() > UNLIKELY):
-            yield "batch_repeats", "every prompt and every answer equals those of the step before"
-        seeds = batch.non_tensor_batch.get("env_seed")
-        drawn = hash(tuple(seeds.tolist())) if seeds is not None else 0
-        varied = bool((tensors["prompts"] != tensors["prompts"][:1]).any()) and seeds is None
-        if prompts == self.last_prompts and varied and self.steps_per_epoch > 1:
-            yield "prompts_repeat", f"all prompts equal those of the step before, in epochs of {self.steps_per_epoch}"
-        elif drawn and drawn == self.last_seeds:
-            yield "prompts_repeat", "every episode has the seed of one of the step before"
-        self.last_batch, self.last_prompts, self.last_seeds = answers, prompts, drawn
 
     def _rewards(self, batch: DataProto, episodes: EpisodeRows, metrics: Metrics) -> Iterator[Finding]:
         """Finds sources of data whose rewards do not vary, but for those that are at their best."""
@@ -247,26 +206,9 @@ class Alarms:
             own = self.config.actor_rollout_ref.actor.optim if part == "actor" else self.config.critic.optim
             if metrics.get(f"{part}/lr") == 0 < own.lr and self._of_past(f"{part}/lr"):
                 yield "rate_zero", f"{part}/lr is 0"
-        rates, norms = self._of_past("critic/lr"), self._of_past("critic/grad_norm")
-        learned = any(rate > 0 and norm > 0 for rate, norm in zip(rates, norms, strict=False))
-        if learned and metrics.get("critic/values/max", 1.0) == metrics.get("critic/values/min", 0.0):
-            yield "values_constant", f"every value is {metrics['critic/values/max']:g}"
-
-    def _reference(self, batch: DataProto, metrics: Metrics, step: int) -> Iterator[Finding]:
-        tensors = batch.batch
-        reference, own, mask = tensors.get("ref_log_prob"), tensors.get("old_log_probs"), tensors["response_mask"]
-        if reference is None:
-            return
-        # Without log-probs of its own a step is a single update, whose KL is that before it.
-        apart = metrics.get("actor/kl_loss", 0.0) if own is None else masked_mean((own - reference).abs(), mask).item()
-        if step == 1 and not apart <= self.limits["ratio"]:
-            yield "reference_differs", f"before the first update it is {apart:.2g} nats a token from the policy"
-        moved = sum(self._of_past("canary/actor_moved"))
-        if step > 1 and apart == 0 < moved:
-            yield "reference_moves", f"the policy has moved by {moved:.2g} nats a token, and is 0 from the reference"
 
     def _lengths(self, metrics: Metrics) -> Iterator[Finding]:
-        if self.eos_token_id is not None:
+        if not self.config.actor_rollout_ref.rollout.ignore_eos:
             episodes = max(metrics.get("agent/episodes", 0.0), 1.0)
             turns = episodes * metrics.get("agent/turns/mean", 1.0)
             for what, share in {
@@ -276,11 +218,6 @@ class Alarms:
             }.items():
                 if share >= (0.95 if "turns" in what else 0.7):
                     yield "length_pinned", f"{share:.0%} of {what}"
-        cuts = self.config.data.truncation != "error" and not self.config.environments
-        if cuts and (share := metrics.get("prompt_length/clip_ratio", 0.0)) >= 0.5:
-            yield "prompts_pinned", f"{share:.0%} of prompts fill data.max_prompt_length"
-        if (share := metrics.get("response/aborted_ratio", 0.0)) > 0.75:
-            yield "nothing_sampled", f"{share:.0%} of episodes have no token to train on"
 
     def _jumps(self, metrics: Metrics) -> Iterator[Finding]:
         """Looks for entropy that collapses and for a policy that jumps."""
@@ -298,12 +235,10 @@ class Alarms:
     def _machine(self, metrics: Metrics) -> Iterator[Finding]:
         """Looks for throughput that falls and host memory that grows."""
         past, now = self._of_past("perf/throughput"), metrics.get("perf/throughput", 0.0)
-        sections = [name for name in metrics if name.startswith("timing_s/")]
-        longer = {name: metrics[name] - median(self._of_past(name) or [metrics[name]]) for name in sections}
+        took, seconds = metrics.get("timing_s/step", 0.0), self._of_past("timing_s/step") or [0.0]
         # Of short steps the machine's other work makes more.
-        if len(past) >= 3 and 0 < now < median(past) / 3 and longer.pop("timing_s/step", 0.0) > LONGER_S:
-            most = max(longer, key=lambda name: longer[name])
-            yield finding("throughput_falls", now=now, usual=median(past), most=most, at=metrics[most], by=longer[most])
+        if len(past) >= 3 and 0 < now < median(past) / 3 and took > median(seconds) + LONGER_S:
+            yield "throughput_falls", f"{now:.3g} tokens/s, {median(past):.3g} is usual"
         for name in ("perf/driver_memory_gib", "perf/rank_memory_gib"):
             sizes = [*self._of_past(name), metrics.get(name, 0.0)]
             jump = len(sizes) > 3 and sizes[-1] - sizes[-2] > max(0.5, 0.1 * sizes[-2])
@@ -336,17 +271,8 @@ def turn_goes_on(turns: Tensor) -> Tensor:
     return nnf.pad(turns[:, :-1] == turns[:, 1:], (0, 1))
 
 
-def not_finite(batch: DataProto) -> Iterator[Finding]:
-    """Finds numbers that are none."""
-    for name in ("rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "token_level_scores", "advantages"):
-        tensor = batch.batch.get(name, torch.zeros(0, 1))
-        if bad := [rows for rows in row_blocks(tensor) if not tensor[rows].isfinite().all()]:
-            row, token = (~tensor[bad[0]].isfinite()).nonzero()[0].tolist()
-            yield "not_finite", f"{name} has NaN or infinity, first at {place(batch, bad[0].start + row, token)}"
-
-
-def wrong_tokens(batch: DataProto, eos_token_id: int | None) -> Iterator[Finding]:
-    """Finds tokens that are trained on and were not sampled, and turns that went on behind their end."""
+def wrong_tokens(batch: DataProto) -> Iterator[Finding]:
+    """Finds tokens that are trained on and were not sampled."""
     tensors, turns = batch.batch, batch.batch.get("turn_ids")
     mask = tensors["response_mask"].bool()  # (B, R)
     unsampled = mask & ~tensors["attention_mask"][:, -mask.shape[1] :].bool()
@@ -354,12 +280,6 @@ def wrong_tokens(batch: DataProto, eos_token_id: int | None) -> Iterator[Finding
         unsampled |= mask & (turns < 0)
     if count := int(unsampled.sum()):
         yield finding("unsampled_tokens", count=count, of=int(mask.sum()), first=first_place(batch, unsampled))
-    if turns is not None and (left := (turns >= 0) & ~mask & mask.any(1, keepdim=True)).any():
-        yield finding("tokens_left_out", left=int(left.sum()), first=first_place(batch, left))
-    if turns is not None and eos_token_id is not None:
-        within = mask & (tensors["responses"] == eos_token_id) & turn_goes_on(turns)
-        if count := int(within.sum()):
-            yield finding("end_ignored", turns=count, first=first_place(batch, within))
 
 
 def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
@@ -384,24 +304,6 @@ def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
             yield "reward_misplaced", f"no reward stands on the last sampled token, but on {first_place(batch, given)}"
 
 
-def other_rewards(batch: DataProto, episodes: EpisodeRows, paid_by_environment: bool) -> Iterator[Finding]:
-    """Finds episodes whose rows hold other rewards than the environment gave."""
-    paid = batch.batch.get("environment_rewards")
-    live = batch.batch["response_mask"].any(1, keepdim=True)  # dummies keep what they are copies of
-    if paid_by_environment and paid is not None and (wrong := live & (batch.batch["token_level_scores"] != paid)).any():
-        yield "reward_differs", f"a score is not what the environment gave: {first_place(batch, wrong)}"
-    facts, ids = batch.non_tensor_batch.get("episode_facts"), batch.non_tensor_batch.get("episode_id")
-    if facts is None or ids is None or "environment_rewards" not in batch.batch:
-        return
-    sums = batch.batch["environment_rewards"].sum(1).tolist()
-    for rows in (rows for rows in episodes.rows if episodes.real[rows[0]]):
-        fact = facts[rows[0]]
-        held = sum(sums[row] for row in rows)
-        if fact is not None and not math.isclose(held, fact["reward"], rel_tol=1e-3, abs_tol=1e-4):
-            yield finding("reward_differs", name=ids[rows[0]], gave=fact["reward"], held=held)
-            return
-
-
 def wrong_groups(batch: DataProto, episodes: EpisodeRows, group_size: int, same_tasks: bool) -> Iterator[Finding]:
     """Finds groups of another size than asked for, and groups that mix prompts."""
     groups = grouped(batch, episodes)
@@ -418,40 +320,6 @@ def grouped(batch: DataProto, episodes: EpisodeRows) -> dict[str, list[int]]:
     first = episodes.first[episodes.real.numpy()[episodes.first]]
     groups = rows_by_key(map(str, batch.non_tensor_batch["uid"][first]))
     return {uid: first[members].tolist() for uid, members in groups.items()}
-
-
-def other_advantages(batch: DataProto, episodes: EpisodeRows, by_group: bool, own: bool) -> Iterator[Finding]:
-    """Finds advantages that do not follow the rewards they were made of: of two episodes the better has less."""
-    tensors = batch.batch
-    tokens = episodes.fold(tensors["response_mask"].sum(1)).numpy()
-    rewards = episodes.fold(tensors["token_level_rewards"].sum(1)).numpy()
-    sums = episodes.fold((tensors["advantages"] * tensors["response_mask"]).sum(1)).numpy()
-    advantages = sums / np.maximum(tokens, 1)
-    number = {row: i for i, row in enumerate(episodes.first[episodes.real.numpy()[episodes.first]].tolist())}
-    groups = [[number[row] for row in rows] for rows in grouped(batch, episodes).values()]
-    pairs = wrong = 0
-    for members in groups if by_group else [[*number.values()][:MOST_COMPARED]]:
-        live = np.array([i for i in members if tokens[i] > 0], dtype=np.int64)
-        better = rewards[live][:, None] > rewards[live] + 1e-6
-        pairs += int(better.sum())
-        wrong += int((better & (advantages[live][:, None] < advantages[live] - 1e-6)).sum())
-    if pairs >= FEWEST_EPISODES and wrong > (MOST_WRONG_OF_OWN if own else MOST_WRONG[by_group]) * pairs:
-        yield finding("advantages_wrong", wrong=wrong, pairs=pairs, whose="a group" if by_group else "the batch")
-
-
-def uneven_advantages(batch: DataProto, episodes: EpisodeRows, cancel: bool) -> Iterator[Finding]:
-    """Finds advantages that vary within an answer, or where they should `cancel` out in their group and do not."""
-    mask, advantages = batch.batch["response_mask"].bool(), batch.batch["advantages"]
-    highest = advantages.masked_fill(~mask, -math.inf).amax(1)
-    spread = highest - advantages.masked_fill(~mask, math.inf).amin(1)
-    if (uneven := spread > 1e-4 * highest.abs().clamp(min=1)).any():
-        first = first_place(batch, uneven[:, None] & mask)
-        yield "advantages_wrong", f"they vary within {int(uneven.sum())} answers, first in that of {first}"
-    live = mask.any(1)
-    for uid, rows in grouped(batch, episodes).items() if cancel else ():
-        if live[rows].all() and abs(mean := highest[rows].mean().item()) > 1e-3 * max(1.0, highest[rows].abs().max()):
-            yield "advantages_wrong", f"those of group {uid} have the mean {mean:.2g}, not 0"
-            return
 
 
 def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:

@@ -194,20 +194,15 @@ def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
     """
     try:
         files = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        return f"{MANIFEST}: {error}"
-    if not isinstance(files, dict):
-        return f"{MANIFEST} holds no table of files"
+        changed = [name for name, written in files.items() if _fingerprint(folder / name) != written]
+    # The manifest, or a file of it, is gone, or it is no table of files.
+    except (OSError, ValueError, AttributeError) as error:
+        return str(error)
     # The driver's state is a file of no folder, and stands for itself.
     folders = {name.split("/")[0] for name in files}
     if missing := [name for name in (DRIVER_STATE, *needs) if name not in folders]:
         return f"{MANIFEST} lists no {', '.join(missing)}"
-    for name, expected in files.items():
-        if not (folder / name).is_file():
-            return f"{name} is missing"
-        if _fingerprint(folder / name) != expected:
-            return f"{name} has changed since it was written"
-    return None
+    return f"{changed[0]} has changed since it was written" if changed else None
 
 
 def _fingerprint(path: Path) -> list[int]:

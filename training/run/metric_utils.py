@@ -38,22 +38,14 @@ def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Reduces each metric to a float: the largest if its name has the word max, the smallest for min, else the mean.
 
     Args:
-        metrics: name -> a number, a tensor of any shape, or a list of numbers and 0-dim tensors.
-    Tensors are reduced where they are: one synchronisation per metric.
-    Raises: ValueError for an empty list.
+        metrics: name -> a number, an array or tensor of any shape, or a list of numbers and 0-dim tensors.
     """
-    return {name: _reduced(name, values).item() for name, values in metrics.items()}
-
-
-def _reduced(name: str, values: Any) -> Tensor:
-    if isinstance(values, list | tuple):
-        if not values:
-            raise ValueError(f"metric '{name}' is an empty list: there is nothing to reduce")
-        device = next((value.device for value in values if isinstance(value, Tensor)), None)
-        values = torch.stack([torch.as_tensor(value, device=device).detach().double() for value in values])
-    numbers = torch.as_tensor(values).detach().double()
-    words = re.split(r"[^a-z]+", name.lower())
-    return numbers.max() if "max" in words else numbers.min() if "min" in words else numbers.mean()
+    reduced = {}
+    for name, values in metrics.items():
+        words, numbers = re.split(r"[^a-z]+", name.lower()), torch.as_tensor(values, dtype=torch.float64)
+        found = numbers.max() if "max" in words else numbers.min() if "min" in words else numbers.mean()
+        reduced[name] = found.item()
+    return reduced
 
 
 def _moments(values: Tensor, mask: Tensor | None = None, less: Tensor | float = 0.0) -> dict[str, Tensor]:
@@ -187,7 +179,7 @@ def process_validation_metrics(
     preds = infos_dict.get("pred", [None] * len(data_sources))
     result: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for (source, n), groups in same_shape.items():
-        votes = [[_ballot(preds[row]) for row in rows] for rows in groups]
+        votes = [[str(preds[row]) for row in rows] for rows in groups]
         voted = n > 1 and any(preds[row] is not None for row in rows_of[source])
         for name, values in numbers.items():
             if all(value is not None for value in values[rows_of[source]]):
@@ -204,12 +196,6 @@ def _as_number(value: Any) -> float | None:
         if isinstance(value, int | float | np.integer | np.floating | np.bool_):
             return float(value)
     return None
-
-
-def _ballot(pred: Any) -> Any:
-    """Makes something that can be counted: lists and arrays have no hash, and NaN is not equal to itself."""
-    plain = pred is None or isinstance(pred, str | int | float | np.number)
-    return pred if plain and pred == pred else repr(pred)
 
 
 def _subset_sizes(n: int) -> list[int]:

@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from data.texts import say, table
@@ -264,11 +265,6 @@ def force_to_disk(written: Path) -> None:
 
 def _changes(before: str, after: str) -> list[str]:
     """Lists the settings that differ between two files, as "key: old -> new"."""
-    old, new = (dict(_flat(yaml.safe_load(text))) for text in (before, after))
+    old, new = (pd.json_normalize(yaml.safe_load(text)).iloc[0].to_dict() for text in (before, after))
     keys = [key for key in {**old, **new} if key not in OF_THE_RESUME]
     return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys if old.get(key) != new.get(key)]
-
-
-def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        yield from _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
