@@ -125,14 +125,11 @@ class Agent:
 
 
 def _behind(text: str, observation: Observation) -> Observation:
-    """Returns the observation with a text before it, in the same message where that is a user's."""
+    """Returns the observation with a text before it."""
     if not text:
         return observation
-    match observation:
-        case str(seen):
-            return f"{text}\n\n{seen}" if seen else text
-        case [{"role": "user", "content": seen, **others}, *rest]:
-            return [{**others, "role": "user", "content": f"{text}\n\n{seen}"}, *rest]
+    if isinstance(observation, str):
+        return f"{text}\n\n{observation}" if observation else text
     return [{"role": "user", "content": text}, *observation]
 
 
@@ -248,8 +245,6 @@ class AgentSpec:
     def _reward_fn(self) -> RewardFn | None:
         path = self.reward_path
         function = self.reward_fn if path is None else load_extern_object(path, self.reward_name)
-        if function is not None and not callable(function):
-            raise ValueError(f"{path}: {self.reward_name} is a {type(function).__name__}, no function")
         return partial(function, **self.reward_kwargs) if function and self.reward_kwargs else function
 
 

@@ -128,11 +128,7 @@ def read_description(data_files: str | Sequence[str] | None) -> dict[str, Any]:
     if len(files) != 1:
         raise ValueError(f"CustomEnvDataset needs env, or one data file that describes it; given {files}")
     example = {"environment": "gymnasium:FrozenLake-v1", "kwargs": {}, "num_rows": 1000, "first_seed": 0}
-    form = json.dumps(example)
-    try:
-        content = json.loads(Path(files[0]).expanduser().read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{files[0]} is not JSON ({error}); it describes an environment: {form}") from error
+    content = json.loads(Path(files[0]).expanduser().read_text(encoding="utf-8"))
     if not isinstance(content, dict) or "environment" not in content or content.keys() - example.keys():
-        raise ValueError(f"{files[0]} does not describe an environment; allowed: {form}")
+        raise ValueError(f"{files[0]} does not describe an environment; allowed: {json.dumps(example)}")
     return example | content

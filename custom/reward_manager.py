@@ -37,9 +37,8 @@ REWARD_MANAGER_REGISTRY: dict[str, type] = {}
 BATCH_NEEDS = "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"
 CUSTOM = "reward_model.reward_manager=custom"
 NO_FUNCTION = f"{CUSTOM} asks the environment; leave custom_reward_function.path out, or choose reward_manager=naive"
-SETTING = "reward_model.reward_kwargs.environment"
 ROWS = "data.custom_cls.path=custom/env_dataset.py data.custom_cls.name=CustomEnvDataset"
-NO_ENVIRONMENT = f"{CUSTOM} has no environment to ask: set {SETTING}, or take rows that name theirs: {ROWS}"
+NO_ENVIRONMENT = f"{CUSTOM} has no environment to ask; take rows that name theirs: {ROWS}"
 
 
 def register_reward_manager(name: str) -> Callable[[type], type]:
@@ -192,8 +191,6 @@ class PrimeRewardManager(NaiveRewardManager):
 
     def __init__(self, *args: Any, num_processes: int | None = None, timeout_s: float = 300.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not timeout_s > 0 or not (num_processes is None or num_processes > 0):
-            raise ValueError(f"timeout_s={timeout_s} and num_processes={num_processes} must be above 0")
         given = partial(self.compute_score)
         self.reward_kwargs, function = given.keywords | self.reward_kwargs, given.func
         module, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__name__", "")
@@ -257,13 +254,12 @@ class CustomRewardManager:
             is reset to the row's `seed` and steps once. None: each row's `environment` column describes it, as
             CustomEnvDataset writes it from a file.
         tokenizer: decodes the responses, without special tokens; the trainer lends its own where it is None.
-        num_examine: rows that are printed at each call.
     A batch that has `environment_rewards` was played in an environment: they are its rewards, and nothing is asked
     again.
     """
 
-    def __init__(self, environment: Any = None, tokenizer: Any = None, num_examine: int = 0) -> None:
-        self.environment, self.tokenizer, self.num_examine = environment, tokenizer, num_examine
+    def __init__(self, environment: Any = None, tokenizer: Any = None) -> None:
+        self.environment, self.tokenizer = environment, tokenizer
         # By their descriptions.
         self.environments: dict[str, Any] = {}
 
@@ -281,10 +277,7 @@ class CustomRewardManager:
     def _judge(self, data: DataProto) -> torch.Tensor:
         if self.tokenizer is None:
             raise ValueError("CustomRewardManager has no tokenizer to decode responses; give it: (env, tokenizer)")
-        texts = decode_sampled(self.tokenizer, data.batch)
-        scores = [self._score(data, row, text) for row, text in enumerate(texts)]
-        for text, score in list(zip(texts, scores, strict=True))[: self.num_examine]:
-            print(f"response: {text}\nscore: {score:g}")
+        scores = [self._score(data, row, text) for row, text in enumerate(decode_sampled(self.tokenizer, data.batch))]
         return place_outcome_rewards(torch.tensor(scores), data.batch["response_mask"])
 
     def _score(self, data: DataProto, row: int, text: str) -> float:
@@ -315,39 +308,23 @@ class CustomRewardManager:
 
 @register_reward_manager("custom")
 class ConfiguredRewardManager(CustomRewardManager):
-    """Lets the rows' environment, or one that the config names, score: `reward_model.reward_manager=custom`.
+    """Lets the rows' environment score: `reward_model.reward_manager=custom`.
 
     data:                                             # CustomEnvDataset's rows name their environment
       train_files: task.json
       custom_cls: {path: custom/env_dataset.py, name: CustomEnvDataset}
-    reward_model:
-      reward_manager: custom
-      reward_kwargs:                                  # only where rows, of any other dataset, name none
-        environment: gymnasium:FrozenLake-v1          # or package.module:Class, /path/to/file.py:Class
-        kwargs: {is_slippery: false}
+    reward_model: {reward_manager: custom}
     The rows' `seed` says how it is reset, or their `state` what is scored where it has `compute_reward(state, action)`.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        num_examine: int,
-        compute_score: Callable[..., Any] | None = None,
-        reward_fn_key: str = "data_source",
-        environment: str | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
-        if compute_score is not None:
-            raise ValueError(NO_FUNCTION)
-        made = None if environment is None else make_environment(environment, kwargs)
-        super().__init__(made, tokenizer, num_examine)
+    def __init__(self, tokenizer: Any, num_examine: int, compute_score: None = None, reward_fn_key: str = "") -> None:
+        super().__init__(None, tokenizer)
 
     @staticmethod
     def check_config(config: Any) -> list[str]:
         """Lists what is missing, or too much, in a config with this manager; the environment itself is built later."""
         problems = [] if config.custom_reward_function.path is None else [NO_FUNCTION]
-        named = config.reward_model.reward_kwargs.get("environment") or config.data.custom_cls.path
-        return problems if named or config.environments else [*problems, NO_ENVIRONMENT]
+        return problems if config.data.custom_cls.path or config.environments else [*problems, NO_ENVIRONMENT]
 
 
 def _end_pool(pool: ProcessPool) -> None:
@@ -380,13 +357,11 @@ class EnvironmentRewardWrapper(CustomRewardManager):
         environment: is reset to a row's `seed`, else its number, and plays its response; None: the trajectory has the
             prompt as its state, the response as its action, and the row's columns as its info.
         reward_fn: `reward_fn(trajectory, environment)` or `reward_fn(trajectory)`; None: the environment's reward.
-        tokenizer, num_examine: see CustomRewardManager.
+        tokenizer: see CustomRewardManager.
     """
 
-    def __init__(
-        self, environment: Any = None, reward_fn: Any = None, tokenizer: Any = None, num_examine: int = 0
-    ) -> None:
-        super().__init__(environment, tokenizer, num_examine)
+    def __init__(self, environment: Any = None, reward_fn: Any = None, tokenizer: Any = None) -> None:
+        super().__init__(environment, tokenizer)
         self.reward_fn = reward_fn
 
     def _score(self, data: DataProto, row: int, text: str) -> float:

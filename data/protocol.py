@@ -147,16 +147,11 @@ class DataProto:
         if isinstance(item, slice):
             return self.slice(item.start, item.stop, item.step)
         if isinstance(item, int | np.integer):
-            if not -len(self) <= item < len(self):
-                raise IndexError(f"row {item} of a DataProto with {len(self)} rows")
             return DataProtoItem(*self._at(int(item)))
         return self.select_idxs(item)
 
     def check_consistency(self) -> None:
         """Raises ValueError unless every tensor and array has the same number of rows."""
-        wrong = {k: type(v).__name__ for k, v in self.non_tensor_batch.items() if not isinstance(v, np.ndarray)}
-        if wrong:
-            raise ValueError(f"non_tensor_batch holds numpy arrays; given {wrong}. DataProto.from_dict converts lists")
         sizes = {key: tuple(array.shape[:1]) for key, array in self.non_tensor_batch.items()}
         if any(size != (len(self),) for size in sizes.values()):
             raise ValueError(f"every field needs {len(self)} rows, as the first one has; non_tensor_batch has {sizes}")
@@ -212,8 +207,6 @@ class DataProto:
     def select_idxs(self, idxs: RowIndex) -> DataProto:
         """Copies the rows at these positions, which may repeat; or those where a boolean mask is true."""
         index = torch.as_tensor(idxs).cpu()
-        if index.dtype == torch.bool and index.shape != (len(self),):
-            raise ValueError(f"a mask of shape {tuple(index.shape)} cannot choose among {len(self)} rows")
         return DataProto(*self._at(index if index.numel() else index.long()))
 
     def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> DataProto:
@@ -272,8 +265,6 @@ class DataProto:
         Such rows cost a forward pass but enter no loss, group or average; `drop_dummies` takes them out again.
         """
         self.require("response_mask", "uid", by="dummy rows")
-        if not len(self):
-            raise ValueError("a dummy is a copy of row 0, and this DataProto has no rows")
         index = np.asarray(rows)
         added = index >= len(self)
         chosen = self.select_idxs(np.where(added, 0, index))
@@ -365,9 +356,7 @@ class DataProto:
     ) -> DataProto:
         """Renames tensors in place and returns self; KeyError where a name is not there, or a new one is taken."""
         old, new = ([keys] if isinstance(keys, str) else list(keys or []) for keys in (old_keys, new_keys))
-        if len(old) != len(new):
-            raise ValueError(f"rename needs as many new names as old ones; given {old} and {new}")
-        for name, other in zip(old, new, strict=True):
+        for name, other in list(zip(old, new, strict=True)):
             self.batch.rename_key_(name, other, safe=True)
         return self
 
@@ -386,8 +375,6 @@ class DataProto:
 
     def padding(self, padding_size: int, padding_candidate: str = "") -> DataProto:
         """Appends `padding_size` copies of a row in place and returns self: "first", or the last ("last" or "")."""
-        if padding_candidate not in ("", "first", "last"):
-            raise ValueError(f"padding_candidate={padding_candidate!r} is unknown; allowed: 'first', 'last'")
         row = 0 if padding_candidate == "first" else len(self) - 1
         self.reorder([*range(len(self)), *[row] * padding_size])
         return self
@@ -404,8 +391,6 @@ class DataProto:
         """
         unfolded = self.repeat(n_split)
         for key, value in pick(self._tensors() | self.non_tensor_batch, list(split_keys or []), "DataProto").items():
-            if value.ndim < 2 or value.shape[1] % n_split:
-                raise ValueError(f"{key!r} of shape {tuple(value.shape)} cannot be cut into {n_split} columns")
             part = unfolded.batch if isinstance(value, Tensor) else unfolded.non_tensor_batch
             part[key] = value.reshape(value.shape[0] * n_split, value.shape[1] // n_split, *value.shape[2:])
         return unfolded
@@ -417,16 +402,14 @@ class DataProto:
 
         Args:
             seed: of the orders, which torch's global generator draws where it is None.
-            dataloader_kwargs: `{"shuffle": True}` asks for random orders; nothing else is taken.
-        Raises: ValueError, before the first mini-batch, for another option or a size that does not divide the rows.
+            dataloader_kwargs: `{"shuffle": True}` asks for random orders; nothing else is read.
+        Raises: ValueError, before the first mini-batch, for a size that does not divide the rows.
         """
-        options = {"shuffle": False, **(dataloader_kwargs or {})}
-        if options.keys() != {"shuffle"}:
-            raise ValueError(f"dataloader_kwargs takes 'shuffle' only; given {dataloader_kwargs}")
         if mini_batch_size < 1 or len(self) % mini_batch_size:
             raise ValueError(f"mini_batch_size={mini_batch_size} must divide the batch's {len(self)} rows")
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        order = partial(torch.randperm, generator=generator) if options["shuffle"] else torch.arange
+        shuffle = (dataloader_kwargs or {}).get("shuffle", False)
+        order = partial(torch.randperm, generator=generator) if shuffle else torch.arange
         return (self.select_idxs(rows) for _ in range(epochs) for rows in order(len(self)).split(mini_batch_size))
 
 

@@ -143,9 +143,6 @@ class RLHFDataset(Dataset):
         prompt = row.get(prompt_key)
         if not (isinstance(prompt, str | list) and prompt):
             return f"has no prompt (a string or chat messages) under {prompt_key!r}"
-        for number, message in enumerate(prompt if isinstance(prompt, list) else []):
-            if fault := _fault_of_message(message):
-                return f"has a bad prompt: message {number} of {prompt_key!r} {fault}"
         if self.require_ground_truth and _entry(row, "reward_model", "ground_truth") is None:
             return "has no reward_model.ground_truth"
         if self.require_ground_truth and row.get(scoring_key) is None:
@@ -162,63 +159,28 @@ def _entry(row: Mapping[str, Any], column: str, key: str) -> Any:
     return content.get(key) if isinstance(content, Mapping) else None
 
 
-def _fault_of_message(message: Any) -> str | None:
-    if not isinstance(message, Mapping):
-        return f"is a {type(message).__name__}; allowed: an object with role and content"
-    if not message.get("role"):
-        return "has no role"
-    content = message.get("content")
-    # An assistant's turn that only calls tools has null content in OpenAI's form, and templates know it.
-    if isinstance(content, str | list) or (content is None and message.get("tool_calls")):
-        return None
-    given = "no content" if content is None else f"a {type(content).__name__} as content"
-    return f"has {given}; allowed: a string, or a list of parts"
-
-
 def read_rows(file: str | Path) -> list[dict[str, Any]]:
     """Reads all rows of a parquet, json or jsonl file as dicts; errors name the file and the line."""
     path = Path(file).expanduser()
-    readers = {".parquet": _read_parquet, ".json": lambda path: _parse(path.read_bytes(), path), ".jsonl": _read_jsonl}
-    if path.suffix not in readers:
-        raise ValueError(f"{file}: a data file ends in {', '.join(readers)}; this one in {path.suffix or 'nothing'!r}")
+    if path.suffix not in (".parquet", ".json", ".jsonl"):
+        raise ValueError(f"{file}: a data file ends in .parquet, .json, .jsonl; this one in {path.suffix!r}")
     if not path.is_file():
         raise FileNotFoundError(f"data file {str(file)!r} does not exist (looked for {path.resolve()})")
-    rows = readers[path.suffix](path)
-    if not isinstance(rows, list):
-        raise ValueError(f"{path} holds a {type(rows).__name__}; a .json data file holds a list of objects")
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise ValueError(f"{file} row {number} is a {type(row).__name__}; every row must be an object")
-    if not rows:
-        raise ValueError(f"{file} has no rows")
-    return rows
-
-
-def _read_parquet(path: Path) -> list[Any]:
+    rows, where = [], str(path)
     try:
-        names = pyarrow.parquet.read_schema(path).names
-        rows = [] if len(set(names)) < len(names) else pyarrow.parquet.read_table(path).to_pylist()
+        if path.suffix == ".jsonl":
+            # As bytes, because a decoder of the whole file does not know the line it fails in.
+            for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+                where = f"{path} line {number}"
+                rows += [json.loads(line)] if line.strip() else []
+        else:
+            json_rows = path.suffix == ".json"
+            rows = json.loads(path.read_bytes()) if json_rows else pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise ValueError(f"{path} is not a readable parquet file: {error}") from error
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{path} has several columns named {', '.join(map(repr, twice))}; rename or drop all but one")
+        raise ValueError(f"{where} cannot be read: {error}") from error
+    if not rows or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} must hold rows, each an object: one a line in .jsonl, a list of them in .json")
     return rows
-
-
-def _parse(content: bytes, path: Path, first_line: int = 1) -> Any:
-    try:
-        return json.loads(content.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        line = first_line + content[: error.start].count(b"\n")
-        raise ValueError(f"{path} line {line} is not UTF-8: {error}. Save the file as UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(say("no_json", path=path, line=first_line + error.lineno - 1, error=error)) from error
-
-
-def _read_jsonl(path: Path) -> list[Any]:
-    # As bytes, because a decoder of the whole file does not know the line it fails in.
-    with path.open("rb") as lines:
-        return [_parse(line.rstrip(), path, number) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def normalise_row(
@@ -227,14 +189,14 @@ def normalise_row(
     """Pads a row's prompt on the left to max_prompt_length tokens; all other keys travel unchanged.
 
     Args:
-        row: `input_ids` and `attention_mask`, 1-D tensors or lists of any length, padded on any side. Ids are
-            integers from 0; what the mask hides may be anything. That they are below the vocabulary's size is not seen.
+        row: `input_ids` and `attention_mask`, 1-D tensors or lists of any length, padded on any side; what the mask
+            hides may be anything. That ids are of the vocabulary is not seen.
         truncation: "left" keeps the end, "right" the start, "middle" both ends, "error" raises.
         where: names the row in errors.
     Returns:
         the row with `input_ids`, `attention_mask`, `position_ids` (max_prompt_length,) int64, and
         `raw_prompt_ids`, the same tokens as a list without padding.
-    Raises: ValueError for a row that lacks the two, has other shapes, no tokens, or ids that are no token ids.
+    Raises: ValueError for a row that lacks the two, has other shapes, or no tokens.
     """
     token_ids = truncate(_real_tokens(row, where), max_prompt_length, truncation, where)
     missing = max_prompt_length - len(token_ids)
@@ -246,24 +208,12 @@ def normalise_row(
 def _real_tokens(row: Mapping[str, Any], where: str) -> list[int]:
     if missing := {"input_ids", "attention_mask"} - row.keys():
         raise ValueError(say("no_tokens", where=where, missing=sorted(missing)))
-    input_ids, mask = (_as_tensor(row[key], f"{where}: {key}") for key in ("input_ids", "attention_mask"))
+    input_ids, mask = torch.as_tensor(row["input_ids"]), torch.as_tensor(row["attention_mask"])
     if input_ids.ndim != 1 or input_ids.shape != mask.shape:
         raise ValueError(say("two_shapes", where=where, ids=tuple(input_ids.shape), mask=tuple(mask.shape)))
     if not mask.any():
         raise ValueError(f"{where}: the prompt has no tokens; its attention_mask is all zero")
-    if input_ids.is_floating_point() or input_ids.is_complex() or input_ids.dtype == torch.bool:
-        raise ValueError(f"{where}: input_ids are {input_ids.dtype}; allowed: integers, as tokenizer.encode gives them")
-    token_ids = input_ids.long()[mask.bool()].tolist()
-    if (lowest := min(token_ids)) < 0:
-        raise ValueError(f"{where}: input_ids has {lowest}; token ids start at 0, padding needs attention_mask 0")
-    return token_ids
-
-
-def _as_tensor(numbers: Any, what: str) -> Tensor:
-    try:
-        return torch.as_tensor(numbers)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{what} must be a 1-D tensor, array or list of numbers: {error}") from error
+    return input_ids.long()[mask.bool()].tolist()
 
 
 def truncate(token_ids: list[int], max_length: int, truncation: str, where: str) -> list[int]:
@@ -286,19 +236,14 @@ def _overlong_error(where: str, length: int, limit: int, others: int = 0) -> Val
 def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Tensor | np.ndarray]:
     """Turns rows into columns: tensors are stacked to (B, …), all else becomes a 1-D object array of B entries.
 
-    A key that some rows lack is None there. Raises ValueError where a tensor is lacking or of another shape.
+    A key that some rows lack is None there. Raises torch's error where a tensor is lacking or of another shape.
     """
     keys = dict.fromkeys(key for row in data_list for key in row)
-    return {key: _column(key, [row.get(key) for row in data_list]) for key in keys}
-
-
-def _column(key: str, entries: list[Any]) -> Tensor | np.ndarray:
-    if not any(isinstance(entry, Tensor) for entry in entries):
-        return object_array(entries)
-    shapes = [tuple(entry.shape) if isinstance(entry, Tensor) else type(entry).__name__ for entry in entries]
-    if other := next((place for place, shape in enumerate(shapes) if shape != shapes[0]), None):
-        raise ValueError(say("not_stacked", key=key, first=shapes[0], row=other, other=shapes[other]))
-    return torch.stack(entries)
+    columns = {key: [row.get(key) for row in data_list] for key in keys}
+    return {
+        key: torch.stack(column) if any(isinstance(entry, Tensor) for entry in column) else object_array(column)
+        for key, column in columns.items()
+    }
 
 
 def create_dataset(
@@ -325,13 +270,10 @@ class EpochOrder(Sampler[int]):
         dataset: whose rows are meant, a map-style one.
         seed: the run's seed.
         shuffle: a new permutation every epoch; otherwise ascending.
-        inner: a sampler of the user's, whose order is taken instead; its `set_epoch(epoch)` is called where it has one.
-    Raises: ValueError for a dataset without a length.
+        inner: a sampler of the user's, whose order is taken instead.
     """
 
-    def __init__(self, dataset: Dataset | Sized, seed: int, shuffle: bool, inner: Sampler[int] | None = None) -> None:
-        if not isinstance(dataset, Sized):
-            raise ValueError(f"{type(dataset).__name__} has no __len__; give a map-style torch Dataset")
+    def __init__(self, dataset: Any, seed: int, shuffle: bool, inner: Sampler[int] | None = None) -> None:
         self.num_rows, self.seed, self.shuffle, self.inner = len(dataset), seed, shuffle, inner
         self.start(epoch=0, skip=0)
 
@@ -347,8 +289,6 @@ class EpochOrder(Sampler[int]):
 
     def _order(self) -> Sequence[int]:
         if self.inner is not None:
-            if callable(set_epoch := getattr(self.inner, "set_epoch", None)):
-                set_epoch(self.epoch)
             # torch's own samplers draw from the global generator.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed_for(self.seed, 0, self.epoch))

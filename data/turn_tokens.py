@@ -229,7 +229,7 @@ class TurnTokens:
         """Joins conversations of two turns and compares them with the template's own rendering, tokenised at once.
 
         What costs quality but not exactness is logged: a tokenizer that cuts the text differently where two turns meet,
-        a template that drops thinking or tools, a turn whose end does not stop sampling.
+        a template that drops tools, a turn whose end does not stop sampling.
 
         Args:
             reply_roles: for each kind of reply that environments give, the roles of its messages; `("tool", "user")`
@@ -241,12 +241,8 @@ class TurnTokens:
         if not self.eos_token_ids.intersection(self._end_ids):
             end = self._decode(self._end_ids)
             logger.warning("the chat template of %r ends turns with %r, where sampling does not stop", self.name, end)
-        if tools and not self.renders_tools(tools):
+        if tools and self._render([_user("Hello")], tools) == self._render([_user("Hello")]):
             logger.warning("the chat template of %r ignores tools=; describe them in the system message", self.name)
-        thinking = self._encode("<think>\nHm.\n</think>\n\nYes.")
-        replies = ([_message(role, REPLY) for role in roles] for roles in reply_roles)
-        if any(self.join([_user("Hello")], thinking, reply, tools).rewritten for reply in replies):
-            logger.info("the chat template of %r drops or moves earlier thinking: such turns start new rows", self.name)
 
     def _check_conversation(self, roles: Sequence[str], tools: Tools) -> None:
         messages: list[Message] = [{"role": "system", "content": "Be brief."}, _user("What is 2 + 2?")]
@@ -334,10 +330,6 @@ class TurnTokens:
         if not accepted:
             logger.warning(say("no_system", name=self.name))
         return accepted
-
-    def renders_tools(self, tools: Sequence[dict[str, Any]]) -> bool:
-        """Tells whether `tools=` changes what the template renders."""
-        return self._render([_user("Hello")], tools) != self._render([_user("Hello")])
 
     def _closing(self, messages: Messages, new_messages: Messages, tools: Tools, **options: Any) -> str | None:
         """Returns what the template renders behind an assistant's text; None where it leaves that text out."""

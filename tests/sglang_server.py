@@ -99,7 +99,7 @@ class Unpickler(pickle.Unpickler):
 
 
 @contextmanager
-def serving(model: Model, api_key: str = "none") -> Iterator[str]:
+def serving(model: Model) -> Iterator[str]:
     """Yields the address of a server that answers by the model."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -109,9 +109,7 @@ def serving(model: Model, api_key: str = "none") -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             verb = self.path.strip("/")
             status, told = 200, b"null"
-            if self.headers["Authorization"] != f"Bearer {api_key}":
-                status = 401
-            elif verb == "generate":
+            if verb == "generate":
                 try:
                     model.asked.append((verb, body))
                     if model.dead:

@@ -20,7 +20,7 @@ from uuid import uuid4
 import httpx
 import torch.distributed as dist
 
-from data.texts import say, unknown_name
+from data.texts import say
 from training.config import RolloutConfig
 from workers.model.builder import ModelSpec
 from workers.ranks.distributed import rank, world_size
@@ -35,7 +35,6 @@ BUCKET_BYTES = 256 << 20
 STEP_S = 0.02
 FLUSH_S = 30.0
 Bucket = list[tuple[str, Any]]
-SERVER_SETTINGS = {"base_url", "tp_size", "api_key"}
 
 
 class LocalEngine:
@@ -68,16 +67,12 @@ class Server:
     Weights go by value: no sglang is needed here, and no GPU that both see.
     """
 
-    def __init__(self, base_url: str, tp_size: int = 1, api_key: str = "none") -> None:
+    def __init__(self, base_url: str, tp_size: int = 1) -> None:
         self.url, self.tp_size, self.loop = base_url, tp_size, asyncio.new_event_loop()
         # Errors are those of requests, which `step` raises.
         self.loop.set_exception_handler(lambda loop, context: None)
-        # Only a connection is tried again.
-        transport = httpx.AsyncHTTPTransport(retries=3, limits=httpx.Limits(max_connections=None))
-        wait, headers = httpx.Timeout(None, connect=10.0), {"Authorization": f"Bearer {api_key}"}
-        self.http = httpx.AsyncClient(
-            base_url=base_url, transport=transport, timeout=wait, headers=headers, trust_env=False
-        )
+        wait, limits = httpx.Timeout(None, connect=10.0), httpx.Limits(max_connections=None)
+        self.http = httpx.AsyncClient(base_url=base_url, timeout=wait, limits=limits, trust_env=False)
 
     async def _post(self, verb: str, **body: Any) -> httpx.Response:
         try:
@@ -114,8 +109,8 @@ class Server:
 class SGLangRollout(BaseRollout):
     """Generates with SGLang; `rollout.engine_kwargs.sglang` is passed on and wins over what is derived here.
 
-    With `base_url` in it, a server's address, that server is asked; `tp_size` and `api_key` then say what it was
-    started with. It serves all ranks, of which the first sends it the weights and puts it to sleep.
+    With `base_url` in it, a server's address, that server is asked; `tp_size` then says what it was started with. It
+    serves all ranks, of which the first sends it the weights and puts it to sleep.
     """
 
     def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:
@@ -126,8 +121,6 @@ class SGLangRollout(BaseRollout):
         self.asleep: set[Part] = set()
         own = config.engine_kwargs.get("sglang", {})
         self.shared = "base_url" in own
-        for name in own.keys() - SERVER_SETTINGS if self.shared else ():
-            raise unknown_name("engine_kwargs.sglang", name, SERVER_SETTINGS)
         self.client = Server(**own) if self.shared else LocalEngine(self.engine_args(model_config) | own)
         self.leads = not self.shared or rank() == 0
         self.begin()

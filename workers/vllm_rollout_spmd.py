@@ -3,13 +3,13 @@
 It rests on these facts: log-probs are asked for as processed (after temperature), so that they are those of the sampled
 distribution; weights go in through `reload_weights`, which repacks them; on CUDA the engine sleeps while the trainer
 works (`free_cache_engine`), on CPU it cannot. Invariant: building it changes no generator of random numbers, and its
-shared memory goes with the ranks, at the latest when the next engine starts.
+shared memory goes with the ranks.
 """
 
 import os
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from inspect import unwrap
 from pathlib import Path
@@ -22,7 +22,6 @@ from torch import nn
 from training.config import RolloutConfig
 from workers.model.builder import ModelSpec, torch_dtype
 from workers.model.lora import target_layers
-from workers.ranks.distributed import rank
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Completion, NamedTensors, Part, Sampling, finish_reason
 from workers.rollout.weight_sync import LoadTrial, Manifest, SavedForm, as_announced, refuse
@@ -49,8 +48,6 @@ class vLLMRollout(BaseRollout):
         self.done: list[Any] = []
         self.adapter: Any = None
         set_engine_environment()
-        if self.on_cpu and config.tensor_model_parallel_size > 1:
-            remove_stale_segments()
         args = self.engine_args(model_config)
         if args["max_model_len"] < self.max_model_len:
             raise ValueError(f"engine_kwargs.vllm.max_model_len is under rollout.max_model_len={self.max_model_len}")
@@ -240,25 +237,6 @@ def set_engine_environment() -> None:
     # At port 0 the system chooses.
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ |= quiet | here | alone | os.environ
-
-
-def remove_stale_segments() -> None:
-    """Removes the shared memory of CPU ranks of vLLM that were killed while they started.
-
-    What a process still maps stays. Its names are the same in every run, so what one leaves would stop the next. Every
-    rank of the group takes part.
-    """
-    if rank() == 0:
-        maps = []
-        for path in Path("/proc").glob("[0-9]*/maps"):
-            # A process that ended, or another user's.
-            with suppress(OSError):
-                maps.append(path.read_text())
-        for segment in Path("/dev/shm").glob("*-tp:*cpushm*"):
-            # A mapping whose name was taken away ends with "(deleted)".
-            if not any(f"{segment}\n" in text for text in maps):
-                segment.unlink(missing_ok=True)
-    torch.distributed.barrier()
 
 
 def mapped_segments() -> set[Path]:

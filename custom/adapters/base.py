@@ -98,14 +98,8 @@ class Adapter(BaseEnvironment):
             self.game = None
 
     def fill_prompt(self, **fields: str) -> str:
-        """Fills the prompt template with these fields and the environment's name; ValueError names the fields."""
-        fields = {"name": self.name, **fields}
-        try:
-            return self.prompt_template.format(**fields)
-        except (KeyError, IndexError, ValueError, AttributeError) as error:
-            allowed = f"its fields: {', '.join(f'{{{name}}}' for name in fields)}. Write {{{{ and }}}} for braces"
-            given = f"prompt_template={self.prompt_template!r} cannot be filled ({error!r})"
-            raise ValueError(f"{given}; {allowed}") from error
+        """Fills the prompt template with these fields and the environment's name."""
+        return self.prompt_template.format(name=self.name, **fields)
 
 
 def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:

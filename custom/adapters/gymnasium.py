@@ -26,8 +26,6 @@ LARGEST_BOX = 64
 # How long random play looks for the worst reward: steps, and seconds of this thread's own computing.
 TRIAL_STEPS, TRIAL_SECONDS = 300, 0.2
 
-Names: TypeAlias = Sequence[str] | Mapping[str, int]
-
 
 class GymnasiumEnvironment(Adapter):
     """Plays `gymnasium:ID`, with discrete or text actions and an observation that can be written down.
@@ -35,7 +33,7 @@ class GymnasiumEnvironment(Adapter):
     Args:
         identifier: such as "FrozenLake-v1".
         prompt_template: fields {name}, {goal}, {observation}, {actions}.
-        action_names: names of the actions in order, or name -> number; numbers are always understood, too.
+        action_names: names of the actions in order; numbers are always understood, too.
         observation_names: names of the parts of an observation that is a Tuple or a row of numbers.
         goal: what the player is told to do; without it the rules of the game, written for gymnasium's own text games
             and otherwise taken from the environment's docstring, as are the names.
@@ -52,7 +50,7 @@ class GymnasiumEnvironment(Adapter):
         self,
         identifier: str,
         *,
-        action_names: Names | None = None,
+        action_names: Sequence[str] | None = None,
         observation_names: Sequence[str] | None = None,
         goal: str | None = None,
         invalid_reward: float | None = None,
@@ -65,8 +63,7 @@ class GymnasiumEnvironment(Adapter):
         limit = f" The game ends after {self.max_turns} actions at the latest." if self.max_turns else ""
         self.goal = told + limit if goal is None else goal
         self.observation_names = list(observations if observation_names is None else observation_names)
-        given = actions if action_names is None else action_names
-        self.names, self.actions = _action_names(self.game, given, aliases=action_names is None)
+        self.names, self.actions = _action_names(self.game, actions if action_names is None else action_names)
         space_to_text(self.game.observation_space, self.game.observation_space.sample(), self.observation_names)
 
     def start(self, seed: int) -> str:
@@ -161,11 +158,10 @@ def _trial_rewards(game: Any) -> list[float]:
     return rewards
 
 
-def _action_names(game: Any, given: Names, aliases: bool) -> tuple[dict[int, str], dict[str, int]]:
+def _action_names(game: Any, given: Sequence[str]) -> tuple[dict[int, str], dict[str, int]]:
     """Returns what each number is called ("": nothing), and the number of each thing that the player may write.
 
-    Both are empty where actions are text. With `aliases` a word of four letters or more that only one of the names has
-    stands for it, "left" for "push cart to the left".
+    Both are empty where actions are text.
     """
     from gymnasium import spaces
 
@@ -175,15 +171,12 @@ def _action_names(game: Any, given: Names, aliases: bool) -> tuple[dict[int, str
     if not isinstance(space, spaces.Discrete):
         raise ValueError(f"it has the action space {space}; allowed: Discrete or Text")
     numbers = range(int(space.start), int(space.start + space.n))
-    by_name = dict(given) if isinstance(given, Mapping) else dict(zip(given, numbers, strict=False))
-    if len(by_name) != len(given) or not set(by_name.values()) <= set(numbers):
+    by_name = {name.lower(): number for name, number in zip(given, numbers, strict=False)}
+    if len(by_name) != len(given):
         allowed = f"different names, one for each of the numbers {numbers[0]} to {numbers[-1]}"
         raise ValueError(f"action_names={given!r}; allowed: {allowed}")
-    by_name = {name.lower(): number for name, number in by_name.items()}
     names = dict.fromkeys(numbers, "") | {number: name for name, number in by_name.items()}
-    words = [word for name in by_name for word in set(name.split()) if aliases and re.fullmatch("[a-z]{4,}", word)]
-    short = {word: number for name, number in by_name.items() for word in name.split() if words.count(word) == 1}
-    return names, {str(number): number for number in numbers} | short | by_name
+    return names, {str(number): number for number in numbers} | by_name
 
 
 def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:

@@ -18,20 +18,18 @@ class ReasoningGymEnvironment(Adapter):
     Args:
         identifier: a dataset, such as "chain_sum".
         prompt_template: fields {name}, {question}.
-        attempts: answers that may be given; after a wrong one the player is told so, and tries again.
         kwargs: the dataset's own settings, such as min_terms; composite's `datasets` as a list of
             {name: chain_sum, weight: 1, config: {min_terms: 2}}.
-    The reward is the verifier's score of the last answer; what of a text is the answer, `extract_answer` says. Where
+    The reward is the verifier's score of the one answer; what of a text is the answer, `extract_answer` says. Where
     the verifier raised, `info["error"]` says how. Some datasets draw from the global generators: each task is generated
     with its own. A few (word_ladder, ransom_note, …) go by the order of a set of strings, so that equal seeds give
     other tasks in a process with another PYTHONHASHSEED.
     """
 
-    TEMPLATE = "{question}"
+    TEMPLATE, max_turns = "{question}", 1
 
-    def __init__(self, identifier: str, *, attempts: int = 1, **kwargs: Any) -> None:
+    def __init__(self, identifier: str, **kwargs: Any) -> None:
         super().__init__(identifier, kwargs)
-        self.attempts = self.max_turns = attempts
         if identifier == "composite":
             from reasoning_gym.composite import DatasetSpec
 
@@ -45,17 +43,13 @@ class ReasoningGymEnvironment(Adapter):
         with OwnGenerators(seed).installed():
             self.task = reasoning_gym.create_dataset(self.name, size=1, seed=seed, **self.settings)
             self.entry = self.task[0]
-        self.attempts_left = self.attempts
         return self.fill_prompt(question=str(self.entry["question"]))
 
     def play(self, action: str) -> Step:
-        """Scores the answer; the episode ends with a right one or the last attempt."""
-        self.attempts_left -= 1
+        """Scores the answer, and ends the episode."""
         score, error = judge(self.task.score_answer, extract_answer(action, str(self.entry["answer"])), self.entry)
         info: dict[str, Any] = {"score": score} | ({"error": error} if error else {})
-        if score >= 1 or self.attempts_left <= 0:
-            return "Correct." if score >= 1 else "That is not right.", score, True, info
-        return f"That is not right. Attempts left: {self.attempts_left}.", 0.0, False, info
+        return "Correct." if score >= 1 else "That is not right.", score, True, info
 
     def sample_action(self, generator: random.Random) -> str:
         """Returns an answer of the truth's kind: a number about as long, or as many words of the question."""

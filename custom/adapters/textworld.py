@@ -34,17 +34,14 @@ class TextWorldEnvironment(Adapter):
             tw-coin_collector or tw-treasure_hunter, whose game the seed chooses.
         prompt_template: fields {name}, {objective}, {observation} (which begins with the objective).
         max_episode_steps: commands until the episode ends; None: until the game does.
-        show_commands: list the commands that do something after each observation.
         kwargs: a generator's settings, see textworld.yaml.
     """
 
-    def __init__(
-        self, identifier: str, *, max_episode_steps: int | None = 50, show_commands: bool = False, **kwargs: Any
-    ) -> None:
+    def __init__(self, identifier: str, *, max_episode_steps: int | None = 50, **kwargs: Any) -> None:
         super().__init__(identifier, kwargs)
         # The interpreter says so of each game that is not a famous one.
         warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
-        self.max_turns, self.show_commands = max_episode_steps, show_commands
+        self.max_turns = max_episode_steps
         if identifier not in CHALLENGES and not Path(identifier).is_file():
             raise ValueError(f"it is neither a file nor a generator: {', '.join(CHALLENGES)}")
         allowed = CHALLENGES.get(identifier, {})
@@ -66,7 +63,7 @@ class TextWorldEnvironment(Adapter):
         objective, text = str(self.state.objective or ""), str(self.state.feedback or "")
         # Before its objective a game shows the library's name in large letters.
         begin = max(text.find(objective[:40]), 0)
-        return self.fill_prompt(objective=objective, observation=self._told(text[begin:]))
+        return self.fill_prompt(objective=objective, observation=_told(text[begin:]))
 
     def play(self, action: str) -> Step:
         """Types a command, the answer's last line, and returns what the game says."""
@@ -79,19 +76,12 @@ class TextWorldEnvironment(Adapter):
             reward = (self.score - before) / most if most > 0 else float(bool(self.state.won))
             text = str(self.state.feedback or "").strip()
         done = bool(over or self.state.won or self.state.lost) or self.steps == self.max_turns
-        return self._told(text, done), reward, done, {"score": self.score, "won": bool(self.state.won)}
+        return _told(text), reward, done, {"score": self.score, "won": bool(self.state.won)}
 
     def sample_action(self, generator: random.Random) -> str | None:
         """Returns one of the commands that do something now; None where the game does not list them."""
-        commands = self._commands()
+        commands = self.state.admissible_commands
         return generator.choice(commands) if commands else None
-
-    def _commands(self) -> list[str]:
-        return list(self.state.admissible_commands or [])
-
-    def _told(self, text: str, done: bool = False) -> str:
-        listed = f"\n\nCommands: {', '.join(self._commands())}" if self.show_commands and not done else ""
-        return re.sub(r"\n{3,}", "\n\n", re.sub(r"\n>[^\n]*$", "", text.rstrip())).strip() + listed
 
     def _generate(self, seed: int) -> str:
         """Generates the seed's game and compiles it to a file, whose folder is deleted with this object."""
@@ -108,6 +98,11 @@ class TextWorldEnvironment(Adapter):
             textworld.g_rng.set_seed(seed)
             game = challenges.CHALLENGES[self.name][1](settings, options)
             return str(textworld.generator.compile_game(game, options))
+
+
+def _told(text: str) -> str:
+    """Returns what the game said, without the last line's prompt and rows of empty lines."""
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"\n>[^\n]*$", "", text.rstrip())).strip()
 
 
 def _as_command(text: str) -> str:

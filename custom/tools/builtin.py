@@ -7,12 +7,10 @@ by time, memory and output.
 import ast
 import math
 import os
-import signal
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from math import acos, asin, atan, ceil, cos, degrees, exp, floor, gcd, log, log2, log10, radians, sin, sqrt, tan
 from operator import add, floordiv, mod, mul, sub, truediv
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
@@ -27,15 +25,12 @@ MAX_EXPRESSION, MAX_BITS = 500, 4096
 
 OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv, ast.FloorDiv: floordiv, ast.Mod: mod}
 OPERATORS[ast.Pow] = pow
-OF_MATH = (sqrt, exp, log, log2, log10, sin, cos, tan, asin, acos, atan, floor, ceil, gcd, degrees, radians)
-FUNCTIONS: dict[str, Any] = {function.__name__: function for function in (*OF_MATH, abs, min, max, round)}
-CONSTANTS = {"pi": math.pi, "e": math.e}
 
 
 class CalculatorTool(Tool):
-    """Computes arithmetic on numbers: + - * / // % **, parentheses, and a few functions of `math`."""
+    """Computes arithmetic on numbers: + - * / // % ** and parentheses."""
 
-    definition = definition_of("calculator", functions=", ".join(FUNCTIONS))
+    definition = definition_of("calculator")
 
     def execute(self, expression: str) -> str:
         """Returns the value in decimal; ToolError says what cannot be computed."""
@@ -55,20 +50,10 @@ def evaluate(node: ast.expr) -> Number:
     match node:
         case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
             return checked(node.value)
-        case ast.Name(id=name) if name in CONSTANTS:
-            return CONSTANTS[name]
         case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
             return -evaluate(operand) if isinstance(sign, ast.USub) else evaluate(operand)
         case ast.BinOp(op=op, left=left, right=right) if type(op) in OPERATORS:
             return apply(op, evaluate(left), evaluate(right))
-        case ast.BinOp(op=ast.BitXor()):
-            raise ToolError("^ is no power here; write **")
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
-            values = [evaluate(argument) for argument in arguments]
-            # Rounding would compute a huge power of ten.
-            if name == "round" and len(values) == 2 and abs(values[1]) > 300:
-                raise ToolError("round takes at most 300 digits")
-            return checked(FUNCTIONS[name](*values))
     raise ToolError(f"not allowed in arithmetic: {ast.unparse(node)[:100]}")
 
 
@@ -102,21 +87,18 @@ class PythonTool(Tool):
     kernel sees to it: custom/tools/python_snippet.py says how, `standing_walls()` what of it this machine allows.
 
     Args:
-        timeout_s, cpu_s: seconds of wall and CPU time.
+        timeout_s: seconds, of the wall's clock and of CPU time.
         memory_mb: address space, in MiB.
-        disk_mb: what it may write in all, in MiB, and 1 MiB a file.
-        max_output: characters that are kept; the process is ended when it prints more.
-        guarded: whether Python's audit hook stands too; without it a test sees what the kernel alone holds.
+        disk_mb: what it may write in all, in MiB.
+        max_output: characters that are shown; a file, and what is printed, takes no more than 1 MiB.
     """
 
     definition = definition_of("python")
 
     timeout_s: float = 5.0
-    cpu_s: float = 5.0
     memory_mb: int = 512
     max_output: int = 10_000
     disk_mb: int = 16
-    guarded: bool = True
 
     def execute(self, code: str) -> str:
         """Returns what the snippet printed; TimeoutError or ToolError, with that too, where it failed."""
@@ -128,45 +110,37 @@ class PythonTool(Tool):
             Path(workdir, "snippet.py").write_bytes(code.encode("utf-8", "replace"))
             with self._start(workdir, output) as process:
                 try:
-                    ending = self._wait(process.pid, output)
+                    overran = self._overruns(process.pid)
                 finally:
                     # Leaving the block waits for it.
                     kill_tree(process.pid)
             output.seek(0)
-            return self._result(output.read(), ending, process.returncode)
+            return self._result(output.read().decode("utf-8", "replace"), overran, process.returncode)
 
     def _start(self, workdir: str, output: IO[bytes]) -> Popen[bytes]:
         file_bytes = max(1 << 20, 8 * self.max_output)
-        limits = (max(ceil(self.cpu_s), 1), self.memory_mb << 20, file_bytes, self.disk_mb << 20)
+        limits = (max(math.ceil(self.timeout_s), 1), self.memory_mb << 20, file_bytes, self.disk_mb << 20)
         flags = ("-I", "-S", "-B", "-u", "-X", "utf8")
-        arguments = map(str, (os.getpid(), *limits, int(self.guarded)))
+        arguments = map(str, (os.getpid(), *limits))
         command = [sys.executable, *flags, str(Path(__file__).with_name("python_snippet.py")), *arguments]
         folder, env = os.path.realpath(workdir), {"HOME": workdir, "LANG": "C.UTF-8"}
         return Popen(command, cwd=folder, env=env, stdin=DEVNULL, stdout=output, stderr=STDOUT, start_new_session=True)
 
-    def _wait(self, pid: int, output: IO[bytes]) -> str:
-        """Waits for the process's end; says why it is to be ended before: "time" or "output"."""
+    def _overruns(self, pid: int) -> bool:
+        """Waits for the process's end; says whether it is to be ended before."""
         deadline = time.monotonic() + self.timeout_s
         # The status is left: the number is not given to another process before the kill.
         while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
             if time.monotonic() > deadline:
-                return "time"
-            # A character has at most four bytes.
-            if os.fstat(output.fileno()).st_size > 4 * self.max_output:
-                return "output"
+                return True
             time.sleep(0.002)
-        return ""
+        return False
 
-    def _result(self, output: bytes, ending: str, status: int) -> str:
-        text = output.decode("utf-8", "replace")
+    def _result(self, text: str, overran: bool, status: int) -> str:
         if len(text) > self.max_output:
-            text, ending = text[: self.max_output], ending or "output"
-        if ending == "time":
+            raise ToolError(f"{text[: self.max_output]}\n[ended after {self.max_output} characters of output]")
+        if overran:
             raise TimeoutError(f"{text}\n[ended after {self.timeout_s:g} s]".lstrip())
-        if ending == "output":
-            raise ToolError(f"{text}\n[ended after {self.max_output} characters of output]")
-        if status in (-signal.SIGXCPU, -signal.SIGKILL):
-            raise TimeoutError(f"{text}\n[killed: more than {self.cpu_s:g} s of CPU time, or too much memory]".lstrip())
         if status != 0:
             raise ToolError(text.rstrip() or f"[ended with status {status}]")
         return text.rstrip("\n")

@@ -6,12 +6,11 @@ Invariant: every wall that the machine allows stands before the snippet is execu
                  files in it and a folder of limited size          (Linux 5.12 and newer with user namespaces)
     Landlock     only the interpreter's files are read, only the working folder is written     (Linux 5.13 and newer)
     seccomp      no sockets, no new processes, no signals, no modes of files        (Linux on x86-64 and ARM, 64 bit)
-    audit hook   says in words what is not allowed; the only wall elsewhere, and code that sets out to break the
-                 interpreter gets around it
 
-Where namespaces are forbidden (Docker's default), the total size of the folder is not limited, names, sizes and times
-of files are seen, and times and groups can be changed. `custom/tools/walls.py` finds out which walls stand. A hole in
-the kernel is a hole in all of them: for code of people who attack use a virtual machine.
+Elsewhere only time, memory and output are limited. Where namespaces are forbidden (Docker's default), the total size of
+the folder is not limited, names, sizes and times of files are seen, and times and groups can be changed.
+`custom/tools/walls.py` finds out which walls stand. A hole in the kernel is a hole in all of them: for code of people
+who attack use a virtual machine.
 """
 
 import ast
@@ -33,10 +32,10 @@ PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, AT_RECURSIVE, MNT_DETACH 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 4096, 1 << 14
 # linux/landlock.h: execute, read a file and read a folder; all that a file (not a folder) can have.
 READ, FILE = 0b1101, 0b100_0000_0000_0111
-# What the interpreter reads, what seccomp refuses and what the audit hook denies; read before any wall stands.
+# What the interpreter reads and what seccomp refuses; read before any wall stands.
 with open(__file__.removesuffix(".py") + ".toml", "rb") as table:
     facts = tomllib.load(table)
-SHOWN, DENIED, CALLS = facts["shown"], tuple(facts["denied"]), facts["calls"]
+SHOWN, CALLS = facts["shown"], facts["calls"]
 # By machine and bytes of a pointer: which of a call's numbers is its own, and AUDIT_ARCH of linux/audit.h.
 MACHINES = {("x86_64", 8): (0, 0xC000003E), ("aarch64", 8): (1, 0xC00000B7)}
 
@@ -165,23 +164,6 @@ def raise_walls(caller: int, disk_bytes: int) -> None:
     os.closerange(3, 256)
 
 
-def guard(workdir: str) -> None:
-    """Denies network, processes and every change of files outside of `workdir`."""
-    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-    realpath, fspath, denied = os.path.realpath, os.fsdecode, DENIED
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event.startswith(denied):
-            raise PermissionError(f"{event} is not allowed in this tool")
-        if event == "open" and isinstance(arguments[0], str | bytes):
-            path = realpath(fspath(arguments[0]))
-            outside = not path.startswith(workdir + "/") and path != "/dev/null"
-            if path.startswith("/proc/") or (outside and arguments[2] & writing):
-                raise PermissionError(f"opening {path} is not allowed in this tool")
-
-    sys.addaudithook(hook)
-
-
 def execute(source: str) -> int:
     """Runs the source as `__main__` and returns the exit status: 1 after an exception, whose traceback is printed."""
     linecache.cache["snippet.py"] = (len(source), None, source.splitlines(True), "snippet.py")
@@ -195,10 +177,9 @@ def execute(source: str) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
-        # With the snippet's own lines only: where this runs is no business of the model's.
-        shown = traceback.TracebackException.from_exception(error, limit=-50)
-        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if f.filename == "snippet.py"][-5:])
-        print("".join(shown.format(chain=False)), end="", file=sys.stderr)
+        # Without the line below: where this runs is no business of the model's.
+        own = error.__traceback__ and error.__traceback__.tb_next
+        traceback.print_exception(error.with_traceback(own), limit=-5, chain=False)
         return 1
     return 0
 
@@ -206,10 +187,9 @@ def execute(source: str) -> int:
 def main() -> None:
     """Runs the snippet.
 
-    Arguments: the caller's process, CPU seconds, bytes of memory, of a written file and of all of them, and whether the
-    audit hook is set.
+    Arguments: the caller's process, CPU seconds, bytes of memory, of a written file and of all of them.
     """
-    caller, cpu_s, memory_bytes, file_bytes, disk_bytes, guarded = map(int, sys.argv[1:7])
+    caller, cpu_s, memory_bytes, file_bytes, disk_bytes = map(int, sys.argv[1:6])
     with open("snippet.py", encoding="utf-8") as file:
         source = file.read()
     if sys.platform == "linux":
@@ -217,8 +197,6 @@ def main() -> None:
     limit_process(cpu_s, memory_bytes, file_bytes)
     sys.argv = ["snippet.py"]
     os.environ["HOME"] = os.getcwd()
-    if guarded:
-        guard(os.getcwd())
     # Threads that the snippet left do not hold it up; python's -u has written all that it printed.
     os._exit(execute(source))
 

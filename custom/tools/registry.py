@@ -14,7 +14,6 @@ import asyncio
 import copy
 import inspect
 import json
-import re
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -45,7 +44,7 @@ class ToolDefinition:
     """Says what the model is told of a tool.
 
     Args:
-        name: letters, digits, `_`, `-` and `.`, at most 64.
+        name: unlike all others'.
         description: for the model.
         parameters: a JSON schema of an object; arguments are checked against it before the tool sees them.
         timeout_s: seconds after which a call counts as failed; None: the tool sees to it itself.
@@ -62,10 +61,9 @@ class ToolDefinition:
         return {"type": "function", "function": function}
 
 
-def definition_of(name: str, **fields: str) -> ToolDefinition:
-    """Returns the definition of a tool that comes along, as definitions.yaml has it, its description filled in."""
-    told = table(__file__, "definitions")[name]
-    return ToolDefinition(name, told["description"].format(**fields), told["parameters"])
+def definition_of(name: str) -> ToolDefinition:
+    """Returns the definition of a tool that comes along, as definitions.yaml has it."""
+    return ToolDefinition(name, **table(__file__, "definitions")[name])
 
 
 class Tool(ABC):
@@ -120,7 +118,6 @@ class EnvironmentStepTool(Tool):
 MAX_HANGING = 4
 # What calls of no registered tool are counted under: a model's inventions are no metric's names.
 UNKNOWN = "(unknown)"
-TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class CallRecord(NamedTuple):
@@ -173,10 +170,6 @@ class ToolRegistry:
         if isinstance(tool, type) or not isinstance(definition, ToolDefinition) or not callable(tool.execute):
             who = env.located(getattr(tool, "execute", None), repr(tool))
             raise ValueError(f"{who} is no tool; give an instance of a Tool that has a definition")
-        if not TOOL_NAME.fullmatch(definition.name):
-            raise ValueError(f"the tool name {definition.name!r} is not allowed; use at most 64 of A-Z a-z 0-9 _ - .")
-        if definition.timeout_s is not None and not definition.timeout_s > 0:
-            raise ValueError(f"timeout_s={definition.timeout_s} of tool {definition.name!r} must be above 0, or None")
         if self.tools.get(definition.name, tool) is not tool:
             raise ValueError(f"there is already a tool named {definition.name!r}; names must differ")
         validator_of(tool)
@@ -320,7 +313,6 @@ class ToolTurn:
         observation, reward, done, info: as an environment's step; rewards of several calls are summed.
         calls: those executed, in order.
         text: the model's.
-        seen: the observation that it answered, where the caller gave it.
     """
 
     observation: Observation
@@ -329,7 +321,6 @@ class ToolTurn:
     info: dict[str, Any] = field(default_factory=dict)
     calls: tuple[CallRecord, ...] = ()
     text: str = ""
-    seen: Observation = ""
 
     @property
     def tool_call(self) -> CallRecord:
@@ -375,7 +366,7 @@ class MultiTurnManager:
 
     def step(self, text: str, observation: Observation = "") -> ToolTurn:
         """Plays one text, which answers an observation; raises only what the environment raises."""
-        self.turns.append(replace(self._play(text), text=text, seen=observation))
+        self.turns.append(replace(self._play(text), text=text))
         return self.turns[-1]
 
     def summary(self) -> EpisodeSummary:

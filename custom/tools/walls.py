@@ -1,6 +1,6 @@
 """Finds out which walls stand around the Python tool's snippets on this machine: by trying to get out.
 
-Invariant: nothing is said to stand that a probe in the tool's own child, without Python's audit hook, did not run into.
+Invariant: nothing is said to stand that a probe in the tool's own child did not run into.
 """
 
 import functools
@@ -56,7 +56,7 @@ def standing_walls() -> dict[str, bool]:
         Path(folder, "private").touch()
         receiver.bind(("127.0.0.1", 0))
         names = f"FILE, ADDRESS, PID = {folder + '/private'!r}, {receiver.getsockname()!r}, {os.getpid()}"
-        return json.loads(PythonTool(timeout_s=60, disk_mb=1, guarded=False).execute(names + PROBE))
+        return json.loads(PythonTool(timeout_s=60, disk_mb=1).execute(names + PROBE))
 
 
 def missing_walls() -> list[str]:

@@ -160,22 +160,6 @@ reward_model: {{reward_manager: custom}}
     check_scores(tmp_path / "dump", 64)
 
 
-def test_prompts_of_a_plain_file_are_scored_by_the_configs_environment(tiny_task, tmp_path) -> None:
-    rows = [
-        {"prompt": Between().reset(seed), "seed": seed, "data_source": "file", "reward_model": {"ground_truth": ""}}
-        for seed in range(64)
-    ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    more = f"""data: {{train_files: {tmp_path}/rows.jsonl, val_files: null, train_batch_size: 32}}
-reward_model:
-  reward_manager: custom
-  reward_kwargs: {{environment: "{tmp_path}/between.py:Between"}}
-"""
-    yaml_of(tiny_task, tmp_path, more)
-    trainer_of_main(tmp_path)
-    check_scores(tmp_path / "dump", 64)
-
-
 def trainer_of_main(folder: Path) -> None:
     """What `python main.py train.yaml` does, without the report and the signals."""
     from training.building import build_trainer
@@ -184,7 +168,6 @@ def trainer_of_main(folder: Path) -> None:
 
 
 CUSTOM_CLS = ("data.custom_cls.path=custom/env_dataset.py", "data.custom_cls.name=CustomEnvDataset")
-KWARGS = "reward_model.reward_kwargs"
 
 
 @pytest.mark.parametrize(
@@ -192,10 +175,9 @@ KWARGS = "reward_model.reward_kwargs"
     [
         (
             [NO_FUNCTION],
-            r"reward_manager=custom has no environment to ask: set reward_model\.reward_kwargs\.environment",
+            r"reward_manager=custom has no environment to ask; take rows that name theirs",
         ),
         ([*CUSTOM_CLS], r"leave custom_reward_function\.path out"),
-        ([NO_FUNCTION, *CUSTOM_CLS, f"{KWARGS}.env=x"], r"reward_kwargs\.env: .*takes environment, kwargs"),
     ],
 )
 def test_the_config_check_names_what_is_missing(tiny_task, tmp_path, overrides, problem) -> None:

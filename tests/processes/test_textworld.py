@@ -21,10 +21,10 @@ COINS = "textworld:tw-coin_collector"
 
 
 def test_a_won_game_pays_one_and_is_over():
-    env = make_environment(COINS, {"show_commands": True})
+    env = make_environment(COINS)
     first = reset_environment(env, 5)
     assert "take the coin" in first or "coin" in first
-    assert first.rpartition("Commands: ")[2] == ", ".join(env._commands()) and "$$" not in first
+    assert "$$" not in first
     total, generator = 0.0, random.Random(0)
     for _ in range(50):
         step = step_environment(env, f"I think.\n> {env.sample_action(generator)}")

@@ -155,10 +155,8 @@ def test_a_docstring_tells_what_no_legend_does():
         "position: 0.1235, speed: 0\n\n"
         "Actions: 0 (push it to the left), 1 (push it to the right). Answer with one of them."
     )
-    # A word that only one name has stands for it.
-    assert [env.read_action(text) for text in ("I push it to the right", "left!", "push", "1")] == [1, 0, None, 1]
-    assert step_environment(env, "right").observation == "position: 1, speed: 12.35"
-    assert make_environment("gymnasium:Valley-v0", {"action_names": ["go on", "stop it"]}).read_action("stop") is None
+    assert [env.read_action(text) for text in ("I push it to the right", "left!", "1")] == [1, None, 1]
+    assert step_environment(env, "1").observation == "position: 1, speed: 12.35"
 
 
 class Painted(gymnasium.Env):
@@ -255,7 +253,7 @@ def test_sampled_actions_are_readable_names_and_cover_the_game(name):
 
 
 def test_sampled_numbers_and_texts_are_valid_actions_and_leave_the_episode_alone():
-    env = make_environment("gymnasium:Blackjack-v1", {"action_names": {"stay": 0}})
+    env = make_environment("gymnasium:Blackjack-v1", {"action_names": ["stay"]})
     assert {env.sample_action(random.Random(seed)) for seed in range(20)} == {"stay", "1"}
     one, other = (make_environment("gymnasium:FrozenLake-v1") for _ in range(2))
     one.reset(0), other.reset(0)

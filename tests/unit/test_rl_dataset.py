@@ -157,34 +157,6 @@ def test_a_row_without_the_scoring_column_is_named_where_scores_are_needed(tmp_p
     assert len(RLHFDataset(file, tokenizer, make_config(), require_ground_truth=False)) == 3
 
 
-USER = {"role": "user", "content": "w0"}
-
-
-@pytest.mark.parametrize(
-    ("prompt", "fault"),
-    [
-        ([USER, {"content": "w0"}], "message 1 of 'prompt' has no role"),
-        ([{"role": "", "content": "w0"}], "message 0 of 'prompt' has no role"),
-        ([{"role": "user"}], "message 0 of 'prompt' has no content"),
-        ([USER, {"role": "user", "content": None}], "message 1 of 'prompt' has no content"),
-        ([{"role": "user", "content": None, "tool_calls": []}], "message 0 of 'prompt' has no content"),
-        ([{"role": "user", "content": 5}], "message 0 of 'prompt' has a int as content"),
-        (["w0"], "message 0 of 'prompt' is a str"),
-        ({"role": "user", "content": "w0"}, "has no prompt"),
-    ],
-)
-def test_bad_messages_are_named_with_file_row_and_place(tmp_path, tokenizer, prompt, fault):
-    file = write(tmp_path / "a.jsonl", [make_row(1, 0), {**make_row(1, 1), "prompt": prompt}])
-    with pytest.raises(ValueError, match=rf"a\.jsonl row 1 .*{fault}"):
-        RLHFDataset(file, tokenizer, make_config(truncation="left"))
-
-
-def test_empty_content_and_an_assistants_tool_call_without_content_are_no_faults(tmp_path, tokenizer):
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
-    row = {**make_row(1, 0), "prompt": [{"role": "user", "content": ""}, call]}
-    assert len(RLHFDataset(write(tmp_path / "a.jsonl", [row]), tokenizer, make_config(truncation="left"))) == 1
-
-
 def test_all_bad_rows_are_counted_and_the_first_are_named(tmp_path, tokenizer):
     rows = [make_row(1, i) for i in range(6)]
     rows[1]["prompt"] = None
@@ -210,32 +182,19 @@ def test_a_wrong_prompt_key_shows_the_columns(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"prompt": "x"}\n\n{"prompt": \n', r"a\.jsonl line 3 is not JSON"),
-        ("a.jsonl", "\n", r"a\.jsonl has no rows"),
-        ("a.jsonl", "[1]\n", r"a\.jsonl row 0 is a list"),
-        ("a.json", '{"prompt": "x"}', r"a\.json holds a dict"),
-        ("a.json", '{"prompt": "x"}\n{}', r"a\.json line 2 is not JSON: .*\.jsonl"),
-        ("a.json", "[]", r"a\.json has no rows"),
-        ("a.parquet", "not parquet", r"a\.parquet is not a readable parquet file"),
+        ("a.jsonl", '{"prompt": "x"}\n\n{"prompt": \n', r"a\.jsonl line 3 cannot be read"),
+        ("a.jsonl", "\n", r"a\.jsonl must hold rows"),
+        ("a.jsonl", "[1]\n", r"a\.jsonl must hold rows, each an object"),
+        ("a.json", '{"prompt": "x"}', r"a\.json must hold rows"),
+        ("a.json", '{"prompt": "x"}\n{}', r"a\.json cannot be read: .*line 2"),
+        ("a.json", "[]", r"a\.json must hold rows"),
+        ("a.parquet", "not parquet", r"a\.parquet cannot be read"),
         ("a.csv", "x", r"ends in \.parquet, \.json, \.jsonl; this one in '\.csv'"),
+        ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "\xe9"}\n', r"a\.jsonl line 2 cannot be read: .*0xe9"),
     ],
 )
 def test_a_bad_file_is_named_with_its_fault(tmp_path, tokenizer, name, content, message):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=message):
-        RLHFDataset(str(tmp_path / name), tokenizer, make_config())
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", '{"prompt": "x"}\n{"prompt": "é"}\n'.encode("latin-1"), r"a\.jsonl line 2 is not UTF-8: .*0xe9"),
-        ("a.json", '[{"prompt": "x"},\n\n{"prompt": "é"}]'.encode("latin-1"), r"a\.json line 3 is not UTF-8: .*0xe9"),
-        ("a.jsonl", '{"prompt": "x"}'.encode("utf-16"), r"a\.jsonl line 1 is not UTF-8"),
-    ],
-)
-def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path, tokenizer, name, content, message):
-    (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         RLHFDataset(str(tmp_path / name), tokenizer, make_config())
 
@@ -251,26 +210,15 @@ def test_a_parquet_file_with_damaged_pages_is_named(tmp_path):
     content = bytearray(file.read_bytes())
     content[10:60] = b"\xff" * 50
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"a\.parquet is not a readable parquet file: ."):
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read: ."):
         read_rows(file)
 
 
 def test_a_parquet_file_whose_text_is_not_utf8_is_named(tmp_path):
     _, offsets, content = pa.array([b"\xff\xfe"], pa.binary()).buffers()
     pq.write_table(pa.table({"prompt": pa.StringArray.from_buffers(1, offsets, content)}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet is not a readable parquet file: .*utf-8"):
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read: .*utf-8"):
         read_rows(tmp_path / "a.parquet")
-
-
-def test_duplicate_columns_of_a_parquet_file_are_named(tmp_path):
-    columns = [pa.array(["x"]), pa.array([1]), pa.array(["y"])]
-    pq.write_table(pa.table(columns, names=["prompt", "n", "prompt"]), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet has several columns named 'prompt'; rename or drop"):
-        read_rows(tmp_path / "a.parquet")
-    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
-    pq.write_table(pa.table({"extra_info": twice}), tmp_path / "b.parquet")
-    with pytest.raises(ValueError, match=r"b\.parquet is not a readable parquet file: .*duplicate field names"):
-        read_rows(tmp_path / "b.parquet")
 
 
 def test_a_missing_file_is_named(tokenizer):
@@ -321,12 +269,6 @@ def test_normalising_twice_changes_nothing():
         ([5, 6], [1], r"of one length; their shapes: \(2,\) and \(1,\)"),
         (torch.ones(1, 2), torch.ones(1, 2), r"1-D .*\(1, 2\)"),
         ([], [], "no tokens"),
-        ([5.0, 6.5], [1, 1], r"input_ids are torch\.float32; allowed: integers"),
-        ([True, False], [1, 1], r"input_ids are torch\.bool; allowed: integers"),
-        ([5, -100], [1, 1], "input_ids has -100; token ids start at 0"),
-        (["w0", "w1"], [1, 1], "a row: input_ids must be a 1-D tensor, array or list of numbers"),
-        ([5, 6], [1, None], "a row: attention_mask must be a 1-D tensor, array or list of numbers"),
-        ([2**70], [1], "a row: input_ids must be"),
     ],
 )
 def test_a_row_that_cannot_train_says_why(ids, mask, message):
@@ -369,18 +311,10 @@ def test_an_optional_key_that_a_row_lacks_is_none_there():
     assert all(column.dtype == object for column in columns.values())
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([{"x": torch.ones(2)}, {}], r"'x' cannot be stacked: it is \(2,\) in row 0 .* NoneType in row 1"),
-        ([{}, {}, {"x": torch.ones(2)}], r"'x' .* it is NoneType in row 0 .* \(2,\) in row 2"),
-        ([{"x": torch.ones(2)}, {"x": [1.0, 1.0]}], r"'x' .* \(2,\) in row 0 .* list in row 1"),
-        ([{"x": torch.ones(2)}, {"x": torch.ones(3)}], r"'x' .* \(2,\) in row 0 .* \(3,\) in row 1.*pad it"),
-    ],
-)
-def test_tensors_that_lack_or_differ_in_shape_are_named(rows, message):
-    with pytest.raises(ValueError, match=message):
-        collate_fn(rows)
+@pytest.mark.parametrize("other", [{}, {"x": [1.0, 1.0]}, {"x": torch.ones(3)}])
+def test_tensors_that_lack_or_differ_in_shape_are_refused(other):
+    with pytest.raises((TypeError, RuntimeError), match=r"entry|element 1|position 1"):
+        collate_fn([{"x": torch.ones(2)}, other])
 
 
 # --- Custom classes ---

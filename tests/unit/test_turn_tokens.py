@@ -412,7 +412,6 @@ def test_folding_keeps_every_text():
 def test_tools_and_variables_reach_the_template():
     turns = turn_tokens("qwen2.5")
     assert '"name": "add"' in decode(turns, turns.prompt([user("Hi")], tools=[TOOL]))
-    assert turns.renders_tools([TOOL]) and not turn_tokens("smollm2").renders_tools([TOOL])
     assert joined_text(turns, "7<|im_end|>", [tool("4")], tools=[TOOL]).startswith(
         "\n<|im_start|>user\n<tool_response>"
     )
@@ -470,9 +469,8 @@ def test_what_costs_quality_but_not_exactness_is_logged(caplog):
     no_stop = TurnTokens(turns.tokenizer, template_kwargs={}, eos_token_ids=[turns.tokenizer.pad_token_id])
     with caplog.at_level(logging.INFO):
         no_stop.check_template(tools=[TOOL])
-        turn_tokens("qwen3").check_template()
     assert "ends turns with '<|im_end|>\\n', where sampling does not stop" in caplog.text
-    assert "ignores tools=" in caplog.text and "drops or moves earlier thinking" in caplog.text
+    assert "ignores tools=" in caplog.text
 
 
 # --- Properties over random conversations ---

@@ -63,7 +63,6 @@ class Slot:
 
     Attributes:
         inbox: its calls, each with the future of its reply; None ends the thread.
-        asked: a call is accepted and not yet answered.
         built: its agent is made.
         discarded: it serves no further episode.
         used_s: the environment's own time in this episode.
@@ -73,7 +72,6 @@ class Slot:
     worker: EnvWorker
     thread: threading.Thread = field(init=False)
     inbox: SimpleQueue[Any] = field(default_factory=SimpleQueue)
-    asked: bool = False
     built: bool = False
     discarded: bool = False
     used_s: float = 0.0
@@ -145,7 +143,6 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         Raises:
             CannotBuild: agents cannot be built; the pool is then shut down.
         """
-        self._check_open()
         missing = [index for index in range(len(self._specs)) if index not in self._schemas]
         slots = [self._new_slot(index) for index in missing]
         built = [asyncio.run_coroutine_threadsafe(self._build(slot), self._loop) for slot in slots]
@@ -188,21 +185,15 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
     # The caller's side
 
     def _begin(self, kind: Call, key: Hashable, spec_index: int, *args: Any) -> None:
-        self._check_open()
-        if key in self._episodes:
-            raise ValueError(f"episode {key!r} is still running; finish it first")
+        if self._closed:
+            raise RuntimeError("the environment pool is shut down")
         free = self._free[spec_index]
         slot = self._episodes[key] = free.pop() if free else self._new_slot(spec_index)
         slot.used_s = 0.0
         self._submit(slot, key, kind, args)
 
     def _continue(self, kind: Call, key: Hashable, *args: Any) -> None:
-        self._check_open()
-        slot = self._episodes.get(key)
-        if slot is None or slot.asked:
-            state = "is not running" if slot is None else "still waits for the reply to its last call"
-            raise ValueError(f"{kind}: episode {key!r} {state}")
-        self._submit(slot, key, kind, args)
+        self._submit(self._episodes[key], key, kind, args)
 
     # Starts an episode under a name of the caller's choice: (key, spec_index, seed, task=None).
     reset = partialmethod(_begin, "reset")
@@ -213,12 +204,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
     # Ends an episode that has not failed: (key, ending).
     finish = partialmethod(_continue, "finish")
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("the environment pool is shut down")
-
     def _submit(self, slot: Slot, key: Hashable, kind: Call, args: tuple[Any, ...]) -> None:
-        slot.asked = True
         asyncio.run_coroutine_threadsafe(self._answer(slot, key, kind, args), self._loop)
 
     def _new_slot(self, spec_index: int) -> Slot:
@@ -244,7 +230,6 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
                 self._free[slot.spec_index].append(slot)
         if reply.failure or kind in ("finish", "trial"):
             del self._episodes[key]
-        slot.asked = False
         self._replies.put((key, reply))
 
     async def _build(self, slot: Slot) -> StepReply:

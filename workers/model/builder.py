@@ -93,7 +93,7 @@ class ModelSpec:
         Raises:
             ValueError: transformers has no token classifier for this model type.
         """
-        model, missing = self._scalar_model("critic.model", torch.float32)
+        model, missing = self._scalar_model(torch.float32)
         for name, parameter in model.named_parameters():
             if name in missing:
                 nn.init.zeros_(parameter)
@@ -105,20 +105,15 @@ class ModelSpec:
         Raises:
             ValueError: it has no head that scores.
         """
-        model, missing = self._scalar_model("reward_model.model", torch_dtype(self.config.dtype))
+        model, missing = self._scalar_model(torch_dtype(self.config.dtype))
         if heads := [name for name in missing if name.endswith("weight")]:
             raise ValueError(f"reward_model.model.path={self.path} has no {', '.join(heads)}: it scores nothing")
         return self._prepare(model, trainable=False)
 
-    def _scalar_model(self, section: str, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
+    def _scalar_model(self, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
         """Builds a transformer with one output a token; returns the names, too, of what the folder lacks."""
         self.hf_config.num_labels = 1
-        try:
-            return self._read(transformers.AutoModelForTokenClassification, dtype)
-        except ValueError as error:
-            raise ValueError(say("no_value_model", section=section, spec=self)) from error
-        except RuntimeError as error:
-            raise ValueError(f"{section}.path={self.path}: its head does not give one number a token") from error
+        return self._read(transformers.AutoModelForTokenClassification, dtype)
 
     def empty_causal_lm(self, dtype: torch.dtype) -> nn.Module:
         """Builds a policy without its weights, for a rollout engine that is about to receive them."""
