@@ -12,12 +12,13 @@ from pathlib import Path
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from data.texts import say
+from data.watch import ATTEMPT, WATCH, watching
 from training.config import PPOConfig
 from training.config.loader import ConfigError, bias_line, explain, load_config
 from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, say_busy_cores
 
 # How the allocators of torch (CUDA, CPU) and vLLM say that memory ran out.
-OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "No available memory")
+MEMORY_RAN_OUT = ("OutOfMemoryError", "out of memory", "can't allocate memory", "No available memory")
 
 
 def main(argv: list[str]) -> int:
@@ -47,7 +48,10 @@ def run(argv: list[str], signals: EndingSignals) -> int:
         return 2
     from training.run.alarms import AlarmStop
     from training.run.metric_utils import EnvironmentsFail
+    from training.run.restarts import MEND, OUT_OF_MEMORY, Supervisor
 
+    if loaded.config.trainer.max_restarts and ATTEMPT not in os.environ:
+        return Supervisor(loaded.config, Path(__file__), argv).run()
     trainer = loaded.config.trainer
     run_dir = Path(trainer.run_dir).absolute()
     try:
@@ -55,13 +59,13 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     # The first is found by trying: environments that do not start.
     except (ConfigError, AlarmStop, EnvironmentsFail) as error:
         print(error, file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, ConfigError) else MEND
     except Exception as error:
         line = in_one_line(error, loaded.config)
         if debug or line is None:
             raise
         print(f"{line}; --debug shows where", file=sys.stderr)
-        return 1
+        return OUT_OF_MEMORY if ran_out_of_memory(line) else 1
     if "file" in trainer.logger and not trainer.val_only:
         print_report(run_dir)
     if unsaved is not None:
@@ -77,13 +81,24 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     trainer, unsaved = build_trainer(config), None
     trainer.signals, signals.postpone = signals, lambda: trainer.in_step
     say_busy_cores()
-    try:
-        trainer.fit()
-    except CheckpointError as error:
-        unsaved = error
-    finally:
-        signals.close()
-        trainer.shutdown()
+    name = "driver" if config.trainer.use_ray else "rank_0"
+    with watching(config.trainer.stall_timeout_s, trainer.run_dir / "stalls", name):
+        try:
+            trainer.fit()
+        except CheckpointError as error:
+            unsaved = error
+        except Exception as error:
+            # A rank's says its own.
+            if not getattr(error, "__notes__", ()):
+                error.add_note(f"{name}, {WATCH.where}")
+            raise
+        finally:
+            signals.close()
+            try:
+                trainer.shutdown()
+            # Whatever ended the run stands.
+            except Exception:
+                logging.exception("the workers did not end well")
     return unsaved
 
 
@@ -92,12 +107,19 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
 
     That is all that comes of a step, where users' own code runs.
     """
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    if isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY):
+    # A rank's error, as Ray hands it on, has its traceback for a text.
+    cause = getattr(error, "cause", None) or error
+    text = "; ".join([*getattr(error, "__notes__", ()), " ".join(f"{type(cause).__name__}: {cause}".split())])
+    if isinstance(error, MemoryError) or ran_out_of_memory(text):
         budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
         return say("out_of_memory", what=text[:300], budget=budget)
     in_step = any(frame.name == "train_step" for frame in traceback.extract_tb(error.__traceback__))
     return text if isinstance(error, ValueError | OSError | ImportError) and not in_step else None
+
+
+def ran_out_of_memory(text: str) -> bool:
+    """Says whether an error's text says so."""
+    return any(words in text for words in MEMORY_RAN_OUT)
 
 
 def print_report(run_dir: Path) -> None:

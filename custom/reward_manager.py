@@ -30,6 +30,7 @@ from custom.reward_score import default_compute_score, score_from_file
 from data.containers import place_outcome_rewards
 from data.protocol import DataProto
 from data.texts import registered, registering
+from data.watch import beat
 
 logger = logging.getLogger(__name__)
 REWARD_MANAGER_REGISTRY: dict[str, type] = {}
@@ -157,6 +158,7 @@ class NaiveRewardManager:
     def _score(self, samples: list[Sample]) -> list[Any]:
         results = []
         for row, sample in enumerate(samples):
+            beat("a reward was scored")
             try:
                 results.append(self.compute_score(**sample, **self.reward_kwargs))
             except Exception as error:
@@ -209,6 +211,7 @@ class PrimeRewardManager(NaiveRewardManager):
         futures = [self.pool.schedule(score_from_file, (*self.source, s | given), timeout=limit) for s in samples]
         results: list[Any] = []
         for row, (sample, future) in enumerate(zip(samples, futures, strict=True)):
+            beat("a reward was scored")
             try:
                 failure, result = future.result()
             except (TimeoutError, ProcessExpired) as error:

@@ -30,6 +30,7 @@ from data.protocol import DataProto
 from data.rl_dataset import EpochOrder, PromptCollator
 from data.rl_dataset import collate_fn as default_collate_fn
 from data.texts import say
+from data.watch import WATCH
 from training.batch.batching import EpisodeRows, arrange, collect_varied_groups, observation_mask
 from training.batch.torch_functional import masked_mean
 from training.config import PPOConfig
@@ -40,7 +41,7 @@ from training.reward import RewardFunction, apply_kl_penalty, compute_advantage,
 from training.reward import compute_response_mask as compute_response_mask
 from training.rollout_correction import apply_correction, measure_mismatch, read_mismatch
 from training.run import checkpoint, metric_utils, roles
-from training.run.ahead import Ahead, Engines, Generated, leave_out_stale
+from training.run.ahead import Ahead, Engines, Generated, Streamed, leave_out_stale
 from training.run.alarms import Alarms
 from training.run.metric_utils import StepTimer
 from training.run.process import EndingSignals, has_gpus, ray_cluster
@@ -65,12 +66,11 @@ class RayPPOTrainer:
         role_worker_mapping: worker class per role; None: what the config needs.
         resource_pool_manager: pool per role; None: one pool of all ranks.
         ray_worker_group_cls: how workers are run; None: as `trainer.launcher` says.
-        processor: not used for text.
+        processor, device_name: not used here, for verl's sake.
         reward_fn, val_reward_fn: DataProto -> rewards, see `training.reward.compute_reward`.
         train_dataset, val_dataset: torch Datasets of prompts, as token ids or as text; None: no validation.
         collate_fn: list of rows -> dict of tensors and object arrays; None: `data.rl_dataset.collate_fn`.
         train_sampler: order of the training rows; None: as `data.shuffle` says.
-        device_name: overrides nothing here; workers follow `trainer.device`.
     """
 
     def __init__(
@@ -122,8 +122,6 @@ class RayPPOTrainer:
         self.taken: ExitStack | None = None
         self._make_dataloaders(train_dataset, val_dataset, collate_fn or default_collate_fn, train_sampler)
         self.alarms = Alarms(config)
-
-    # Set-up
 
     def _make_dataloaders(
         self, train_dataset: Dataset, val_dataset: Dataset | None, collate_fn: Collate, sampler: Sampler[int] | None
@@ -179,6 +177,8 @@ class RayPPOTrainer:
             groups[Role.Rollout].init_model(self.total_training_steps, self.plan)
             self.rollout_wg = Engines(groups[Role.Rollout], self.actor_rollout_wg)
             self.sync_weights()
+        if trainer.train_finished_groups and not trainer.deterministic:
+            self.rollout_wg = Streamed(self.rollout_wg, self)
         parts = {"actor": self.actor_rollout_wg, "critic": self.critic_wg}
         self.parts = {name: group for name, group in parts.items() if group is not None}
         self.saver = checkpoint.CheckpointSaver(self.run_dir, self.parts, trainer)
@@ -206,7 +206,10 @@ class RayPPOTrainer:
         if self.global_steps == 0:
             self.load_checkpoint()
         record_config(self.run_dir, self.config, self.global_steps)
-        with self.signals, self._tracking() as tracking:
+        # A validation alone must not cut the run's files back.
+        backends = ["console"] if trainer.val_only else list(trainer.trackers)
+        told = trainer.project_name, trainer.experiment_name, backends, asdict(self.config), self.run_dir
+        with self.signals, Tracking(*told, self.global_steps, self.total_training_steps) as tracking:
             metrics: dict[str, float] = {}
             first = trainer.val_only or (trainer.val_before_train and self.global_steps == 0)
             if first and (metrics := self.validate()):
@@ -243,7 +246,7 @@ class RayPPOTrainer:
         while self.global_steps < self.total_training_steps:
             step, last = self.global_steps + 1, self.total_training_steps
             rows = self.next_rows() if self.ahead is None else self.ahead.take(step, last)
-            self.global_steps = step
+            WATCH.step = self.global_steps = step
             yield rows
         self.row_stream.close()
 
@@ -277,37 +280,55 @@ class RayPPOTrainer:
         if "weight_versions" in batch.batch:
             metrics |= leave_out_stale(batch, self.global_steps, self.config.trainer.async_level)
         with timer("step"):
-            batch = arrange(batch, self.plan)
-            with timer("reward"):
-                wait_for_reward = self._start_reward(batch)
-            if self.needs_old_log_probs():
-                with timer("old_log_prob"):
-                    batch, metrics = self._add_old_log_probs(batch, metrics)
-            if self.config.need_reference:
-                with timer("ref"):
-                    batch = batch.union(self.ref_policy_wg.compute_ref_log_prob(batch))
-            if self.critic_wg is not None:
-                with timer("values"):
-                    batch = batch.union(self.critic_wg.compute_values(batch))
-            with timer("adv"):
-                batch = self.add_rewards(batch, *wait_for_reward())
-                metrics |= self._set_rewards(batch)
-                batch = self._add_advantages(batch)
-                learnt = self._reweighted(batch)
-            if self.critic_wg is not None:
-                with timer("update_critic"):
-                    metrics |= self.critic_wg.update_critic(learnt)
-            if self.global_steps > self.config.trainer.critic_warmup:
-                policy, shares = self.actor_rollout_wg, self.config.critic.share_backbone
-                with timer("update_actor"):
-                    metrics |= (policy.update_actor_and_values if shares else policy.update_actor)(learnt)
+            if isinstance(self.rollout_wg, Streamed):
+                batch, own = self.rollout_wg.finish(timer)
+            else:
+                batch, own = self.with_advantages(batch, timer)
+                own |= self._update(batch, timer)
             with timer("update_weights"):
-                metrics |= self.sync_weights()
+                metrics |= own | self.sync_weights()
         timer.seconds["step"] += timer.seconds.get("gen", 0.0)
         metric_utils.dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
         self.on_batch(batch)
         metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
         return metrics | self.alarms.check(batch, metrics, self.global_steps)
+
+    def with_advantages(self, batch: DataProto, timer: StepTimer) -> tuple[DataProto, dict[str, float]]:
+        """Makes of what was generated what is trained on: rewards, log-probs, values, advantages; with metrics."""
+        metrics: dict[str, float] = {}
+        batch = arrange(batch, self.plan)
+        with timer("reward"):
+            wait_for_reward = self._start_reward(batch)
+        if self.needs_old_log_probs():
+            with timer("old_log_prob"):
+                batch, metrics = self._add_old_log_probs(batch, metrics)
+        if self.config.need_reference:
+            with timer("ref"):
+                batch = batch.union(self.ref_policy_wg.compute_ref_log_prob(batch))
+        if self.critic_wg is not None:
+            with timer("values"):
+                batch = batch.union(self.critic_wg.compute_values(batch))
+        with timer("adv"):
+            batch = self.add_rewards(batch, *wait_for_reward())
+            metrics |= self._set_rewards(batch)
+            return self._add_advantages(batch), metrics
+
+    def _update(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
+        """Updates the critic, and after its warm-up the policy; metrics and alarms are of the batch itself."""
+        metrics, learnt = dict[str, float](), batch
+        if self.config.algorithm.use_pf_ppo:
+            own = self.config.algorithm.pf_ppo
+            # No group of prompts has this number.
+            seed = seed_for(self.seed, self.global_steps, -2)
+            learnt = compute_pf_ppo_reweight_data(batch, own.reweight_method, own.weight_pow, seed)
+        if self.critic_wg is not None:
+            with timer("update_critic"):
+                metrics |= self.critic_wg.update_critic(learnt)
+        if self.global_steps > self.config.trainer.critic_warmup:
+            policy, shares = self.actor_rollout_wg, self.config.critic.share_backbone
+            with timer("update_actor"):
+                metrics |= (policy.update_actor_and_values if shares else policy.update_actor)(learnt)
+        return metrics
 
     def sync_weights(self) -> dict[str, float]:
         """Sends the weights of this step to the engines; returns what the canaries tell."""
@@ -350,7 +371,7 @@ class RayPPOTrainer:
             batch, drawn = collect_varied_groups(scored, settings, wanted)
         else:
             batch, drawn = self._answers(rows, 0, step), {}
-        if self.rollout_wg is self.actor_rollout_wg:
+        if not self.config.trainer.rollout_n_gpus:
             self.actor_rollout_wg.sleep_rollout()
         return batch, drawn
 
@@ -460,15 +481,6 @@ class RayPPOTrainer:
         own = algorithm.norm_adv_by_std_in_grpo, algorithm, self.estimator_state
         return compute_advantage(batch, algorithm.adv_estimator, *settings, *own)
 
-    def _reweighted(self, batch: DataProto) -> DataProto:
-        """Draws what is learnt from, where `algorithm.use_pf_ppo` asks for it; metrics and alarms are of the batch."""
-        own = self.config.algorithm.pf_ppo
-        if not self.config.algorithm.use_pf_ppo:
-            return batch
-        # No group of prompts has this number.
-        seed = seed_for(self.seed, self.global_steps, -2)
-        return compute_pf_ppo_reweight_data(batch, own.reweight_method, own.weight_pow, seed)
-
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
         metrics: dict[str, float] = {"training/global_step": self.global_steps, "training/epoch": self.epoch}
         metrics |= metric_utils.compute_data_metrics(batch, use_critic="values" in batch.batch)
@@ -535,10 +547,3 @@ class RayPPOTrainer:
         self.row_stream = self.endless_rows()
         self.sync_weights()
         logger.info("resumed from %s", folder)
-
-    def _tracking(self) -> Tracking:
-        trainer, first, last = self.config.trainer, self.global_steps, self.total_training_steps
-        # A validation alone must not cut the run's files back.
-        backends = ["console"] if trainer.val_only else list(trainer.trackers)
-        names, settings = (trainer.project_name, trainer.experiment_name), asdict(self.config)
-        return Tracking(*names, backends, settings, str(self.run_dir), resume_step=first, total_steps=last)

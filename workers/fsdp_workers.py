@@ -40,7 +40,7 @@ from workers.model.forward import FORWARD_FIELDS, ForwardSettings, PolicyModel, 
 from workers.model.lora import adapter_export, without_adapters
 from workers.model.state import CheckpointWriter
 from workers.model.update import build_optimizer, build_scheduler
-from workers.multi_turn_rollout import AgentRollout
+from workers.multi_turn_rollout import AgentRollout, by_group
 from workers.ranks import distributed
 from workers.ranks.distributed import shard_model, start_worker
 from workers.ranks.worker_group import Dispatch, register
@@ -249,17 +249,18 @@ class ActorRolloutRefWorker(TrainedWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine", keeps_rows=False)
     def begin_batch(self, described: DataProto) -> None:
-        """Takes a batch in, of prompts or episodes, which `play` goes on with."""
+        """Takes a batch in, of prompts or episodes, which `play` goes on with; with meta_info `by_group` as many."""
         source = self.rollout if self.agents is None else self.agents
-        batch = source.batch_of(described)
-        batch.finish = partial(source.rows_of, described, batch.episodes)
         self.loop.lockstep = bool(described.meta_info["seeded"])
-        self.loop.add(batch)
+        for part in [*by_group(described)] if described.meta_info.get("by_group") else [described]:
+            batch = source.batch_of(part)
+            batch.finish = partial(source.rows_of, part, batch.episodes)
+            self.loop.add(batch)
 
     @register(Dispatch.ALL_TO_ALL)
-    def play(self, seconds: float) -> list[DataProto]:
+    def play(self, seconds: float, to_idle: bool = False) -> list[DataProto]:
         """Goes on with all batches for so many seconds; returns those that have come to an end, as rows."""
-        ended = self.loop.play(seconds)
+        ended = self.loop.play(seconds, to_idle)
         return [batch.finish() for batch in ended] if distributed.rank() % self.ranks_per_engine() == 0 else []
 
     @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine")
@@ -317,6 +318,18 @@ class ActorRolloutRefWorker(TrainedWorker):
     def update_actor_and_values(self, data: DataProto) -> dict[str, float]:
         """Does what `update_actor` does, to a policy that has the values, whose fields it is sent too."""
         return self.update_actor(data)
+
+    @register(Dispatch.DP_COMPUTE_PROTO, reads=(*FORWARD_FIELDS, *UPDATE_FIELDS), ranks_per_chunk="ranks_per_sequence")
+    def add_groups(self, data: DataProto) -> None:
+        """Adds the gradient of groups of a step whose other groups may still play; see `Trained.add_groups`."""
+        self.writer.wait_until_copied()
+        with distributed.expandable_segments(self.device), self._on_device():
+            self.actor.add_groups(self._with_temperature(data))
+
+    @register(Dispatch.ONE_TO_ALL)
+    def finish_update(self) -> Metrics:
+        """Makes the step that `add_groups` has prepared, and one of the schedule; returns metrics."""
+        return self._update("actor", lambda data, plan: self.actor.finish_update("actor"), DataProto())
 
     def _load_policy(self, fsdp: FSDPConfig, spec: ModelSpec, trainable: bool) -> tuple[PolicyModel, ForwardSettings]:
         lm = spec.causal_lm(trainable=trainable)

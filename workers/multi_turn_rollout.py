@@ -5,7 +5,7 @@ gives one row, or more where the model's chat template rewrites history. Invaria
 tokens stay where the engine is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from custom.env_suite import EnvironmentSuite
 from data.containers import object_array, sample_ids, seed_for, step_info
 from data.protocol import DataProto
 from data.turn_tokens import Tools, TurnTokens
+from training.batch.batching import rows_by_key
 from training.config import AgentConfig, PPOConfig
 from training.config.settings import GIVEN, EnvironmentChoice
 from workers.environments.env_server import StepReply
@@ -113,6 +114,13 @@ class AgentRollout:
         """Shuts the environment pool down."""
         if self.pool is not None:
             self.pool.shutdown()
+
+
+def by_group(described: DataProto) -> Iterator[DataProto]:
+    """Cuts described prompts or episodes by `uid`; meta_info then has that and how many `episodes` they are."""
+    for uid, rows in rows_by_key(described.non_tensor_batch["uid"].tolist()).items():
+        part = described.select_idxs(rows)
+        yield replace(part, meta_info=described.meta_info | {"uid": uid, "episodes": len(rows)})
 
 
 def open_pool(config: PPOConfig, specs: AgentSpecs) -> EnvironmentPool:

@@ -4,6 +4,7 @@ against 0, one rank that trains and one that samples with vLLM, a core each, on 
     still, slow     environments of `environment_load`: `step` answers at once, or sleeps: mean 0.2 s, 99th percentile
                     2 s; 24 episodes of three turns of 24 tokens
     0, 1            the level; --epochs sets how long training takes against generation, which the first table shows
+    groups          level 0 with `trainer.train_finished_groups`, in one epoch, on those ranks and on one that does both
 
 Each variant is a run of `main.py` of its own; figures are medians of its steps but the first three.
 
@@ -28,6 +29,14 @@ from examples.prepare_tiny_prompts import make_tokenizer
 
 WARM_UP = 3
 TARGETS = {"level 1 against 0": "at least 1.40", "slow against still": "at most 1.15"}
+# What each variant adds.
+VARIANTS = {
+    "0": ("trainer.rollout_n_gpus=1",),
+    "1": ("trainer.rollout_n_gpus=1", "trainer.async_level=1"),
+    "groups": ("trainer.rollout_n_gpus=1", "trainer.train_finished_groups=true"),
+    "groups, one rank": ("trainer.train_finished_groups=true",),
+    "one rank": (),
+}
 
 
 def make_model(folder: Path) -> Path:
@@ -41,7 +50,7 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def run(model: Path, environment: str, level: int, steps: int, epochs: int) -> dict[str, float]:
+def run(model: Path, environment: str, variant: str, steps: int, epochs: int) -> dict[str, float]:
     """Trains in processes of its own; the median seconds of each phase."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [
@@ -53,7 +62,7 @@ def run(model: Path, environment: str, level: int, steps: int, epochs: int) -> d
             *(f"agent.environment.cls={environment}", "agent.environment.kwargs={}"),
             *("agent.max_turn=3", "agent.max_turn_tokens=24", "trainer.alarms=off", "trainer.logger=file"),
             *("actor_rollout_ref.actor.ppo_mini_batch_size=null", f"actor_rollout_ref.actor.ppo_epochs={epochs}"),
-            *("trainer.rollout_n_gpus=1", f"trainer.async_level={level}", f"trainer.total_training_steps={steps}"),
+            *(f"trainer.total_training_steps={steps}", "agent.allow_different_tasks=true", *VARIANTS[variant]),
             *(f"trainer.default_local_dir={folder}", "trainer.save_freq=-1", "trainer.launcher=ray"),
         ]
         environ = os.environ | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
@@ -69,27 +78,30 @@ def run(model: Path, environment: str, level: int, steps: int, epochs: int) -> d
     return {name: statistics.median(line.get(name, 0.0) for line in lines) for name in phases}
 
 
-def main(steps: int, epochs: int) -> None:
-    """Prints the table and the two ratios."""
+def main(steps: int, epochs: int, variants: list[str]) -> None:
+    """Prints the table and the ratios."""
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
         found = {
-            (environment, level): run(model, environment, level, steps, epochs)
-            for level in (0, 1)
+            (environment, variant): run(model, environment, variant, steps, epochs if variant in "01" else 1)
+            for variant in variants
             for environment in ("Still", "Slow")
         }
     print(f"medians of {steps - WARM_UP} steps, {epochs} epochs; load {os.getloadavg()[0]:.2f}")
-    print("| environment | level | " + " | ".join(next(iter(found.values()))) + " |\n|---|---|" + "---|" * 5)
-    for (environment, level), seconds in found.items():
-        print(f"| {environment} | {level} | " + " | ".join(f"{value:.3f}" for value in seconds.values()) + " |")
+    print("| environment | variant | " + " | ".join(next(iter(found.values()))) + " |\n|---|---|" + "---|" * 5)
+    for (environment, variant), seconds in found.items():
+        print(f"| {environment} | {variant} | " + " | ".join(f"{value:.3f}" for value in seconds.values()) + " |")
     step = {key: seconds["timing_s/step"] for key, seconds in found.items()}
-    gain, cost = step["Still", 0] / step["Still", 1], step["Slow", 1] / step["Still", 1]
-    for (name, target), ratio in zip(TARGETS.items(), (gain, cost), strict=True):
-        print(f"{name}: {ratio:.2f} ({target})")
+    gain, cost = TARGETS
+    if {"0", "1"} <= {*variants}:
+        print(f"{gain}: {step['Still', '0'] / step['Still', '1']:.2f} ({TARGETS[gain]})")
+    for variant in variants:
+        print(f"{cost}, {variant}: {step['Slow', variant] / step['Still', variant]:.2f} ({TARGETS[cost]})")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--variants", nargs="+", default=[*VARIANTS], choices=[*VARIANTS])
     main(**vars(parser.parse_args()))

@@ -165,7 +165,7 @@ def check_killed_worker(run: WatchedRun) -> None:
     assert run.end() == 1
     assert time.monotonic() - killed < 60 + VANISHING_S
     log = run.log.read_text()
-    assert re.search(r"ActorDiedError: (.|\n)*rank [01] of 2, role (actor_rollout|critic), in \w+", log), log
+    assert re.search(r"ActorDiedError: (.|\n)*rank [01] of 2, role (actor_rollout|critic), in \w+, step \d", log), log
 
 
 @pytest.mark.slow

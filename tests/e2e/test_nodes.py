@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import PROJECT
+from tests.e2e.test_resume import steps_logged
 from tests.e2e.test_training import read_steps, tiny_config
 from training.building import build_trainer
 
@@ -19,19 +22,19 @@ ray = pytest.importorskip("ray")
 
 
 @pytest.fixture
-def two_nodes() -> Iterator[str]:
-    """The address of a cluster of two nodes with room for one rank each."""
+def two_nodes() -> Iterator[Any]:
+    """A cluster of two nodes with room for one rank each."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
-    yield cluster.address
+    yield cluster
     cluster.shutdown()
 
 
-@pytest.mark.slow
-def test_two_nodes_train(two_nodes: str, tiny_task: Path, tmp_path: Path) -> None:
-    argv = [
+def command(cluster: Any, tiny_task: Path, tmp_path: Path, *overrides: str) -> list[str]:
+    return [
+        *(sys.executable, "main.py"),
         "configs/tiny_prompts.yaml",
         f"data.train_files={tiny_task}/train.parquet",
         "data.val_files=null",
@@ -41,9 +44,15 @@ def test_two_nodes_train(two_nodes: str, tiny_task: Path, tmp_path: Path) -> Non
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "trainer.total_training_steps=2",
         "trainer.nnodes=2",
-        f"ray_kwargs.ray_init.address={two_nodes}",
+        f"ray_kwargs.ray_init.address={cluster.address}",
+        *overrides,
     ]
-    done = subprocess.run([sys.executable, "main.py", *argv], cwd=PROJECT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_two_nodes_train(two_nodes: Any, tiny_task: Path, tmp_path: Path) -> None:
+    argv = command(two_nodes, tiny_task, tmp_path)
+    done = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [step["step"] for step in read_steps(tmp_path)] == [1, 2]
 
@@ -115,3 +124,29 @@ def test_a_node_that_does_not_see_the_runs_folder_is_named_before_a_model_is_loa
             trainer.init_workers()
     finally:
         trainer.shutdown()
+
+
+@pytest.mark.slow
+def test_a_node_that_leaves_is_waited_for(two_nodes: Any, tiny_task: Path, tmp_path: Path) -> None:
+    more = ("trainer.total_training_steps=12", "trainer.save_freq=1", "trainer.max_restarts=2", "trainer.logger=file")
+    argv, log = command(two_nodes, tiny_task, tmp_path, *more), tmp_path / "stderr"
+    with log.open("w") as stderr:
+        run = subprocess.Popen(argv, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=stderr)
+    try:
+        while run.poll() is None and steps_logged(tmp_path) < 2:
+            time.sleep(0.1)
+        two_nodes.remove_node(next(iter(two_nodes.worker_nodes)), allow_graceful=False)
+        while run.poll() is None and "restart 1 of 2" not in log.read_text():
+            time.sleep(0.5)
+        # The restarted run waits for it.
+        time.sleep(15)
+        assert run.poll() is None, log.read_text()[-3000:]
+        two_nodes.add_node(num_cpus=1)
+        assert run.wait(timeout=150) == 0, log.read_text()[-3000:]
+    finally:
+        run.terminate()
+        run.wait(timeout=30)
+    said = log.read_text()
+    assert re.search(r"rank 1 of 2, role \w+, in \w+, step \d+, \w+", said), said[-3000:]
+    assert "restart 2" not in said
+    assert [step["step"] for step in read_steps(tmp_path)] == [*range(1, 13)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,26 @@ def weights_after(
 
 def close(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).norm() <= 1e-5 * b.norm()) and bool(b.norm() > 0)
+
+
+@pytest.mark.parametrize("loss_agg_mode", LOSS_AGG_MODES)
+@pytest.mark.parametrize("order", ["abc", "cab"])
+def test_groups_that_come_one_by_one_give_the_gradient_and_metrics_of_all(lm, order, loss_agg_mode) -> None:
+    config = ActorConfig(
+        loss_agg_mode=loss_agg_mode, entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.2, grad_clip=1e9
+    )
+    data = make_update()
+    expected, expected_metrics = weights_after(lm, data, config)
+    module = copy.deepcopy(lm)
+    actor = DataParallelPPOActor(config, module, torch.optim.SGD(module.parameters(), lr=0.1))
+    for _ in range(2):
+        module.load_state_dict(lm.state_dict())
+        for uid in order:
+            actor.add_groups(data.select_idxs(torch.tensor([i for i, own in enumerate("aaaabbc") if own == uid])))
+        metrics = actor.finish_update("actor")
+        change = [p - q for p, q in zip(module.parameters(), lm.parameters(), strict=True)]
+        assert close(torch.cat([c.detach().flatten() for c in change]), expected)
+        assert metrics == pytest.approx(expected_metrics, rel=2e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("loss_agg_mode", LOSS_AGG_MODES)
@@ -191,6 +213,72 @@ def test_an_update_with_infinite_gradient_is_skipped_and_counted(lm) -> None:
     change, metrics = weights_after(lm, data, ActorConfig())
     assert not change.any()
     assert metrics["actor/skipped_updates"] == 1
+
+
+def test_a_skipped_update_says_whose_loss_it_was_in_which_step_and_mini_batch(lm, caplog) -> None:
+    data = make_update()
+    data.batch["advantages"][0, 0] = float("nan")
+    weights_after(lm, data, ActorConfig())
+    assert (
+        "step 1, mini-batch 1 of 1 of the actor: its gradient has norm nan, from the loss of ranks [0]" in caplog.text
+    )
+    caplog.clear()
+    broken = copy.deepcopy(lm)
+    next(broken.parameters()).register_hook(lambda gradient: gradient * float("inf"))
+    optimizer = torch.optim.SGD(broken.parameters(), lr=0.1)
+    DataParallelPPOActor(ActorConfig(), broken, optimizer).update_policy(make_update(), UpdatePlan.of_rows(7, 7))
+    assert "from the loss of ranks none: it is the backward pass" in caplog.text
+
+
+@contextmanager
+def small_device(module: nn.Module, tokens: int) -> Iterator[list[int]]:
+    """Has the module run out of a device's memory in the backward pass of more tokens than these.
+
+    The list holds the tokens of the passes that ended well; the first layers' gradients are there already when one does
+    not.
+    """
+    sizes: list[int] = []
+    embedding = module.get_input_embeddings()
+
+    def limit(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        size = given[0].numel()
+
+        def check(gradient: Tensor) -> None:
+            if size > tokens:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            sizes.append(size)
+
+        if output.requires_grad:
+            output.register_hook(check)
+        elif size > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    handle = embedding.register_forward_hook(limit)
+    yield sizes
+    handle.remove()
+
+
+@pytest.mark.parametrize(("settings", "fits"), [({}, 31), ({"pack_rows": True}, 15)])
+def test_an_update_that_runs_out_of_memory_is_made_with_half_the_tokens_and_the_same_numbers(
+    lm, caplog, settings, fits
+) -> None:
+    config, plan = ActorConfig(ppo_max_token_len_per_gpu=1000, ppo_epochs=2), UpdatePlan.of_rows(7, 7, 2)
+    expected, expected_metrics = weights_after(lm, make_update(), config, **settings)
+    module = copy.deepcopy(lm)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    actor = DataParallelPPOActor(config, module, optimizer, forward=ForwardSettings(**settings))
+    with small_device(module, 24) as sizes:
+        metrics = actor.update_policy(make_update(), plan)
+        assert max(sizes) <= 24
+        change = [p - q for p, q in zip(module.parameters(), lm.parameters(), strict=True)]
+        assert close(torch.cat([c.detach().flatten() for c in change]), expected)
+        assert metrics == pytest.approx(expected_metrics, rel=2e-5, abs=1e-7)
+        said = [record.message for record in caplog.records if "ran out" in record.message]
+        assert f"at most MicroBatching(max_token_len={fits}, micro_batch_size=None) for the rest of the run" in said[-1]
+        actor.update_policy(make_update(), plan)
+        assert len([record for record in caplog.records if "ran out" in record.message]) == len(said), "it stays"
+    with small_device(module, 3), pytest.raises(torch.OutOfMemoryError):
+        actor.update_policy(make_update(), plan)
 
 
 def test_compute_log_prob_gives_the_log_probs_at_the_temperature(lm) -> None:

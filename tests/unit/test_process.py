@@ -35,6 +35,14 @@ def test_a_postponed_signal_waits_for_the_step_and_a_second_one_does_not() -> No
             os.kill(os.getpid(), signal.SIGINT)
         signals.close()
         os.kill(os.getpid(), signal.SIGINT)
+        # A job's scheduler and its own supervisor both say it.
+        signals.open = True
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        signals.when -= 10
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, before if number == signal.SIGINT else signal.SIG_DFL)

@@ -3,7 +3,7 @@
 Invariant: it knows names only, so that a config is judged without torch. `register_adv_est` enters a user's own.
 """
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Literal, Self
 
 from data.texts import say, table
@@ -142,6 +142,7 @@ class AlgorithmConfig(of.Section):
 # What estimators may ask for beside rewards and mask, and what each asks for.
 _TABLE = table(__file__)
 OFFERED: tuple[str, ...] = tuple(_TABLE["offered"])
+OF_ONE_GROUP: list[str] = _TABLE["of_one_group"]
 ESTIMATOR_NEEDS: dict[str, tuple[str, ...]] = {name: tuple(needs) for name, needs in _TABLE["needs"].items()}
 
 
@@ -155,6 +156,12 @@ class MicroBatching(of.Section):
 
     max_token_len: int | None = None
     micro_batch_size: int | None = None
+
+    def halved(self, longest: int) -> Self:
+        """Returns half of it: at least the `longest` row's tokens, or one row."""
+        tokens, rows = self.max_token_len, self.micro_batch_size
+        tokens = tokens and min(tokens, max(tokens // 2, longest))
+        return replace(self, max_token_len=tokens, micro_batch_size=rows and max(rows // 2, 1))
 
 
 def micro_batching(use_dynamic_bsz: bool | None, micro_batch_size: int | None, max_token_len: int) -> MicroBatching:

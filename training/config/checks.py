@@ -8,12 +8,13 @@ import importlib.util
 import inspect
 import logging
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 from data.loading import load_extern_object
 from data.texts import say, say_where
 from training.config import resources
-from training.config.algorithm_settings import MicroBatching, estimator_needs
+from training.config.algorithm_settings import OF_ONE_GROUP, MicroBatching, estimator_needs
 from training.config.settings import ActorConfig, CriticConfig, EnvironmentHome, PPOConfig
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ def check_config(config: PPOConfig, *, ask_hub: bool = True, own_data: bool = Fa
         own_data: datasets and environments are given as objects.
     """
     # Each begins where the one before it ends: what a user's file registers is known to those that follow.
-    own = (_algorithm(config), _batch_sizes(config), _token_budgets(config), _combinations(config, own_data))
+    own = [_algorithm(config), _batch_sizes(config), _token_budgets(config), _finished_groups(config)]
+    own += [_combinations(config, own_data)]
     there = (resources.check_ranks, resources.check_files, resources.check_classes, resources.check_agents)
     found = [problem for problems in own for problem in problems]
     found += [problem for check in (_trackers, _reward, _checkpoints, *there) for problem in check(config)]
@@ -82,6 +84,32 @@ def _token_budgets(config: PPOConfig) -> Iterator[str]:
             yield say("small_budget", key=key, tokens=micro.max_token_len, row=config.data.row_length)
         if micro == MicroBatching():
             yield f"{key}_micro_batch_size_per_gpu=null: give a number of rows, or use_dynamic_bsz=true"
+
+
+def _finished_groups(config: PPOConfig) -> Iterator[str]:
+    """Requires, to train on groups one by one, that no number but the last counts is of the whole batch."""
+    algorithm, actor, mode = (
+        config.algorithm,
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.actor.loss_agg_mode,
+    )
+    wrong = {
+        "algorithm.adv_estimator": algorithm.adv_estimator not in OF_ONE_GROUP,
+        "algorithm.use_kl_in_reward": algorithm.use_kl_in_reward,
+        "algorithm.use_pf_ppo": algorithm.use_pf_ppo,
+        "algorithm.filter_groups.enable": algorithm.filter_groups.enable,
+        "algorithm.rollout_correction": config.loss_mode == "bypass_mode" or algorithm.rollout_correction.corrects,
+        "agent.observation_loss_coef": config.agent.observation_loss_coef > 0,
+        "critic.enable": config.need_values,
+        "trainer.async_level": config.trainer.async_level > 0,
+        f"{ACTOR}.ppo_epochs": (actor.ppo_epochs or 1) > 1,
+        f"{ACTOR}.ppo_mini_batch_size": actor.ppo_mini_batch_size not in (None, config.prompts_per_step),
+        f"{ACTOR}.fsdp_config.param_offload": actor.fsdp_config.param_offload,
+        f"{ACTOR}.policy_loss.loss_mode": config.loss_mode in ("geo_mean", "sapo") and not mode.startswith("seq-mean"),
+    }
+    if config.trainer.train_finished_groups and (keys := [key for key, is_wrong in wrong.items() if is_wrong]):
+        given = ", ".join(f"{key}={attrgetter(key)(config)}" for key in keys)
+        yield say("not_by_group", given=given, estimators=", ".join(OF_ONE_GROUP))
 
 
 def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:

@@ -341,6 +341,8 @@ class TrainerConfig(of.Section):
     rollout_n_gpus: of.NonNegativeInt = 0  #: ranks, beside those, of which each has an engine; 0 = they share theirs
     #: with rollout_n_gpus: how many updates old a sampled token may be; above 0 generation goes on while training runs
     async_level: of.NonNegativeInt = 0
+    #: train on groups whose episodes have ended while others play; deterministic=true waits (docs/asynchronous.md)
+    train_finished_groups: bool = False
     device: Literal["cuda", "cpu"] | None = None  #: null = cuda where there is one
     balance_batch: bool = True  #: give each rank about the same number of tokens
     #: what an alarm does (docs/alarms.md): one line in the log | ends the run too | nothing is watched
@@ -361,6 +363,9 @@ class TrainerConfig(of.Section):
     validation_data_dir: of.OutputPath | None = None  #: write every validation's here
     log_val_generations: of.NonNegativeInt = 0  #: validation answers to show in the log
     launcher: Literal["local", "ray"] | None = None  #: local = one process; null = ray for more than one rank
+    #: seconds in which nothing at all moves after which a run ends (docs/failures.md); null = waits for ever
+    stall_timeout_s: of.PositiveFloat | None = 3600.0
+    max_restarts: of.NonNegativeInt = 0  #: how often a run that fails is started again, from its last checkpoint
     deterministic: bool = False  #: turns in lockstep, deterministic operations, exact resume; somewhat slower
 
     @property

@@ -8,11 +8,13 @@ again from the same seeds: no row of the data is lost or comes twice.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
-from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ import torch
 
 from data.protocol import DataProto
 from training.batch.torch_functional import masked_mean
+from training.run.metric_utils import StepTimer
 
 # For so many seconds engines play before new weights, or another batch, may reach them.
 SLICE_S = 0.2
@@ -71,6 +74,66 @@ class Engines:
             told = self.policy.send_weights()
             received.result()
             return self.group.compare_canary(told)
+
+
+class Streamed:
+    """Is a worker group whose policy learns of each group of episodes once it has ended, while others still play.
+
+    On ranks that train too it learns where the engine has nothing to sample; engines with ranks of their own go on.
+    """
+
+    def __init__(self, group: Any, trainer: Any) -> None:
+        self.group, self.trainer, self.learnt = group, trainer, list[DataProto]()
+        self.apart = isinstance(group, Engines)
+        self.side = ThreadPoolExecutor(1, thread_name_prefix="play")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.group, name)
+
+    def generate_sequences(self, described: DataProto) -> DataProto:
+        """Answers prompts; with what is to be trained on, `finish` makes the step."""
+        return self._play(self.group.generate_sequences, described)
+
+    def run_episodes(self, described: DataProto) -> DataProto:
+        """Plays episodes, as `generate_sequences`."""
+        return self._play(self.group.run_episodes, described)
+
+    def _play(self, whole: Callable[[DataProto], DataProto], described: DataProto) -> DataProto:
+        if described.meta_info["validate"]:
+            return whole(described)
+        self.group.begin_batch(replace(described, meta_info=described.meta_info | {"by_group": True}))
+        left, parts = Counter(described.non_tensor_batch["uid"].tolist()), defaultdict[str, list[DataProto]](list)
+        uids, more = list(left), self._slice()
+        while left:
+            found = [part for own in more() for part in own]
+            for part in found:
+                parts[uid := part.meta_info.pop("uid")].append(part)
+                left[uid] -= part.meta_info.pop("episodes")
+            ended = [uid for uid in left if not left[uid]]
+            left -= Counter()
+            more = self._slice() if left else more
+            if ended:
+                self._learn(DataProto.concat([part for uid in ended for part in parts[uid]]))
+        return DataProto.concat([part for uid in uids for part in parts[uid]])
+
+    def _slice(self) -> Callable[[], list[list[DataProto]]]:
+        """Goes on playing, beside what follows where it can; the result waits for what has ended."""
+        size = self.group.world_size
+        seconds = SLICE_S if size > 1 else math.inf
+        play = partial(self.group.play, [seconds] * size, [not self.apart] * size)
+        return self.side.submit(play).result if self.apart else play
+
+    def _learn(self, ended: DataProto) -> None:
+        batch, _ = self.trainer.with_advantages(ended, StepTimer())
+        self.trainer.actor_rollout_wg.add_groups(batch)
+        self.learnt.append(batch)
+
+    def finish(self, timer: StepTimer) -> tuple[DataProto, dict[str, float]]:
+        """Makes the step's update; returns its rows, in the order of their ends, and metrics."""
+        batch, metrics = DataProto.concat(self.learnt), {"training/parts_of_update": float(len(self.learnt))}
+        self.learnt.clear()
+        with timer("update_actor"):
+            return batch, metrics | self.trainer.actor_rollout_wg.finish_update()
 
 
 class Generated(NamedTuple):

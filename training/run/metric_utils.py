@@ -25,6 +25,7 @@ from custom.tools import UNKNOWN
 from data.containers import row_blocks, row_sums
 from data.protocol import DataProto
 from data.texts import say, warn_once
+from data.watch import WATCH, beat
 from training.batch.batching import EpisodeRows, real_rows, rows_by_key
 from workers.rollout.episode import ENDINGS, FAILURES
 
@@ -253,7 +254,8 @@ def validate(trainer: Any) -> dict[str, float]:
     infos: dict[str, list[Any]] = {}
     n = trainer.config.actor_rollout_ref.rollout.val_kwargs.n
     for rows in trainer.val_dataloader:
-        batch, scored = _validate_batch(trainer, rows, n, first_group=len(uids) // n)
+        with StepTimer()("validation"):
+            batch, scored = _validate_batch(trainer, rows, n, first_group=len(uids) // n)
         names = batch.non_tensor_batch.get(trainer.config.data.reward_fn_key, np.full(len(batch), "unknown"))
         sources += [str(name) for name in names]
         uids += list(batch.non_tensor_batch["uid"])
@@ -293,15 +295,20 @@ def dump(batch: DataProto, folder: str | None, step: int, tokenizer: Any, anew: 
 
 
 class StepTimer:
-    """Measures seconds per named section of a step: `with timer("gen"): ...`; a section that comes twice adds up."""
+    """Measures seconds per named section of a step: `with timer("gen"): ...`; a section that comes twice adds up.
+
+    The watch takes it for the place where the run is, and an error leaves it so.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, outer, WATCH.place = time.perf_counter(), WATCH.place, name
+        beat(f"{name} began")
         yield
+        WATCH.place = outer
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
@@ -28,6 +29,8 @@ OWN_CLUSTER = {
 }
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 5.0  # for Ray's processes to end by themselves
+# A scheduler may tell every process of a job, and the one that watches over this one hands it on: that is one SIGTERM.
+ECHO_S = 2.0
 
 
 def handle(handlers: Mapping[signal.Signals, Any]) -> None:
@@ -45,7 +48,7 @@ class EndingSignals:
     """
 
     def __init__(self) -> None:
-        self.received, self.open = 0, True
+        self.received, self.open, self.when = 0, True, 0.0
         self.postpone: Callable[[], bool] = lambda: False
 
     def install(self) -> None:
@@ -66,10 +69,11 @@ class EndingSignals:
         self.open = False
 
     def _end(self, number: int, frame: object) -> None:
-        if not self.open:
+        echo = number == signal.SIGTERM == self.received and time.monotonic() - self.when < ECHO_S
+        if echo or not self.open:
             return
         later = not self.received and self.postpone()
-        self.received = number
+        self.received, self.when = number, time.monotonic()
         how = "ending the run after this step; once more: at once" if later else "ending the run"
         # Not print: the signal may have come in the midst of one.
         os.write(2, f"\n{signal.Signals(number).name}: {how}\n".encode())

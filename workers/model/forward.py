@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from data.protocol import DataProto
 from data.texts import say
+from data.watch import beat
 from training.batch.batching import plan_padded
 from training.batch.torch_functional import EntropyMode, LogitForm, head_log_probs
 from training.config import CriticModelConfig, MicroBatching, ModelConfig
@@ -218,6 +219,7 @@ def iter_micro_batches(
         inputs = to_device(laid_out, settings.device)
         inputs.temperature = data.meta_info.get("temperature", 1.0)
         yield rows, micro, inputs
+        beat("a micro-batch was read or learnt from")
 
 
 def loss_fields(micro: DataProto, device: torch.device) -> dict[str, Tensor]:

@@ -4,8 +4,11 @@ Invariant: the gradient of a mini-batch does not depend on how it is cut into mi
 is a sum divided by the count of the whole mini-batch over all ranks, which is passed down.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +31,9 @@ from workers.model.forward import (
     read_rows,
     scatter_tokens,
 )
-from workers.ranks.distributed import full_tensor, max_over_ranks, sum_over_ranks, world_size
+from workers.ranks.distributed import full_tensor, max_over_ranks, rank, sum_over_ranks, world_size
+
+logger = logging.getLogger(__name__)
 
 
 class MicroLoss(NamedTuple):
@@ -74,6 +79,10 @@ class Trained(ABC):
     ) -> None:
         self.config, self.module, self.optimizer = config, module, optimizer
         self.settings = settings or ForwardSettings()
+        # Of an update that `add_groups` has begun: metrics, and how many tokens and sequences.
+        self.sums, self.counted = MetricSums(), torch.zeros(2)
+        # What fits into the device's memory of an update's limits, where less does than was set.
+        self.fitting: MicroBatching | None = None
 
     def micro_forward(self, micro: DataProto, inputs: ForwardBatch, *how: Any) -> list[Tensor]:
         """Computes what the module says of sampled tokens: each (rows, response_len), zero where none was sampled."""
@@ -101,34 +110,98 @@ class Trained(ABC):
             plan: None: a mini-batch has `ppo_mini_batch_size` rows, or all.
             prefix: of the metrics `grad_norm` and `skipped_updates` (those with a norm that is not finite).
         """
-        settings, config, optimizer = self.settings, self.config, self.optimizer
-        assert optimizer is not None
-        self.module.train()
-        plan, ranks = plan or self.plan(len(data)), settings.sequence_ranks
-        sums, weight, share = MetricSums(ranks), 1 / plan.updates, ranks / world_size()
+        plan, ranks = plan or self.plan(len(data)), self.settings.sequence_ranks
+        sums = MetricSums(ranks)
         for number, rows in enumerate(rows_of_updates(data, plan)):
-            mini = data.select_idxs(rows)
+            mini, weight = data.select_idxs(rows), 1 / plan.updates
             mini.meta_info["updates_to_come"] = plan.updates if number == 0 else None
             counts = global_counts(mini.batch["response_mask"], ranks, mini.batch.get("episode_share", None))
             if "observation_mask" in mini.batch:
                 observed = sum_over_ranks(mini.batch["observation_mask"].sum())
                 mini.meta_info["observation_tokens"] = int(observed) // ranks
-            optimizer.zero_grad(set_to_none=True)
-            for _, micro, inputs in iter_micro_batches(mini, settings, config.micro_batching):
-                loss, metrics, maxima = self.micro_loss(micro, inputs, counts)
-                loss.backward()
-                sums.add(metrics, weight)
-                sums.maximum(maxima)
-            norm = clip_grad_norm(self.module, config.grad_clip)
-            # With nothing to learn from, momentum alone would move the weights.
-            if torch.isfinite(norm) and counts["batch_num_tokens"]:
-                optimizer.step()
-            # Every rank has the same norm.
-            sums.add({f"{prefix}/grad_norm": norm}, weight * share)
-            sums.add({f"{prefix}/skipped_updates": ~torch.isfinite(norm)}, share)
-        # Nothing reads them until the next update; what generates meanwhile may have their memory.
-        optimizer.zero_grad(set_to_none=True)
+            sums = self._add_up(mini, counts, sums, weight)
+            where = f"step {data.meta_info.get('global_steps', '?')}, mini-batch {number + 1} of {plan.updates}"
+            self._step(sums, bool(counts["batch_num_tokens"]), prefix, weight, where)
         return sums.read()
+
+    def add_groups(self, data: DataProto) -> None:
+        """Adds the gradient of some groups of the rows of a step's one update; `finish_update` makes the update.
+
+        It is a sum, not yet divided by the counts, which only all groups together have.
+        """
+        if not self.counted.any():
+            self._begin()
+            self.sums = MetricSums(self.settings.sequence_ranks)
+        own = global_counts(data.batch["response_mask"], self.sums.sequence_ranks, data.batch.get("episode_share"))
+        self.counted = self.counted + torch.tensor([own["batch_num_tokens"] or 0, own["global_batch_size"] or 0])
+        undivided = GlobalBatchInfo(**(own | {"batch_num_tokens": 1, "global_batch_size": 1.0}))
+        rows = replace(data, meta_info=data.meta_info | {"updates_to_come": 1})
+        self._backward(rows, undivided, self.sums, 1.0, self.fitting or self.config.micro_batching)
+
+    def finish_update(self, prefix: str) -> dict[str, float]:
+        """Makes the step of the gradients that `add_groups` added up; returns the metrics that `update` returns."""
+        tokens, sequences = self.counted.clamp(min=1).tolist()
+        of_loss = {"token-mean": tokens, "token-sum": 1}.get(self.config.loss_agg_mode, sequences)
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(of_loss)
+        self.sums.divide(tokens, dict.fromkeys((f"{prefix}/pg_loss", f"{prefix}/kl_loss"), of_loss))
+        self._step(self.sums, bool(self.counted.any()), prefix, 1.0, "an update of finished groups")
+        self.counted = torch.zeros(2)
+        return self.sums.read()
+
+    def _begin(self) -> None:
+        assert self.optimizer is not None
+        self.module.train()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _step(self, sums: "MetricSums", learns: bool, prefix: str, weight: float, where: str) -> None:
+        """Makes an optimiser step of the gradient that is there, if there are tokens to learn from and it is finite."""
+        assert self.optimizer is not None
+        norm, share = clip_grad_norm(self.module, self.config.grad_clip), sums.sequence_ranks / world_size()
+        if not torch.isfinite(norm):
+            say_not_finite(norm, sums.are_finite, f"{where} of the {prefix}")
+        # With nothing to learn from, momentum alone would move the weights.
+        elif learns:
+            self.optimizer.step()
+        # Every rank has the same norm.
+        sums.add({f"{prefix}/grad_norm": norm}, weight * share)
+        sums.add({f"{prefix}/skipped_updates": ~torch.isfinite(norm)}, share)
+        # Nothing reads them until the next update; what generates meanwhile may have their memory.
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _add_up(self, mini: DataProto, counts: GlobalBatchInfo, before: "MetricSums", weight: float) -> "MetricSums":
+        """Computes a mini-batch's gradient; returns the sums before with its metrics.
+
+        Where a single rank's device is out of memory it begins anew, with half the limits for the rest of the run.
+        Several ranks cannot: one that has run out of memory leaves the others in the midst of a collective.
+        """
+        while True:
+            sums, limits = deepcopy(before), self.fitting or self.config.micro_batching
+            self._begin()
+            try:
+                self._backward(mini, counts, sums, weight, limits)
+                return sums
+            except torch.OutOfMemoryError as error:
+                mask = mini.batch["attention_mask"]
+                longest = int(mask.sum(dim=1).max()) if self.settings.strip_padding else mask.shape[1]
+                self.fitting = limits.halved(longest)
+                if world_size() > 1 or self.fitting == limits:
+                    raise
+                said = str(error).splitlines()[0]
+            # Here the error is gone, and with it what its traceback held.
+            torch.cuda.empty_cache()
+            logger.warning(say("halved", said=said, fits=self.fitting, before=limits))
+
+    def _backward(
+        self, mini: DataProto, counts: GlobalBatchInfo, sums: "MetricSums", weight: float, limits: MicroBatching
+    ) -> None:
+        """Adds the gradients and metrics of rows to those that are there."""
+        for _, micro, inputs in iter_micro_batches(mini, self.settings, limits):
+            loss, metrics, maxima = self.micro_loss(micro, inputs, counts)
+            loss.backward()
+            sums.add(metrics, weight)
+            sums.maximum(maxima)
 
     def plan(self, rows: int) -> UpdatePlan:
         """Plans an update by the settings alone."""
@@ -172,6 +245,15 @@ def clip_grad_norm(module: nn.Module, max_norm: float) -> Tensor:
     return full_tensor(torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm).detach()).cpu()
 
 
+def say_not_finite(norm: Tensor, finite: bool, where: str) -> None:
+    """Logs, on the first rank, whose loss made the gradient's norm not finite; a collective."""
+    mine = torch.zeros(world_size())
+    mine[rank()] = not finite
+    ranks = sum_over_ranks(mine).nonzero().flatten().tolist()
+    if rank() == 0:
+        logger.warning(say("not_finite", norm=norm.item(), where=where, ranks=ranks or "none: it is the backward pass"))
+
+
 class MetricSums:
     """Keeps metrics as detached tensors until the end of the update, when one synchronisation reads them all.
 
@@ -194,6 +276,15 @@ class MetricSums:
         """Takes maxima in."""
         for name, value in metrics.items():
             self._maxima[name] = torch.maximum(self._maxima.get(name, value), value).detach().float()
+
+    @property
+    def are_finite(self) -> bool:
+        """Says whether this rank's shares are all finite."""
+        return bool(_stack(self._sums).isfinite().all())
+
+    def divide(self, by: float, others: Mapping[str, float]) -> None:
+        """Divides all sums, those that `others` names by numbers of their own."""
+        self._sums = {name: value / others.get(name, by) for name, value in self._sums.items()}
 
     def read(self) -> dict[str, float]:
         """Reads all of it, over all ranks."""

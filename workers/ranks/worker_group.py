@@ -21,6 +21,7 @@ import numpy as np
 
 from data.protocol import DataProto, pad_dataproto_to_divisor
 from data.texts import say
+from data.watch import ATTEMPT, WATCH, Watched
 from workers.ranks.distributed import open_store, settle_heap
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -28,6 +29,8 @@ REGISTERED = "_registered"
 LOOPBACK = "127.0.0.1"
 # How long the other ranks' errors are waited for after the first.
 SETTLING_S = 10.0
+# How long is waited for the cluster to have room; after a restart, also for a node that has left to come back.
+PLACING_S, PLACING_AGAIN_S = 120.0, 600.0
 PROJECT = Path(__file__).resolve().parents[2]
 # Variables of the driver's environment that the ranks' processes get.
 INHERITED: tuple[str, ...] = ("HF_HUB_OFFLINE", "HF_HOME", "TOKENIZERS_PARALLELISM")
@@ -136,7 +139,7 @@ class RayResourcePool:
         """Returns the number of ranks."""
         return sum(self.process_on_nodes)
 
-    def place(self, timeout_s: float = 120.0) -> Any:
+    def place(self, timeout_s: float | None = None) -> Any:
         """Reserves a placement group with one bundle a node for all the node's ranks; several nodes are kept apart.
 
         Raises:
@@ -148,6 +151,7 @@ class RayResourcePool:
         one_rank = {"CPU": 1.0, "GPU": 1.0} if self.use_gpu else {"CPU": 1.0}
         nodes = [{key: value * count for key, value in one_rank.items()} for count in self.process_on_nodes]
         group = placement_group(nodes, strategy="STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
+        timeout_s = timeout_s or (PLACING_AGAIN_S if os.environ.get(ATTEMPT, "1") != "1" else PLACING_S)
         if not group.wait(timeout_s):
             raise RuntimeError(say("no_room", pool=self, each=one_rank, seconds=timeout_s, has=ray.cluster_resources()))
         return group
@@ -167,8 +171,11 @@ class WorkerHost:
         self.store, port = open_store(host)
         return host, port
 
-    def build(self, address: tuple[str, int], class_dict: Colocated) -> None:
-        """Joins the ranks that meet at `address` and builds the workers of every role."""
+    def build(self, address: tuple[str, int], class_dict: Colocated, watched: Watched | None = None) -> None:
+        """Joins the ranks that meet at `address`, is watched, and builds the workers of every role."""
+        WATCH.place = f"building {', '.join(class_dict)}"
+        if watched is not None:
+            WATCH.start(watched, f"rank_{self.environment['RANK']}", driver=False)
         os.environ |= {**self.environment, "MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
         # By these two torch knows that the store is there already.
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -183,7 +190,11 @@ class WorkerHost:
 
     def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Runs a worker's method and returns its answer."""
-        return getattr(self.workers[role], method)(*args, **kwargs)
+        WATCH.place = f"{method} of role {role}"
+        WATCH.beat(f"{method} began")
+        answer = getattr(self.workers[role], method)(*args, **kwargs)
+        WATCH.place = f"after {WATCH.place}"
+        return answer
 
     def run(self, role: str, method: str, *args: Any, **kwargs: Any) -> None:
         """Runs `call` where nobody reads this rank's answer, which is then not sent."""
@@ -213,13 +224,18 @@ class RayWorkerGroup:
             # Ray shows each rank its own GPU only, which is then device 0.
             hosts.append(host.remote(rank, pool.world_size, 0 if pool.use_gpu else local_rank))
         address = ray.get(hosts[0].open_store.remote())
-        wait_for([host.build.remote(address, dict(class_dict)) for host in hosts], f"building {', '.join(class_dict)}")
+        if WATCH.settings is not None and WATCH.settings.store is None:
+            WATCH.join(address)
+        own = address, dict(class_dict), WATCH.settings
+        wait_for([host.build.remote(*own) for host in hosts], f"building {', '.join(class_dict)}")
         return {role: cls(hosts, placement, role, spec.func) for role, spec in class_dict.items()}
 
     def shutdown(self) -> None:
         """Ends the ranks' processes, which every role of the pool shares, and frees their place."""
         import ray
 
+        # It goes with the first rank.
+        WATCH.store = None
         # Given ten seconds to end by themselves, they remove their shared memory.
         ray.wait([host.__ray_terminate__.remote() for host in self.hosts], num_returns=len(self.hosts), timeout=10)
         for host in self.hosts:
@@ -298,7 +314,7 @@ def wait_for(calls: list[Any], doing: str) -> list[Any]:
         if not errors:
             raise
         rank = min(errors, key=lambda rank: (not isinstance(errors[rank], ray.exceptions.RayActorError), rank))
-        errors[rank].add_note(f"rank {rank} of {len(calls)}, {doing}")
+        errors[rank].add_note(f"rank {rank} of {len(calls)}, {doing}, {WATCH.where}")
         raise errors[rank] from None
 
 

@@ -25,12 +25,13 @@ from data.containers import object_array, seed_for
 from data.protocol import DataProto
 from data.texts import unknown_name
 from data.turn_tokens import Tools, TurnTokens
+from data.watch import WATCH, beat
 from training.config import RolloutConfig
 from workers.environments.env_server import StepReply
 from workers.environments.pool import EnvironmentPool
 from workers.ranks.distributed import from_leader, is_leader
 from workers.rollout.engine import Completion, Engine, Sampling
-from workers.rollout.episode import Ended, Episode, Play, Row, Sample, Sampler, TurnLimits, play_episode
+from workers.rollout.episode import Ended, Episode, Play, Row, Sample, Sampler, TurnLimits, play_episode, unfinished
 
 # Where the engine has nothing to do, replies are awaited for this many seconds at a time.
 WAIT_S = 1.0
@@ -93,6 +94,7 @@ class TurnLoop:
 
     def add(self, batch: Batch) -> None:
         """Takes a batch in, to be played with those that are there."""
+        WATCH.show(unfinished, self)
         batch.left = len(batch.episodes)
         (self.batches if batch.left else self.ended).append(batch)
         batch.waiting.extend(zip(batch.episodes, self.numbers, strict=False))
@@ -104,10 +106,13 @@ class TurnLoop:
             self._advance()
         self.ended.remove(batch)
 
-    def play(self, seconds: float = math.inf) -> list[Batch]:
-        """Goes on with all batches until some have ended, which are returned, or for about so many seconds."""
+    def play(self, seconds: float = math.inf, to_idle: bool = False) -> list[Batch]:
+        """Goes on with all batches until some have ended, which are returned, or for about so many seconds.
+
+        With `to_idle` the engine must have nothing to sample, too.
+        """
         until, self.late = time.perf_counter() + seconds, False
-        while self.batches and not self.ended and not self.late:
+        while self.batches and not self.late and (not self.ended or (to_idle and self.sampling)):
             self._advance(until)
         ended, self.ended = self.ended, []
         return ended
@@ -140,6 +145,7 @@ class TurnLoop:
 
     def _resume(self, key: int, answer: StepReply | Completion | None) -> None:
         """Gives an episode what it asked for, and begins what it asks for next."""
+        beat("a turn was sampled or answered")
         if isinstance(answer, Completion) and not answer.versions:
             answer = replace(answer, versions=((self.engine.version, 0, len(answer.token_ids)),))
         play = self.plays[key][0]

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from array import array
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -296,3 +297,17 @@ def join(episode: Episode, new: list[Message], limits: TurnLimits, tokens: TurnT
     row.append_given(joined.token_ids)
     if prompt is not None:
         episode.rows.append(Row(prompt_ids=prompt))
+
+
+def unfinished(loop: Any) -> str:
+    """Describes a turn loop that stands still: its oldest episode with the last turn, and what waits for what."""
+    queue = {key: len(loop.plays[key][1].row.token_ids) for key in sorted(loop.sampling)}
+    waiting = sum(len(batch.waiting) for batch in loop.batches)
+    lines = [f"the engine's queue: {len(queue)} turns; tokens by episode: {queue}"]
+    lines += [f"with environments: episodes {sorted(loop.stepping)}", f"not begun: {waiting} episodes"]
+    for key in sorted(loop.plays, key=loop.started.__getitem__)[:1]:
+        episode, age = loop.plays[key][1], time.perf_counter() - loop.started[key]
+        named = f"episode {key} (environment {episode.spec}, seed {episode.seed}, attempt {episode.attempt})"
+        last = episode.turns[-1] if episode.turns else "it has none"
+        lines.append(f"the oldest: {named}, begun {age:.0f} s ago, {len(episode.turns)} turns, the last: {last}")
+    return "\n".join(lines)

@@ -1,0 +1,177 @@
+"""Runs that fail: what they say, what they leave, how they are started again and what they end with."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from data.watch import STALLED
+from tests.conftest import PROJECT
+from tests.e2e.test_cleanup import listen_to_ctrl_c
+from tests.e2e.test_resume import own_environment, steps_logged
+from tests.e2e.test_training import read_steps, tiny_argv
+
+# Reads its name from a file, and does each of what is written there once, at the call that stands before it.
+REWARD = """
+import os, re, signal, sys, time
+from pathlib import Path
+calls = 0
+
+def compute_score(data_source, solution_str, ground_truth, extra_info, faults):
+    global calls
+    calls += 1
+    left = Path(faults).read_text().split()
+    if not left or calls < int(left[0].split(":")[0]):
+        return 0.1 * len(solution_str)
+    Path(faults).write_text(" ".join(left[1:]))
+    fault = left[0].split(":")[1]
+    if fault == "hang":
+        time.sleep(600)
+    elif fault == "regex":
+        re.match(r"(a+)+$", "a" * 60 + "b")
+    elif fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        raise ValueError("no score today")
+"""
+RESTART = re.compile(r"restart \d of \d: the run ended with exit code (\d+); it goes on from (.*), with (.*)")
+
+
+class FailingRun:
+    """`main.py` on the tiny task, whose reward function fails: FAULTS are words like 12:hang, for its twelfth call."""
+
+    def __init__(self, task: Path, folder: Path, faults: str, *overrides: str) -> None:
+        self.folder, self.log = folder / "run", folder / "stderr"
+        (folder / "reward.py").write_text(REWARD)
+        (folder / "faults").write_text(faults)
+        argv = [
+            *tiny_argv(task, self.folder, "data.val_files=null", "trainer.total_training_steps=5"),
+            *("trainer.save_freq=1", "trainer.deterministic=true", f"custom_reward_function.path={folder}/reward.py"),
+            f"custom_reward_function.reward_kwargs.faults={folder}/faults",
+            *overrides,
+        ]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(PROJECT / "main.py"), *argv],
+                cwd=PROJECT,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=own_environment(),
+                preexec_fn=listen_to_ctrl_c,
+            )
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def end(self, timeout: float = 120) -> int:
+        try:
+            return self.process.wait(timeout)
+        finally:
+            for process in (
+                psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else ()
+            ):
+                process.kill()
+            self.process.kill()
+
+
+@pytest.mark.parametrize(
+    ("faults", "codes"),
+    [
+        ("20:hang 20:raise", [STALLED, 1]),
+        pytest.param("20:regex 20:kill", [1, 128 + signal.SIGKILL], marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_fails_goes_on_from_its_last_checkpoint(tiny_task, tmp_path, faults, codes) -> None:
+    """8 scores a step, and a checkpoint is whole at the end of the next one: each attempt gains one."""
+    run = FailingRun(tiny_task, tmp_path, faults, "trainer.stall_timeout_s=10", "trainer.max_restarts=2")
+    assert run.end() == 0, run.said
+    assert [(int(code), start) for code, start, _ in RESTART.findall(run.said)] == [
+        (codes[0], "step 1"),
+        (codes[1], "step 2"),
+    ], run.said
+    assert [step["step"] for step in read_steps(run.folder)] == [1, 2, 3, 4, 5]
+    assert "in compute_score" in run.said + (run.folder / "stalls" / "rank_0.txt").read_text()
+    if codes[0] == STALLED:
+        assert "nothing has moved for 10 s (trainer.stall_timeout_s), in step 3, reward" in run.said
+        assert "rank_0, step 4, reward" in run.said, "an error says where it came"
+    else:
+        assert not (run.folder / "stalls").exists()
+
+
+def test_restarts_come_to_an_end(tiny_task, tmp_path) -> None:
+    run = FailingRun(tiny_task, tmp_path, "1:raise 1:kill", "trainer.max_restarts=1")
+    assert run.end() == 128 + signal.SIGKILL, run.said
+    assert [found[:2] for found in RESTART.findall(run.said)] == [("1", "where it began")]
+    assert "rank_0, step 1, reward" in run.said
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_sigterm_in_a_rollout_saves_and_leaves(tiny_task, tmp_path, supervised) -> None:
+    more = ("trainer.total_training_steps=1000", "trainer.save_freq=-1", f"trainer.max_restarts={int(supervised)}")
+    run = FailingRun(tiny_task, tmp_path, "", *more)
+    while run.process.poll() is None and steps_logged(run.folder) < 2:
+        time.sleep(0.05)
+    run.process.terminate()
+    assert run.end(60) == 128 + signal.SIGTERM, run.said
+    saved = re.search(r"saved step (\d+) in ", run.said)
+    assert saved is not None and (run.folder / f"global_step_{saved[1]}").is_dir(), run.said
+    assert "restart 1" not in run.said
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_leaves_at_once_however_the_first_one_waits(tiny_task, tmp_path) -> None:
+    run = FailingRun(tiny_task, tmp_path, "12:hang", "trainer.max_restarts=1", "trainer.stall_timeout_s=null")
+    while run.process.poll() is None and (tmp_path / "faults").read_text():
+        time.sleep(0.05)
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(2)
+    assert run.process.poll() is None, "a step comes to its end"
+    assert "SIGINT: ending the run after this step; once more: at once" in run.said
+    run.process.send_signal(signal.SIGINT)
+    assert run.end(20) == 128 + signal.SIGINT, run.said
+
+
+HANGING = """
+import sys, time
+from main import main
+from workers.hf_rollout import HFRollout
+
+generate, asked = HFRollout.step, []
+
+def step(engine):
+    asked.append(1)
+    return generate(engine) if len(asked) < 3 else {stands}
+
+HFRollout.step = step
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("stands", ["time.sleep(600)", "[]"])
+def test_an_engine_that_hangs_shows_its_queue_and_the_oldest_episode(tiny_game, tmp_path, stands) -> None:
+    """In a call that does not return, or by calls that give nothing."""
+    argv = [
+        *(
+            "configs/quickstart.yaml",
+            f"actor_rollout_ref.model.path={tiny_game}/model",
+            "trainer.val_before_train=false",
+        ),
+        *(f"trainer.default_local_dir={tmp_path}/run", "trainer.logger=file", "trainer.stall_timeout_s=8"),
+        *("agent.agent_length=8", "actor_rollout_ref.rollout.n=1", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),
+    ]
+    command = [sys.executable, "-c", HANGING.format(stands=stands), *argv]
+    done = subprocess.run(command, cwd=PROJECT, env=own_environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == STALLED, done.stderr
+    assert "nothing has moved for 8 s (trainer.stall_timeout_s), in step 1, gen" in done.stderr
+    record = (tmp_path / "run" / "stalls" / "rank_0.txt").read_text()
+    assert "workers/rollout/base.py" in record
+    assert re.search(r"the engine's queue: \d turns; tokens by episode: \{\d: \d+", record)
+    assert re.search(r"the oldest: episode \d .*, \d turns, the last: Turn\(text='", record)
