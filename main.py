@@ -1,6 +1,7 @@
-"""Trains: `python main.py CONFIG.yaml key=value ...`; `--explain` shows every value and where it came from.
+"""Trains: `python main.py CONFIG.yaml key=value ...`; `--explain` shows every value, where it came from, what reads it.
 
-What is wrong before the first step ends the run with one line, as lack of memory does; `--debug` shows the traceback.
+`--plan` says how much memory the run would take, phase by phase, and loads no model. What is wrong before the first
+step ends the run with one line, as lack of memory does; `--debug` shows the traceback.
 """
 
 import logging
@@ -14,6 +15,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from data.texts import say
 from data.watch import ATTEMPT, WATCH, watching
 from training.config import PPOConfig
+from training.config.explained import sizes
 from training.config.loader import ConfigError, bias_line, explain, load_config
 from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, say_busy_cores
 
@@ -36,13 +38,15 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     """Reads the config, trains, and prints the report."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    debug = "--debug" in argv
+    debug, planning = "--debug" in argv, "--plan" in argv
     try:
         with closed_pipe_is_no_error():
-            loaded = load_config([word for word in argv if word != "--debug"])
+            loaded = load_config([word for word in argv if word not in ("--debug", "--plan")], check=not planning)
             if loaded.explain:
-                print(explain(loaded), bias_line(loaded.config), sep="\n")
+                print(explain(loaded), sizes(loaded.config), bias_line(loaded.config), sep="\n")
                 return 0
+            if planning:
+                return plan(loaded.config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -71,6 +75,18 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     if unsaved is not None:
         print(unsaved, file=sys.stderr)
     return 0 if unsaved is None else 1
+
+
+def plan(config: PPOConfig) -> int:
+    """Prints what memory the run would take."""
+    from training.run.plan import Planner
+
+    try:
+        print(Planner(config).tell(), sizes(config), sep="\n")
+    # A model's own code may ask for numbers, of which there are none.
+    except (ValueError, OSError, RuntimeError) as error:
+        raise ConfigError([f"no plan can be made: {error}"]) from error
+    return 0
 
 
 def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:

@@ -114,6 +114,9 @@ def run_training(words: list[str], game: Path, folder: Path) -> None:
         own += ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192", "critic.ppo_max_token_len_per_gpu=8192"]
     given = ["configs/quickstart.yaml" if word == "CONFIG.yaml" else word for word in given]
     assert given[1] == "main.py"
+    if "--plan" in words:
+        assert "actor update" in run(*given, *own)
+        return
     if "--explain" in words or any(word.startswith("trainer.nnodes") for word in words):
         # Of several machines the settings alone.
         assert "trainer.nnodes" in run(*given, *own, "--explain")

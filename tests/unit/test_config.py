@@ -411,9 +411,9 @@ def test_explain_says_where_each_value_came_from(tmp_path: Path) -> None:
     loaded = load_config([str(tmp_path / "run.yaml"), "--explain", "trainer.logger=[file]"], check=False)
     assert loaded.explain
     lines = {line.split()[0]: line.split()[1:] for line in explain(loaded).splitlines()}
-    assert lines["data.seed"] == ["5", "run.yaml"]
-    assert lines["trainer.logger"] == ["[file]", "command", "line"]
-    assert lines["critic.optim.lr"] == ["1e-05", "default"]
+    assert lines["data.seed"] == ["5", "run.yaml", "data/rl_dataset.py"]
+    assert lines["trainer.logger"][:3] == ["[file]", "command", "line"]
+    assert lines["critic.optim.lr"] == ["1e-05", "default", "workers/model/update.py"]
     assert len(lines) == len(list(leaves(PPOConfig())))
 
 

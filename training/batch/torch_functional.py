@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import linear
 
 from data.containers import row_blocks
@@ -173,8 +174,12 @@ def _slices(total: int, size: int) -> list[slice]:
 
 
 def _row_blocks(matrix: Tensor) -> list[slice]:
-    """Cuts rows on a CPU into blocks of BLOCK_ENTRIES; elsewhere a kernel takes them all."""
-    return _slices(len(matrix), BLOCK_ENTRIES // matrix.shape[1] if matrix.device.type == "cpu" else len(matrix))
+    """Cuts rows on a CPU into blocks of BLOCK_ENTRIES; elsewhere a kernel takes them all.
+
+    Where only memory is planned, one block shows what each takes.
+    """
+    blocks = _slices(len(matrix), BLOCK_ENTRIES // matrix.shape[1] if matrix.device.type == "cpu" else len(matrix))
+    return blocks[:1] if isinstance(matrix, FakeTensor) else blocks
 
 
 def head_log_probs(

@@ -3,7 +3,8 @@
     python main.py CONFIG.yaml key=value ...          CONFIG.yaml holds only what differs from the defaults
     python main.py --config-path DIR --config-name NAME key=value ...
     +key=value, ++key=value   the same as key=value          ~key   back to the default
-    --explain   print every value with its source            -h, --help   print every key with its documentation
+    --explain   print every value, its source and its reader     -h, --help   print every key with its documentation
+    --plan      print the memory that the run would take, phase by phase; loads no model
 
 Later wins: defaults, `extends: other.yaml`, the YAML, the command line. Internally all layers are one flat table
 {"data.train_batch_size": value}, so that a mistake never hides the next one.
@@ -30,6 +31,7 @@ from pydantic import ValidationError
 from data.texts import did_you_mean, same_words, say, table
 from training.config.algorithm_settings import RolloutCorrectionConfig
 from training.config.checks import check_config
+from training.config.explained import attribute_reads, reader
 from training.config.section import Section, as_text, build, convert, fault_at, leaves, located, parse, said_of
 from training.config.settings import PPOConfig
 
@@ -98,9 +100,10 @@ def read_config(
 
 
 def explain(loaded: LoadedConfig) -> str:
-    """Lists every value with where it came from, one per line."""
-    rows = ((key, as_text(leaf.value)) for key, leaf in leaves(loaded.config))
-    return "\n".join(f"{key:<66} {value:<28} {loaded.sources[key]}" for key, value in rows)
+    """Lists every value with where it came from and the file that reads it, one per line."""
+    reads = attribute_reads()
+    rows = ((key, as_text(leaf.value), loaded.sources[key]) for key, leaf in leaves(loaded.config))
+    return "\n".join(f"{key:<66} {value:<28} {source:<14} {reader(key, reads)}" for key, value, source in rows)
 
 
 def to_yaml(config: PPOConfig) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 
 from data.texts import say
 from data.turn_tokens import pad_token_id
@@ -120,10 +121,13 @@ class ModelSpec:
         return transformers.AutoModelForCausalLM.from_config(self.hf_config, dtype=dtype)
 
     def _read(self, auto_class: Any, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
-        """Builds a model, on the first rank with its weights; returns it and the names of those the folder lacks."""
+        """Builds a model, on the first rank with its weights; returns it and the names of those the folder lacks.
+
+        One whose memory is planned has none: its tensors are fake.
+        """
         options = {"config": self.hf_config, "dtype": dtype, "trust_remote_code": self.config.trust_remote_code}
-        if rank() > 0:
-            with torch.device("meta"):
+        if rank() > 0 or detect_fake_mode():
+            with torch.device("meta" if rank() else "cpu"):
                 return auto_class.from_config(**options), ()
         model, info = auto_class.from_pretrained(self.path, **options, output_loading_info=True)
         return model, info["missing_keys"]

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PretrainedConfig
@@ -381,8 +382,9 @@ def _states(lm: nn.Module, copies: int) -> Tensor:
 
 
 def _differ(expected: Tensor, seen: Tensor) -> bool:
-    difference = (expected.float() - seen.float()).abs().max().item()
-    return not difference <= 1e-2 * max(1.0, expected.abs().max().item())
+    difference = (expected.float() - seen.float()).abs().max()
+    # Where memory is planned there are no numbers.
+    return not (isinstance(seen, FakeTensor) or difference.item() <= 1e-2 * max(1.0, expected.abs().max().item()))
 
 
 def attends_fully(lm: nn.Module) -> bool:
