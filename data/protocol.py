@@ -113,10 +113,8 @@ class DataProto:
     @classmethod
     def from_single_dict(cls, data: Mapping[str, Tensor | np.ndarray], meta_info: MetaInfo = None) -> DataProto:
         """Sorts tensors from arrays for `from_dict`; takes what a DataLoader with the dataset's `collate_fn` yields."""
-        if wrong := {k: type(v).__name__ for k, v in data.items() if not isinstance(v, Tensor | np.ndarray)}:
-            raise ValueError(f"values must be torch.Tensor or numpy.ndarray; given {wrong}")
         tensors = {key: value for key, value in data.items() if isinstance(value, Tensor)}
-        arrays = {key: value for key, value in data.items() if isinstance(value, np.ndarray)}
+        arrays = {key: value for key, value in data.items() if not isinstance(value, Tensor)}
         return cls.from_dict(tensors, arrays, meta_info)
 
     def __getstate__(self) -> dict[str, Any]:

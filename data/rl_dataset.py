@@ -104,8 +104,7 @@ class RLHFDataset(Dataset):
             lengths = list(pool.map(lambda row: len(self._encode(self._build_messages(dict(row)))), rows))
         overlong = [number for number, length in enumerate(lengths) if length > limit]
         if overlong and not config.filter_overlong_prompts:
-            worst = overlong[0]
-            raise _overlong_error(_origin(rows[worst]), lengths[worst], limit, len(overlong) - 1)
+            raise _overlong_error(_origin(rows[overlong[0]]), lengths[overlong[0]], limit)
         logger.info("dropped %d of %d prompts longer than %d tokens", len(overlong), len(lengths), limit)
         return [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
 
@@ -228,9 +227,8 @@ def truncate(token_ids: list[int], max_length: int, truncation: str, where: str)
     return token_ids[:start] + token_ids[start + excess :]
 
 
-def _overlong_error(where: str, length: int, limit: int, others: int = 0) -> ValueError:
-    more = f" ({others} more prompts are too long)" if others else ""
-    return ValueError(say("overlong_prompt", where=where, length=length, limit=limit, others=more))
+def _overlong_error(where: str, length: int, limit: int) -> ValueError:
+    return ValueError(say("overlong_prompt", where=where, length=length, limit=limit))
 
 
 def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Tensor | np.ndarray]:

@@ -252,8 +252,6 @@ def play_trial(
     if played and crashes == played and config.agent.max_failure_rate < 1:
         yield say("all_crash", name=name, played=played, first=first)
         return
-    if crashes:
-        logger.warning(say("some_crash", name=name, crashes=crashes, played=played, first=first))
     tell(config, reply.trial, name, max_turn)
     told = "\n".join(message["content"] for message in reply.trial.told)
     length, room = len(tokens.tokenizer.encode(told, add_special_tokens=False)), config.data.max_response_length

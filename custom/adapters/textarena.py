@@ -176,8 +176,7 @@ class TextArenaEnvironment(Adapter):
         if mine.get("invalid_move", False):
             number = number if self.invalid_reward is None else self.invalid_reward
             info["valid"] = False
-        info["reason"] = str(mine.get("reason") or "")
-        return f"{self._said(PLAYER)}\n{info['reason']}".strip(), number, True, info
+        return f"{self._said(PLAYER)}\n{mine.get('reason') or ''}".strip(), number, True, info
 
     def sample_action(self, generator: random.Random) -> str | None:
         """Returns a move that the game allows now, tried on a copy of it; None: none was found."""

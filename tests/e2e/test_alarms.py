@@ -64,7 +64,7 @@ GAME: dict[str, tuple[Fault, str, tuple[str, ...]]] = {
     ),
     "reward is constant in groups": (faults.scores(faults.by_group), "advantages_zero", GRPO),
     "group ids shuffled": (faults.column("uid", lambda x: np.roll(x, 1)), "groups_mixed", GRPO),
-    "a group lost a member": (faults.column("uid", faults.lost_member), "group_size", GRPO),
+    "a group lost a member": (faults.column("uid", faults.lost_member), "groups_mixed", GRPO),
     "learning rate of a typing error": (faults.rate(0.5), "kl_explodes", GRPO),
     "advantages lost": (faults.estimator(faults.nothing), "advantages_zero", GRPO),
     "chat template changed": (faults.template, "template_changed", GRPO),

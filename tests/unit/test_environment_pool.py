@@ -76,7 +76,7 @@ def wait_until(reached: Callable[[], bool], seconds: float = 5.0) -> None:
 
 def pool_of(isolation: str = "thread", *, reward: Any = None, **settings: Any) -> EnvironmentPool:
     """A pool of obedient environments; what the pool does not take goes to the environment."""
-    names = ("num_workers", "step_timeout_s", "episode_timeout_s", "build_timeout_s")
+    names = ("num_workers", "step_timeout_s", "episode_timeout_s")
     own = {name: settings.pop(name) for name in names if name in settings}
     spec = AgentSpec(Obedient, settings, reward_fn=reward)
     return EnvironmentPool([spec], isolation=isolation, **own)  # type: ignore[arg-type]
@@ -423,17 +423,21 @@ def test_an_agent_that_cannot_be_made_fails_the_episode_or_the_start(isolation: 
 
 
 @WORKERS
-def test_making_an_agent_has_a_deadline_of_its_own(isolation: str) -> None:
-    with pool_of(isolation, hang_in="build", build_timeout_s=0.3, step_timeout_s=0.3) as pool:
+def test_making_an_agent_has_a_deadline_of_its_own(isolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.environments.pool.BUILD_TIMEOUT_S", 0.3)
+    with pool_of(isolation, hang_in="build", step_timeout_s=0.3) as pool:
         pool.reset("a", 0, 0)
         [reply] = collect(pool, 1)
         assert reply.failure == "env_timeout" and "build" in reply.error
 
 
-def test_agents_that_hang_while_they_are_made_do_not_hold_up_the_making_of_others() -> None:
+def test_agents_that_hang_while_they_are_made_do_not_hold_up_the_making_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workers.environments.pool.BUILD_TIMEOUT_S", 0.2)
     count = 2 * (os.cpu_count() or 1)
     specs = [AgentSpec(Obedient, {"hang_in": "build"}), AgentSpec(Obedient)]
-    with EnvironmentPool(specs, isolation="thread", build_timeout_s=0.2, step_timeout_s=0.3) as pool:
+    with EnvironmentPool(specs, isolation="thread", step_timeout_s=0.3) as pool:
         for key in range(count):
             pool.reset(key, 0, 0)
         pool.reset("good", 1, 0)

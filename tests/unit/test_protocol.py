@@ -68,8 +68,7 @@ def test_lists_of_one_length_stay_one_object_per_row():
 def test_from_single_dict_sorts_tensors_from_arrays():
     data = DataProto.from_single_dict({"x": torch.zeros(2, 3), "name": np.array(["a", "b"], dtype=object)})
     assert set(data.batch.keys()) == {"x"} and set(data.non_tensor_batch) == {"name"} and len(data) == 2
-    with pytest.raises(ValueError, match=r"given \{'y': 'list'\}"):
-        DataProto.from_single_dict({"y": [1, 2]})
+    assert DataProto.from_single_dict({"y": [1, 2]}).non_tensor_batch["y"].tolist() == [1, 2]
 
 
 def test_rows_that_do_not_match_are_an_error_naming_the_fields():

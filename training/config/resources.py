@@ -267,8 +267,6 @@ def _fitting(config: PPOConfig, key: str, model: CriticModelConfig, entries: dic
     size, heads = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, known.get("num_attention_heads")
     if size > 1 and isinstance(heads, int) and heads > 0 and heads % size:
         yield say("heads_not_divided", size=size, heads=heads, key=key, path=model.path)
-    if unknown := sorted(map(str, model.override_config.keys() - known.parents.keys())):
-        log.warning("%s.override_config has %s, which config.json has not: misspelt?", key, ", ".join(unknown))
     row, context = config.data.row_length, known.get("max_position_embeddings")
     limit = config.actor_rollout_ref.rollout.max_model_len if key == "actor_rollout_ref.model" else None
     what = f"actor_rollout_ref.rollout.max_model_len={limit}"

@@ -88,9 +88,7 @@ class Section:
         return vars(self).get(name, default)
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the field; raises KeyError with the names there are."""
-        if name not in vars(self):
-            raise KeyError(f"{type(self).__name__} has no {name!r}; it has: {', '.join(vars(self))}")
+        """Returns the field; raises KeyError where there is none."""
         return vars(self)[name]
 
 

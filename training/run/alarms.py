@@ -115,12 +115,11 @@ class Alarms:
 
     def _rules(self, batch: DataProto, metrics: Metrics) -> list[Any]:
         """Lists the rules, as generators."""
-        group_size = self.config.actor_rollout_ref.rollout.n
         same_tasks = not (self.config.environments and self.config.agent.allow_different_tasks)
         episodes = EpisodeRows(batch)
         enough = int(episodes.real.numpy()[episodes.first].sum()) >= FEWEST_EPISODES
         rules = [wrong_tokens(batch), misplaced_rewards(batch), equal_answers(batch, episodes)]
-        rules += [wrong_groups(batch, episodes, group_size, same_tasks), self._rewards(batch, episodes, metrics)]
+        rules += [wrong_groups(batch, episodes, same_tasks), self._rewards(batch, episodes, metrics)]
         rules += [self._numbers(metrics), self._engine(metrics), self._update(metrics), self._jumps(metrics)]
         return [*rules, self._machine(metrics), *([self._lengths(metrics)] if enough else [])]
 
@@ -304,11 +303,9 @@ def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
             yield "reward_misplaced", f"no reward stands on the last sampled token, but on {first_place(batch, given)}"
 
 
-def wrong_groups(batch: DataProto, episodes: EpisodeRows, group_size: int, same_tasks: bool) -> Iterator[Finding]:
-    """Finds groups of another size than asked for, and groups that mix prompts."""
+def wrong_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> Iterator[Finding]:
+    """Finds groups that mix prompts."""
     groups = grouped(batch, episodes)
-    if (uid := next((uid for uid, rows in groups.items() if len(rows) != group_size), None)) is not None:
-        yield "group_size", f"group {uid} has {len(groups[uid])} episodes, not {group_size}"
     prompts, tasks = batch.batch["prompts"].numpy(), batch.non_tensor_batch.get("group_index")
     columns = [*([prompts] if same_tasks else []), *([] if tasks is None else [tasks])]
     if mixed := [uid for uid, rows in groups.items() if any((own[rows] != own[rows[0]]).any() for own in columns)]:

@@ -44,7 +44,7 @@ class Tracking(AbstractContextManager["Tracking"]):
     Args:
         project_name, experiment_name: names under which wandb files the run.
         default_backend: one or several of console, file, tensorboard, wandb (verl's argument name).
-        config: the run's resolved configuration, recorded by tensorboard and wandb.
+        config: the run's resolved configuration, recorded by wandb.
         local_dir: folder of metrics.jsonl and tensorboard/.
         resume_step: the last step of the checkpoint that the run continues from; later records are cut. 0: a new run,
             before which an old metrics.jsonl becomes metrics.jsonl.old, in the place of an older one.
@@ -67,7 +67,7 @@ class Tracking(AbstractContextManager["Tracking"]):
         openers: dict[str, Callable[[], Tracker]] = {
             "console": lambda: (console_log(resume_step, total_steps), lambda: None),
             "file": lambda: open_file(folder / "metrics.jsonl", resume_step),
-            "tensorboard": lambda: open_tensorboard(folder / "tensorboard", config, resume_step),
+            "tensorboard": lambda: open_tensorboard(folder / "tensorboard", resume_step),
             "wandb": lambda: open_wandb(project_name, experiment_name, config, folder),
         }
         self._warned: set[str] = set()
@@ -166,12 +166,11 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def open_tensorboard(folder: Path, config: dict[str, Any], resume_step: int) -> Tracker:
+def open_tensorboard(folder: Path, resume_step: int) -> Tracker:
     """Writes scalars for TensorBoard; on resuming, it hides what was recorded after the checkpoint."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder), purge_step=resume_step + 1 if resume_step else 0)
-    writer.add_text("config", f"```json\n{json.dumps(config, indent=2, default=str)}\n```", global_step=resume_step)
 
     def log(data: Mapping[str, float], step: int) -> None:
         for key, value in data.items():

@@ -333,7 +333,7 @@ class ForkServer:
         self._control, theirs = Pipe()
         with theirs:
             own = [sys.path, theirs.fileno(), asdict(self._limits), self._preload]
-            command = [sys.executable, "-c", START, json.dumps(own)]
+            command = [sys.executable, "-u", "-c", START, json.dumps(own)]
             # Games go by the order of sets: equal seeds are to give equal games in every run.
             env = {"PYTHONHASHSEED": "0"} | os.environ
             self._process = Popen(command, pass_fds=[theirs.fileno()], stdin=DEVNULL, start_new_session=True, env=env)
@@ -516,12 +516,9 @@ def run_worker(control: Connection, connection: Connection, fork_server: int, li
     control.close()
     adopt_orphans()
     confine(limits)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # Or all workers would draw alike.
     np.random.seed()
     EnvServer().serve(connection)
-    sys.stdout.flush()
 
 
 def end_orphans(workers: Set[int]) -> None:

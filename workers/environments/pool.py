@@ -35,6 +35,7 @@ from workers.environments.env_server import Call, EnvWorker, ForkServer, Isolati
 # The episode's key, and the reply.
 Answer = tuple[Any, StepReply]
 MAX_CLOSE_S = 5.0
+# The longest that making an agent may take, imports included; it is part of no episode.
 BUILD_TIMEOUT_S = 120.0
 # For one call within a trial, where calls have no deadline.
 MAX_TRIAL_STEP_S = 120.0
@@ -90,7 +91,6 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         step_timeout_s: the longest that one reset, step or finish may take; None: for ever.
         episode_timeout_s: the longest that an episode's reset and steps may take together, and its finish if
             step_timeout_s is None.
-        build_timeout_s: the longest that making an agent may take, imports included; it is part of no episode.
         limits: what a process of an environment's may have.
 
     Deadlines count the environment's own time (`own_clock`): what it computes, and what it waits for; not the time for
@@ -108,13 +108,12 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         num_workers: int | None = None,
         step_timeout_s: float | None = None,
         episode_timeout_s: float | None = None,
-        build_timeout_s: float = BUILD_TIMEOUT_S,
         limits: Limits | None = None,
     ) -> None:
         self.isolation = isolation
         bounds = (math.inf if bound is None else bound for bound in (step_timeout_s, episode_timeout_s))
         self.step_timeout_s, self.episode_timeout_s = bounds
-        self.build_timeout_s, self.close_timeout_s = build_timeout_s, min(MAX_CLOSE_S, self.step_timeout_s)
+        self.close_timeout_s = min(MAX_CLOSE_S, self.step_timeout_s)
         self._specs = list(specs) if isolation == "thread" else [env_server.pickled(spec) for spec in specs]
         self._names = [environment_name(spec.source) for spec in specs]
         self._fork_server = ForkServer((spec.environment for spec in specs), limits or Limits())
@@ -235,7 +234,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
     async def _build(self, slot: Slot) -> StepReply:
         """Makes the slot's agent."""
         async with self._builds, self._permits:
-            built = await self._ask(slot, "build", (self._specs[slot.spec_index],), self.build_timeout_s)
+            built = await self._ask(slot, "build", (self._specs[slot.spec_index],), BUILD_TIMEOUT_S)
         if built.failure:
             self._discard(slot)
         else:
