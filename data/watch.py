@@ -7,11 +7,13 @@ and what there is to show (the oldest episode, the engine's queue); the driver g
 where they are, ends whatever descends from it, and leaves with code STALLED.
 
 Invariant: no code of Python's need run for that. Where native code keeps the interpreter's lock (a regular expression
-is enough) this thread cannot; faulthandler's own, which it sets forward as long as it runs, then ends the process.
+is enough) this thread cannot; then the system's timer of the process's computing time, which it sets forward as long as
+it runs, sends WAKE, whose handler in C writes the stacks and ends the process.
 """
 
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,6 +28,8 @@ from data.texts import say
 
 # Exit code of a run that stalled; "try again", in sysexits.h.
 STALLED = 75
+# Nobody else's, and it ends a process that has no handler.
+WAKE = signal.SIGVTALRM
 # Says which attempt a process is of a run with `trainer.max_restarts`.
 ATTEMPT = "PPO_CORE_ATTEMPT"
 KILLING_S = 3.0
@@ -81,7 +85,8 @@ class Watch:
         if settings.store is not None:
             self.join(settings.store)
         tick, self._ended = min(settings.timeout_s / 8, 10.0), threading.Event()
-        self._end_after(settings.timeout_s + 3 * tick)
+        faulthandler.register(WAKE, file=sys.__stderr__ or sys.stderr, all_threads=True, chain=True)
+        signal.setitimer(signal.ITIMER_VIRTUAL, settings.timeout_s + 3 * tick)
         self._thread = threading.Thread(target=self._run, args=(settings.timeout_s, tick), name="watch", daemon=True)
         self._thread.start()
 
@@ -97,11 +102,9 @@ class Watch:
         """Watches no longer."""
         self._ended.set()
         self._thread.join()
-        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        faulthandler.unregister(WAKE)
         self.settings = self.store = None
-
-    def _end_after(self, seconds: float) -> None:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
 
     def _run(self, timeout_s: float, tick: float) -> None:
         moved, seen, total = time.monotonic(), (self.beats, 0), 0
@@ -113,8 +116,7 @@ class Watch:
             if (beats, total) != seen:
                 moved, seen = time.monotonic(), (beats, total)
             left = moved + timeout_s - time.monotonic()
-            # A rank's stacks are to come before the driver ends it.
-            self._end_after(max(left, 0) + 3 * tick)
+            signal.setitimer(signal.ITIMER_VIRTUAL, timeout_s + 3 * tick)
             if left <= 0:
                 self._stalled(timeout_s - left, tick)
                 return
@@ -122,7 +124,6 @@ class Watch:
     def _stalled(self, seconds: float, tick: float) -> None:
         """Writes this process's record; the driver then ends the run. Whatever goes wrong here, the process ends."""
         assert self.settings is not None
-        self._end_after(8 * tick)
         self.settings.folder.mkdir(parents=True, exist_ok=True)
         with (self.settings.folder / f"{self.name}.txt").open("a") as file:
             print(f"{HEAD}{self.name}: {self.where}; {seconds:.0f} s after: {self.what}", file=file, flush=True)

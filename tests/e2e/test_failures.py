@@ -86,7 +86,7 @@ class FailingRun:
     ("faults", "codes"),
     [
         ("20:hang 20:raise", [STALLED, 1]),
-        pytest.param("20:regex 20:kill", [1, 128 + signal.SIGKILL], marks=pytest.mark.slow),
+        pytest.param("20:regex 20:kill", [128 + signal.SIGVTALRM, 128 + signal.SIGKILL], marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_fails_goes_on_from_its_last_checkpoint(tiny_task, tmp_path, faults, codes) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from data.watch import STALLED, Watch, watching
+from data.watch import STALLED, WAKE, Watch, watching
 from tests.conftest import PROJECT
 from workers.environments.env_server import StepReply
 from workers.rollout.base import Batch, TurnLoop
@@ -50,7 +50,7 @@ def test_a_process_that_stands_still_says_where_and_ends_with_what_it_started(tm
 
 def test_code_that_keeps_the_interpreters_lock_is_ended_too(tmp_path: Path) -> None:
     done = run(tmp_path, "re.match(r'(a+)+$', 'a' * 60 + 'b')")
-    assert done.returncode == 1
+    assert done.returncode == -WAKE
     assert "in hanging_reward" in done.stderr
 
 
