@@ -8,8 +8,6 @@ Before any model is loaded environments are tried: do they start, and does play 
 with any of them is reported together, in the list of problems of the configuration.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ Invariant: everything random in a step derives from (run seed, step), and the da
 a checkpoint needs no generator's state.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping

@@ -5,8 +5,6 @@ elsewhere. The reward model is frozen: it gives each real row one score, on the 
 config never changes here; how a batch is cut for updates follows from it (`BatchPlan`).
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

@@ -5,8 +5,6 @@ than `trainer.async_level` updates, and what was generated but not trained on go
 again from the same seeds: no row of the data is lost or comes twice.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading
