@@ -15,8 +15,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from data.texts import say
 from data.watch import ATTEMPT, WATCH, watching
 from training.config import PPOConfig
-from training.config.explained import sizes
-from training.config.loader import ConfigError, bias_line, explain, load_config
+from training.config.loader import ConfigError, bias_line, explain, load_config, sizes
+from training.run import process
 from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, say_busy_cores
 
 # How the allocators of torch (CUDA, CPU) and vLLM say that memory ran out.
@@ -52,10 +52,9 @@ def run(argv: list[str], signals: EndingSignals) -> int:
         return 2
     from training.run.alarms import AlarmStop
     from training.run.metric_utils import EnvironmentsFail
-    from training.run.restarts import MEND, OUT_OF_MEMORY, Supervisor
 
     if loaded.config.trainer.max_restarts and ATTEMPT not in os.environ:
-        return Supervisor(loaded.config, Path(__file__), argv).run()
+        return process.Supervisor(loaded.config, Path(__file__), argv).run()
     trainer = loaded.config.trainer
     run_dir = Path(trainer.run_dir).absolute()
     try:
@@ -63,13 +62,13 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     # The first is found by trying: environments that do not start.
     except (ConfigError, AlarmStop, EnvironmentsFail) as error:
         print(error, file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else MEND
+        return 2 if isinstance(error, ConfigError) else process.MEND
     except Exception as error:
         line = in_one_line(error, loaded.config)
         if debug or line is None:
             raise
         print(f"{line}; --debug shows where", file=sys.stderr)
-        return OUT_OF_MEMORY if ran_out_of_memory(line) else 1
+        return process.OUT_OF_MEMORY if ran_out_of_memory(line) else 1
     if "file" in trainer.logger and not trainer.val_only:
         print_report(run_dir)
     if unsaved is not None:

@@ -293,17 +293,13 @@ PLAYERS = ("random", "garbage", "quitting", "cut")
 
 @dataclass
 class Played:
-    """Holds one episode: its reward and turns, the error that ended it, what it began with and was first told.
-
-    It was `readable` where the environment itself drew the answers.
-    """
+    """Holds one episode: its reward and turns, the error that ended it, what it began with and was first told."""
 
     reward: float = 0.0
     turns: int = 0
     error: str = ""
     first: list[Message] = field(default_factory=list)
     told: list[Message] = field(default_factory=list)
-    readable: bool = False
 
 
 @dataclass(frozen=True)
@@ -323,17 +319,11 @@ class Trial:
 
     Attributes:
         outcomes: by player; those for whom there was no time are left out.
-        readable: the random answers were the environment's own (`sample_action`), else words of what it said.
-        max_turns: the most turns that the game lasts by its own rules; None: unknown.
         differs: under one seed it began differently, or was told another thing after the same answer.
-        told: what followed the first answer of an episode.
     """
 
     outcomes: dict[str, Outcome]
-    readable: bool
-    max_turns: int | None
     differs: bool
-    told: list[Message]
 
 
 def play_trial(agent: Any, seed: int, episodes: int, max_turn: int, task: Task | None = None) -> Trial:
@@ -350,10 +340,7 @@ def play_trial(agent: Any, seed: int, episodes: int, max_turn: int, task: Task |
         differs |= any(one != begins[0] for one in begins) or any(one != answers[0] for one in answers)
     results = {player: [result for played in rounds if (result := played[player])] for player in PLAYERS}
     outcomes = {player: _outcome(played) for player, played in results.items() if played}
-    readable = any(result.readable for result in results["random"])
-    told = next((result.told for result in results["random"] if result.told), [])
-    most = getattr(environment, "max_turns", None)
-    return Trial(outcomes, readable, most if isinstance(most, int) else None, differs, told)
+    return Trial(outcomes, differs)
 
 
 def _play(agent: Any, player: str, seed: int, task: Task | None, max_turn: int, end: float) -> Played | None:
@@ -366,7 +353,7 @@ def _play(agent: Any, player: str, seed: int, task: Task | None, max_turn: int, 
         while not done and played.turns < (1 if player == "cut" else max_turn):
             if time.monotonic() > end:
                 return None
-            answer = _answer(player, played, agent.environment, generator, messages)
+            answer = _answer(player, played.turns, agent.environment, generator, messages)
             messages, reward, done, _ = agent.step(answer)
             played.reward, played.turns = played.reward + reward, played.turns + 1
             played.told = played.told or list(messages)
@@ -380,12 +367,11 @@ def _play(agent: Any, player: str, seed: int, task: Task | None, max_turn: int, 
     return played
 
 
-def _answer(player: str, played: Played, environment: Any, generator: random.Random, said: list[Message]) -> str:
+def _answer(player: str, turns: int, environment: Any, generator: random.Random, said: list[Message]) -> str:
     """Returns what the player says: a readable action where the environment has one, else a word of what was said."""
-    if player == "garbage" or (player == "quitting" and played.turns > 0):
+    if player == "garbage" or (player == "quitting" and turns > 0):
         return generator.choice(GARBAGE)
     own = env.call_method(environment, "sample_action", generator)
-    played.readable |= own is not None
     words = re.findall(r"\w+", said[-1]["content"]) if said and own is None else []
     return generator.choice(words or ["hello"]) if own is None else str(own)
 

@@ -227,13 +227,13 @@ def try_agents(
             wait_for_reply(pool)
             if config.agent.trial_episodes:
                 max_turn = specs[index].max_turn or config.agent.max_turn
-                problems += play_trial(config, pool, tokens, index, name, max_turn, task)
+                problems += play_trial(config, pool, index, name, max_turn, task)
     if problems:
         raise ConfigError(problems)
 
 
 def play_trial(
-    config: PPOConfig, pool: EnvironmentPool, tokens: TurnTokens, slot: int, name: str, max_turn: int, task: Task | None
+    config: PPOConfig, pool: EnvironmentPool, slot: int, name: str, max_turn: int, task: Task | None
 ) -> Iterator[str]:
     """Has an environment play its trial, tells what came of it, and yields what keeps a run from beginning."""
     pool.trial(slot, slot, config.data.run_seed, config.agent.trial_episodes, max_turn, task)
@@ -250,27 +250,19 @@ def play_trial(
     if played and crashes == played and config.agent.max_failure_rate < 1:
         yield say("all_crash", name=name, played=played, first=first)
         return
-    tell(config, reply.trial, name, max_turn)
-    told = "\n".join(message["content"] for message in reply.trial.told)
-    length, room = len(tokens.tokenizer.encode(told, add_special_tokens=False)), config.data.max_response_length
-    if max_turn > 1 and length >= room:
-        logger.warning(say("no_second_turn", name=name, length=length, room=room))
+    tell(config, reply.trial, name)
 
 
-def tell(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:
-    """Logs what each player got, and warns where not playing pays more than playing, or the trial shows little."""
+def tell(config: PPOConfig, trial: Trial, name: str) -> None:
+    """Logs what each player got, and warns where not playing pays more than playing."""
     clean = {player: outcome for player, outcome in trial.outcomes.items() if outcome.crashes < outcome.episodes}
     own = config.agent.overflow_reward
     paid = {player: outcome.reward + own * (player == "cut") for player, outcome in clean.items()}
-    if trial.max_turns is not None and trial.max_turns > max_turn:
-        logger.warning(say("more_turns", name=name, turns=trial.max_turns, max_turn=max_turn))
     if trial.differs:
         logger.warning(say("trial_differs", name=name))
     told = [f"{say(f'player_{player}')} {paid[player]:.3g} in {clean[player].turns:.3g} turns" for player in paid]
     played = sum(outcome.episodes for outcome in trial.outcomes.values())
     logger.info("trial of %s (%d episodes): mean reward of %s", name, played, ", ".join(told) or "none")
-    if not trial.readable and paid.get("random") == paid.get("garbage"):
-        logger.warning(say("shows_little", name=name))
     for player in [player for player, value in paid.items() if value > paid.get("random", value) + 1e-9]:
         words, random = say(f"player_{player}"), paid["random"]
         fix = say("reward_less", most=random - paid[player] + own) if player == "cut" else say("other_rewards")

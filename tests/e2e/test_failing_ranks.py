@@ -13,7 +13,7 @@ from tests.conftest import PROJECT
 from tests.e2e.test_cleanup import Start, start
 from tests.e2e.test_failures import RESTART
 from tests.e2e.test_training import read_steps
-from training.run.restarts import OUT_OF_MEMORY
+from training.run.process import OUT_OF_MEMORY
 
 pytest.importorskip("ray")
 __all__ = ["start"]  # the fixture

@@ -15,8 +15,7 @@ from transformers import LlamaConfig
 from main import main
 from tests.conftest import PROJECT
 from training.config import PPOConfig
-from training.config.explained import attribute_reads, reader, sizes
-from training.config.loader import load_config
+from training.config.loader import attribute_reads, load_config, reader, sizes
 from training.config.section import leaves
 from training.run.plan import GIB, Live, Planner
 from workers.model.builder import ModelSpec

@@ -62,7 +62,7 @@ def test_each_player_gets_what_the_game_pays_it() -> None:
         "quitting": 4,
         "cut": 1,
     }
-    assert trial.readable and trial.max_turns == 6
+    assert trial.max_turns == 6
     assert all(outcome.episodes == 3 and outcome.crashes == 0 for outcome in trial.outcomes.values())
 
 

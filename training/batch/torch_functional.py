@@ -299,12 +299,6 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)
 
 
-def entropy_from_logits_with_chunking(logits: Tensor, chunk_size: int = 2048) -> Tensor:
-    """Runs `entropy_from_logits` on `chunk_size` tokens at a time: float32 copies of few logits exist at once."""
-    chunks = logits.flatten(0, -2).split(chunk_size)
-    return torch.cat([entropy_from_logits(chunk) for chunk in chunks]).view(logits.shape[:-1])
-
-
 # Masks and padding
 
 

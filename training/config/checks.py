@@ -20,6 +20,8 @@ from training.config.settings import ActorConfig, CriticConfig, EnvironmentHome,
 log = logging.getLogger(__name__)
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+# The losses that divide by sequences whatever `loss_agg_mode` is.
+OF_SEQUENCES = ("geo_mean", "sapo")
 
 
 def check_config(config: PPOConfig, *, ask_hub: bool = True, own_data: bool = False) -> list[str]:
@@ -88,11 +90,8 @@ def _token_budgets(config: PPOConfig) -> Iterator[str]:
 
 def _finished_groups(config: PPOConfig) -> Iterator[str]:
     """Requires, to train on groups one by one, that no number but the last counts is of the whole batch."""
-    algorithm, actor, mode = (
-        config.algorithm,
-        config.actor_rollout_ref.actor,
-        config.actor_rollout_ref.actor.loss_agg_mode,
-    )
+    algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
+    mixed = config.loss_mode in OF_SEQUENCES and not actor.loss_agg_mode.startswith("seq-mean")
     wrong = {
         "algorithm.adv_estimator": algorithm.adv_estimator not in OF_ONE_GROUP,
         "algorithm.use_kl_in_reward": algorithm.use_kl_in_reward,
@@ -105,7 +104,7 @@ def _finished_groups(config: PPOConfig) -> Iterator[str]:
         f"{ACTOR}.ppo_epochs": (actor.ppo_epochs or 1) > 1,
         f"{ACTOR}.ppo_mini_batch_size": actor.ppo_mini_batch_size not in (None, config.prompts_per_step),
         f"{ACTOR}.fsdp_config.param_offload": actor.fsdp_config.param_offload,
-        f"{ACTOR}.policy_loss.loss_mode": config.loss_mode in ("geo_mean", "sapo") and not mode.startswith("seq-mean"),
+        f"{ACTOR}.policy_loss.loss_mode": mixed,
     }
     if config.trainer.train_finished_groups and (keys := [key for key, is_wrong in wrong.items() if is_wrong]):
         given = ", ".join(f"{key}={attrgetter(key)(config)}" for key in keys)

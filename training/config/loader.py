@@ -10,6 +10,7 @@ Later wins: defaults, `extends: other.yaml`, the YAML, the command line. Interna
 {"data.train_batch_size": value}, so that a mistake never hides the next one.
 """
 
+import ast
 import csv
 import logging
 import re
@@ -31,7 +32,6 @@ from pydantic import ValidationError
 from data.texts import did_you_mean, same_words, say, table
 from training.config.algorithm_settings import RolloutCorrectionConfig
 from training.config.checks import check_config
-from training.config.explained import attribute_reads, reader
 from training.config.section import Section, as_text, build, convert, fault_at, leaves, located, parse, said_of
 from training.config.settings import PPOConfig
 
@@ -43,6 +43,13 @@ RIVALS = {"path": ("name", "kwargs", "prompt_template"), "name": ("path", "cls",
 # The keys of verl that are called otherwise here, mean nothing here, or ask for what is not there.
 _TABLE: dict[str, Any] = table(__file__, "verl_keys")
 SEVERAL_TURNS, ONE_LIMIT = _TABLE["several_turns"], _TABLE["one_limit"]
+PROJECT = Path(__file__).resolve().parents[2]
+# In the order in which they are searched.
+FOLDERS = ("workers", "training", "custom", "data", "examples")
+# What a section is called where its settings are read; and who looks at settings without using them.
+SECTION = {"cfg", "config", "own", "choice", "settings", "given", "spec"}
+ONLOOKERS = ("training/config/", "training/run/plan.py", "training/run/alarms.py", "examples/")
+Reads = dict[str, list[tuple[str, set[str]]]]
 # Keys in the text of a problem.
 DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 
@@ -104,6 +111,43 @@ def explain(loaded: LoadedConfig) -> str:
     reads = attribute_reads()
     rows = ((key, as_text(leaf.value), loaded.sources[key]) for key, leaf in leaves(loaded.config))
     return "\n".join(f"{key:<66} {value:<28} {source:<14} {reader(key, reads)}" for key, value, source in rows)
+
+
+def attribute_reads() -> Reads:
+    """Finds, by name, what reads attributes of that name: the file, and the words of its name and before theirs."""
+    found: Reads = {}
+    for path in (path for folder in FOLDERS for path in sorted((PROJECT / folder).rglob("*.py"))):
+        file = str(path.relative_to(PROJECT))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                words = set(re.findall("[a-z]+", f"{file} {ast.unparse(node.value)}"))
+                found.setdefault(node.attr, []).append((file, words))
+    return found
+
+
+def reader(key: str, reads: Reads) -> str:
+    """Names the file that most likely reads a setting: with most of its sections' words before its name."""
+    sections, _, name = key.rpartition(".")
+    own = set(re.findall("[a-z]+", sections or name))
+    known = [(file, words) for file, words in reads.get(name, []) if words & (own | SECTION)]
+    # What else is read has a property behind it.
+    default = ("training/config/settings.py", own)
+    return max(known, key=lambda at: (not at[0].startswith(ONLOOKERS), len(at[1] & own)), default=default)[0]
+
+
+def sizes(config: PPOConfig) -> str:
+    """Tells in plain words what follows from the batch sizes: rows and tokens of a step, an update, a micro-batch.
+
+    Raises:
+        ValueError: they do not divide.
+    """
+    plan, row, n = config.batch_plan, config.data.row_length, config.actor_rollout_ref.rollout.n
+    rows = plan.prompts * n
+    lines = [say("step_sizes", prompts=plan.prompts, n=n, rows=rows, row=row, tokens=rows * row)]
+    for name, update in {"policy": plan.actor, **({"critic": plan.critic} if config.need_critic else {})}.items():
+        part, ranks = rows // update.mini_batches, plan.ranks
+        lines.append(say("update_sizes", name=name, updates=update.updates, part=part, own=part // ranks, ranks=ranks))
+    return "\n".join(lines)
 
 
 def to_yaml(config: PPOConfig) -> str:

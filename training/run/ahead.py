@@ -86,17 +86,11 @@ class Streamed:
         self.side = ThreadPoolExecutor(1, thread_name_prefix="play")
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.group, name)
-
-    def generate_sequences(self, described: DataProto) -> DataProto:
-        """Answers prompts; with what is to be trained on, `finish` makes the step."""
-        return self._play(self.group.generate_sequences, described)
-
-    def run_episodes(self, described: DataProto) -> DataProto:
-        """Plays episodes, as `generate_sequences`."""
-        return self._play(self.group.run_episodes, described)
+        method = getattr(self.group, name)
+        return partial(self._play, method) if name in ("generate_sequences", "run_episodes") else method
 
     def _play(self, whole: Callable[[DataProto], DataProto], described: DataProto) -> DataProto:
+        """Plays prompts or episodes; those that are to be trained on are, and `finish` then makes the step."""
         if described.meta_info["validate"]:
             return whole(described)
         self.group.begin_batch(replace(described, meta_info=described.meta_info | {"by_group": True}))

@@ -14,7 +14,6 @@ and gives that of the env worker or that of the deadline; what a discarded slot'
 
 import asyncio
 import contextlib
-import faulthandler
 import math
 import os
 import sys
@@ -39,10 +38,6 @@ MAX_CLOSE_S = 5.0
 BUILD_TIMEOUT_S = 120.0
 # For one call within a trial, where calls have no deadline.
 MAX_TRIAL_STEP_S = 120.0
-# Where environments share the run's interpreter, the loop sets faulthandler's timer back every BEAT_S. Code other than
-# Python that keeps the interpreter's lock stops the loop with all other threads; STALL_S later the timer, which needs
-# no lock, writes to stderr where each of them stands.
-BEAT_S, STALL_S = 1.0, 10.0
 # How long after its deadline a call is ended: what comes till then is judged by the time that it took itself, which a
 # busy pool, late to ask and late to read, does not lengthen.
 GRACE_S = 0.25
@@ -129,8 +124,6 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self._closed, self._loop = False, asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="environments", daemon=True)
         self._thread.start()
-        if isolation == "thread":
-            self._loop.call_soon_threadsafe(self._beat)
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
@@ -177,8 +170,6 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        if self.isolation == "thread":
-            faulthandler.cancel_dump_traceback_later()
         self._fork_server.stop()
 
     # The caller's side
@@ -281,10 +272,6 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         await asyncio.gather(*calls, return_exceptions=True)
         for slot in slots:
             self._discard(slot)
-
-    def _beat(self) -> None:
-        faulthandler.dump_traceback_later(STALL_S, file=2)
-        self._loop.call_later(BEAT_S, self._beat)
 
     # A slot's thread
 
