@@ -6,6 +6,7 @@ step ends the run with one line, as lack of memory does; `--debug` shows the tra
 
 import logging
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -17,7 +18,7 @@ from data.watch import ATTEMPT, WATCH, watching
 from training.config import PPOConfig
 from training.config.loader import ConfigError, bias_line, explain, load_config, sizes
 from training.run import process
-from training.run.process import EndingSignals, closed_pipe_is_no_error, give_signals_back, say_busy_cores
+from training.run.process import EndingSignals, give_signals_back, say_busy_cores
 
 # How the allocators of torch (CUDA, CPU) and vLLM say that memory ran out.
 MEMORY_RAN_OUT = ("OutOfMemoryError", "out of memory", "can't allocate memory", "No available memory")
@@ -39,17 +40,20 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     debug, planning = "--debug" in argv, "--plan" in argv
+    # As with other programs, `| head` ends what is printed here.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        with closed_pipe_is_no_error():
-            loaded = load_config([word for word in argv if word not in ("--debug", "--plan")], check=not planning)
-            if loaded.explain:
-                print(explain(loaded), sizes(loaded.config), bias_line(loaded.config), sep="\n")
-                return 0
-            if planning:
-                return plan(loaded.config)
+        loaded = load_config([word for word in argv if word not in ("--debug", "--plan")], check=not planning)
+        if loaded.explain:
+            print(explain(loaded), sizes(loaded.config), bias_line(loaded.config), sep="\n", flush=True)
+            return 0
+        if planning:
+            return plan(loaded.config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    finally:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     from training.run.alarms import AlarmStop
     from training.run.metric_utils import EnvironmentsFail
 

@@ -319,17 +319,18 @@ class Trial:
 
     Attributes:
         outcomes: by player; those for whom there was no time are left out.
+        max_turns: the most turns that the game lasts by its own rules; None: unknown.
         differs: under one seed it began differently, or was told another thing after the same answer.
     """
 
     outcomes: dict[str, Outcome]
+    max_turns: int | None
     differs: bool
 
 
 def play_trial(agent: Any, seed: int, episodes: int, max_turn: int, task: Task | None = None) -> Trial:
     """Has every player play `episodes` episodes of at most `max_turn` turns, the same tasks for each."""
-    environment, end = agent.environment, time.monotonic() + LONGEST_S
-    rounds: list[dict[str, Played | None]] = []
+    end, rounds = time.monotonic() + LONGEST_S, list[dict[str, Played | None]]()
     differs = False
     # In turn, so that each has played where time runs out.
     for number in range(episodes):
@@ -340,7 +341,8 @@ def play_trial(agent: Any, seed: int, episodes: int, max_turn: int, task: Task |
         differs |= any(one != begins[0] for one in begins) or any(one != answers[0] for one in answers)
     results = {player: [result for played in rounds if (result := played[player])] for player in PLAYERS}
     outcomes = {player: _outcome(played) for player, played in results.items() if played}
-    return Trial(outcomes, differs)
+    most = getattr(agent.environment, "max_turns", None)
+    return Trial(outcomes, most if isinstance(most, int) else None, differs)
 
 
 def _play(agent: Any, player: str, seed: int, task: Task | None, max_turn: int, end: float) -> Played | None:

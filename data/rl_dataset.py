@@ -77,8 +77,7 @@ class RLHFDataset(Dataset):
         # Subclasses written for verl read them here.
         self.__dict__.update(vars(config), num_workers=config.filter_overlong_prompts_workers)
         self.data_files = [data_files] if isinstance(data_files, str | Path) else list(data_files)
-        self.original_data_files, self.max_samples = self.data_files, max_samples
-        self.require_ground_truth = require_ground_truth
+        self.max_samples, self.require_ground_truth = max_samples, require_ground_truth
         self.dataframe: Any = []
         self._read_files_and_tokenize()
         if not len(self.dataframe):

@@ -12,6 +12,7 @@ it runs, sends WAKE, whose handler in C writes the stacks and ends the process.
 """
 
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -33,8 +34,6 @@ WAKE = signal.SIGVTALRM
 # Says which attempt a process is of a run with `trainer.max_restarts`.
 ATTEMPT = "PPO_CORE_ATTEMPT"
 KILLING_S = 3.0
-# For an answer of the store, which may hang as well.
-STORE_S = timedelta(seconds=5)
 # What the line begins with that says in a record where its process stands.
 HEAD = "== "
 
@@ -55,14 +54,14 @@ class Watch:
 
     Attributes:
         step, place: where the run is, as errors say it: `place` is a phase in the driver, a call on a rank.
-        settings: None while nothing is watched.
+        settings: without a time while nothing is watched.
         store: counts the beats of all processes; None: its own alone count.
     """
 
     def __init__(self) -> None:
         self.beats, self.what, self.step, self.place = 0, "nothing yet", 0, ""
         self.store: Any = None
-        self.settings: Watched | None = None
+        self.settings = Watched(math.inf, Path())
         self._shown: tuple[Callable[[Any], str], Callable[[], Any]] = (lambda thing: "", lambda: None)
 
     def beat(self, what: str) -> None:
@@ -94,9 +93,8 @@ class Watch:
         """Adds this process's beats up with those of all that have joined there."""
         from torch.distributed import TCPStore
 
-        assert self.settings is not None
         self.settings = self.settings._replace(store=address)
-        self.store = TCPStore(*address, is_master=False, wait_for_workers=False, timeout=STORE_S)
+        self.store = TCPStore(*address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
 
     def stop(self) -> None:
         """Watches no longer."""
@@ -104,7 +102,7 @@ class Watch:
         self._thread.join()
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         faulthandler.unregister(WAKE)
-        self.settings = self.store = None
+        self.settings, self.store = Watched(math.inf, Path()), None
 
     def _run(self, timeout_s: float, tick: float) -> None:
         moved, seen, total = time.monotonic(), (self.beats, 0), 0
@@ -123,7 +121,6 @@ class Watch:
 
     def _stalled(self, seconds: float, tick: float) -> None:
         """Writes this process's record; the driver then ends the run. Whatever goes wrong here, the process ends."""
-        assert self.settings is not None
         self.settings.folder.mkdir(parents=True, exist_ok=True)
         with (self.settings.folder / f"{self.name}.txt").open("a") as file:
             print(f"{HEAD}{self.name}: {self.where}; {seconds:.0f} s after: {self.what}", file=file, flush=True)
@@ -134,7 +131,10 @@ class Watch:
                 print(describe(thing()), file=file)
         if self.driver:
             time.sleep(4 * tick)
-            print(stalled(self.settings, self.where), file=sys.stderr, flush=True)
+            texts = [path.read_text(errors="replace") for path in sorted(self.settings.folder.glob("*.txt"))]
+            heads = ["  " + text.rpartition(HEAD)[2].partition("\n")[0] for text in texts]
+            said = say("stalled", seconds=self.settings.timeout_s, where=self.where, folder=self.settings.folder)
+            print(said, *heads, sep="\n", file=sys.stderr, flush=True)
             end_children()
             os._exit(STALLED)
 
@@ -154,14 +154,6 @@ def watching(timeout_s: float | None, folder: Path, name: str) -> Iterator[None]
         yield
     finally:
         WATCH.stop()
-
-
-def stalled(settings: Watched, where: str) -> str:
-    """Says that nothing moved, with the place where each rank's record says that it is."""
-    written = [path.read_text(errors="replace") for path in sorted(settings.folder.glob("*.txt"))]
-    heads = ["  " + text.rpartition(HEAD)[2].partition("\n")[0] for text in written if text]
-    text = say("stalled", seconds=settings.timeout_s, where=where, folder=settings.folder)
-    return "\n".join([text, *heads])
 
 
 def end_children() -> None:

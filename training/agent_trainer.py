@@ -250,14 +250,16 @@ def play_trial(
     if played and crashes == played and config.agent.max_failure_rate < 1:
         yield say("all_crash", name=name, played=played, first=first)
         return
-    tell(config, reply.trial, name)
+    tell(config, reply.trial, name, max_turn)
 
 
-def tell(config: PPOConfig, trial: Trial, name: str) -> None:
+def tell(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:
     """Logs what each player got, and warns where not playing pays more than playing."""
     clean = {player: outcome for player, outcome in trial.outcomes.items() if outcome.crashes < outcome.episodes}
     own = config.agent.overflow_reward
     paid = {player: outcome.reward + own * (player == "cut") for player, outcome in clean.items()}
+    if trial.max_turns is not None and trial.max_turns > max_turn:
+        logger.warning(say("more_turns", name=name, turns=trial.max_turns, max_turn=max_turn))
     if trial.differs:
         logger.warning(say("trial_differs", name=name))
     told = [f"{say(f'player_{player}')} {paid[player]:.3g} in {clean[player].turns:.3g} turns" for player in paid]

@@ -9,7 +9,6 @@ import pickle
 import random
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -155,43 +154,6 @@ def test_generators_of_ones_own_are_waited_for_and_give_equal_seeds_equal_draws(
     fast = draws(False)
     thread.join()
     assert fast == slow
-
-
-STALL = """
-import ctypes, time
-from custom.agent import AgentSpec
-from workers.environments import pool
-pool.STALL_S = 1.5
-
-class Greedy:
-    def reset(self, seed=None):
-        return "go"
-    def step(self, action):
-        exec(action)
-        return "on", 0.0, True, {}
-
-with pool.EnvironmentPool([AgentSpec(Greedy)]) as environments:
-    environments.reset(0, 0, 0)
-    environments.poll(9)
-    environments.step(0, HOLD)
-    environments.poll(9)
-"""
-# PyDLL keeps the interpreter's lock.
-HOLD = "ctypes.PyDLL(None).sleep(3)"
-
-
-def test_where_an_environment_keeps_the_interpreters_lock_stderr_says_where_each_thread_stands() -> None:
-    code = STALL.replace("HOLD", repr(HOLD))
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("Timeout (0:00:01.5") == 1
-    assert "line 11 in step" in done.stderr
-
-
-def test_a_slow_environment_that_leaves_others_the_lock_is_no_stall() -> None:
-    code = STALL.replace("HOLD", repr("time.sleep(3)"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def home(name: str | None, **settings: object) -> tuple[object, ...]:

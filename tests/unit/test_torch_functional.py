@@ -58,14 +58,6 @@ def test_entropy_has_a_finite_gradient_with_impossible_tokens():
     assert logits.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("chunk_size", [1, 4, 100])
-def test_chunked_entropy_is_the_same(chunk_size):
-    logits = torch.randn(3, 5, 11, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(
-        batch.entropy_from_logits_with_chunking(logits, chunk_size), batch.entropy_from_logits(logits)
-    )
-
-
 VALUES = torch.tensor([[1.0, 2.0, math.nan], [4.0, math.inf, 9.0]])
 MASK = torch.tensor([[1, 1, 0], [1, 0, 1]])
 

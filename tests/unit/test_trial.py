@@ -80,7 +80,6 @@ def test_a_reward_function_gives_the_trials_rewards_too() -> None:
 
 def test_an_environment_that_raises_is_counted_with_its_first_error() -> None:
     trial = play_trial(Agent(Choosy()), seed=0, episodes=4, max_turn=3)
-    assert not trial.readable
     # Its own word is drawn from what it says.
     assert trial.outcomes["random"].crashes == 0 and trial.outcomes["random"].reward == 1.0
     assert trial.outcomes["garbage"].crashes == 4 and "KeyError" in trial.outcomes["garbage"].error
@@ -165,14 +164,3 @@ def test_crashed_episodes_are_no_part_of_the_means() -> None:
     trial = play_trial(Agent(Moody()), seed=0, episodes=2, max_turn=4)
     assert rewards(trial) == {"random": -4.0, "garbage": 0.0, "quitting": -1.0, "cut": -1.0}
     assert all(outcome.crashes == 1 for outcome in trial.outcomes.values())
-
-
-def test_without_an_action_of_its_own_the_trial_says_that_it_shows_little(caplog: pytest.LogCaptureFixture) -> None:
-    class Silent(BaseEnvironment):
-        def reset(self, seed: int | None = None) -> str:
-            return "say the word"
-
-        def step(self, action: str) -> tuple[Any, ...]:
-            return "that is not it", float(action == "xyzzy"), False, {}
-
-    assert "has no sample_action(generator)" in said(caplog, Silent())

@@ -20,8 +20,6 @@ from training.config.settings import ActorConfig, CriticConfig, EnvironmentHome,
 log = logging.getLogger(__name__)
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
-# The losses that divide by sequences whatever `loss_agg_mode` is.
-OF_SEQUENCES = ("geo_mean", "sapo")
 
 
 def check_config(config: PPOConfig, *, ask_hub: bool = True, own_data: bool = False) -> list[str]:
@@ -91,7 +89,8 @@ def _token_budgets(config: PPOConfig) -> Iterator[str]:
 def _finished_groups(config: PPOConfig) -> Iterator[str]:
     """Requires, to train on groups one by one, that no number but the last counts is of the whole batch."""
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
-    mixed = config.loss_mode in OF_SEQUENCES and not actor.loss_agg_mode.startswith("seq-mean")
+    # These divide by sequences whatever the mode is.
+    mixed = config.loss_mode in ("geo_mean", "sapo") and not actor.loss_agg_mode.startswith("seq-mean")
     wrong = {
         "algorithm.adv_estimator": algorithm.adv_estimator not in OF_ONE_GROUP,
         "algorithm.use_kl_in_reward": algorithm.use_kl_in_reward,

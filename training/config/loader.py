@@ -50,8 +50,6 @@ FOLDERS = ("workers", "training", "custom", "data", "examples")
 SECTION = {"cfg", "config", "own", "choice", "settings", "given", "spec"}
 ONLOOKERS = ("training/config/", "training/run/plan.py", "training/run/alarms.py", "examples/")
 Reads = dict[str, list[tuple[str, set[str]]]]
-# Keys in the text of a problem.
-DOTTED = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 
 
 class ConfigError(ValueError):
@@ -223,7 +221,7 @@ class _Reader:
         try:
             tree = OmegaConf.to_container(OmegaConf.load(path))
         except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
-            self.unread.append(f"cannot read {path} as YAML in UTF-8: {error}" if path.exists() else _missing(path))
+            self.unread.append(f"cannot read {path} as YAML in UTF-8: {error}")
             return
         if not isinstance(tree, dict):
             self.unread.append(f"{path.name} holds a list; it must hold keys with values")
@@ -344,8 +342,7 @@ class _Reader:
                 self.problems.append(f"{theirs}={limit} and {key}={ours} are the same limit: give one")
         if str(self.of_verl.get(SEVERAL_TURNS)).lower() == "true" and not config.environments:
             self.problems.append(f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path")
-        found = check(config) if check is not None and not self.unread else []
-        self.problems += [problem for problem in found if not self.has_reported(problem)]
+        self.problems += check(config) if check is not None and not self.unread else []
         sources = {key: self.given.get(key, (None, "default"))[1] for key in self.schema}
         loaded, problems = LoadedConfig(config, sources, explain_it), self.unread + self.problems
         if problems and explain_it:
@@ -380,12 +377,6 @@ class _Reader:
                 OmegaConf.update(root, key, self.given.get(key, (leaf.value,))[0], merge=False)
         return root
 
-    def has_reported(self, problem: str) -> bool:
-        """Says whether a check's problem names a key that is reported: it may only follow from the default there."""
-        reported = {word for text in self.problems for word in DOTTED.findall(text) if word in self.schema}
-        # Some are short for a key: rollout.n.
-        return any(f".{key}".endswith(f".{word}") for key in reported for word in DOTTED.findall(problem))
-
 
 def moved_to(key: str) -> str | None:
     """Returns the name here of a key of verl's that lives elsewhere."""
@@ -402,15 +393,6 @@ def not_here(key: str, value: Any) -> tuple[str, int] | None:
                 at_rest = given.startswith("${") or given in ("", "none", *nothing)
                 return reason, logging.WARNING if not asks else logging.DEBUG if at_rest else logging.ERROR
     return None
-
-
-def _missing(path: Path) -> str:
-    """Says what stands in the place of a file, or of a folder that leads to it, and the nearest of that."""
-    lost = next(place for place in (path, *path.parents) if place.parent.is_dir())
-    kind, pattern = ("YAML files", "[!.]*.y*ml") if lost == path else ("folders", "[!.]*/")
-    there = sorted(place.name for place in lost.parent.glob(pattern))
-    shown = ", ".join([*there[:12], *(["…"] if len(there) > 12 else [])]) or "none"
-    return f"{path} does not exist; {kind} in {lost.parent}: {shown}.{did_you_mean(lost.name, there)}"
 
 
 def _merged(before: Any, after: Any) -> Any:

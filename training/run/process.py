@@ -1,4 +1,4 @@
-"""The run as a process: signals that end it through its clean-up, a cut pipe that is no error, Ray's start and end.
+"""The run as a process: signals that end it through its clean-up, and Ray's start and end.
 
 Last come restarts: with `trainer.max_restarts` a process of its own runs the command line, and runs it again where it
 fails, so that no way to end, a segmentation fault and the system's lack of memory included, takes the run with it.
@@ -107,20 +107,6 @@ def give_signals_back() -> None:
     handle(dict.fromkeys(ENDING, signal.SIG_DFL))
 
 
-@contextmanager
-def closed_pipe_is_no_error() -> Iterator[None]:
-    """Lets what the block prints be cut short by its reader, as with `| head`."""
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # What is flushed at the end goes there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
-
-
 def has_gpus(trainer: TrainerConfig) -> bool:
     """Says whether ranks are to have GPUs: those of Ray's nodes, of which the driver's own may have none."""
     import torch
@@ -197,9 +183,7 @@ class Supervisor:
             if code == OUT_OF_MEMORY:
                 self._halve_budgets()
             start = f"step {self.latest.read_text()}" if "trainer.resume_mode" in self.own else "where it began"
-            logger.warning(
-                say("restarts", number=number, most=most, code=code, start=start, own=self.own or "no change")
-            )
+            logger.warning(say("restarts", number=number, most=most, code=code, start=start, own=self.own))
         return code
 
     def _attempt(self, number: int) -> int:

@@ -25,10 +25,8 @@ def read_metrics(path: Path) -> pd.DataFrame:
 
     Of a step that was logged twice (before and after a resume) the later value counts.
     """
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist; a run writes it when trainer.logger has 'file'")
-    if not (records := [*read_records(path)]):
-        raise ValueError(f"{path} has no steps yet")
+    if not (records := [*read_records(path)] if path.is_file() else []):
+        raise ValueError(f"{path} holds no steps; a run writes them when trainer.logger has 'file'")
     logged = pd.DataFrame(records).groupby("step").last()
     return logged.astype(float).replace([np.inf, -np.inf], np.nan)
 
@@ -64,15 +62,8 @@ def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
     figure.savefig(run_dir / "report.png")
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command line."""
-    if len(argv) != 1:
-        raise SystemExit("usage: python -m training.run.report RUN_DIR")
-    try:
-        print(write_report(argv[0]), f"{argv[0]}/report.png", sep="\n\n")
-    except ValueError as error:
-        raise SystemExit(f"report: {error}") from error
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        print(write_report(sys.argv[1]), f"{sys.argv[1]}/report.png", sep="\n\n")
+    except (IndexError, ValueError) as error:
+        raise SystemExit(f"python -m training.run.report RUN_DIR: {error}") from error

@@ -43,8 +43,6 @@ class ResourcePoolManager:
 
     def pools(self, roles: Collection[Role], *, use_gpu: bool) -> Iterator[tuple[RayResourcePool, list[Role]]]:
         """Yields each pool that has any of `roles`, with those; the CPU's threads are shared among a node's ranks."""
-        if missing := [role.value for role in roles if role not in self.mapping]:
-            raise ValueError(f"no pool is mapped to {missing}; mapped: {[role.value for role in self.mapping]}")
         threads = max(1, (os.cpu_count() or 1) // sum(max(ranks) for ranks in self.resource_pool_spec.values()))
         for name, ranks in self.resource_pool_spec.items():
             if mine := [role for role in roles if self.mapping[role] == name]:

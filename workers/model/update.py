@@ -160,7 +160,7 @@ class Trained(ABC):
         assert self.optimizer is not None
         norm, share = clip_grad_norm(self.module, self.config.grad_clip), sums.sequence_ranks / world_size()
         if not torch.isfinite(norm):
-            say_not_finite(norm, sums.are_finite, f"{where} of the {prefix}")
+            say_not_finite(norm, sums, f"{where} of the {prefix}")
         # With nothing to learn from, momentum alone would move the weights.
         elif learns:
             self.optimizer.step()
@@ -245,10 +245,10 @@ def clip_grad_norm(module: nn.Module, max_norm: float) -> Tensor:
     return full_tensor(torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm).detach()).cpu()
 
 
-def say_not_finite(norm: Tensor, finite: bool, where: str) -> None:
+def say_not_finite(norm: Tensor, sums: "MetricSums", where: str) -> None:
     """Logs, on the first rank, whose loss made the gradient's norm not finite; a collective."""
     mine = torch.zeros(world_size())
-    mine[rank()] = not finite
+    mine[rank()] = not _stack(sums._sums).isfinite().all()
     ranks = sum_over_ranks(mine).nonzero().flatten().tolist()
     if rank() == 0:
         logger.warning(say("not_finite", norm=norm.item(), where=where, ranks=ranks or "none: it is the backward pass"))
@@ -276,11 +276,6 @@ class MetricSums:
         """Takes maxima in."""
         for name, value in metrics.items():
             self._maxima[name] = torch.maximum(self._maxima.get(name, value), value).detach().float()
-
-    @property
-    def are_finite(self) -> bool:
-        """Says whether this rank's shares are all finite."""
-        return bool(_stack(self._sums).isfinite().all())
 
     def divide(self, by: float, others: Mapping[str, float]) -> None:
         """Divides all sums, those that `others` names by numbers of their own."""

@@ -9,6 +9,7 @@ same results.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -30,7 +31,7 @@ LOOPBACK = "127.0.0.1"
 # How long the other ranks' errors are waited for after the first.
 SETTLING_S = 10.0
 # How long is waited for the cluster to have room; after a restart, also for a node that has left to come back.
-PLACING_S, PLACING_AGAIN_S = 120.0, 600.0
+PLACING_S = 120.0 if os.environ.get(ATTEMPT, "1") == "1" else 600.0
 PROJECT = Path(__file__).resolve().parents[2]
 # Variables of the driver's environment that the ranks' processes get.
 INHERITED: tuple[str, ...] = ("HF_HUB_OFFLINE", "HF_HOME", "TOKENIZERS_PARALLELISM")
@@ -139,7 +140,7 @@ class RayResourcePool:
         """Returns the number of ranks."""
         return sum(self.process_on_nodes)
 
-    def place(self, timeout_s: float | None = None) -> Any:
+    def place(self, timeout_s: float = PLACING_S) -> Any:
         """Reserves a placement group with one bundle a node for all the node's ranks; several nodes are kept apart.
 
         Raises:
@@ -151,7 +152,6 @@ class RayResourcePool:
         one_rank = {"CPU": 1.0, "GPU": 1.0} if self.use_gpu else {"CPU": 1.0}
         nodes = [{key: value * count for key, value in one_rank.items()} for count in self.process_on_nodes]
         group = placement_group(nodes, strategy="STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
-        timeout_s = timeout_s or (PLACING_AGAIN_S if os.environ.get(ATTEMPT, "1") != "1" else PLACING_S)
         if not group.wait(timeout_s):
             raise RuntimeError(say("no_room", pool=self, each=one_rank, seconds=timeout_s, has=ray.cluster_resources()))
         return group
@@ -171,10 +171,9 @@ class WorkerHost:
         self.store, port = open_store(host)
         return host, port
 
-    def build(self, address: tuple[str, int], class_dict: Colocated, watched: Watched | None = None) -> None:
+    def build(self, address: tuple[str, int], class_dict: Colocated, watched: Watched) -> None:
         """Joins the ranks that meet at `address`, is watched, and builds the workers of every role."""
-        WATCH.place = f"building {', '.join(class_dict)}"
-        if watched is not None:
+        if watched.timeout_s < math.inf:
             WATCH.start(watched, f"rank_{self.environment['RANK']}", driver=False)
         os.environ |= {**self.environment, "MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
         # By these two torch knows that the store is there already.
@@ -192,9 +191,7 @@ class WorkerHost:
         """Runs a worker's method and returns its answer."""
         WATCH.place = f"{method} of role {role}"
         WATCH.beat(f"{method} began")
-        answer = getattr(self.workers[role], method)(*args, **kwargs)
-        WATCH.place = f"after {WATCH.place}"
-        return answer
+        return getattr(self.workers[role], method)(*args, **kwargs)
 
     def run(self, role: str, method: str, *args: Any, **kwargs: Any) -> None:
         """Runs `call` where nobody reads this rank's answer, which is then not sent."""
@@ -224,7 +221,7 @@ class RayWorkerGroup:
             # Ray shows each rank its own GPU only, which is then device 0.
             hosts.append(host.remote(rank, pool.world_size, 0 if pool.use_gpu else local_rank))
         address = ray.get(hosts[0].open_store.remote())
-        if WATCH.settings is not None and WATCH.settings.store is None:
+        if WATCH.settings.timeout_s < math.inf and WATCH.settings.store is None:
             WATCH.join(address)
         own = address, dict(class_dict), WATCH.settings
         wait_for([host.build.remote(*own) for host in hosts], f"building {', '.join(class_dict)}")
