@@ -8,7 +8,10 @@ against 0, one rank that trains and one that samples with vLLM, a core each, on 
 
 Each variant is a run of `main.py` of its own; figures are medians of its steps but the first three.
 
-Run with nothing else on the machine: python -m tests.benchmarks.async_level [--steps 12] [--epochs 2]
+Run with nothing else on the machine, for what each target asks:
+
+    python -m tests.benchmarks.async_level --variants 0 1 --width 320 --epochs 1 --environments Still
+    python -m tests.benchmarks.async_level --variants 1 groups "groups, one rank"
 """
 
 from __future__ import annotations
@@ -39,11 +42,12 @@ VARIANTS = {
 }
 
 
-def make_model(folder: Path) -> Path:
-    """Saves a model of some 20 million parameters that knows nothing, with the quickstart's tokenizer."""
+def make_model(folder: Path, width: int) -> Path:
+    """Saves a model of six layers that knows nothing, with the quickstart's tokenizer: 512 wide 20 million weights."""
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
-    shape = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "num_attention_heads": 8}
+    shape = {"hidden_size": width, "intermediate_size": 11 * width // 4}
+    shape |= {"num_hidden_layers": 6, "num_attention_heads": 8}
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape, **ids)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -78,16 +82,16 @@ def run(model: Path, environment: str, variant: str, steps: int, epochs: int) ->
     return {name: statistics.median(line.get(name, 0.0) for line in lines) for name in phases}
 
 
-def main(steps: int, epochs: int, variants: list[str]) -> None:
+def main(steps: int, epochs: int, width: int, variants: list[str], environments: list[str]) -> None:
     """Prints the table and the ratios."""
     with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder))
+        model = make_model(Path(folder), width)
         found = {
             (environment, variant): run(model, environment, variant, steps, epochs if variant in "01" else 1)
             for variant in variants
-            for environment in ("Still", "Slow")
+            for environment in environments
         }
-    print(f"medians of {steps - WARM_UP} steps, {epochs} epochs; load {os.getloadavg()[0]:.2f}")
+    print(f"medians of {steps - WARM_UP} steps, {epochs} epochs, {width} wide; load {os.getloadavg()[0]:.2f}")
     print("| environment | variant | " + " | ".join(next(iter(found.values()))) + " |\n|---|---|" + "---|" * 5)
     for (environment, variant), seconds in found.items():
         print(f"| {environment} | {variant} | " + " | ".join(f"{value:.3f}" for value in seconds.values()) + " |")
@@ -95,13 +99,15 @@ def main(steps: int, epochs: int, variants: list[str]) -> None:
     gain, cost = TARGETS
     if {"0", "1"} <= {*variants}:
         print(f"{gain}: {step['Still', '0'] / step['Still', '1']:.2f} ({TARGETS[gain]})")
-    for variant in variants:
+    for variant in variants if len(environments) == 2 else ():
         print(f"{cost}, {variant}: {step['Slow', variant] / step['Still', variant]:.2f} ({TARGETS[cost]})")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--environments", nargs="+", default=["Still", "Slow"])
     parser.add_argument("--variants", nargs="+", default=[*VARIANTS], choices=[*VARIANTS])
     main(**vars(parser.parse_args()))
