@@ -47,7 +47,7 @@ def make_model(folder: Path, width: int) -> Path:
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
     shape = {"hidden_size": width, "intermediate_size": 11 * width // 4}
-    shape |= {"num_hidden_layers": 6, "num_attention_heads": 8}
+    shape |= {"num_hidden_layers": 6, "num_attention_heads": width // 64}
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape, **ids)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

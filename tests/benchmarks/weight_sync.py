@@ -4,17 +4,24 @@ ready in its dtype.
     ours   manifest check, each float32 tensor cast to the engine's dtype as it is asked for, reload, cache reset
     bare   reload of the same tensors, cast beforehand
 
-Run with nothing else on the machine: python -m tests.benchmarks.weight_sync [ROUNDS]
+Run with nothing else on the machine: python -m tests.benchmarks.weight_sync [--rounds 9] [--billion]; the latter takes
+a Llama of 1.1 billion random weights, which the trainer holds in float32.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import statistics
-import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from examples.prepare_tiny_prompts import make_tokenizer
 from tests.benchmarks.peak_memory import MIB, PeakWatcher, resident
 from tests.benchmarks.ray_vs_local import task
 from training.building import build_trainer
@@ -41,8 +48,25 @@ def extra_memory(call: Callable[[], object], watcher: PeakWatcher, phase: str) -
     return watcher.peaks.get(phase, before) - before
 
 
-def main(rounds: int) -> None:
-    overrides = ["actor_rollout_ref.rollout.name=vllm", "data.val_files=null", "trainer.logger=file"]
+def make_billion(folder: Path) -> Path:
+    """Saves a model of the shape of Llama 3.2 1B, but for its vocabulary of 32,768, in bfloat16."""
+    tokenizer = make_tokenizer()
+    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 32768}
+    shape |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 1024}
+    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    LlamaForCausalLM(LlamaConfig(**shape, **ids)).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def main(rounds: int, billion: bool) -> None:
+    """Measures, and prints the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        measure(rounds, [f"actor_rollout_ref.model.path={make_billion(Path(folder))}"] if billion else [])
+
+
+def measure(rounds: int, model: list[str]) -> None:
+    overrides = ["actor_rollout_ref.rollout.name=vllm", "data.val_files=null", "trainer.logger=file", *model]
     config = load_config([*task(), *overrides, "trainer.default_local_dir=outputs/benchmark"]).config
     trainer = build_trainer(config)
     trainer.init_workers()
@@ -80,4 +104,7 @@ def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 9)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--billion", action="store_true")
+    main(**vars(parser.parse_args()))
