@@ -118,6 +118,8 @@ class Streamed:
     def _learn(self, ended: DataProto) -> None:
         batch, _ = self.trainer.with_advantages(ended, StepTimer())
         self.trainer.actor_rollout_wg.add_groups(batch)
+        # Of those parts alone that have episodes of several rows.
+        batch.batch.pop("episode_share", None)
         self.learnt.append(batch)
 
     def finish(self, timer: StepTimer) -> tuple[DataProto, dict[str, float]]:
