@@ -2,7 +2,7 @@
 against 0, one rank that trains and one that samples with vLLM, a core each, on a Llama made from a config.
 
     still, slow     environments of `environment_load`: `step` answers at once, or sleeps: mean 0.2 s, 99th percentile
-                    2 s; 24 episodes of three turns of 24 tokens
+                    2 s; 24 episodes (6 x 4) of three turns of 24 tokens
     0, 1            the level; --epochs sets how long training takes against generation, which the first table shows
     groups          level 0 with `trainer.train_finished_groups`, in one epoch, on those ranks and on one that does both
 
@@ -10,7 +10,7 @@ Each variant is a run of `main.py` of its own; figures are medians of its steps 
 
 Run with nothing else on the machine, for what each target asks:
 
-    python -m tests.benchmarks.async_level --variants 0 1 --width 320 --epochs 1 --environments Still
+    python -m tests.benchmarks.async_level --variants 0 1 --prompts 1 --samples 2 --environments Still
     python -m tests.benchmarks.async_level --variants 1 groups "groups, one rank"
 """
 
@@ -54,13 +54,19 @@ def make_model(folder: Path, width: int) -> Path:
     return folder
 
 
-def run(model: Path, environment: str, variant: str, steps: int, epochs: int) -> dict[str, float]:
+def run(
+    model: Path, environment: str, variant: str, steps: int, epochs: int, prompts: int, samples: int
+) -> dict[str, float]:
     """Trains in processes of its own; the median seconds of each phase."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [
             *(sys.executable, "main.py", "configs/quickstart.yaml", f"actor_rollout_ref.model.path={model}"),
-            *("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=grpo"),
-            *("actor_rollout_ref.rollout.ignore_eos=true", "data.train_batch_size=6", "agent.val_length=0"),
+            *(
+                "actor_rollout_ref.rollout.name=vllm",
+                f"actor_rollout_ref.rollout.n={samples}",
+                "algorithm.adv_estimator=grpo",
+            ),
+            *("actor_rollout_ref.rollout.ignore_eos=true", f"data.train_batch_size={prompts}", "agent.val_length=0"),
             *("data.max_prompt_length=64", "data.max_response_length=128", "agent.trial_episodes=0"),
             "agent.environment.path=tests/benchmarks/environment_load.py",
             *(f"agent.environment.cls={environment}", "agent.environment.kwargs={}"),
@@ -82,16 +88,22 @@ def run(model: Path, environment: str, variant: str, steps: int, epochs: int) ->
     return {name: statistics.median(line.get(name, 0.0) for line in lines) for name in phases}
 
 
-def main(steps: int, epochs: int, width: int, variants: list[str], environments: list[str]) -> None:
+def main(
+    steps: int, epochs: int, prompts: int, samples: int, width: int, variants: list[str], environments: list[str]
+) -> None:
     """Prints the table and the ratios."""
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder), width)
         found = {
-            (environment, variant): run(model, environment, variant, steps, epochs if variant in "01" else 1)
+            (environment, variant): run(
+                model, environment, variant, steps, epochs if variant in "01" else 1, prompts, samples
+            )
             for variant in variants
             for environment in environments
         }
-    print(f"medians of {steps - WARM_UP} steps, {epochs} epochs, {width} wide; load {os.getloadavg()[0]:.2f}")
+    print(
+        f"medians of {steps - WARM_UP} steps, {epochs} epochs, {samples * prompts} episodes, {width} wide; load {os.getloadavg()[0]:.2f}"
+    )
     print("| environment | variant | " + " | ".join(next(iter(found.values()))) + " |\n|---|---|" + "---|" * 5)
     for (environment, variant), seconds in found.items():
         print(f"| {environment} | {variant} | " + " | ".join(f"{value:.3f}" for value in seconds.values()) + " |")
@@ -107,6 +119,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--environments", nargs="+", default=["Still", "Slow"])
     parser.add_argument("--variants", nargs="+", default=[*VARIANTS], choices=[*VARIANTS])
