@@ -101,9 +101,8 @@ def main(
             for variant in variants
             for environment in environments
         }
-    print(
-        f"medians of {steps - WARM_UP} steps, {epochs} epochs, {samples * prompts} episodes, {width} wide; load {os.getloadavg()[0]:.2f}"
-    )
+    told = f"{epochs} epochs, {samples * prompts} episodes, {width} wide"
+    print(f"medians of {steps - WARM_UP} steps, {told}; load {os.getloadavg()[0]:.2f}")
     print("| environment | variant | " + " | ".join(next(iter(found.values()))) + " |\n|---|---|" + "---|" * 5)
     for (environment, variant), seconds in found.items():
         print(f"| {environment} | {variant} | " + " | ".join(f"{value:.3f}" for value in seconds.values()) + " |")
