@@ -16,6 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from data.texts import say
 from data.watch import ATTEMPT, WATCH, watching
 from training.config import PPOConfig
+from training.config.checks import check_config
 from training.config.loader import ConfigError, bias_line, explain, load_config, sizes
 from training.run import process
 from training.run.process import EndingSignals, give_signals_back, say_busy_cores
@@ -84,10 +85,12 @@ def plan(config: PPOConfig) -> int:
     """Prints what memory the run would take."""
     from training.run.plan import Planner
 
+    for problem in check_config(config, ask_hub=False):
+        print(f"it would not start here: {problem}", file=sys.stderr)
     try:
         print(Planner(config).tell(), sizes(config), sep="\n")
     # A model's own code may ask for numbers, of which there are none.
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, LookupError, ArithmeticError) as error:
         raise ConfigError([f"no plan can be made: {error}"]) from error
     return 0
 
@@ -106,6 +109,8 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
             trainer.fit()
         except CheckpointError as error:
             unsaved = error
+        except SystemExit as error:
+            raise RuntimeError("code of yours called sys.exit()") from error
         except Exception as error:
             # A rank's says its own.
             if not getattr(error, "__notes__", ()):

@@ -34,8 +34,6 @@ WAKE = signal.SIGVTALRM
 # Says which attempt a process is of a run with `trainer.max_restarts`.
 ATTEMPT = "PPO_CORE_ATTEMPT"
 KILLING_S = 3.0
-# What the line begins with that says in a record where its process stands.
-HEAD = "== "
 
 
 class Watched(NamedTuple):
@@ -75,15 +73,16 @@ class Watch:
     @property
     def where(self) -> str:
         """Says the step, which only the driver knows, and the phase or call."""
-        step = f"step {self.step}" if self.step else ""
-        return ", ".join(filter(None, (step, self.place))) or "before the first step"
+        return ", ".join(filter(None, (f"step {self.step}" * (self.step > 0), self.place))) or "before the first step"
 
     def start(self, settings: Watched, name: str, *, driver: bool) -> None:
         """Begins to watch; the driver's watch ends the run."""
         self.settings, self.name, self.driver = settings, name, driver
         if settings.store is not None:
             self.join(settings.store)
-        tick, self._ended = min(settings.timeout_s / 8, 10.0), threading.Event()
+        # However many threads compute, less than `timeout_s` passes on the process's clock in a tick.
+        tick = min(settings.timeout_s / (8 + (os.cpu_count() or 1)), 10.0)
+        self._ended = threading.Event()
         faulthandler.register(WAKE, file=sys.__stderr__ or sys.stderr, all_threads=True, chain=True)
         signal.setitimer(signal.ITIMER_VIRTUAL, settings.timeout_s + 3 * tick)
         self._thread = threading.Thread(target=self._run, args=(settings.timeout_s, tick), name="watch", daemon=True)
@@ -116,27 +115,29 @@ class Watch:
             left = moved + timeout_s - time.monotonic()
             signal.setitimer(signal.ITIMER_VIRTUAL, timeout_s + 3 * tick)
             if left <= 0:
-                self._stalled(timeout_s - left, tick)
-                return
+                try:
+                    self._stalled(timeout_s - left, tick)
+                finally:
+                    os._exit(STALLED)
 
     def _stalled(self, seconds: float, tick: float) -> None:
-        """Writes this process's record; the driver then ends the run. Whatever goes wrong here, the process ends."""
+        """Writes this process's record; the driver then says what is in all of them, and ends the others."""
         self.settings.folder.mkdir(parents=True, exist_ok=True)
-        with (self.settings.folder / f"{self.name}.txt").open("a") as file:
-            print(f"{HEAD}{self.name}: {self.where}; {seconds:.0f} s after: {self.what}", file=file, flush=True)
+        with (self.settings.folder / f"{self.name}.txt").open("w") as file:
+            print(f"{self.name}: {self.where}; {seconds:.0f} s after: {self.what}", file=file, flush=True)
             faulthandler.dump_traceback(file, all_threads=True)
             describe, thing = self._shown
             # What it reads other threads may be writing.
             with suppress(Exception):
                 print(describe(thing()), file=file)
+        # The driver waits for the ranks' records, and these for their end.
+        time.sleep(tick * (4 if self.driver else 8))
         if self.driver:
-            time.sleep(4 * tick)
             texts = [path.read_text(errors="replace") for path in sorted(self.settings.folder.glob("*.txt"))]
-            heads = ["  " + text.rpartition(HEAD)[2].partition("\n")[0] for text in texts]
+            heads = ["  " + text.partition("\n")[0] for text in texts]
             said = say("stalled", seconds=self.settings.timeout_s, where=self.where, folder=self.settings.folder)
             print(said, *heads, sep="\n", file=sys.stderr, flush=True)
             end_children()
-            os._exit(STALLED)
 
 
 WATCH = Watch()

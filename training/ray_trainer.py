@@ -274,6 +274,8 @@ class RayPPOTrainer:
     def learn(self, batch: DataProto, timer: StepTimer | None = None) -> dict[str, float]:
         """Goes through a step from what `generate` gave to new weights; returns its metrics."""
         timer, metrics = timer or StepTimer(), dict[str, float]()
+        # What is written meanwhile is to be there where the rest of the step fails.
+        self.saver.poll()
         self.in_step = True
         if "weight_versions" in batch.batch:
             metrics |= leave_out_stale(batch, self.global_steps, self.config.trainer.async_level)

@@ -41,7 +41,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, faults):
     else:
         raise ValueError("no score today")
 """
-RESTART = re.compile(r"restart \d of \d: the run ended with exit code (\d+); it goes on from (.*), with (.*)")
+RESTART = re.compile(r"restart \d of \d: the run ended with exit code (\d+) .*; it goes on from (.*), with (.*)")
 
 
 class FailingRun:

@@ -71,7 +71,7 @@ def test_in_a_deterministic_run_it_changes_nothing_bitwise(tiny_game: Path, tmp_
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("algorithm.adv_estimator=gae", "algorithm.adv_estimator=gae, critic.enable"),
+        ("algorithm.adv_estimator=gae", "algorithm.adv_estimator=gae cannot"),
         ("actor_rollout_ref.actor.ppo_epochs=2", "actor_rollout_ref.actor.ppo_epochs=2"),
         ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward=True"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=sapo", "policy_loss.loss_mode=sapo"),

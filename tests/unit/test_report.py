@@ -66,7 +66,7 @@ def test_a_run_of_one_step_with_nothing_but_a_reward_works(tmp_path):
 def test_missing_file_and_missing_metric_say_what_there_is(tmp_path):
     with pytest.raises(ValueError, match=r"trainer.logger has 'file'"):
         write_report(tmp_path)
-    with pytest.raises(ValueError, match="has no steps yet"):
+    with pytest.raises(ValueError, match="holds no steps"):
         write_report(write_run(tmp_path, []))
     with pytest.raises(ValueError, match="no 'critic/score/mean'; it has: loss"):
         write_report(write_run(tmp_path, [{"step": 1, "loss": 0.5}]))
@@ -77,4 +77,4 @@ def test_command_line_prints_the_table_and_the_pictures_place(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "reward" in done.stdout and str(tmp_path / "report.png") in done.stdout
     failed = subprocess.run([*command[:-1], str(tmp_path / "none")], cwd=ROOT, capture_output=True, text=True)
-    assert failed.returncode == 1 and failed.stderr.startswith("report: ")
+    assert failed.returncode == 1 and failed.stderr.startswith("python -m training.run.report RUN_DIR: ")

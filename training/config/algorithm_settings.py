@@ -142,7 +142,7 @@ class AlgorithmConfig(of.Section):
 # What estimators may ask for beside rewards and mask, and what each asks for.
 _TABLE = table(__file__)
 OFFERED: tuple[str, ...] = tuple(_TABLE["offered"])
-OF_ONE_GROUP: list[str] = _TABLE["of_one_group"]
+OF_ONE_GROUP, OF_TOKENS = list[str](_TABLE["of_one_group"]), list[str](_TABLE["of_tokens"])
 ESTIMATOR_NEEDS: dict[str, tuple[str, ...]] = {name: tuple(needs) for name, needs in _TABLE["needs"].items()}
 
 

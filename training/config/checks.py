@@ -14,7 +14,7 @@ from pathlib import Path
 from data.loading import load_extern_object
 from data.texts import say, say_where
 from training.config import resources
-from training.config.algorithm_settings import OF_ONE_GROUP, MicroBatching, estimator_needs
+from training.config.algorithm_settings import OF_ONE_GROUP, OF_TOKENS, MicroBatching, estimator_needs
 from training.config.settings import ActorConfig, CriticConfig, EnvironmentHome, PPOConfig
 
 log = logging.getLogger(__name__)
@@ -89,8 +89,6 @@ def _token_budgets(config: PPOConfig) -> Iterator[str]:
 def _finished_groups(config: PPOConfig) -> Iterator[str]:
     """Requires, to train on groups one by one, that no number but the last counts is of the whole batch."""
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
-    # These divide by sequences whatever the mode is.
-    mixed = config.loss_mode in ("geo_mean", "sapo") and not actor.loss_agg_mode.startswith("seq-mean")
     wrong = {
         "algorithm.adv_estimator": algorithm.adv_estimator not in OF_ONE_GROUP,
         "algorithm.use_kl_in_reward": algorithm.use_kl_in_reward,
@@ -98,16 +96,16 @@ def _finished_groups(config: PPOConfig) -> Iterator[str]:
         "algorithm.filter_groups.enable": algorithm.filter_groups.enable,
         "algorithm.rollout_correction": config.loss_mode == "bypass_mode" or algorithm.rollout_correction.corrects,
         "agent.observation_loss_coef": config.agent.observation_loss_coef > 0,
-        "critic.enable": config.need_values,
+        "critic.enable": bool(config.critic.enable),
         "trainer.async_level": config.trainer.async_level > 0,
         f"{ACTOR}.ppo_epochs": (actor.ppo_epochs or 1) > 1,
         f"{ACTOR}.ppo_mini_batch_size": actor.ppo_mini_batch_size not in (None, config.prompts_per_step),
         f"{ACTOR}.fsdp_config.param_offload": actor.fsdp_config.param_offload,
-        f"{ACTOR}.policy_loss.loss_mode": mixed,
+        f"{ACTOR}.policy_loss.loss_mode": config.loss_mode not in OF_TOKENS,
     }
     if config.trainer.train_finished_groups and (keys := [key for key, is_wrong in wrong.items() if is_wrong]):
         given = ", ".join(f"{key}={attrgetter(key)(config)}" for key in keys)
-        yield say("not_by_group", given=given, estimators=", ".join(OF_ONE_GROUP))
+        yield say("not_by_group", given=given, estimators=", ".join(OF_ONE_GROUP), losses=", ".join(OF_TOKENS))
 
 
 def _combinations(config: PPOConfig, own_data: bool) -> Iterator[str]:

@@ -60,8 +60,6 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
     for key, model in trained_models(config).items():
         unfit = {"no_packing": size > 1 and not model.use_remove_padding, "no_loss_scaling": model.dtype == "float16"}
         yield from say_where(unfit, key=key, size=size)
-    if trainer.num_ranks <= 1 and config.actor_rollout_ref.actor.strategy == "fsdp":
-        log.info("actor_rollout_ref.actor.strategy=fsdp: several ranks are sharded by FSDP2")
 
 
 # Files and folders.
@@ -195,11 +193,9 @@ def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
 
 
 def _walls(unsafe: bool) -> Iterator[str]:
-    """Requires that the kernel keeps what the python tool runs from files, network and processes; says what stands."""
-    from custom.tools.walls import missing_walls, standing_walls
+    """Requires that the kernel keeps what the python tool runs from files, network and processes."""
+    from custom.tools.walls import missing_walls
 
-    stands = ", ".join(name for name, standing in standing_walls().items() if standing) or "nothing"
-    log.info("the kernel's walls around the python tool: %s", stands)
     missing = "; ".join(missing_walls())
     if missing and not unsafe:
         yield say("no_walls", missing=missing)
@@ -236,7 +232,6 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
     for path in dict.fromkeys(filter(None, paths.values())):
         key = next(key for key in paths if paths[key] == path)
         if not ask_hub and not Path(path).is_dir() and HUB_NAME.fullmatch(path):
-            log.info("%s.path=%s is no folder here: left unchecked, as the hub is not asked", key, path)
             continue
         try:
             entries = read_model_config(path)

@@ -254,8 +254,7 @@ def validate(trainer: Any) -> dict[str, float]:
     infos: dict[str, list[Any]] = {}
     n = trainer.config.actor_rollout_ref.rollout.val_kwargs.n
     for rows in trainer.val_dataloader:
-        with StepTimer()("validation"):
-            batch, scored = _validate_batch(trainer, rows, n, first_group=len(uids) // n)
+        batch, scored = _validate_batch(trainer, rows, n, first_group=len(uids) // n)
         names = batch.non_tensor_batch.get(trainer.config.data.reward_fn_key, np.full(len(batch), "unknown"))
         sources += [str(name) for name in names]
         uids += list(batch.non_tensor_batch["uid"])

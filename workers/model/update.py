@@ -129,6 +129,7 @@ class Trained(ABC):
 
         It is a sum, not yet divided by the counts, which only all groups together have.
         """
+        self.module.train()
         if not self.counted.any():
             self._begin()
             self.sums = MetricSums(self.settings.sequence_ranks)
