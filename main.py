@@ -60,8 +60,7 @@ def run(argv: list[str], signals: EndingSignals) -> int:
 
     if loaded.config.trainer.max_restarts and ATTEMPT not in os.environ:
         return process.Supervisor(loaded.config, Path(__file__), argv).run()
-    trainer = loaded.config.trainer
-    run_dir = Path(trainer.run_dir).absolute()
+    trainer, run_dir = loaded.config.trainer, Path(loaded.config.trainer.run_dir).absolute()
     try:
         unsaved = train(loaded.config, signals)
     # The first is found by trying: environments that do not start.

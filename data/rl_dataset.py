@@ -141,6 +141,9 @@ class RLHFDataset(Dataset):
         prompt = row.get(prompt_key)
         if not (isinstance(prompt, str | list) and prompt):
             return f"has no prompt (a string or chat messages) under {prompt_key!r}"
+        for message in prompt if isinstance(prompt, list) else ():
+            if not (message.get("role") and (message.get("content") is not None or message.get("tool_calls"))):
+                return f"has the message {message!r:.80}, without role or content"
         if self.require_ground_truth and _entry(row, "reward_model", "ground_truth") is None:
             return "has no reward_model.ground_truth"
         if self.require_ground_truth and row.get(scoring_key) is None:

@@ -30,11 +30,10 @@ def check_config(config: PPOConfig, *, ask_hub: bool = True, own_data: bool = Fa
         own_data: datasets and environments are given as objects.
     """
     # Each begins where the one before it ends: what a user's file registers is known to those that follow.
-    own = [_algorithm(config), _batch_sizes(config), _token_budgets(config), _finished_groups(config)]
-    own += [_combinations(config, own_data)]
+    own = (_algorithm(config), _batch_sizes(config), _token_budgets(config), _combinations(config, own_data))
     there = (resources.check_ranks, resources.check_files, resources.check_classes, resources.check_agents)
     found = [problem for problems in own for problem in problems]
-    found += [problem for check in (_trackers, _reward, _checkpoints, *there) for problem in check(config)]
+    found += [problem for check in (_trackers, _by_group, _reward, _checkpoints, *there) for problem in check(config)]
     # Actor and critic may have the same.
     return list(dict.fromkeys([*found, *resources.check_models(config, ask_hub)]))
 
@@ -86,7 +85,7 @@ def _token_budgets(config: PPOConfig) -> Iterator[str]:
             yield f"{key}_micro_batch_size_per_gpu=null: give a number of rows, or use_dynamic_bsz=true"
 
 
-def _finished_groups(config: PPOConfig) -> Iterator[str]:
+def _by_group(config: PPOConfig) -> Iterator[str]:
     """Requires, to train on groups one by one, that no number but the last counts is of the whole batch."""
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
     wrong = {

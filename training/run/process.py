@@ -36,8 +36,6 @@ OWN_CLUSTER = {
 }
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 5.0  # for Ray's processes to end by themselves
-# A scheduler may tell every process of a job, and the one that watches over this one hands it on: that is one SIGTERM.
-ECHO_S = 2.0
 # Exit codes of a run: what is to be mended by its user (beside 2, settings), and that memory ran out.
 MEND, OUT_OF_MEMORY = 3, 4
 # Nothing is gained by another attempt, or it was told to end.
@@ -80,7 +78,8 @@ class EndingSignals:
         self.open = False
 
     def _end(self, number: int, frame: object) -> None:
-        echo = number == signal.SIGTERM == self.received and time.monotonic() - self.when < ECHO_S
+        # A scheduler may tell every process of a job, and the one that watches over this one hands it on: that is one.
+        echo = number == signal.SIGTERM == self.received and time.monotonic() - self.when < 2.0
         if echo or not self.open:
             return
         later = not self.received and self.postpone()
