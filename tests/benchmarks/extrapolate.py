@@ -12,6 +12,7 @@ python -m tests.benchmarks.extrapolate     prints docs/scale.md's table
 
 from __future__ import annotations
 
+import argparse
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -98,4 +99,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=main.__doc__).parse_args()
     main()

@@ -15,6 +15,7 @@ from training.building import build_trainer
 from training.config.loader import ConfigError, to_yaml
 from training.run.checkpoint import load_driver_state
 from training.run.metric_utils import EnvironmentsFail
+from training.run.process import MEND
 
 STEPS = "trainer.total_training_steps=25"
 
@@ -44,7 +45,7 @@ def test_one_that_begins_to_fail_stops_the_run_after_three_steps(tiny_game, tmp_
     config = game_config(tiny_game, tmp_path / "run", STEPS, *playing("Doomed"), "agent.trial_episodes=0")
     code = run(write(config, tmp_path))
     said = capsys.readouterr().err
-    assert code == 1 and "RuntimeError: never" in said
+    assert code == MEND and "RuntimeError: never" in said
     assert "96 of 96 attempts of the last three steps failed, above agent.max_failure_rate=0.5" in said
     assert len(read_steps(tmp_path / "run")) == 2
 
