@@ -429,8 +429,9 @@ class RayPPOTrainer:
     def needs_old_log_probs(self) -> bool:
         """Says whether something reads them: in a step of a single update its own log-probs are the old ones."""
         algorithm, correction = self.config.algorithm, self.config.algorithm.rollout_correction
-        needed = not {"old_log_probs", "sum_pi_squared"}.isdisjoint(self.config.estimator_needs)
-        read = needed or algorithm.use_kl_in_reward or correction.corrects or self.plan.actor.updates > 1
+        needed = {"old_log_probs", "sum_pi_squared", "rollout_is_weights"} & {*self.config.estimator_needs}
+        corrected = correction.corrects and not correction.weighs_alone
+        read = needed or algorithm.use_kl_in_reward or corrected or self.plan.actor.updates > 1
         # Values of a shared model come from the same pass.
         return self.config.critic.share_backbone or (read and not correction.bypass_mode)
 

@@ -16,7 +16,7 @@ from training import core_algos as algos
 from training.batch.torch_functional import EntropyMode
 from training.config import ActorConfig, CriticConfig, MicroBatching, RolloutCorrectionConfig, UpdatePlan
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig
-from training.rollout_correction import measure_mismatch
+from training.rollout_correction import compute_rollout_correction_weights, measure_mismatch
 from workers.model import forward as models
 from workers.model.forward import FORWARD_FIELDS, ForwardBatch, ForwardSettings, PolicyModel, ValueModel
 from workers.model.update import MicroLoss, Trained
@@ -106,7 +106,15 @@ class DataParallelPPOActor(Trained):
         # sampled.
         own = log_prob.detach()
         old_log_prob = fields.setdefault("old_log_probs", own)
+        weighed: dict[str, Any] = {}
+        if old_log_prob is own and self.correction.weighs_alone:
+            rule = self.correction.rollout_is, self.correction.rollout_is_threshold
+            apart = own - fields["rollout_log_probs"]
+            fields["rollout_is_weights"], told = compute_rollout_correction_weights(apart, mask, *rule)
+            share = algos.token_fraction(torch.ones_like(own), mask, counts)
+            weighed = {f"rollout_corr/{name}": value * share for name, value in told.items()}
         loss, metrics = self._policy_loss(fields, log_prob, entropy, counts)
+        metrics |= weighed
         if values:
             of_values, more = value_loss(values[0], fields, self.critic, counts)
             loss, metrics = loss + self.critic.value_loss_coef * of_values, metrics | more

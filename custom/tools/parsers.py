@@ -31,6 +31,8 @@ NAMES_ALONE, NAMES_WITH_ARGUMENTS = ("tool", "tool_name"), ("name", "function", 
 _OBJECT = re.compile(r'\{\s*"')
 _CALL_KEY = re.compile(r'"(?:name|tool|tool_name|function|function_call|tool_calls?|action)"\s*:')
 _REACT_LABEL = re.compile(r"(?m)^[ \t*]*(Thought|Action Input|Action|Observation|Final Answer)[ \t*]*:[ \t*]*")
+_REACT_BRACKETS = re.compile(r"([\w.-]+)\[(.*)\]", re.DOTALL)
+_FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 _SPACE, _SPACE_AND_FENCE = re.compile(r"\s*"), re.compile(r"\s*(?:```(?:json)?\s*)?")
 _IDENTIFIER = re.compile(r"[\w.-]+")
 
@@ -87,9 +89,10 @@ class FunctionCallingParser(ActionParser):
 
 
 class ReActActionParser(ActionParser):
-    """Reads `Action: add` and, on the next line, `Action Input: {"a": 1}`.
+    """Reads `Action: add` and, on the next line, `Action Input: {"a": 1}`; also `Action: search[some text]`.
 
-    An input that is no JSON object is passed on as text. Without an input the action must be a single word.
+    An input that is no JSON object is passed on as text, without a code fence around it. Without an input the action
+    must be a single word.
     """
 
     def parse(self, text: str) -> list[ToolCall]:
@@ -232,9 +235,13 @@ def _react_input(reader: _Reader, start: int, end: int) -> tuple[Any, int]:
     begin = _skip(reader.text, start, _SPACE_AND_FENCE)
     if reader.text.startswith("{", begin) and begin < end:
         return (_Broken("too many broken values"), end) if reader.broken >= MAX_BROKEN else reader.read(begin)
-    return reader.text[start:end].strip(), end
+    content = reader.text[start:end].strip()
+    fenced = _FENCED.fullmatch(content)
+    return (fenced.group(1) if fenced else content), end
 
 
 def _react_alone(action: str) -> list[ToolCall]:
     """Returns the call of an action without input."""
+    if found := _REACT_BRACKETS.fullmatch(action):
+        return [_call(found.group(1), found.group(2))]
     return [ToolCall(action)] if _IDENTIFIER.fullmatch(action) else []

@@ -85,6 +85,7 @@ def test_no_token_is_older_than_the_bound_and_no_row_is_lost_or_comes_twice(
     level: int,
 ) -> None:
     own = (*GRPO, *SPLIT, f"trainer.async_level={level}", "trainer.total_training_steps=5")
+    own += ("actor_rollout_ref.actor.ppo_mini_batch_size=8",)
     trainer, batches = fit(game_config(tiny_game, tmp_path, *own))
     assert trainer.config.algorithm.rollout_correction.rollout_is == "token"
     for step, batch in enumerate(batches, start=1):
@@ -92,11 +93,12 @@ def test_no_token_is_older_than_the_bound_and_no_row_is_lost_or_comes_twice(
         age = (step - 1 - versions)[mask]
         assert age.min() >= 0 and age.max() <= min(level, step - 1) and (versions[~mask] == -1).all()
         assert {uid.split(".")[0] for uid in batch.non_tensor_batch["uid"]} == {str(step)}
-        assert "rollout_is_weights" in batch.batch and len(set(batch.non_tensor_batch["uid"])) == 8
+        assert "old_log_probs" not in batch.batch and len(set(batch.non_tensor_batch["uid"])) == 8
     steps = metrics(tmp_path)
     assert [step["agent/episodes"] for step in steps] == [32] * 5
     assert max(step["async/staleness_max"] for step in steps) >= 1
     assert all(step["async/dropped_groups"] == 0 and step["canary/difference"] < 1e-4 for step in steps)
+    assert all(step["rollout_corr/rollout_is_mean"] > 0.5 for step in steps)
 
 
 def test_groups_older_than_the_bound_are_masked_and_counted(cluster: None, tiny_game: Path, tmp_path: Path) -> None:  # noqa: F811

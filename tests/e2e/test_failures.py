@@ -90,18 +90,18 @@ class FailingRun:
     ],
 )
 def test_a_run_that_fails_goes_on_from_its_last_checkpoint(tiny_task, tmp_path, faults, codes) -> None:
-    """8 scores a step, and a checkpoint is whole at the end of the next one: each attempt gains one."""
+    """8 scores a step, and a checkpoint is whole in the next one or at its end: each attempt gains one step or two."""
     run = FailingRun(tiny_task, tmp_path, faults, "trainer.stall_timeout_s=10", "trainer.max_restarts=2")
     assert run.end() == 0, run.said
-    assert [(int(code), start) for code, start, _ in RESTART.findall(run.said)] == [
-        (codes[0], "step 1"),
-        (codes[1], "step 2"),
-    ], run.said
+    found = [(int(code), start) for code, start, _ in RESTART.findall(run.said)]
+    assert [code for code, _ in found] == codes, run.said
+    first, second = (int(start.removeprefix("step ")) for _, start in found)
+    assert first in (1, 2) and second in (first + 1, first + 2), run.said
     assert [step["step"] for step in read_steps(run.folder)] == [1, 2, 3, 4, 5]
     assert "in compute_score" in run.said + (run.folder / "stalls" / "rank_0.txt").read_text()
     if codes[0] == STALLED:
         assert "nothing has moved for 10 s (trainer.stall_timeout_s), in step 3, reward" in run.said
-        assert "rank_0, step 4, reward" in run.said, "an error says where it came"
+        assert f"rank_0, step {first + 3}, reward" in run.said, "an error says where it came"
     else:
         assert not (run.folder / "stalls").exists()
 

@@ -25,10 +25,12 @@ from training.config import (
     MicroBatching,
     OptimConfig,
     PolicyLossChoice,
+    RolloutCorrectionConfig,
     UpdatePlan,
 )
 from training.config.checks import load_custom_algorithm
 from training.core_algos import LOSS_AGG_MODES, POLICY_LOSS_REGISTRY, agg_loss
+from training.rollout_correction import apply_correction
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model.attention import use_own_attention
@@ -80,6 +82,33 @@ def weights_after(
     metrics = actor.update_policy(data, UpdatePlan.of_rows(len(data), rows, config.ppo_epochs, config.shuffle))
     change = [p - q for p, q in zip(module.parameters(), lm.parameters(), strict=True)]
     return torch.cat([c.detach().flatten() for c in change]), metrics
+
+
+@pytest.mark.parametrize("rollout_is", ["token", "sequence"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_single_update_weighs_by_its_own_log_probs_as_if_they_had_been_computed_before(lm, rollout_is, split) -> None:
+    config, correction = ActorConfig(grad_clip=1e9, **split), RolloutCorrectionConfig(rollout_is=rollout_is)
+
+    def updated(data: DataProto) -> tuple[Tensor, dict[str, float]]:
+        module = copy.deepcopy(lm)
+        actor = DataParallelPPOActor(config, module, torch.optim.SGD(module.parameters(), lr=0.1), correction)
+        metrics = actor.update_policy(data)
+        return torch.cat([p.detach().flatten() for p in module.parameters()]), metrics
+
+    data = make_update()
+    del data.batch["old_log_probs"]
+    own = DataParallelPPOActor(config, lm).compute_log_prob(data)[0]
+    apart = 0.8 * torch.randn(own.shape, generator=torch.Generator().manual_seed(3))
+    data.batch["rollout_log_probs"] = own + apart * data.batch["response_mask"]
+    got, metrics = updated(data)
+    data.batch["old_log_probs"] = own
+    unweighed, _ = updated(data)
+    told = apply_correction(data, correction)
+    expected, _ = updated(data)
+    start = torch.cat([p.detach().flatten() for p in lm.parameters()])
+    assert close(got - start, expected - start) and not close(unweighed - start, expected - start)
+    for name in ("rollout_is_mean", "rollout_is_oob_ratio"):
+        assert metrics[f"rollout_corr/{name}"] == pytest.approx(told[f"rollout_corr/{name}"], rel=1e-4)
 
 
 def close(a: Tensor, b: Tensor) -> bool:

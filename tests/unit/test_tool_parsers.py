@@ -63,6 +63,8 @@ def test_function_calls_are_found_in_tags_and_in_openai_form(text: str) -> None:
         ('Thought: I add.\nAction: add\nAction Input: {"a": 1, "b": 2}\nObservation: 3', {"a": 1, "b": 2}),
         ('**Action:** `add`\n**Action Input:** ```json\n{\n "a": 1,\n "b": 2}\n```', {"a": 1, "b": 2}),
         ("Action: add\nAction Input: 1 and 2\nThought: wait", "1 and 2"),
+        ("Action: add[1 and 2]", "1 and 2"),
+        ("Action: add\nAction Input:\n```python\nprint(1)\nprint(2)\n```", "print(1)\nprint(2)"),
         ("Action: add", {}),
         ("Action: add\nAction Input:", ""),
         (

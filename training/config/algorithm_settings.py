@@ -107,6 +107,12 @@ class RolloutCorrectionConfig(of.Section):
         """Says whether tokens are weighed or left out."""
         return any((self.rollout_is, self.rollout_rs, self.rollout_token_veto_threshold))
 
+    @property
+    def weighs_alone(self) -> bool:
+        """Says whether tokens get weights that need no other row's: a step's one update can then take them itself."""
+        others = self.rollout_is_batch_normalize, self.rollout_rs, self.rollout_token_veto_threshold, self.bypass_mode
+        return bool(self.rollout_is) and not any(others)
+
 
 class PFPPOConfig(of.Section):
     """How often a response is trained on, by its score (policy filtration)."""

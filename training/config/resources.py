@@ -232,6 +232,7 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
     for path in dict.fromkeys(filter(None, paths.values())):
         key = next(key for key in paths if paths[key] == path)
         if not ask_hub and not Path(path).is_dir() and HUB_NAME.fullmatch(path):
+            log.info("%s.path=%s is no folder here: left unchecked, as the hub is not asked", key, path)
             continue
         try:
             entries = read_model_config(path)
