@@ -19,7 +19,6 @@ from training.config import PPOConfig
 from training.config.checks import check_config
 from training.config.loader import ConfigError, bias_line, explain, load_config, sizes
 from training.run import process
-from training.run.process import EndingSignals, give_signals_back, say_busy_cores
 
 # How the allocators of torch (CUDA, CPU) and vLLM say that memory ran out.
 MEMORY_RAN_OUT = ("OutOfMemoryError", "out of memory", "can't allocate memory", "No available memory")
@@ -27,7 +26,7 @@ MEMORY_RAN_OUT = ("OutOfMemoryError", "out of memory", "can't allocate memory", 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the process's exit code."""
-    signals = EndingSignals()
+    signals = process.EndingSignals()
     signals.install()
     try:
         return run(argv, signals)
@@ -36,7 +35,7 @@ def main(argv: list[str]) -> int:
         return 128 + signals.received
 
 
-def run(argv: list[str], signals: EndingSignals) -> int:
+def run(argv: list[str], signals: process.EndingSignals) -> int:
     """Reads the config, trains, and prints the report."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -47,9 +46,8 @@ def run(argv: list[str], signals: EndingSignals) -> int:
         loaded = load_config([word for word in argv if word not in ("--debug", "--plan")], check=not planning)
         if loaded.explain:
             print(explain(loaded), sizes(loaded.config), bias_line(loaded.config), sep="\n", flush=True)
-            return 0
-        if planning:
-            return plan(loaded.config)
+        if planning or loaded.explain:
+            return plan(loaded.config) if planning else 0
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -94,14 +92,14 @@ def plan(config: PPOConfig) -> int:
     return 0
 
 
-def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
+def train(config: PPOConfig, signals: process.EndingSignals) -> OSError | None:
     """Trains; returns why the run's last checkpoint is missing, where it is."""
     from training.building import build_trainer
     from training.run.checkpoint import CheckpointError
 
     trainer, unsaved = build_trainer(config), None
     trainer.signals, signals.postpone = signals, lambda: trainer.in_step
-    say_busy_cores()
+    process.say_busy_cores()
     name = "driver" if config.trainer.use_ray else "rank_0"
     with watching(config.trainer.stall_timeout_s, trainer.run_dir / "stalls", name):
         try:
@@ -158,5 +156,5 @@ def print_report(run_dir: Path) -> None:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    give_signals_back()
+    process.give_signals_back()
     sys.exit(code)

@@ -29,17 +29,11 @@ from custom.env import StepResult, Trajectory, check_reward, reset_environment, 
 from custom.reward_score import default_compute_score, score_from_file
 from data.containers import place_outcome_rewards
 from data.protocol import DataProto
-from data.texts import registered, registering
+from data.texts import registered, registering, say, say_where
 from data.watch import beat
 
 logger = logging.getLogger(__name__)
 REWARD_MANAGER_REGISTRY: dict[str, type] = {}
-
-BATCH_NEEDS = "reward_model.reward_manager=batch needs custom_reward_function.path: a function that takes lists"
-CUSTOM = "reward_model.reward_manager=custom"
-NO_FUNCTION = f"{CUSTOM} asks the environment; leave custom_reward_function.path out, or choose reward_manager=naive"
-ROWS = "data.custom_cls.path=custom/env_dataset.py data.custom_cls.name=CustomEnvDataset"
-NO_ENVIRONMENT = f"{CUSTOM} has no environment to ask; take rows that name theirs: {ROWS}"
 
 
 def register_reward_manager(name: str) -> Callable[[type], type]:
@@ -235,7 +229,7 @@ class BatchRewardManager(NaiveRewardManager):
     @staticmethod
     def check_config(config: Any) -> list[str]:
         """Lists what is missing in a config that names this manager."""
-        return [BATCH_NEEDS] if config.custom_reward_function.path is None else []
+        return [say("no_batch_function")] if config.custom_reward_function.path is None else []
 
     def _score(self, samples: list[Sample]) -> list[Any]:
         columns = {f"{name}s": [sample[name] for sample in samples] for name in samples[0]}
@@ -326,8 +320,8 @@ class ConfiguredRewardManager(CustomRewardManager):
     @staticmethod
     def check_config(config: Any) -> list[str]:
         """Lists what is missing, or too much, in a config with this manager; the environment itself is built later."""
-        problems = [] if config.custom_reward_function.path is None else [NO_FUNCTION]
-        return problems if config.data.custom_cls.path or config.environments else [*problems, NO_ENVIRONMENT]
+        nobody = not (config.data.custom_cls.path or config.environments)
+        return [*say_where({"two_judges": config.custom_reward_function.path, "nobody_judges": nobody})]
 
 
 def _end_pool(pool: ProcessPool) -> None:
@@ -343,8 +337,7 @@ def _score_of(result: Any, row: int, sample: Sample) -> float:
     try:
         return float(result["score"] if isinstance(result, dict) else result)
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        given = f"compute_score returned {shown(result)} on {_describe(row, sample)}"
-        raise ValueError(f"{given}; allowed: a number that fits a float, or a dict with it as 'score'") from error
+        raise ValueError(say("no_score", given=shown(result), where=_describe(row, sample))) from error
 
 
 def _extra_infos(results: list[Any], scores: list[float]) -> dict[str, list[Any]]:

@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 from custom.confine import Limits, adopt_orphans, confine, die_with_parent, kill_tree
 from custom.env import check_reward
 from data.loading import load_extern_object
+from data.texts import say
 
 # The sign belongs to the number unless a digit stands before it: in "5-3" the last number is 3.
 NUMBER = re.compile(r"(?<!\d)-?\d[\d,]*(?:\.\d+)?")
@@ -81,8 +82,7 @@ def default_compute_score(
         return score_search(solution_str, ground_truth)
     if data_source.startswith(REASONING_GYM):
         return score_reasoning_gym(data_source.removeprefix(REASONING_GYM), solution_str, extra_info or {})
-    fix = "Set custom_reward_function.path to a file with your compute_score"
-    raise ValueError(f"no scoring rule for data_source={data_source!r}; allowed: {', '.join(SOURCES)}. {fix}")
+    raise ValueError(say("no_rule", source=data_source, allowed=", ".join(SOURCES)))
 
 
 def last_number(text: str) -> str | None:

@@ -142,8 +142,11 @@ class RLHFDataset(Dataset):
         if not (isinstance(prompt, str | list) and prompt):
             return f"has no prompt (a string or chat messages) under {prompt_key!r}"
         for message in prompt if isinstance(prompt, list) else ():
-            if not (message.get("role") and (message.get("content") is not None or message.get("tool_calls"))):
+            told = message if isinstance(message, Mapping) else {}
+            if not (told.get("role") and (told.get("content") is not None or told.get("tool_calls"))):
                 return f"has the message {message!r:.80}, without role or content"
+        if not isinstance(row.get("extra_info") or {}, Mapping):
+            return f"has extra_info={row['extra_info']!r:.80}, which must be a mapping"
         if self.require_ground_truth and _entry(row, "reward_model", "ground_truth") is None:
             return "has no reward_model.ground_truth"
         if self.require_ground_truth and row.get(scoring_key) is None:

@@ -26,17 +26,9 @@ from training.ray_trainer import RayPPOTrainer as CoreTrainer
 __all__ = ["CustomRayPPOTrainer", "RayPPOTrainer", "create_trainer"]
 
 # Of a step's metrics, under the names of `metrics_history`.
-HISTORY = {
-    "policy_loss": "actor/pg_loss",
-    "value_loss": "critic/vf_loss",
-    "entropy": "actor/entropy",
-    "kl": "actor/ppo_kl",
-    "clip_fraction": "actor/pg_clipfrac",
-    "reward": "critic/score/mean",
-    "response_length": "response_length/mean",
-    "learning_rate": "actor/lr",
-    "seconds": "timing_s/step",
-}
+HISTORY = {"policy_loss": "actor/pg_loss", "value_loss": "critic/vf_loss", "entropy": "actor/entropy"}
+HISTORY |= {"kl": "actor/ppo_kl", "clip_fraction": "actor/pg_clipfrac", "reward": "critic/score/mean"}
+HISTORY |= {"response_length": "response_length/mean", "learning_rate": "actor/lr", "seconds": "timing_s/step"}
 
 
 class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
@@ -170,11 +162,8 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         if isinstance(rows, Sequence):
             rows = [row if isinstance(row, Mapping) else {"prompt": row} for row in rows]
         if source is None:
-            reward_fn = (
-                EnvironmentRewardWrapper(None, reward_fn)
-                if inspect.isroutine(reward_fn) or isinstance(reward_fn, partial)
-                else reward_fn
-            )
+            if inspect.isroutine(reward_fn) or isinstance(reward_fn, partial):
+                reward_fn = EnvironmentRewardWrapper(None, reward_fn)
             return {"train_dataset": rows, "reward_fn": reward_fn}
         if isinstance(source, type) and "config" in inspect.signature(source).parameters:
             source = partial(source, self.config.environment)

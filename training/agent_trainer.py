@@ -93,9 +93,8 @@ class AgentTrainer(RayPPOTrainer):
         dataset: Any = self.train_dataloader.dataset
         try_agents(self.config, self.specs, self.tokenizer, as_tasks([dataset[0]])["task"][0])
         super().init_workers()
-        self.multi_turn_rollout = SyncMultiTurnRollout(
-            self.rollout_wg, self.config, self.tokenizer, self.processor, specs=self.specs
-        )
+        own = self.rollout_wg, self.config, self.tokenizer, self.processor
+        self.multi_turn_rollout = SyncMultiTurnRollout(*own, specs=self.specs)
 
     def shutdown(self) -> None:
         """Closes the environments, then as RayPPOTrainer does."""

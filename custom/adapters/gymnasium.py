@@ -19,7 +19,7 @@ from jinja2 import Template
 
 from custom.adapters.base import Adapter, Step
 from custom.env import OwnGenerators
-from data.texts import table
+from data.texts import say, table
 
 # An observation of more numbers is not written as text.
 LARGEST_BOX = 64
@@ -173,8 +173,7 @@ def _action_names(game: Any, given: Sequence[str]) -> tuple[dict[int, str], dict
     numbers = range(int(space.start), int(space.start + space.n))
     by_name = {name.lower(): number for name, number in zip(given, numbers, strict=False)}
     if len(by_name) != len(given):
-        allowed = f"different names, one for each of the numbers {numbers[0]} to {numbers[-1]}"
-        raise ValueError(f"action_names={given!r}; allowed: {allowed}")
+        raise ValueError(say("action_names", given=given, first=numbers[0], last=numbers[-1]))
     names = dict.fromkeys(numbers, "") | {number: name for name, number in by_name.items()}
     return names, {str(number): number for number in numbers} | by_name
 
@@ -198,9 +197,7 @@ def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
         if names and numbers.ndim == 1:
             return _named([_number(number) for number in numbers], names)
         return np.array2string(numbers, formatter={"all": _number}, separator=", ", max_line_width=200)
-    allowed = f"Discrete, Text, Tuple, Dict and up to {LARGEST_BOX} numbers"
-    fix = "Wrap the game in an environment of your own that describes them"
-    raise ValueError(f"observations of {space} cannot be written down; allowed: {allowed}. {fix}")
+    raise ValueError(say("not_written_down", space=space, most=LARGEST_BOX))
 
 
 def _named(parts: list[str], names: Sequence[str]) -> str:

@@ -119,12 +119,7 @@ class TextArenaEnvironment(Adapter):
     """
 
     def __init__(
-        self,
-        identifier: str,
-        *,
-        invalid_reward: float | None = 0.0,
-        opponent: str | None = None,
-        **kwargs: Any,
+        self, identifier: str, *, invalid_reward: float | None = 0.0, opponent: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(identifier, kwargs)
         self.source = opponent

@@ -28,7 +28,7 @@ from custom import env
 from custom.env import MAX_OBSERVATION_CHARS, Observation, StepResult
 from custom.tools.parsers import ActionParser, ErrorKind, ToolCall
 from data.loading import load_object
-from data.texts import table
+from data.texts import say, table
 
 __all__ = ["BUILTIN_TOOLS", "UNKNOWN", "BaseTool", "CallRecord", "EnvironmentStepTool", "EpisodeSummary"]
 __all__ += ["MultiTurnManager", "Tool", "ToolDefinition", "ToolError", "ToolRegistry", "ToolResponse", "ToolTurn"]
@@ -428,8 +428,7 @@ def load_tools(sources: Iterable[str | Tool]) -> ToolRegistry:
             made = read_tool_config(source) if source.endswith((".yaml", ".yml")) else _made_by(source)
         for tool in made if isinstance(made, Iterable) else [made]:
             if not isinstance(tool, Tool):
-                given = f"agent.tools: {source!r} is a {type(tool).__name__}"
-                raise ValueError(f"{given}; allowed: a Tool, or what makes one")
+                raise ValueError(say("no_tool", source=source, kind=type(tool).__name__))
             registry.register(tool)
     return registry
 
@@ -438,8 +437,7 @@ def _made_by(source: str) -> Any:
     """Returns what the name stands for, or what that makes when it is called."""
     place = BUILTIN_TOOLS.get(source, source)
     if not all(place.rpartition(":")):
-        allowed = ", ".join([*BUILTIN_TOOLS, "/path/to/file.py:name", "module:name", "tools.yaml"])
-        raise ValueError(f"agent.tools: {source!r} is unknown; allowed: {allowed}")
+        raise ValueError(say("unknown_tool", source=source, built_in=", ".join(BUILTIN_TOOLS)))
     found = load_object(place, "agent.tools:")
     return copy.deepcopy(found) if isinstance(found, Tool) or not callable(found) else found()
 

@@ -41,7 +41,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, faults):
     else:
         raise ValueError("no score today")
 """
-RESTART = re.compile(r"restart \d of \d: the run ended with exit code (\d+) .*; it goes on from (.*), with (.*)")
+RESTART = re.compile(r"restart \d of \d: the run .* \(exit code (\d+), .*; it goes on from (.*), with (.*)")
 
 
 class FailingRun:
@@ -109,7 +109,7 @@ def test_a_run_that_fails_goes_on_from_its_last_checkpoint(tiny_task, tmp_path, 
 def test_restarts_come_to_an_end(tiny_task, tmp_path) -> None:
     run = FailingRun(tiny_task, tmp_path, "1:raise 1:kill", "trainer.max_restarts=1")
     assert run.end() == 128 + signal.SIGKILL, run.said
-    assert [found[:2] for found in RESTART.findall(run.said)] == [("1", "where it began")]
+    assert [*RESTART.findall(run.said)] == [("1", "where it began", "the same settings")]
     assert "rank_0, step 1, reward" in run.said
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from data.protocol import DataProto
 from tests.e2e.test_agents import GRPO, fit, game_config
 from tests.e2e.test_ray import cluster  # noqa: F401  (a fixture)
 from tests.e2e.test_resume import tensors
 from tests.e2e.test_training import read_steps
 from training.config.loader import ConfigError, load_config
+from training.run.ahead import Streamed
+from training.run.metric_utils import StepTimer
 
 SLOW = """
 import random, time
@@ -66,6 +71,18 @@ def test_in_a_deterministic_run_it_changes_nothing_bitwise(tiny_game: Path, tmp_
     whole, _ = train(tiny_game, tmp_path / "whole", *fixed)
     parts, _ = train(tiny_game, tmp_path / "parts", *fixed, "trainer.train_finished_groups=true")
     assert all(torch.equal(parts[name], whole[name]) for name in whole)
+
+
+def test_what_the_reward_function_says_of_some_groups_alone_is_none_of_the_others() -> None:
+    worker = SimpleNamespace(finish_update=lambda: {"actor/grad_norm": 1.0})
+    streamed = Streamed(None, SimpleNamespace(actor_rollout_wg=worker))
+    for names in (["uid", "reward_info/hit"], ["uid"], ["uid", "reward_info/form"]):
+        columns = {name: np.array([name, name], dtype=object) for name in names}
+        streamed.learnt.append(DataProto.from_dict(tensors={"x": torch.zeros(2)}, non_tensors=columns))
+    batch, metrics = streamed.finish(StepTimer())
+    assert metrics == {"training/parts_of_update": 3.0, "actor/grad_norm": 1.0} and len(batch) == 6
+    hit = "reward_info/hit"
+    assert batch.non_tensor_batch[hit].tolist() == [hit, hit, None, None, None, None]
 
 
 @pytest.mark.parametrize(

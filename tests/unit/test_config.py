@@ -1032,6 +1032,9 @@ def test_a_missing_model_is_named(runnable: list[str], tmp_path: Path, monkeypat
     )
     (problem,) = checked(runnable, "critic.model.path=./gone/model")
     assert problem == f"critic.model.path=./gone/model: is not a folder (seen from {tmp_path}) and cannot be a hub name"
+    # No hub is asked for what is misspelt in a folder that is there.
+    (problem,) = checked(runnable, "critic.model.path=empty/modle")
+    assert problem == f"critic.model.path=empty/modle: is not a folder (seen from {tmp_path}) and cannot be a hub name"
 
 
 def test_a_hub_model_is_asked_for_its_context_and_its_failure_is_a_problem(

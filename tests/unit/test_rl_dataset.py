@@ -171,11 +171,17 @@ def test_all_bad_rows_are_counted_and_the_first_are_named(tmp_path, tokenizer):
         RLHFDataset(file, tokenizer, make_config(), require_ground_truth=False)
 
 
-@pytest.mark.parametrize("message", [{"content": "a"}, {"role": "user"}, {"role": "user", "content": None}])
+@pytest.mark.parametrize("message", [{"content": "a"}, {"role": "user"}, {"role": "user", "content": None}, "hello"])
 def test_a_message_without_role_or_content_is_named(tmp_path, tokenizer, message):
     rows = [make_row(1, 0), make_row(1, 1)]
     rows[1]["prompt"] = [message]
-    with pytest.raises(ValueError, match=r"a.jsonl row 1 has the message \{.*without role or content"):
+    with pytest.raises(ValueError, match=r"a.jsonl row 1 has the message .*without role or content"):
+        RLHFDataset(write(tmp_path / "a.jsonl", rows), tokenizer, make_config())
+
+
+def test_extra_info_that_is_no_mapping_is_named(tmp_path, tokenizer):
+    rows = [make_row(1, 0), {**make_row(1, 1), "extra_info": "easy"}]
+    with pytest.raises(ValueError, match=r"a.jsonl row 1 has extra_info='easy', which must be a mapping"):
         RLHFDataset(write(tmp_path / "a.jsonl", rows), tokenizer, make_config())
 
 

@@ -40,10 +40,13 @@ def test_every_text_is_said_with_the_facts_that_it_names() -> None:
     own = {name: fields(text) for name, text in texts().items() if not name.startswith("player_")}
     said = dict(said_texts())
     assert all(facts == own[name] for name, facts in said_texts())
-    # `say_where` has a table of texts that stands before it, each of which names some of its facts.
+    # `say_where` is given a table of texts, or one that stands before it; each of them names some of its facts.
     for table, facts, function in calls("say_where"):
-        tables = [
-            n.value for n in ast.walk(function) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == table.id
+        tables = [table] if isinstance(table, ast.Dict) else []
+        tables += [
+            n.value
+            for n in ast.walk(function)
+            if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == ast.unparse(table)
         ]
         names = [key.value for key in tables[0].keys]
         assert facts == set().union(*(own[name] for name in names))

@@ -212,7 +212,8 @@ def read_model_config(path: str) -> dict[str, Any]:
     Raises:
         OSError, ValueError: there is no such folder or hub model, or it has no config.json with settings.
     """
-    if not Path(path).is_dir() and not HUB_NAME.fullmatch(path):
+    # A hub is not asked for what is misspelt in a folder that is there.
+    if not Path(path).is_dir() and (not HUB_NAME.fullmatch(path) or ("/" in path and Path(path).parent.is_dir())):
         raise ValueError(f"is not a folder (seen from {Path.cwd()}) and cannot be a hub name")
     from transformers import PretrainedConfig
 

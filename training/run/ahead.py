@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from data.containers import object_array
 from data.protocol import DataProto
 from training.batch.torch_functional import masked_mean
 from training.run.metric_utils import StepTimer
@@ -124,6 +125,10 @@ class Streamed:
 
     def finish(self, timer: StepTimer) -> tuple[DataProto, dict[str, float]]:
         """Makes the step's update; returns its rows, in the order of their ends, and metrics."""
+        columns = [part.non_tensor_batch for part in self.learnt]
+        for part, own in zip(self.learnt, columns, strict=True):
+            # A reward function may tell more of one group than of another.
+            own |= {name: object_array([None] * len(part)) for name in {*itertools.chain(*columns)} - own.keys()}
         batch, metrics = DataProto.concat(self.learnt), {"training/parts_of_update": float(len(self.learnt))}
         self.learnt.clear()
         with timer("update_actor"):

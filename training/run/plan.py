@@ -207,7 +207,7 @@ class Planner:
         phases = tables[size := min(fits, default=max(tables))]
         most = max(phases, key=lambda name: phases[name].total())
         cells = {name: (*(own[what] / GIB for what in advice), own.total() / GIB) for name, own in phases.items()}
-        lines = [f"{self.spec.path}: GiB on each of {self.ranks} rank(s), which has {size}", " " * 13]
+        lines = [f"{self.spec.path}: GiB on each of {self.ranks} rank(s), of {size} GiB", " " * 13]
         lines[1] += "".join(f"{what:>12}" for what in (*advice, "total"))
         lines += [f"{name:<13}" + "".join(f"{cell:12.2f}" for cell in row) for name, row in cells.items()]
         told = ", ".join(f"{size} GiB: {'yes' if size in fits else 'NO'}" for size in tables)

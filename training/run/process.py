@@ -22,7 +22,7 @@ import psutil
 
 from custom.confine import adopt_orphans, die_with_parent
 from data.texts import say
-from data.watch import ATTEMPT, end_children
+from data.watch import ATTEMPT, STALLED, end_children
 from training.config import PPOConfig
 from training.config.settings import TrainerConfig
 
@@ -182,7 +182,10 @@ class Supervisor:
             if code == OUT_OF_MEMORY:
                 self._halve_budgets()
             start = f"step {self.latest.read_text()}" if "trainer.resume_mode" in self.own else "where it began"
-            logger.warning(say("restarts", number=number, most=most, code=code, start=start, own=self.own))
+            ends = {STALLED: "stalled", OUT_OF_MEMORY: "ran out of memory"}
+            end = ends.get(code, f"was killed by {signal.Signals(code - 128).name}" if code > 128 else "failed")
+            own = " ".join(f"{key}={value}" for key, value in self.own.items()) or "the same settings"
+            logger.warning(say("restarts", number=number, most=most, end=end, code=code, start=start, own=own))
         return code
 
     def _attempt(self, number: int) -> int:

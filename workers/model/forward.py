@@ -382,9 +382,10 @@ def _states(lm: nn.Module, copies: int) -> Tensor:
 
 
 def _differ(expected: Tensor, seen: Tensor) -> bool:
-    difference = (expected.float() - seen.float()).abs().max()
+    # Of what is wrong nearly all differs; many layers in bfloat16 round to 3 percent.
+    bound = max(1e-2, 12 * torch.finfo(seen.dtype).eps) * expected.abs().max().clamp(min=1)
     # Where memory is planned there are no numbers.
-    return not (isinstance(seen, FakeTensor) or difference.item() <= 1e-2 * max(1.0, expected.abs().max().item()))
+    return not isinstance(seen, FakeTensor) and not bool((expected.float() - seen.float()).abs().max() <= bound)
 
 
 def attends_fully(lm: nn.Module) -> bool:
