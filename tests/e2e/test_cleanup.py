@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.conftest import PROJECT
-from tests.e2e.test_resume import steps_logged
+from tests.e2e.test_resume import listen_to_ctrl_c, steps_logged
 
 pytest.importorskip("ray")
 SHARED_MEMORY = Path("/dev/shm")
@@ -117,13 +117,6 @@ class WatchedRun:
             with suppress(psutil.Error):
                 process.kill()
         self.process.wait()
-
-
-def listen_to_ctrl_c() -> None:
-    """As from a terminal: what a shell starts in the background, a whole test run perhaps, inherits that SIGINT is
-    ignored.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def is_loopback(address: str) -> bool:

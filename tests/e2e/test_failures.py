@@ -14,8 +14,7 @@ import pytest
 
 from data.watch import STALLED
 from tests.conftest import PROJECT
-from tests.e2e.test_cleanup import listen_to_ctrl_c
-from tests.e2e.test_resume import own_environment, steps_logged
+from tests.e2e.test_resume import listen_to_ctrl_c, own_environment, steps_logged
 from tests.e2e.test_training import read_steps, tiny_argv
 
 # Reads its name from a file, and does each of what is written there once, at the call that stands before it.

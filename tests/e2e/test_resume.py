@@ -99,6 +99,13 @@ def assert_same_end(one: Path, other: Path, steps: int = STEPS) -> None:
     assert [line["step"] for line in metrics(one)] == list(range(steps + 1))
 
 
+def listen_to_ctrl_c() -> None:
+    """As from a terminal: what a shell starts in the background, a whole test run perhaps, inherits that SIGINT is
+    ignored.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def own_environment() -> dict[str, str]:
     """Without the port on which an engine of this process's, of another test, may still listen."""
     return {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
@@ -183,7 +190,8 @@ def test_interrupted_runs_save_and_go_on_with_the_command_that_they_print(tiny_t
     argv, rng = [*command(tiny_task, broken, "hf", steps=20), rare], random.Random(5)
     for _ in range(3):
         before = steps_logged(broken)
-        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
+        caught: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(argv, **caught, cwd=PROJECT, preexec_fn=listen_to_ctrl_c)
         while process.poll() is None and steps_logged(broken) < max(before + 1, 2):
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.3))
