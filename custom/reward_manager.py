@@ -152,7 +152,7 @@ class NaiveRewardManager:
     def _score(self, samples: list[Sample]) -> list[Any]:
         results = []
         for row, sample in enumerate(samples):
-            beat("a reward was scored")
+            beat("the reward of a row began")
             try:
                 results.append(self.compute_score(**sample, **self.reward_kwargs))
             except Exception as error:
@@ -205,7 +205,7 @@ class PrimeRewardManager(NaiveRewardManager):
         futures = [self.pool.schedule(score_from_file, (*self.source, s | given), timeout=limit) for s in samples]
         results: list[Any] = []
         for row, (sample, future) in enumerate(zip(samples, futures, strict=True)):
-            beat("a reward was scored")
+            beat("the reward of a row began")
             try:
                 failure, result = future.result()
             except (TimeoutError, ProcessExpired) as error:

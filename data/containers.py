@@ -170,8 +170,7 @@ def _moved(rewards: Tensor, sampled: Tensor) -> Tensor:
     positions = torch.arange(sampled.shape[1], device=sampled.device)
     last = torch.where(sampled, positions, -1).cummax(dim=1).values  # (batch, response_len)
     first = sampled.int().argmax(dim=1, keepdim=True)  # (batch, 1), 0 in a row without sampled tokens
-    target = torch.where(last < 0, first, last)
-    return torch.zeros_like(rewards).scatter_add(1, target, rewards) * sampled
+    return torch.zeros_like(rewards).scatter_add(1, torch.where(last < 0, first, last), rewards) * sampled
 
 
 def sample_ids(groups: range, samples: int, *, step: int, validate: bool = False) -> dict[str, np.ndarray]:

@@ -149,8 +149,8 @@ class RLHFDataset(Dataset):
             return f"has extra_info={row['extra_info']!r:.80}, which must be a mapping"
         if self.require_ground_truth and _entry(row, "reward_model", "ground_truth") is None:
             return "has no reward_model.ground_truth"
-        if self.require_ground_truth and row.get(scoring_key) is None:
-            return f"has nothing under {scoring_key!r}, which chooses the scoring rule"
+        if self.require_ground_truth and not isinstance(row.get(scoring_key), str):
+            return f"has no text under {scoring_key!r}, which chooses the scoring rule"
         return None
 
 

@@ -112,7 +112,10 @@ class DataParallelPPOActor(Trained):
             apart = own - fields["rollout_log_probs"]
             fields["rollout_is_weights"], told = compute_rollout_correction_weights(apart, mask, *rule)
             share = algos.token_fraction(torch.ones_like(own), mask, counts)
-            weighed = {f"rollout_corr/{name}": value * share for name, value in told.items()}
+            # Means over tokens, which add up.
+            weighed = {
+                f"rollout_corr/{name}": told[name] * share for name in ("rollout_is_mean", "rollout_is_oob_ratio")
+            }
         loss, metrics = self._policy_loss(fields, log_prob, entropy, counts)
         metrics |= weighed
         if values:

@@ -425,8 +425,7 @@ class RewardModelWorker:
     def _own_rows(self, data: DataProto) -> list[Tensor]:
         """Returns each row's tokens as the policy has them."""
         ids = torch.cat([data.batch["prompts"], data.batch["responses"]], dim=1).long()
-        real = data.batch["attention_mask"].bool()
-        return [row[kept] for row, kept in zip(ids, real, strict=True)]
+        return [row[kept] for row, kept in zip(ids, data.batch["attention_mask"].bool(), strict=True)]
 
     def _retold_rows(self, data: DataProto) -> list[Tensor]:
         """Renders each row's messages and response in the model's own chat template."""

@@ -171,7 +171,7 @@ def _action_names(game: Any, given: Sequence[str]) -> tuple[dict[int, str], dict
     if not isinstance(space, spaces.Discrete):
         raise ValueError(f"it has the action space {space}; allowed: Discrete or Text")
     numbers = range(int(space.start), int(space.start + space.n))
-    by_name = {name.lower(): number for name, number in zip(given, numbers, strict=False)}
+    by_name = {str(name).lower(): number for name, number in zip(given, numbers, strict=False)}
     if len(by_name) != len(given):
         raise ValueError(say("action_names", given=given, first=numbers[0], last=numbers[-1]))
     names = dict.fromkeys(numbers, "") | {number: name for name, number in by_name.items()}

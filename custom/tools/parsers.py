@@ -30,8 +30,9 @@ NAMES_ALONE, NAMES_WITH_ARGUMENTS = ("tool", "tool_name"), ("name", "function", 
 
 _OBJECT = re.compile(r'\{\s*"')
 _CALL_KEY = re.compile(r'"(?:name|tool|tool_name|function|function_call|tool_calls?|action)"\s*:')
-_REACT_LABEL = re.compile(r"(?m)^[ \t*]*(Thought|Action Input|Action|Observation|Final Answer)[ \t*]*:[ \t*]*")
-_REACT_BRACKETS = re.compile(r"([\w.-]+)\[(.*)\]", re.DOTALL)
+_REACT_LABEL = re.compile(r"(?m)^[ \t*]*(Thought|Action Input|Action|Observation|Final Answer)[ \t*\d]*:[ \t*]*")
+# Brackets within the brackets are closed, too.
+_REACT_BRACKETS = re.compile(r"([\w.-]+) ?\[((?:[^][]|\[[^][]*+\])*+)(\]?)")
 _FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 _SPACE, _SPACE_AND_FENCE = re.compile(r"\s*"), re.compile(r"\s*(?:```(?:json)?\s*)?")
 _IDENTIFIER = re.compile(r"[\w.-]+")
@@ -242,6 +243,7 @@ def _react_input(reader: _Reader, start: int, end: int) -> tuple[Any, int]:
 
 def _react_alone(action: str) -> list[ToolCall]:
     """Returns the call of an action without input."""
-    if found := _REACT_BRACKETS.fullmatch(action):
-        return [_call(found.group(1), found.group(2))]
+    if found := _REACT_BRACKETS.match(action):
+        name, text, closed = found.groups()
+        return [_call(name, text if closed else _Broken("the bracket is not closed"))]
     return [ToolCall(action)] if _IDENTIFIER.fullmatch(action) else []

@@ -253,9 +253,9 @@ def checked_arguments(tool: Tool, given: dict[str, Any] | str) -> dict[str, Any]
     if isinstance(given, str):
         schema = tool.definition.parameters
         single = schema.get("required") or list(schema.get("properties", {}))
-        if len(single) != 1:
+        if len(single) > 1 or (given.strip() and not single):
             raise ValueError(f"give a JSON object with: {', '.join(single) or 'nothing in it'}")
-        given = {single[0]: given}
+        given = {single[0]: given} if single else {}
     try:
         error = next(validator_of(tool).iter_errors(given), None)
         if error is None:

@@ -74,7 +74,7 @@ def test_corrections_weigh_and_reject_in_a_run(tiny_game: Path, tmp_path: Path, 
         assert 0.9 < step["rollout_corr/rollout_is_mean"] < 1.1
         # Weights alone are the update's own.
         assert (weights is None) == (not rejection) and (weights is None or (weights[mask > 0] > 0).all())
-        assert step["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1.0, abs=0.05)
+        assert step["training/rollout_ess"] == pytest.approx(1.0, abs=0.05)
         sampled = (batch.batch["turn_ids"] >= 0).sum().item()
         left_out = 1 - mask.sum().item() / sampled
         assert left_out == pytest.approx(step.get("rollout_corr/rollout_rs_masked_fraction", 0.0), abs=1e-4)

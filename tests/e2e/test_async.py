@@ -77,7 +77,7 @@ def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_token_is_older_than_the_bound_and_no_row_is_lost_or_comes_twice(
     cluster: None,  # noqa: F811
     tiny_game: Path,
@@ -101,6 +101,7 @@ def test_no_token_is_older_than_the_bound_and_no_row_is_lost_or_comes_twice(
     assert all(step["rollout_corr/rollout_is_mean"] > 0.5 for step in steps)
 
 
+@pytest.mark.slow
 def test_groups_older_than_the_bound_are_masked_and_counted(cluster: None, tiny_game: Path, tmp_path: Path) -> None:  # noqa: F811
     """A run at level 2 goes on at level 0: what it had sampled ahead is too old by then."""
     own = (*FIXED, *SPLIT, "trainer.save_freq=2")

@@ -99,7 +99,7 @@ def test_a_run_that_fails_goes_on_from_its_last_checkpoint(tiny_task, tmp_path, 
     assert [step["step"] for step in read_steps(run.folder)] == [1, 2, 3, 4, 5]
     assert "in compute_score" in run.said + "".join(path.read_text() for path in run.folder.glob("stalls/rank_0.txt"))
     if codes[0] == STALLED:
-        assert "nothing has moved for 10 s (trainer.stall_timeout_s), in step 3, reward" in run.said
+        assert "nothing has moved for 10 s (trainer.stall_timeout_s): step 3, reward" in run.said
         assert f"rank_0, step {first + 3}, reward" in run.said, "an error says where it came"
     else:
         assert not (run.folder / "stalls").exists()
@@ -112,7 +112,7 @@ def test_restarts_come_to_an_end(tiny_task, tmp_path) -> None:
     assert "rank_0, step 1, reward" in run.said
 
 
-@pytest.mark.parametrize("supervised", [False, True])
+@pytest.mark.parametrize("supervised", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sigterm_in_a_rollout_saves_and_leaves(tiny_task, tmp_path, supervised) -> None:
     more = ("trainer.total_training_steps=1000", "trainer.save_freq=-1", f"trainer.max_restarts={int(supervised)}")
     run = FailingRun(tiny_task, tmp_path, "", *more)
@@ -154,7 +154,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("stands", ["time.sleep(600)", "[]"])
+@pytest.mark.parametrize("stands", ["time.sleep(600)", pytest.param("[]", marks=pytest.mark.slow)])
 def test_an_engine_that_hangs_shows_its_queue_and_the_oldest_episode(tiny_game, tmp_path, stands) -> None:
     """In a call that does not return, or by calls that give nothing."""
     argv = [
@@ -169,7 +169,7 @@ def test_an_engine_that_hangs_shows_its_queue_and_the_oldest_episode(tiny_game, 
     command = [sys.executable, "-c", HANGING.format(stands=stands), *argv]
     done = subprocess.run(command, cwd=PROJECT, env=own_environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == STALLED, done.stderr
-    assert "nothing has moved for 8 s (trainer.stall_timeout_s), in step 1, gen" in done.stderr
+    assert "nothing has moved for 8 s (trainer.stall_timeout_s): step 1, gen" in done.stderr
     record = (tmp_path / "run" / "stalls" / "rank_0.txt").read_text()
     assert "workers/rollout/base.py" in record
     assert re.search(r"the engine's queue: \d turns; tokens by episode: \{\d: \d+", record)

@@ -80,7 +80,7 @@ PLAIN = ("trainer.balance_batch=false", "actor_rollout_ref.actor.fsdp_config.res
     [
         (1, ()),
         (2, MICRO),
-        (2, SHARED),
+        pytest.param(2, SHARED, marks=pytest.mark.slow),
         pytest.param(2, (), marks=pytest.mark.slow),
         pytest.param(2, PLAIN, marks=pytest.mark.slow),
     ],

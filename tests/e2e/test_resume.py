@@ -23,7 +23,8 @@ from training.building import build_trainer
 from training.config import PPOConfig
 
 STEPS = 8
-TIMINGS = ("timing", "perf/")
+# Alarms look at throughput, too.
+TIMINGS = ("timing", "perf/", "alarms/")
 
 
 def command(task: Path, run_dir: Path, engine: str, ranks: int = 1, steps: int = STEPS) -> list[str]:
@@ -138,7 +139,7 @@ def check_kills(
     assert len(list(broken.glob("global_step_*"))) == 2
 
 
-@pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])])
 def test_a_killed_run_ends_bitwise_like_one_that_was_not(tiny_task, tmp_path, engine) -> None:
     if engine == "vllm":
         pytest.importorskip("vllm")
@@ -188,7 +189,7 @@ def test_interrupted_runs_save_and_go_on_with_the_command_that_they_print(tiny_t
     rare = "trainer.save_freq=100"
     subprocess.run([*command(tiny_task, whole, "hf", steps=20), rare], check=True, capture_output=True)
     argv, rng = [*command(tiny_task, broken, "hf", steps=20), rare], random.Random(5)
-    for _ in range(3):
+    for _ in range(2):
         before = steps_logged(broken)
         caught: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         process = subprocess.Popen(argv, **caught, cwd=PROJECT, preexec_fn=listen_to_ctrl_c)

@@ -59,6 +59,7 @@ def test_no_text_raises_and_what_the_game_does_not_understand_it_answers():
     env.close()
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_games_in_two_threads_while_others_draw():
     stop = threading.Event()
 

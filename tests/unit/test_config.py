@@ -1097,6 +1097,42 @@ def test_explain_asks_no_hub(
         load_config([*hub, "actor_rollout_ref.model.path=./no/such/folder"])
 
 
+UNWEIGHED = """
+from training.core_algos import register_policy_loss
+
+@register_policy_loss("unweighed")
+def unweighed(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config):
+    return (log_prob * 0).sum(), {}
+"""
+
+
+def test_a_loss_that_would_drop_the_importance_weights_is_refused(runnable: list[str], tmp_path: Path) -> None:
+    (tmp_path / "loss.py").write_text(UNWEIGHED)
+    own = (f"custom_algorithm={tmp_path}/loss.py", f"{ACTOR}.policy_loss.loss_mode=unweighed")
+    correction = "algorithm.rollout_correction.rollout_is"
+    assert checked(runnable, *own) == []
+    (problem,) = checked(runnable, *own, f"{correction}=token")
+    assert problem.startswith(f"{ACTOR}.policy_loss.loss_mode=unweighed takes no rollout_is_weights, which")
+    ahead = ("trainer.rollout_n_gpus=1", "trainer.async_level=1")
+    assert any("takes no rollout_is_weights" in problem for problem in checked(runnable, *own, *ahead))
+    assert not any("rollout_is_weights" in problem for problem in checked(runnable, *own, *ahead, f"{correction}=off"))
+
+
+@pytest.mark.parametrize("name", ["vanilla", "gspo", "kl_cov", "bypass_mode", "reinforce"])
+def test_our_losses_take_importance_weights(runnable: list[str], name: str) -> None:
+    own = (f"{ACTOR}.policy_loss.loss_mode={name}", "algorithm.rollout_correction.rollout_is=token")
+    assert not any("takes no rollout_is_weights" in problem for problem in checked(runnable, *own))
+
+
+def test_finished_groups_go_with_no_correction_only(runnable: list[str]) -> None:
+    own = ("trainer.train_finished_groups=true", "algorithm.adv_estimator=grpo", f"{ACTOR}.ppo_mini_batch_size=null")
+    own += (f"{ACTOR}.ppo_epochs=1", "actor_rollout_ref.rollout.n=2")
+    correction = "algorithm.rollout_correction"
+    assert checked(runnable, *own, f"{correction}.rollout_is=off") == []
+    (problem,) = checked(runnable, *own, f"{correction}.rollout_rs=token_k1", f"{correction}.rollout_rs_threshold=2")
+    assert f"which {correction}.rollout_rs=token_k1 cannot do" in problem
+
+
 SCORE = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, tolerance=0.0):
     return 0.0

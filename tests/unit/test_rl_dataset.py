@@ -148,9 +148,9 @@ def test_a_row_without_the_scoring_column_is_named_where_scores_are_needed(tmp_p
     rows = [make_row(1, 0), make_row(1, 1), {**make_row(1, 2), "data_source": None}]
     del rows[1]["data_source"]
     file = write(tmp_path / "a.jsonl", rows)
-    with pytest.raises(ValueError, match=r"2 of 3 rows .*a\.jsonl row 1 has nothing under 'data_source'.*row 2 has"):
+    with pytest.raises(ValueError, match=r"2 of 3 rows .*a\.jsonl row 1 has no text under 'data_source'.*row 2 has"):
         RLHFDataset(file, tokenizer, make_config())
-    with pytest.raises(ValueError, match=r"row 0 has nothing under 'rule'.*data\.reward_fn_key"):
+    with pytest.raises(ValueError, match=r"row 0 has no text under 'rule'.*data\.reward_fn_key"):
         RLHFDataset(file, tokenizer, make_config(reward_fn_key="rule"))
     assert len(RLHFDataset(file, tokenizer, make_config(), require_ground_truth=False)) == 3
 

@@ -64,6 +64,8 @@ def test_function_calls_are_found_in_tags_and_in_openai_form(text: str) -> None:
         ('**Action:** `add`\n**Action Input:** ```json\n{\n "a": 1,\n "b": 2}\n```', {"a": 1, "b": 2}),
         ("Action: add\nAction Input: 1 and 2\nThought: wait", "1 and 2"),
         ("Action: add[1 and 2]", "1 and 2"),
+        ("Action 1: add [1 and [2], or 3].\n\nAs said in [1]", "1 and [2], or 3"),
+        ("Action: add[]", ""),
         ("Action: add\nAction Input:\n```python\nprint(1)\nprint(2)\n```", "print(1)\nprint(2)"),
         ("Action: add", {}),
         ("Action: add\nAction Input:", ""),
@@ -116,6 +118,7 @@ def test_raw_newlines_in_strings_of_code_are_read() -> None:
     ("parser", "text", "kind"),
     [
         (JSON, '{"name": "add", "arguments": {"a": 1', "bad_json"),
+        (REACT, "Action: add[1 and 2", "bad_json"),
         (JSON, '{"thought": "t", "action": {"name": "add", "arguments": {"a": }}}', "bad_json"),
         (JSON, '{"name": "add", "arguments": [1, 2]}', "bad_arguments"),
         (JSON, '{"name": "add", "arguments": "{1, 2}"}', "bad_json"),

@@ -88,12 +88,13 @@ def _token_budgets(config: PPOConfig) -> Iterator[str]:
 def _by_group(config: PPOConfig) -> Iterator[str]:
     """Requires, to train on groups one by one, that no number but the last counts is of the whole batch."""
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
-    wrong = {
+    correction = config.with_correction.algorithm.rollout_correction
+    of_correction = ("rollout_is", "rollout_rs", "rollout_token_veto_threshold", "bypass_mode")
+    wrong = {f"algorithm.rollout_correction.{name}": bool(correction[name]) for name in of_correction} | {
         "algorithm.adv_estimator": algorithm.adv_estimator not in OF_ONE_GROUP,
         "algorithm.use_kl_in_reward": algorithm.use_kl_in_reward,
         "algorithm.use_pf_ppo": algorithm.use_pf_ppo,
         "algorithm.filter_groups.enable": algorithm.filter_groups.enable,
-        "algorithm.rollout_correction": config.loss_mode == "bypass_mode" or algorithm.rollout_correction.corrects,
         "agent.observation_loss_coef": config.agent.observation_loss_coef > 0,
         "critic.enable": bool(config.critic.enable),
         "trainer.async_level": config.trainer.async_level > 0,
@@ -176,7 +177,7 @@ def _algorithm(config: PPOConfig) -> Iterator[str]:
     # Imports torch: late.
     import torch
 
-    from training.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+    from training.core_algos import get_adv_estimator_fn, get_policy_loss_fn, taken
     from training.core_algos.policy_losses import correct_as
 
     algorithm, token = config.algorithm, torch.zeros(1, 1)
@@ -188,7 +189,10 @@ def _algorithm(config: PPOConfig) -> Iterator[str]:
     # What the file would have registered is not known.
     if failure:
         return
-    yield from resources.refused(get_policy_loss_fn, config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    yield from (unknown := resources.refused(get_policy_loss_fn, mode))
+    if correction.rollout_is and not unknown and not taken(get_policy_loss_fn(mode), {"rollout_is_weights": None}):
+        yield say("unweighed_loss", mode=mode, rollout_is=correction.rollout_is)
     yield from resources.refused(get_adv_estimator_fn, algorithm.adv_estimator)
     if (task := algorithm.distillation_task) is not None:
         yield from resources.refused(get_adv_estimator_fn, task)

@@ -35,8 +35,7 @@ def located(path: str) -> str:
 
     What is in neither place stays as it is: it may name a model of the hub.
     """
-    places = (Path(path).expanduser(), PROJECT_ROOT / path)
-    return next((str(place) for place in places if place.exists()), path)
+    return next((str(place) for place in (Path(path).expanduser(), PROJECT_ROOT / path) if place.exists()), path)
 
 
 def _input(path: str, info: ValidationInfo) -> str:

@@ -182,8 +182,7 @@ class Supervisor:
             if code == OUT_OF_MEMORY:
                 self._halve_budgets()
             start = f"step {self.latest.read_text()}" if "trainer.resume_mode" in self.own else "where it began"
-            ends = {STALLED: "stalled", OUT_OF_MEMORY: "ran out of memory"}
-            end = ends.get(code, f"was killed by {signal.Signals(code - 128).name}" if code > 128 else "failed")
+            end = {STALLED: "stalled", OUT_OF_MEMORY: "ran out of memory"}.get(code, "failed")
             own = " ".join(f"{key}={value}" for key, value in self.own.items()) or "the same settings"
             logger.warning(say("restarts", number=number, most=most, end=end, code=code, start=start, own=own))
         return code

@@ -27,8 +27,7 @@ def read_metrics(path: Path) -> pd.DataFrame:
     """
     if not (records := [*read_records(path)] if path.is_file() else []):
         raise ValueError(f"{path} holds no steps; a run writes them when trainer.logger has 'file'")
-    logged = pd.DataFrame(records).groupby("step").last()
-    return logged.astype(float).replace([np.inf, -np.inf], np.nan)
+    return pd.DataFrame(records).groupby("step").last().astype(float).replace([np.inf, -np.inf], np.nan)
 
 
 def write_report(run_dir: str | Path) -> str:
