@@ -25,6 +25,8 @@ from workers.ranks.distributed import world_size
 # What a loss reads of a micro-batch, by name; and a loss with its metrics.
 Fields = dict[str, Tensor]
 Loss = tuple[Tensor, dict[str, Any]]
+# Of importance weights those metrics that are means over tokens.
+ADDED_UP = ("mean", "oob_ratio")
 
 
 class DataParallelPPOActor(Trained):
@@ -112,10 +114,7 @@ class DataParallelPPOActor(Trained):
             apart = own - fields["rollout_log_probs"]
             fields["rollout_is_weights"], told = compute_rollout_correction_weights(apart, mask, *rule)
             share = algos.token_fraction(torch.ones_like(own), mask, counts)
-            # Means over tokens, which add up.
-            weighed = {
-                f"rollout_corr/{name}": told[name] * share for name in ("rollout_is_mean", "rollout_is_oob_ratio")
-            }
+            weighed = {f"rollout_corr/rollout_is_{name}": told[f"rollout_is_{name}"] * share for name in ADDED_UP}
         loss, metrics = self._policy_loss(fields, log_prob, entropy, counts)
         metrics |= weighed
         if values:

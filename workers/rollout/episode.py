@@ -251,8 +251,7 @@ def take_turns(
 
 def anchor_of(reply: StepReply) -> str:
     """Names the state that a reply left the environment in: its own name for it, or a digest of what it said."""
-    said = [message["content"] for message in reply.messages]
-    return digest(said) if reply.anchor is None else reply.anchor
+    return digest([message["content"] for message in reply.messages]) if reply.anchor is None else reply.anchor
 
 
 def digest(said: Any) -> str:
