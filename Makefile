@@ -32,7 +32,7 @@ smollm2-game: $(READY)  ## the same model in textarena's GuessTheNumber, four gu
 test: $(READY)  ## every fast CPU test
 	$(PY) -m pytest -m "not slow and not gpu"
 
-test-unit: $(READY)  ## what to run after an edit: no Ray, no vLLM, under three minutes on 2 cores
+test-unit: $(READY)  ## what to run after an edit: no Ray, no vLLM, minutes on 2 cores
 	$(PY) -m pytest tests/unit -m "not slow and not gpu and not vllm"
 
 test-slow: $(READY)  ## the long ones
