@@ -125,10 +125,10 @@ class Streamed:
 
     def finish(self, timer: StepTimer) -> tuple[DataProto, dict[str, float]]:
         """Makes the step's update; returns its rows, in the order of their ends, and metrics."""
-        columns = [part.non_tensor_batch for part in self.learnt]
-        for part, own in zip(self.learnt, columns, strict=True):
+        names = {name for part in self.learnt for name in part.non_tensor_batch}
+        for part, own in ((part, part.non_tensor_batch) for part in self.learnt):
             # A reward function may tell more of one group than of another.
-            own |= {name: object_array([None] * len(part)) for name in {*itertools.chain(*columns)} - own.keys()}
+            own |= {name: object_array([None] * len(part)) for name in names - own.keys()}
         batch, metrics = DataProto.concat(self.learnt), {"training/parts_of_update": float(len(self.learnt))}
         self.learnt.clear()
         with timer("update_actor"):
