@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SEED ?= 0
 GPU_PYTHON ?= python3
 
-.PHONY: setup quickstart smollm2 smollm2-game test test-unit test-slow check executed learn-table format bench \
+.PHONY: setup quickstart smollm2 smollm2-game test test-unit test-slow check learn-table format bench \
 	gpu-check clean
 
 setup: $(READY)
@@ -38,14 +38,11 @@ test-unit: $(READY)  ## what to run after an edit: no Ray, no vLLM, minutes on 2
 test-slow: $(READY)  ## the long ones
 	$(PY) -m pytest -m "slow and not gpu"
 
-check: $(READY)  ## lint, format, types, line budget
+check: $(READY)  ## lint, format, types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(PY) scripts/line_budget.py
 
-executed: $(READY)  ## which part of the code two steps of GRPO with vLLM execute, room by room
-	$(PY) scripts/executed_lines.py
 
 learn-table: $(READY)  ## trains every estimator and loss for three seeds and writes their table in docs/algorithms.md
 	$(PY) scripts/learn_table.py --jobs 2

@@ -21,7 +21,12 @@ from training.config.loader import ConfigError, bias_line, explain, load_config,
 from training.run import process
 
 # How the allocators of torch (CUDA, CPU) and vLLM say that memory ran out.
-MEMORY_RAN_OUT = ("OutOfMemoryError", "out of memory", "can't allocate memory", "No available memory")
+MEMORY_RAN_OUT = (
+    "OutOfMemoryError",
+    "out of memory",
+    "can't allocate memory",
+    "No available memory",
+)
 
 
 def main(argv: list[str]) -> int:
@@ -43,9 +48,17 @@ def run(argv: list[str], signals: process.EndingSignals) -> int:
     # As with other programs, `| head` ends what is printed here.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        loaded = load_config([word for word in argv if word not in ("--debug", "--plan")], check=not planning)
+        loaded = load_config(
+            [word for word in argv if word not in ("--debug", "--plan")], check=not planning
+        )
         if loaded.explain:
-            print(explain(loaded), sizes(loaded.config), bias_line(loaded.config), sep="\n", flush=True)
+            print(
+                explain(loaded),
+                sizes(loaded.config),
+                bias_line(loaded.config),
+                sep="\n",
+                flush=True,
+            )
         if planning or loaded.explain:
             return plan(loaded.config) if planning else 0
     except ConfigError as error:
@@ -130,7 +143,9 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
     """
     # A rank's error, as Ray hands it on, has its traceback for a text.
     cause = getattr(error, "cause", None) or error
-    text = "; ".join([*getattr(error, "__notes__", ()), " ".join(f"{type(cause).__name__}: {cause}".split())])
+    text = "; ".join(
+        [*getattr(error, "__notes__", ()), " ".join(f"{type(cause).__name__}: {cause}".split())]
+    )
     if isinstance(error, MemoryError) or ran_out_of_memory(text):
         budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
         return say("out_of_memory", what=text[:300], budget=budget)

@@ -61,7 +61,9 @@ class Agent:
 
     def __post_init__(self) -> None:
         if self.tools is not None:
-            self.manager = MultiTurnManager(self.tools, self.parser, self.environment, self.max_observation_chars)
+            self.manager = MultiTurnManager(
+                self.tools, self.parser, self.environment, self.max_observation_chars
+            )
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]] | None:
@@ -79,7 +81,11 @@ class Agent:
         self.trajectory.states.append(observation)
         messages = as_user_messages(observation)
         has_system = any(message["role"] == "system" for message in messages)
-        return messages if has_system or not prefix else [{"role": "system", "content": prefix}, *messages]
+        return (
+            messages
+            if has_system or not prefix
+            else [{"role": "system", "content": prefix}, *messages]
+        )
 
     def step(self, response_text: str) -> env.StepResult:
         """Plays a response and returns (messages to append, reward, done, info).
@@ -96,7 +102,11 @@ class Agent:
     def episode_reward(self, ending: str) -> float | None:
         """Returns the reward_fn's value for the episode that ended so; None where there is no reward_fn."""
         self.trajectory.ending = ending
-        return None if self.reward_fn is None else reward_of(self.reward_fn, self.trajectory, self.environment)
+        return (
+            None
+            if self.reward_fn is None
+            else reward_of(self.reward_fn, self.trajectory, self.environment)
+        )
 
     def close(self) -> None:
         """Closes the environment, where it can be closed."""
@@ -104,7 +114,9 @@ class Agent:
 
     def _play(self, response_text: str) -> env.StepResult:
         if self.manager is None:
-            result = env.step_environment(self.environment, response_text, self.max_observation_chars)
+            result = env.step_environment(
+                self.environment, response_text, self.max_observation_chars
+            )
             return result._replace(observation=self._with_state(result.observation))
         turn = self.manager.step(response_text)
         calls = [record.facts() for record in turn.calls]
@@ -135,7 +147,11 @@ def _behind(text: str, observation: Observation) -> Observation:
 
 def as_user_messages(observation: Observation) -> list[Message]:
     """Makes one user message of a text; messages stay as they are."""
-    return [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+    return (
+        [{"role": "user", "content": observation}]
+        if isinstance(observation, str)
+        else list(observation)
+    )
 
 
 class CheckedAgent(Agent):
@@ -147,7 +163,9 @@ class CheckedAgent(Agent):
 
     def __init__(self, inner: Any, reward_fn: RewardFn | None, max_observation_chars: int) -> None:
         environment = getattr(inner, "environment", None)
-        super().__init__(environment, reward_fn=reward_fn, max_observation_chars=max_observation_chars)
+        super().__init__(
+            environment, reward_fn=reward_fn, max_observation_chars=max_observation_chars
+        )
         self.inner = inner
 
     @property
@@ -162,7 +180,9 @@ class CheckedAgent(Agent):
         given = {"task": task} if env.takes_keyword(self.inner.reset, "task") else {}
         if task and not given:
             raise env.BadEnvironment(f"{where} takes no task=, which the dataset's rows are")
-        first = env.check_observation(self.inner.reset(seed, **given), where, self.max_observation_chars)
+        first = env.check_observation(
+            self.inner.reset(seed, **given), where, self.max_observation_chars
+        )
         messages = as_user_messages(first)
         if not messages:
             raise env.BadEnvironment(f"{where} returned no message; allowed: one or more")
@@ -221,17 +241,29 @@ class AgentSpec:
 
     def build(self) -> Agent:
         """Makes a new agent with an environment of its own."""
-        environment, reward_fn, limit = self._make_environment(), self._reward_fn(), self.max_observation_chars
+        environment, reward_fn, limit = (
+            self._make_environment(),
+            self._reward_fn(),
+            self.max_observation_chars,
+        )
         plain = ("include_state", "max_observation_chars", "system_prompt")
         settings = {name: getattr(self, name) for name in plain}
         if self.tools:
             parser = get_parser(self.parser) if isinstance(self.parser, str) else self.parser
             settings |= {"tools": load_tools(self.tools), "parser": parser}
-        make = self.agent_cls if self.agent_path is None else load_extern_object(self.agent_path, self.agent_name)
+        make = (
+            self.agent_cls
+            if self.agent_path is None
+            else load_extern_object(self.agent_path, self.agent_name)
+        )
         if make is None or make is Agent:
             return Agent(environment, reward_fn=reward_fn, **settings)
-        accepted = {name: value for name, value in settings.items() if env.takes_keyword(make, name)}
-        return CheckedAgent(make(*([] if environment is None else [environment]), **accepted), reward_fn, limit)
+        accepted = {
+            name: value for name, value in settings.items() if env.takes_keyword(make, name)
+        }
+        return CheckedAgent(
+            make(*([] if environment is None else [environment]), **accepted), reward_fn, limit
+        )
 
     def _make_environment(self) -> Any:
         source = self.environment
@@ -245,7 +277,9 @@ class AgentSpec:
     def _reward_fn(self) -> RewardFn | None:
         path = self.reward_path
         function = self.reward_fn if path is None else load_extern_object(path, self.reward_name)
-        return partial(function, **self.reward_kwargs) if function and self.reward_kwargs else function
+        return (
+            partial(function, **self.reward_kwargs) if function and self.reward_kwargs else function
+        )
 
 
 def copy_environment(environment: Any) -> Any:
@@ -265,7 +299,9 @@ def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> 
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     wanted = any(p.default is p.empty or p.name in ("environment", "env") for p in positional[1:2])
     both = wanted or any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return env.check_reward(reward_fn(*(trajectory, environment)[: 1 + both]), env.located(reward_fn, "reward_fn"))
+    return env.check_reward(
+        reward_fn(*(trajectory, environment)[: 1 + both]), env.located(reward_fn, "reward_fn")
+    )
 
 
 def _as_observation(observation: Observation) -> Observation:
@@ -279,7 +315,9 @@ def _as_observation(observation: Observation) -> Observation:
 def _text_of(environment: Any, method: str) -> str:
     text = env.call_method(environment, method) if hasattr(environment, method) else ""
     if not isinstance(text, str):
-        raise env.BadEnvironment(f"{type(environment).__name__}.{method} returned {env.shown(text)}; allowed: a string")
+        raise env.BadEnvironment(
+            f"{type(environment).__name__}.{method} returned {env.shown(text)}; allowed: a string"
+        )
     return text
 
 
@@ -328,24 +366,36 @@ class Trial:
     differs: bool
 
 
-def play_trial(agent: Any, seed: int, episodes: int, max_turn: int, task: Task | None = None) -> Trial:
+def play_trial(
+    agent: Any, seed: int, episodes: int, max_turn: int, task: Task | None = None
+) -> Trial:
     """Has every player play `episodes` episodes of at most `max_turn` turns, the same tasks for each."""
     end, rounds = time.monotonic() + LONGEST_S, list[dict[str, Played | None]]()
     differs = False
     # In turn, so that each has played where time runs out.
     for number in range(episodes):
-        rounds.append({player: _play(agent, player, seed + number, task, max_turn, end) for player in PLAYERS})
-        clean = {player: result for player, result in rounds[-1].items() if result and not result.error}
+        rounds.append(
+            {player: _play(agent, player, seed + number, task, max_turn, end) for player in PLAYERS}
+        )
+        clean = {
+            player: result for player, result in rounds[-1].items() if result and not result.error
+        }
         begins = [result.first for result in clean.values()]
         answers = [result.told for player, result in clean.items() if player != "garbage"]
-        differs |= any(one != begins[0] for one in begins) or any(one != answers[0] for one in answers)
-    results = {player: [result for played in rounds if (result := played[player])] for player in PLAYERS}
+        differs |= any(one != begins[0] for one in begins) or any(
+            one != answers[0] for one in answers
+        )
+    results = {
+        player: [result for played in rounds if (result := played[player])] for player in PLAYERS
+    }
     outcomes = {player: _outcome(played) for player, played in results.items() if played}
     most = getattr(agent.environment, "max_turns", None)
     return Trial(outcomes, most if isinstance(most, int) else None, differs)
 
 
-def _play(agent: Any, player: str, seed: int, task: Task | None, max_turn: int, end: float) -> Played | None:
+def _play(
+    agent: Any, player: str, seed: int, task: Task | None, max_turn: int, end: float
+) -> Played | None:
     """Plays an episode; None where time runs out."""
     # Of no generator that the environment may have made of the seed.
     generator, played = random.Random(f"trial {seed}"), Played()
@@ -359,7 +409,9 @@ def _play(agent: Any, player: str, seed: int, task: Task | None, max_turn: int, 
             messages, reward, done, _ = agent.step(answer)
             played.reward, played.turns = played.reward + reward, played.turns + 1
             played.told = played.told or list(messages)
-        own = agent.episode_reward("done" if done else "overflow" if player == "cut" else "max_turns")
+        own = agent.episode_reward(
+            "done" if done else "overflow" if player == "cut" else "max_turns"
+        )
         played.reward = played.reward if own is None else own
     # Whatever a user's code raises is what the trial is to find out.
     except BaseException as problem:
@@ -369,7 +421,9 @@ def _play(agent: Any, player: str, seed: int, task: Task | None, max_turn: int, 
     return played
 
 
-def _answer(player: str, turns: int, environment: Any, generator: random.Random, said: list[Message]) -> str:
+def _answer(
+    player: str, turns: int, environment: Any, generator: random.Random, said: list[Message]
+) -> str:
     """Returns what the player says: a readable action where the environment has one, else a word of what was said."""
     if player == "garbage" or (player == "quitting" and turns > 0):
         return generator.choice(GARBAGE)

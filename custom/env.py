@@ -26,7 +26,9 @@ ROLES = ("system", "user", "assistant", "tool")
 # The keys of a message that chat templates read.
 MESSAGE_KEYS = ("role", "content", "name", "tool_call_id")
 # What `reset` and `step` may return, for error messages.
-OBSERVATIONS = f"a string, or a list of messages {{'role': one of {', '.join(ROLES)}, 'content': string}}"
+OBSERVATIONS = (
+    f"a string, or a list of messages {{'role': one of {', '.join(ROLES)}, 'content': string}}"
+)
 STEPS = "(observation, reward, done, info) or (observation, reward, terminated, truncated, info)"
 
 Message: TypeAlias = dict[str, str]
@@ -75,7 +77,9 @@ class BaseEnvironment(ABC):
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         # A bare EnvironmentConfig says nothing, so that it stands for the defaults of any environment.
-        self.config: Any = self.config_cls() if config is None or type(config) is EnvironmentConfig else config
+        self.config: Any = (
+            self.config_cls() if config is None or type(config) is EnvironmentConfig else config
+        )
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Any:
@@ -141,7 +145,13 @@ class Trajectory:
 
     def record(self, action: str, step: StepResult) -> None:
         """Adds an action and what came of it."""
-        columns: tuple[list[Any], ...] = (self.actions, self.states, self.rewards, self.dones, self.infos)
+        columns: tuple[list[Any], ...] = (
+            self.actions,
+            self.states,
+            self.rewards,
+            self.dones,
+            self.infos,
+        )
         for column, value in zip(columns, (action, *step), strict=True):
             column.append(value)
 
@@ -162,7 +172,9 @@ def reset_environment(
     offered = ({} if seed is None else {"seed": seed}) | dict(task)
     given = {name: value for name, value in offered.items() if takes_keyword(env.reset, name)}
     if task and given.keys().isdisjoint(task):
-        raise BadEnvironment(f"{where} takes none of {', '.join(task)}, which the dataset's rows have")
+        raise BadEnvironment(
+            f"{where} takes none of {', '.join(task)}, which the dataset's rows have"
+        )
     # An object that is no BaseEnvironment may take no attributes.
     with suppress(AttributeError):
         env._done = False
@@ -192,16 +204,28 @@ def check_step(answer: Any, where: str, max_chars: int = MAX_OBSERVATION_CHARS) 
     return StepResult(seen, paid, any(endings), dict(info or {}))
 
 
-def check_observation(observation: Any, where: str, max_chars: int = MAX_OBSERVATION_CHARS) -> Observation:
+def check_observation(
+    observation: Any, where: str, max_chars: int = MAX_OBSERVATION_CHARS
+) -> Observation:
     """Returns text, or chat messages, that a tokenizer can encode, at most `max_chars` long; else BadEnvironment."""
     if isinstance(observation, str):
         return cut_middle(_encodable(observation), max_chars)
-    if not isinstance(observation, list) or not all(_is_message(message) for message in observation):
-        raise BadEnvironment(f"{where} returned the observation {shown(observation)}; allowed: {OBSERVATIONS}")
+    if not isinstance(observation, list) or not all(
+        _is_message(message) for message in observation
+    ):
+        raise BadEnvironment(
+            f"{where} returned the observation {shown(observation)}; allowed: {OBSERVATIONS}"
+        )
     if len(observation) > MAX_MESSAGES:
-        raise BadEnvironment(f"{where} returned {len(observation)} messages; allowed: {MAX_MESSAGES}")
+        raise BadEnvironment(
+            f"{where} returned {len(observation)} messages; allowed: {MAX_MESSAGES}"
+        )
     return [
-        {name: _encodable(text[:MAX_NAME]) for name in MESSAGE_KEYS if isinstance(text := message.get(name), str)}
+        {
+            name: _encodable(text[:MAX_NAME])
+            for name in MESSAGE_KEYS
+            if isinstance(text := message.get(name), str)
+        }
         | {"content": cut_middle(_encodable(message["content"]), max_chars // len(observation))}
         for message in observation
     ]
@@ -213,7 +237,9 @@ def check_reward(reward: Any, where: str) -> float:
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         value = value if isinstance(reward, str | bytes | bytearray) else float(reward)
     if not abs(value) <= LARGEST_REWARD:
-        raise BadEnvironment(f"{where} returned the reward {shown(reward)}; allowed: a finite number")
+        raise BadEnvironment(
+            f"{where} returned the reward {shown(reward)}; allowed: a finite number"
+        )
     return value
 
 
@@ -260,7 +286,9 @@ def takes_keyword(function: Callable[..., Any], name: str) -> bool:
     """Says whether the function can be called with `name=`."""
     parameters = inspect.signature(function).parameters.values()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return any((p.name == name and p.kind in by_name) or p.kind is p.VAR_KEYWORD for p in parameters)
+    return any(
+        (p.name == name and p.kind in by_name) or p.kind is p.VAR_KEYWORD for p in parameters
+    )
 
 
 def call_method(thing: Any, method: str, *arguments: Any) -> Any:
@@ -270,7 +298,11 @@ def call_method(thing: Any, method: str, *arguments: Any) -> Any:
 
 
 def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("role") in ROLES and isinstance(message.get("content"), str)
+    return (
+        isinstance(message, dict)
+        and message.get("role") in ROLES
+        and isinstance(message.get("content"), str)
+    )
 
 
 def _encodable(text: str) -> str:

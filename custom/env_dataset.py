@@ -61,13 +61,18 @@ class CustomEnvDataset(RLHFDataset):
         tokenizer_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if tokenizer is None and tokenizer_kwargs:
-            raise ValueError("tokenizer_kwargs without a tokenizer have no effect: set data.apply_chat_template_kwargs")
+            raise ValueError(
+                "tokenizer_kwargs without a tokenizer have no effect: set data.apply_chat_template_kwargs"
+            )
         self.description = read_description(data_files) if env is None else None
         if self.description:
             env = make_environment(self.description["environment"], self.description["kwargs"])
             num_rows, first_seed = self.description["num_rows"], self.description["first_seed"]
         self.env, self.tokenizer, self.config, self.processor = env, tokenizer, config, processor
-        self.num_rows, self.first_seed = len(env) if hasattr(env, "__len__") else num_rows, first_seed
+        self.num_rows, self.first_seed = (
+            len(env) if hasattr(env, "__len__") else num_rows,
+            first_seed,
+        )
         # A file's name without its folder: it ends up in the names of validation metrics.
         named = str(self.description["environment"]) if self.description else type(env).__name__
         self.data_source = named.rpartition("/")[2]
@@ -126,9 +131,22 @@ def read_description(data_files: str | Sequence[str] | None) -> dict[str, Any]:
     """Reads the one file, with defaults filled in; ValueError says what is wrong with it."""
     files = [data_files] if isinstance(data_files, str | Path) else list(data_files or [])
     if len(files) != 1:
-        raise ValueError(f"CustomEnvDataset needs env, or one data file that describes it; given {files}")
-    example = {"environment": "gymnasium:FrozenLake-v1", "kwargs": {}, "num_rows": 1000, "first_seed": 0}
+        raise ValueError(
+            f"CustomEnvDataset needs env, or one data file that describes it; given {files}"
+        )
+    example = {
+        "environment": "gymnasium:FrozenLake-v1",
+        "kwargs": {},
+        "num_rows": 1000,
+        "first_seed": 0,
+    }
     content = json.loads(Path(files[0]).expanduser().read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or "environment" not in content or content.keys() - example.keys():
-        raise ValueError(f"{files[0]} does not describe an environment; allowed: {json.dumps(example)}")
+    if (
+        not isinstance(content, dict)
+        or "environment" not in content
+        or content.keys() - example.keys()
+    ):
+        raise ValueError(
+            f"{files[0]} does not describe an environment; allowed: {json.dumps(example)}"
+        )
     return example | content

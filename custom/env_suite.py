@@ -28,7 +28,9 @@ class EnvironmentSuite:
 
     def choose(self, groups: range, seed: int) -> list[int]:
         """Returns the environment's index for each group; counts are within one of what the weights say."""
-        if len(self.weights) != len(self.names) or not all(0 <= weight < inf for weight in self.weights):
+        if len(self.weights) != len(self.names) or not all(
+            0 <= weight < inf for weight in self.weights
+        ):
             allowed = f"a finite number, 0 or more, for each of {', '.join(self.names)}"
             raise ValueError(f"{type(self).__name__}.weights={self.weights}; allowed: {allowed}")
         if len(set(self.weights)) == 1:

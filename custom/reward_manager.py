@@ -25,7 +25,14 @@ from transformers import PreTrainedTokenizerBase
 from custom.adapters.base import make_environment
 from custom.agent import reward_of
 from custom.confine import die_with_parent
-from custom.env import StepResult, Trajectory, check_reward, reset_environment, shown, step_environment
+from custom.env import (
+    StepResult,
+    Trajectory,
+    check_reward,
+    reset_environment,
+    shown,
+    step_environment,
+)
 from custom.reward_score import default_compute_score, score_from_file
 from data.containers import place_outcome_rewards
 from data.protocol import DataProto
@@ -59,7 +66,9 @@ def decode_sampled(tokenizer: PreTrainedTokenizerBase, tensors: TensorDict) -> l
 def decode_prompt(tokenizer: PreTrainedTokenizerBase, tensors: TensorDict, row: int) -> str:
     """Decodes the prompt of a row, without padding and special tokens."""
     ids = tensors["prompts"][row]
-    return tokenizer.decode(ids[tensors["attention_mask"][row, : len(ids)] > 0], skip_special_tokens=True)
+    return tokenizer.decode(
+        ids[tensors["attention_mask"][row, : len(ids)] > 0], skip_special_tokens=True
+    )
 
 
 # One row as a scoring function sees it: its keyword arguments.
@@ -101,10 +110,14 @@ class NaiveRewardManager:
         self.tokenizer, self.num_examine = tokenizer, num_examine
         self.compute_score: Callable[..., Any] = compute_score or default_compute_score
         self.reward_fn_key, self.reward_kwargs = reward_fn_key, reward_kwargs
-        self.buffer = overlong_buffer_cfg if overlong_buffer_cfg and overlong_buffer_cfg.enable else None
+        self.buffer = (
+            overlong_buffer_cfg if overlong_buffer_cfg and overlong_buffer_cfg.enable else None
+        )
         self.limit = max_resp_len or 0
         if self.buffer and not 0 < self.buffer.len <= self.limit:
-            raise ValueError(f"overlong_buffer.len={self.buffer.len} must be 1 to max_resp_len={self.limit} tokens")
+            raise ValueError(
+                f"overlong_buffer.len={self.buffer.len} must be 1 to max_resp_len={self.limit} tokens"
+            )
 
     def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
         """Returns rewards (batch, response_len) float32, each row's score on its last sampled token.
@@ -113,18 +126,34 @@ class NaiveRewardManager:
         dict lacks a name that others have holds None there.
         """
         columns = ("reward_model", self.reward_fn_key)
-        data.require("prompts", "responses", "response_mask", "attention_mask", *columns, by=type(self).__name__)
+        data.require(
+            "prompts",
+            "responses",
+            "response_mask",
+            "attention_mask",
+            *columns,
+            by=type(self).__name__,
+        )
         samples = self._read(data.batch, data.non_tensor_batch)
         results = self._score(samples)
-        scores = [_score_of(result, *numbered) for result, numbered in zip(results, enumerate(samples), strict=True)]
+        scores = [
+            _score_of(result, *numbered)
+            for result, numbered in zip(results, enumerate(samples), strict=True)
+        ]
         infos = _extra_infos(results, scores)
         mask = data.batch["response_mask"]
         scores, more = self._adjusted(scores, mask.sum(-1).tolist())
         self._print_examples(data.batch, samples, scores)
         rewards = place_outcome_rewards(torch.tensor(scores), mask)
-        return {"reward_tensor": rewards, "reward_extra_info": infos | more} if return_dict else rewards
+        return (
+            {"reward_tensor": rewards, "reward_extra_info": infos | more}
+            if return_dict
+            else rewards
+        )
 
-    def _adjusted(self, scores: list[float], lengths: list[int]) -> tuple[list[float], dict[str, list[Any]]]:
+    def _adjusted(
+        self, scores: list[float], lengths: list[int]
+    ) -> tuple[list[float], dict[str, list[Any]]]:
         """Takes from scores what the buffer says of the numbers of sampled tokens; returns further values, too."""
         if self.buffer is None:
             return scores, {}
@@ -137,14 +166,22 @@ class NaiveRewardManager:
         texts = decode_sampled(self.tokenizer, tensors)
         nothing = [None] * len(texts)
         # As verl counts: the prompt and each answer.
-        given, paid, turns = (columns.get(name, nothing) for name in ("extra_info", "reward_scores", "__num_turns__"))
+        given, paid, turns = (
+            columns.get(name, nothing) for name in ("extra_info", "reward_scores", "__num_turns__")
+        )
         turns = tensors["turn_ids"].amax(1).add(2).tolist() if "turn_ids" in tensors else turns
         samples = []
         for row, text in enumerate(texts):
-            extra = {**(given[row] or {}), "num_turns": turns[row], "rollout_reward_scores": paid[row] or {}}
+            extra = {
+                **(given[row] or {}),
+                "num_turns": turns[row],
+                "rollout_reward_scores": paid[row] or {},
+            }
             told = columns["reward_model"][row]
             if not isinstance(told, Mapping) or "ground_truth" not in told:
-                raise ValueError(f"row {row}: reward_model is {told!r}; it must be a dict with 'ground_truth'")
+                raise ValueError(
+                    f"row {row}: reward_model is {told!r}; it must be a dict with 'ground_truth'"
+                )
             named = {"data_source": columns[self.reward_fn_key][row], "solution_str": text}
             samples.append({**named, "ground_truth": told["ground_truth"], "extra_info": extra})
         return samples
@@ -156,16 +193,22 @@ class NaiveRewardManager:
             try:
                 results.append(self.compute_score(**sample, **self.reward_kwargs))
             except Exception as error:
-                raise RuntimeError(f"compute_score failed with {error!r} on {_describe(row, sample)}") from error
+                raise RuntimeError(
+                    f"compute_score failed with {error!r} on {_describe(row, sample)}"
+                ) from error
         return results
 
-    def _print_examples(self, tensors: TensorDict, samples: list[Sample], scores: list[float]) -> None:
+    def _print_examples(
+        self, tensors: TensorDict, samples: list[Sample], scores: list[float]
+    ) -> None:
         printed: Counter[str] = Counter()
         for row, (sample, score) in enumerate(zip(samples, scores, strict=True)):
             printed[sample["data_source"]] += 1
             if printed[sample["data_source"]] <= self.num_examine:
                 prompt = decode_prompt(self.tokenizer, tensors, row)
-                print("[{data_source}] prompt: {0}\nresponse: {solution_str}".format(prompt, **sample))
+                print(
+                    "[{data_source}] prompt: {0}\nresponse: {solution_str}".format(prompt, **sample)
+                )
                 print(f"truth: {sample['ground_truth']}\nscore: {score:g}")
 
 
@@ -185,13 +228,20 @@ class PrimeRewardManager(NaiveRewardManager):
         args, kwargs: as of NaiveRewardManager.
     """
 
-    def __init__(self, *args: Any, num_processes: int | None = None, timeout_s: float = 300.0, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, num_processes: int | None = None, timeout_s: float = 300.0, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         given = partial(self.compute_score)
         self.reward_kwargs, function = given.keywords | self.reward_kwargs, given.func
-        module, name = sys.modules.get(getattr(function, "__module__", "")), getattr(function, "__name__", "")
+        module, name = (
+            sys.modules.get(getattr(function, "__module__", "")),
+            getattr(function, "__name__", ""),
+        )
         if getattr(module, name, None) is not function or not getattr(module, "__file__", None):
-            raise ValueError(f"reward_manager=prime: {function!r} must stand in a file, at its top level by its name")
+            raise ValueError(
+                f"reward_manager=prime: {function!r} must stand in a file, at its top level by its name"
+            )
         self.source, self.timeout_s = (str(module.__file__), name), timeout_s  # type: ignore[union-attr]
         # Fresh ones: a fork of this process would have its models' threads half.
         size, fresh = num_processes or os.cpu_count() or 1, get_context("spawn")
@@ -202,18 +252,28 @@ class PrimeRewardManager(NaiveRewardManager):
 
     def _score(self, samples: list[Sample]) -> list[Any]:
         given, limit = self.reward_kwargs, self.timeout_s
-        futures = [self.pool.schedule(score_from_file, (*self.source, s | given), timeout=limit) for s in samples]
+        futures = [
+            self.pool.schedule(score_from_file, (*self.source, s | given), timeout=limit)
+            for s in samples
+        ]
         results: list[Any] = []
         for row, (sample, future) in enumerate(zip(samples, futures, strict=True)):
             beat("the reward of a row began")
             try:
                 failure, result = future.result()
             except (TimeoutError, ProcessExpired) as error:
-                logger.warning("%s scores 0: %s within %g s", _describe(row, sample), repr(error), self.timeout_s)
+                logger.warning(
+                    "%s scores 0: %s within %g s",
+                    _describe(row, sample),
+                    repr(error),
+                    self.timeout_s,
+                )
                 failure, result = "", 0.0
             if failure:
                 what, _, trace = failure.partition("\n")
-                raise RuntimeError(f"compute_score failed with {what} on {_describe(row, sample)}\n{trace}")
+                raise RuntimeError(
+                    f"compute_score failed with {what} on {_describe(row, sample)}\n{trace}"
+                )
             results.append(result)
         return results
 
@@ -239,7 +299,9 @@ class BatchRewardManager(NaiveRewardManager):
             rows = f"{len(samples)} rows; the first: {_describe(0, samples[0])}"
             raise RuntimeError(f"compute_score failed with {error!r} on {rows}") from error
         if len(results) != len(samples):
-            raise ValueError(f"compute_score returned {len(results)} results; allowed: one per row, {len(samples)}")
+            raise ValueError(
+                f"compute_score returned {len(results)} results; allowed: one per row, {len(samples)}"
+            )
         return results
 
 
@@ -273,8 +335,13 @@ class CustomRewardManager:
 
     def _judge(self, data: DataProto) -> torch.Tensor:
         if self.tokenizer is None:
-            raise ValueError("CustomRewardManager has no tokenizer to decode responses; give it: (env, tokenizer)")
-        scores = [self._score(data, row, text) for row, text in enumerate(decode_sampled(self.tokenizer, data.batch))]
+            raise ValueError(
+                "CustomRewardManager has no tokenizer to decode responses; give it: (env, tokenizer)"
+            )
+        scores = [
+            self._score(data, row, text)
+            for row, text in enumerate(decode_sampled(self.tokenizer, data.batch))
+        ]
         return place_outcome_rewards(torch.tensor(scores), data.batch["response_mask"])
 
     def _score(self, data: DataProto, row: int, text: str) -> float:
@@ -289,7 +356,9 @@ class CustomRewardManager:
             reset_environment(environment, int(data.non_tensor_batch["seed"][row]))
             return step_environment(environment, action).reward
         except Exception as error:
-            error.add_note(f"while {type(environment).__name__} scored row {row}, response: {text[:200]!r}")
+            error.add_note(
+                f"while {type(environment).__name__} scored row {row}, response: {text[:200]!r}"
+            )
             raise
 
     def _environment_of(self, data: DataProto, row: int) -> Any:
@@ -299,7 +368,9 @@ class CustomRewardManager:
         description: Mapping[str, Any] = data.non_tensor_batch["environment"][row]
         key = json.dumps(description, sort_keys=True)
         if key not in self.environments:
-            self.environments[key] = make_environment(description["environment"], description["kwargs"])
+            self.environments[key] = make_environment(
+                description["environment"], description["kwargs"]
+            )
         return self.environments[key]
 
 
@@ -314,14 +385,18 @@ class ConfiguredRewardManager(CustomRewardManager):
     The rows' `seed` says how it is reset, or their `state` what is scored where it has `compute_reward(state, action)`.
     """
 
-    def __init__(self, tokenizer: Any, num_examine: int, compute_score: None = None, reward_fn_key: str = "") -> None:
+    def __init__(
+        self, tokenizer: Any, num_examine: int, compute_score: None = None, reward_fn_key: str = ""
+    ) -> None:
         super().__init__(None, tokenizer)
 
     @staticmethod
     def check_config(config: Any) -> list[str]:
         """Lists what is missing, or too much, in a config with this manager; the environment itself is built later."""
         nobody = not (config.data.custom_cls.path or config.environments)
-        return [*say_where({"two_judges": config.custom_reward_function.path, "nobody_judges": nobody})]
+        return [
+            *say_where({"two_judges": config.custom_reward_function.path, "nobody_judges": nobody})
+        ]
 
 
 def _end_pool(pool: ProcessPool) -> None:
@@ -337,12 +412,17 @@ def _score_of(result: Any, row: int, sample: Sample) -> float:
     try:
         return float(result["score"] if isinstance(result, dict) else result)
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise ValueError(say("no_score", given=shown(result), where=_describe(row, sample))) from error
+        raise ValueError(
+            say("no_score", given=shown(result), where=_describe(row, sample))
+        ) from error
 
 
 def _extra_infos(results: list[Any], scores: list[float]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for result in results if isinstance(result, dict) for name in result)
-    rows = [result if isinstance(result, dict) else {"score": scores[row]} for row, result in enumerate(results)]
+    rows = [
+        result if isinstance(result, dict) else {"score": scores[row]}
+        for row, result in enumerate(results)
+    ]
     return {name: [row.get(name) for row in rows] for name in names}
 
 
@@ -356,12 +436,17 @@ class EnvironmentRewardWrapper(CustomRewardManager):
         tokenizer: see CustomRewardManager.
     """
 
-    def __init__(self, environment: Any = None, reward_fn: Any = None, tokenizer: Any = None) -> None:
+    def __init__(
+        self, environment: Any = None, reward_fn: Any = None, tokenizer: Any = None
+    ) -> None:
         super().__init__(environment, tokenizer)
         self.reward_fn = reward_fn
 
     def _score(self, data: DataProto, row: int, text: str) -> float:
-        columns, env = {name: values[row] for name, values in data.non_tensor_batch.items()}, self.environment
+        columns, env = (
+            {name: values[row] for name, values in data.non_tensor_batch.items()},
+            self.environment,
+        )
         if env is None:
             trajectory = Trajectory(states=[decode_prompt(self.tokenizer, data.batch, row)])
         else:
@@ -369,4 +454,6 @@ class EnvironmentRewardWrapper(CustomRewardManager):
         told = StepResult("", 0.0, True, columns)
         result = told if env is None else step_environment(env, self.extract_action(text))
         trajectory.record(text, result)
-        return result.reward if self.reward_fn is None else reward_of(self.reward_fn, trajectory, env)
+        return (
+            result.reward if self.reward_fn is None else reward_of(self.reward_fn, trajectory, env)
+        )

@@ -35,7 +35,15 @@ DAPO = ("math_dapo", "math", "math_dapo_reasoning")
 NUMINA = ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
 MATH = ["lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"]
 MATH += [f"numina_{name}" for name in NUMINA]
-SOURCES = ("openai/gsm8k", *DAPO, "aime…", *MATH, "hiyouga/geometry3k", "searchR1_…", f"{REASONING_GYM}NAME")
+SOURCES = (
+    "openai/gsm8k",
+    *DAPO,
+    "aime…",
+    *MATH,
+    "hiyouga/geometry3k",
+    "searchR1_…",
+    f"{REASONING_GYM}NAME",
+)
 
 
 def score_from_file(path: str, name: str, row: dict[str, Any]) -> tuple[str, Any]:
@@ -81,7 +89,9 @@ def default_compute_score(
     if data_source.startswith("searchR1_"):
         return score_search(solution_str, ground_truth)
     if data_source.startswith(REASONING_GYM):
-        return score_reasoning_gym(data_source.removeprefix(REASONING_GYM), solution_str, extra_info or {})
+        return score_reasoning_gym(
+            data_source.removeprefix(REASONING_GYM), solution_str, extra_info or {}
+        )
     raise ValueError(say("no_rule", source=data_source, allowed=", ".join(SOURCES)))
 
 
@@ -91,10 +101,14 @@ def last_number(text: str) -> str | None:
     return numbers[-1].replace(",", "") if numbers else None
 
 
-def score_gsm8k(solution_str: str, ground_truth: str, method: Literal["strict", "flexible"] = "strict") -> float:
+def score_gsm8k(
+    solution_str: str, ground_truth: str, method: Literal["strict", "flexible"] = "strict"
+) -> float:
     """Scores 1.0 or 0.0; numbers are compared as numbers, so that 7.0 is 7."""
     if method not in ("strict", "flexible"):
-        raise ValueError(f"method={method!r} is unknown; allowed: strict (number after '####'), flexible (last number)")
+        raise ValueError(
+            f"method={method!r} is unknown; allowed: strict (number after '####'), flexible (last number)"
+        )
     if method == "strict":
         _, marker, tail = solution_str.rpartition("####")
         match = NUMBER.match(tail.lstrip(" $")) if marker else None
@@ -109,14 +123,20 @@ def score_gsm8k(solution_str: str, ground_truth: str, method: Literal["strict", 
 
 def score_math(solution_str: str, ground_truth: Any) -> float:
     """Scores 1.0 or 0.0 by math-verify, which knows fractions, sets, intervals, units …"""
-    return _verifiers("math_verify").score("math", solution_str, json.dumps({"answer": str(ground_truth)}))
+    return _verifiers("math_verify").score(
+        "math", solution_str, json.dumps({"answer": str(ground_truth)})
+    )
 
 
 def score_dapo(solution_str: str, ground_truth: Any) -> dict[str, Any]:
     """Scores as DAPO (arXiv:2503.14476) does: 1.0 or -1.0."""
     answers = re.findall(r"answer\s*:\s*(.+)", solution_str[-300:], flags=re.IGNORECASE)
     right = bool(answers) and score_math(answers[-1], ground_truth) == 1.0
-    return {"score": 1.0 if right else -1.0, "acc": right, "pred": answers[-1] if answers else "[INVALID]"}
+    return {
+        "score": 1.0 if right else -1.0,
+        "acc": right,
+        "pred": answers[-1] if answers else "[INVALID]",
+    }
 
 
 def score_search(solution_str: str, ground_truth: Any) -> float:
@@ -149,7 +169,9 @@ def score_reasoning_gym(name: str, solution_str: str, extra_info: dict[str, Any]
     The verifier runs in a process of its own (custom/reward_score.py); an answer that it trips over scores 0.
     """
     if "entry" not in extra_info:
-        raise ValueError(f"{REASONING_GYM}{name}: extra_info has no 'entry', which is json.dumps(dataset[i])")
+        raise ValueError(
+            f"{REASONING_GYM}{name}: extra_info has no 'entry', which is json.dumps(dataset[i])"
+        )
     entry = json.loads(extra_info["entry"])
     if name == "composite":
         name = entry["metadata"]["source_dataset"]
@@ -187,14 +209,18 @@ class VerifierProcess:
         with self._lock:
             try:
                 self._ready()
-                self._process.stdin.write(json.dumps([number, name, answer, entry]).encode() + b"\n")
+                self._process.stdin.write(
+                    json.dumps([number, name, answer, entry]).encode() + b"\n"
+                )
                 answered, score, refused = self._read(DEADLINE_S)
                 if answered != number:
                     raise ValueError("it sent another answer's reply")
                 score = check_reward(score, "the verifier")
             except (OSError, ValueError, TypeError) as error:
                 self._end()
-                logger.warning("%s: an answer scores 0, as the verifier did not survive it: %s", name, error)
+                logger.warning(
+                    "%s: an answer scores 0, as the verifier did not survive it: %s", name, error
+                )
                 return 0.0
         if refused:
             raise ValueError(str(refused))
@@ -204,8 +230,16 @@ class VerifierProcess:
         """Starts the process where there is none, and waits until it is ready for an answer."""
         if self._process is None or self._process.poll() is not None:
             self._end()
-            command = [sys.executable, "-c", START, str(Path(__file__).resolve().parents[1]), self.package]
-            self._process = Popen(command, stdin=PIPE, stdout=PIPE, start_new_session=True, bufsize=0)
+            command = [
+                sys.executable,
+                "-c",
+                START,
+                str(Path(__file__).resolve().parents[1]),
+                self.package,
+            ]
+            self._process = Popen(
+                command, stdin=PIPE, stdout=PIPE, start_new_session=True, bufsize=0
+            )
             self._read(START_S)
 
     def _read(self, seconds: float) -> Any:
@@ -231,7 +265,9 @@ class VerifierProcess:
 def _verifiers(package: str) -> VerifierProcess:
     """Is this process's one, which starts when it is asked."""
     if importlib.util.find_spec(package) is None:
-        raise ImportError(f"this data_source's rule needs a package: pip install {package.replace('_', '-')}")
+        raise ImportError(
+            f"this data_source's rule needs a package: pip install {package.replace('_', '-')}"
+        )
     return VerifierProcess(package)
 
 

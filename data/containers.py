@@ -33,7 +33,9 @@ def object_array(values: Sequence[Any]) -> np.ndarray:
 def pick(part: dict[str, Any], keys: Keys, name: str) -> dict[str, Any]:
     """Returns the named entries, all of them for None; KeyError lists what `name` has."""
     if missing := [key for key in keys or [] if key not in part]:
-        raise KeyError(f"{missing} not in {name}, which has: {', '.join(sorted(part)) or 'nothing'}")
+        raise KeyError(
+            f"{missing} not in {name}, which has: {', '.join(sorted(part)) or 'nothing'}"
+        )
     return dict(part) if keys is None else {key: part[key] for key in keys}
 
 
@@ -41,7 +43,9 @@ def union_dicts(mine: dict[str, Any], others: dict[str, Any], name: str) -> dict
     """Returns the entries of both; ValueError where a shared one differs."""
     for key in mine.keys() & others.keys():
         if not same(mine[key], others[key]):
-            raise ValueError(f"union: {name}[{key!r}] differs between the two; pop or rename it in one of them")
+            raise ValueError(
+                f"union: {name}[{key!r}] differs between the two; pop or rename it in one of them"
+            )
     return mine | others
 
 
@@ -56,9 +60,13 @@ def merge_meta_info(parts: list[dict[str, Any]]) -> dict[str, Any]:
         if key == "metrics":
             for entry in value if isinstance(value, list) else [value]:
                 for name, number in entry.items():
-                    metrics.setdefault(name, []).extend(number if isinstance(number, list) else [number])
+                    metrics.setdefault(name, []).extend(
+                        number if isinstance(number, list) else [number]
+                    )
         elif key in merged and not same(merged[key], value):
-            raise ValueError(f"concat: meta_info[{key!r}] differs between the parts: {merged[key]!r}, {value!r}")
+            raise ValueError(
+                f"concat: meta_info[{key!r}] differs between the parts: {merged[key]!r}, {value!r}"
+            )
         else:
             merged[key] = value
     return merged | {"metrics": metrics} if metrics else merged
@@ -124,16 +132,22 @@ def to_bytes(tensor: Tensor) -> Packed:
         starts = _repeats(matrix, before)
         ends = np.maximum(shape[1] - _repeats(matrix[:, ::-1], behind), starts)
         if (ends - starts).sum() <= 0.8 * bits.size:
-            bits = np.concatenate([row[start:end] for row, start, end in zip(matrix, starts, ends, strict=True)])
+            bits = np.concatenate(
+                [row[start:end] for row, start, end in zip(matrix, starts, ends, strict=True)]
+            )
             runs = before, behind, starts, ends
     return bits, tensor.dtype, shape, runs
 
 
-def from_bytes(bits: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], runs: Runs | None) -> Tensor:
+def from_bytes(
+    bits: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], runs: Runs | None
+) -> Tensor:
     """Unpacks what `to_bytes` packed, on the CPU."""
     if runs is None:
         # Ray hands out read-only memory, and torch has no read-only tensors.
-        return torch.from_numpy(bits if bits.flags.writeable else bits.copy()).view(dtype).view(shape)
+        return (
+            torch.from_numpy(bits if bits.flags.writeable else bits.copy()).view(dtype).view(shape)
+        )
     matrix, place, (before, behind, starts, ends) = np.empty(shape, bits.dtype), 0, runs
     for row, start, end in zip(matrix, starts, ends, strict=True):
         row[:start], row[start:end], row[end:] = before, bits[place : place + end - start], behind
@@ -169,11 +183,18 @@ def move_to_sampled_tokens(rewards: Tensor, response_mask: Tensor) -> Tensor:
 def _moved(rewards: Tensor, sampled: Tensor) -> Tensor:
     positions = torch.arange(sampled.shape[1], device=sampled.device)
     last = torch.where(sampled, positions, -1).cummax(dim=1).values  # (batch, response_len)
-    first = sampled.int().argmax(dim=1, keepdim=True)  # (batch, 1), 0 in a row without sampled tokens
-    return torch.zeros_like(rewards).scatter_add(1, torch.where(last < 0, first, last), rewards) * sampled
+    first = sampled.int().argmax(
+        dim=1, keepdim=True
+    )  # (batch, 1), 0 in a row without sampled tokens
+    return (
+        torch.zeros_like(rewards).scatter_add(1, torch.where(last < 0, first, last), rewards)
+        * sampled
+    )
 
 
-def sample_ids(groups: range, samples: int, *, step: int, validate: bool = False) -> dict[str, np.ndarray]:
+def sample_ids(
+    groups: range, samples: int, *, step: int, validate: bool = False
+) -> dict[str, np.ndarray]:
     """Makes the columns of groups x samples rows, a group's samples side by side.
 
     Returns: uid and episode_id, objects; group_index and sample_index, int64, which seed sampling; each (rows,).
@@ -188,7 +209,9 @@ def sample_ids(groups: range, samples: int, *, step: int, validate: bool = False
     }
 
 
-def step_info(*, step: int, seed: int, seeded: bool = False, validate: bool = False) -> dict[str, Any]:
+def step_info(
+    *, step: int, seed: int, seeded: bool = False, validate: bool = False
+) -> dict[str, Any]:
     """Makes the meta_info of a batch that is to be generated.
 
     Args:
@@ -198,7 +221,9 @@ def step_info(*, step: int, seed: int, seeded: bool = False, validate: bool = Fa
     return {"global_steps": step, "seed": seed, "seeded": seeded, "validate": validate}
 
 
-def seed_for(run: int, step: int, group: int, sample: int | None = None, turn: int | None = None) -> int:
+def seed_for(
+    run: int, step: int, group: int, sample: int | None = None, turn: int | None = None
+) -> int:
     """Derives a seed in [0, 2**31), the same in every process, on every machine and in every Python version.
 
     Args:
@@ -211,5 +236,7 @@ def seed_for(run: int, step: int, group: int, sample: int | None = None, turn: i
     The environment is reset with `seed_for(run, step, group)`, so that a group's samples face the same task;
     the sampler of a turn uses `seed_for(run, step, group, sample, turn)`, so that they answer it differently.
     """
-    name = "/".join("-" if part is None else str(int(part)) for part in (run, step, group, sample, turn))
+    name = "/".join(
+        "-" if part is None else str(int(part)) for part in (run, step, group, sample, turn)
+    )
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 2**31

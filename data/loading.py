@@ -31,7 +31,9 @@ def load_extern_object(path: str, name: str) -> Any:
         module = _load_module(Path(path).expanduser().resolve(), given=path)
     if name not in vars(module):
         public = sorted(n for n in vars(module) if not n.startswith("_"))
-        raise ValueError(f"{path} does not define {name!r}; it has: {', '.join(public) or 'nothing'}")
+        raise ValueError(
+            f"{path} does not define {name!r}; it has: {', '.join(public) or 'nothing'}"
+        )
     return vars(module)[name]
 
 
@@ -58,7 +60,9 @@ def load_object(source: str, what: str) -> Any:
 
 def _load_module(file: Path, given: str) -> ModuleType:
     if not file.is_file():
-        raise FileNotFoundError(f"{given!r} is not a file (looked for {file}); give the path of a .py file")
+        raise FileNotFoundError(
+            f"{given!r} is not a file (looked for {file}); give the path of a .py file"
+        )
     for loaded in filter(None, list(sys.modules.values())):
         if vars(loaded).get("__file__") == str(file):
             return loaded

@@ -37,7 +37,16 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from data.containers import Keys, RowIndex, from_bytes, merge_meta_info, object_array, pick, to_bytes, union_dicts
+from data.containers import (
+    Keys,
+    RowIndex,
+    from_bytes,
+    merge_meta_info,
+    object_array,
+    pick,
+    to_bytes,
+    union_dicts,
+)
 from data.texts import say, table
 
 MetaInfo = dict[str, Any] | None
@@ -46,7 +55,9 @@ DUMMY_UID = "dummy"
 
 # What one field holds; B = rows, P = prompt length, R = response length, in tokens.
 Field = namedtuple("Field", ("shape", "dtype", "writer", "meaning"))
-FIELDS: dict[str, Field] = {name: Field(*entry) for name, entry in table(__file__, "fields").items()}
+FIELDS: dict[str, Field] = {
+    name: Field(*entry) for name, entry in table(__file__, "fields").items()
+}
 
 
 class Tensors(TensorDict):
@@ -56,7 +67,9 @@ class Tensors(TensorDict):
         try:
             return super().__getitem__(index)
         except KeyError:
-            raise KeyError(say("no_tensor", key=index, there=", ".join(map(str, self.keys())) or "nothing")) from None
+            raise KeyError(
+                say("no_tensor", key=index, there=", ".join(map(str, self.keys())) or "nothing")
+            ) from None
 
 
 class Columns(dict[str, Any]):
@@ -104,14 +117,21 @@ class DataProto:
 
         Raises: RuntimeError, of tensordict, where sizes differ.
         """
-        arrays = {k: v if isinstance(v, np.ndarray) else object_array(v) for k, v in (non_tensors or {}).items()}
+        arrays = {
+            k: v if isinstance(v, np.ndarray) else object_array(v)
+            for k, v in (non_tensors or {}).items()
+        }
         batch = None
         if tensors:
-            batch = Tensors(dict(tensors), batch_size=next(iter(tensors.values())).shape[:num_batch_dims])
+            batch = Tensors(
+                dict(tensors), batch_size=next(iter(tensors.values())).shape[:num_batch_dims]
+            )
         return cls(batch, arrays, meta_info or {})
 
     @classmethod
-    def from_single_dict(cls, data: Mapping[str, Tensor | np.ndarray], meta_info: MetaInfo = None) -> DataProto:
+    def from_single_dict(
+        cls, data: Mapping[str, Tensor | np.ndarray], meta_info: MetaInfo = None
+    ) -> DataProto:
         """Sorts tensors from arrays for `from_dict`; takes what a DataLoader with the dataset's `collate_fn` yields."""
         tensors = {key: value for key, value in data.items() if isinstance(value, Tensor)}
         arrays = {key: value for key, value in data.items() if not isinstance(value, Tensor)}
@@ -121,7 +141,12 @@ class DataProto:
         """Gives tensors as numpy bytes, without padding: a view pickles its own rows only, and Ray copies them once."""
         tensors = {key: to_bytes(tensor) for key, tensor in self._tensors().items()}
         size = None if self.batch is None else tuple(self.batch.batch_size)
-        return {"size": size, "tensors": tensors, "non_tensors": self.non_tensor_batch, "meta_info": self.meta_info}
+        return {
+            "size": size,
+            "tensors": tensors,
+            "non_tensors": self.non_tensor_batch,
+            "meta_info": self.meta_info,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores the tensors on the CPU, where they may be written to."""
@@ -131,7 +156,9 @@ class DataProto:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DataProto:
         batch = None if self.batch is None else self.batch.clone()
-        return DataProto(batch, copy.deepcopy(self.non_tensor_batch, memo), copy.deepcopy(self.meta_info, memo))
+        return DataProto(
+            batch, copy.deepcopy(self.non_tensor_batch, memo), copy.deepcopy(self.meta_info, memo)
+        )
 
     # --- Looking ---
 
@@ -152,15 +179,23 @@ class DataProto:
         """Raises ValueError unless every tensor and array has the same number of rows."""
         sizes = {key: tuple(array.shape[:1]) for key, array in self.non_tensor_batch.items()}
         if any(size != (len(self),) for size in sizes.values()):
-            raise ValueError(f"every field needs {len(self)} rows, as the first one has; non_tensor_batch has {sizes}")
+            raise ValueError(
+                f"every field needs {len(self)} rows, as the first one has; non_tensor_batch has {sizes}"
+            )
 
     def require(self, *fields: str, by: str) -> None:
         """Raises KeyError naming the first field that is missing and the step that should have written it."""
         present = self._tensors().keys() | self.non_tensor_batch.keys()
         for name in (name for name in fields if name not in present):
             known = FIELDS.get(name)
-            origin = f"{known.shape} {known.dtype}, written by {known.writer}" if known else "not a field of FIELDS"
-            raise KeyError(f"{by} needs {name!r} ({origin}); the batch has {', '.join(sorted(present)) or 'nothing'}")
+            origin = (
+                f"{known.shape} {known.dtype}, written by {known.writer}"
+                if known
+                else "not a field of FIELDS"
+            )
+            raise KeyError(
+                f"{by} needs {name!r} ({origin}); the batch has {', '.join(sorted(present)) or 'nothing'}"
+            )
 
     # --- Columns ---
 
@@ -180,13 +215,19 @@ class DataProto:
         return copy.deepcopy(selected) if deepcopy else selected
 
     def pop(
-        self, batch_keys: Keys = None, non_tensor_batch_keys: Keys = None, meta_info_keys: Keys = None
+        self,
+        batch_keys: Keys = None,
+        non_tensor_batch_keys: Keys = None,
+        meta_info_keys: Keys = None,
     ) -> DataProto:
         """Moves the named fields out of this DataProto into a new one; None means none."""
         popped = self.select(batch_keys or [], non_tensor_batch_keys or [], meta_info_keys or [])
         if self.batch is not None:
             self.batch = self.batch.exclude(*(batch_keys or []))
-        for mine, moved in ((self.non_tensor_batch, popped.non_tensor_batch), (self.meta_info, popped.meta_info)):
+        for mine, moved in (
+            (self.non_tensor_batch, popped.non_tensor_batch),
+            (self.meta_info, popped.meta_info),
+        ):
             for key in moved:
                 del mine[key]
         return popped
@@ -197,7 +238,11 @@ class DataProto:
         batch = reduce(union_tensor_dict, batches) if batches else None
         arrays = union_dicts(self.non_tensor_batch, other.non_tensor_batch, "non_tensor_batch")
         joined = DataProto(batch, arrays, union_dicts(self.meta_info, other.meta_info, "meta_info"))
-        self.batch, self.non_tensor_batch, self.meta_info = joined.batch, joined.non_tensor_batch, joined.meta_info
+        self.batch, self.non_tensor_batch, self.meta_info = (
+            joined.batch,
+            joined.non_tensor_batch,
+            joined.meta_info,
+        )
         return self
 
     # --- Rows ---
@@ -207,7 +252,9 @@ class DataProto:
         index = torch.as_tensor(idxs).cpu()
         return DataProto(*self._at(index if index.numel() else index.long()))
 
-    def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> DataProto:
+    def slice(
+        self, start: int | None = None, end: int | None = None, step: int | None = None
+    ) -> DataProto:
         """Takes rows start to end as a view: no tensor is copied."""
         return DataProto(*self._at(slice(start, end, step)))
 
@@ -221,7 +268,9 @@ class DataProto:
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> DataProto:
         """Repeats every row `repeat_times` times: 0 0 1 1 when interleaved, else 0 1 0 1."""
         rows = torch.arange(len(self))
-        return self.select_idxs(rows.repeat_interleave(repeat_times) if interleave else rows.repeat(repeat_times))
+        return self.select_idxs(
+            rows.repeat_interleave(repeat_times) if interleave else rows.repeat(repeat_times)
+        )
 
     def split(self, split_size: int) -> list[DataProto]:
         """Cuts views of `split_size` rows each; the last may be shorter."""
@@ -245,9 +294,14 @@ class DataProto:
         fields = [sorted(part._tensors()) + sorted(part.non_tensor_batch) for part in data]
         for position, names in enumerate(fields):
             if difference := set(names) ^ set(fields[0]):
-                raise ValueError(f"concat needs the same fields; part {position} and part 0 differ in {difference}")
+                raise ValueError(
+                    f"concat needs the same fields; part {position} and part 0 differ in {difference}"
+                )
         batch = None if data[0].batch is None else torch.cat([part.batch for part in data], dim=0)
-        arrays = {k: np.concatenate([part.non_tensor_batch[k] for part in data]) for k in data[0].non_tensor_batch}
+        arrays = {
+            k: np.concatenate([part.non_tensor_batch[k] for part in data])
+            for k in data[0].non_tensor_batch
+        }
         return DataProto(batch, arrays, merge_meta_info([part.meta_info for part in data]))
 
     # --- Padding ---
@@ -271,7 +325,9 @@ class DataProto:
             if name in tensors:
                 tensors[name][torch.as_tensor(added)] = filler
         for name in {"uid", "episode_id"} & chosen.non_tensor_batch.keys():
-            chosen.non_tensor_batch[name] = np.where(added, DUMMY_UID, chosen.non_tensor_batch[name].astype(object))
+            chosen.non_tensor_batch[name] = np.where(
+                added, DUMMY_UID, chosen.non_tensor_batch[name].astype(object)
+            )
         return chosen
 
     def drop_dummies(self) -> DataProto:
@@ -289,21 +345,39 @@ class DataProto:
         """Stacks rows into a batch: the inverse of indexing by int. meta_info is the first row's."""
         first = data_list[0]
         batch = None if first.batch is None else torch.stack([row.batch for row in data_list])
-        arrays = {key: object_array([row.non_tensor_batch[key] for row in data_list]) for key in first.non_tensor_batch}
+        arrays = {
+            key: object_array([row.non_tensor_batch[key] for row in data_list])
+            for key in first.non_tensor_batch
+        }
         return cls(batch, arrays, first.meta_info)
 
     @classmethod
-    def from_tensordict(cls, tensor_dict: TensorDict, meta_info: MetaInfo = None, num_batch_dims: int = 1) -> DataProto:
+    def from_tensordict(
+        cls, tensor_dict: TensorDict, meta_info: MetaInfo = None, num_batch_dims: int = 1
+    ) -> DataProto:
         """Undoes `to_tensordict`; `meta_info` adds to what the TensorDict carries."""
         tensors = {key: value for key, value in tensor_dict.items() if isinstance(value, Tensor)}
-        arrays = {key: value.tolist() for key, value in tensor_dict.items() if isinstance(value, NonTensorStack)}
-        facts = {key: value.data for key, value in tensor_dict.items() if isinstance(value, NonTensorData)}
+        arrays = {
+            key: value.tolist()
+            for key, value in tensor_dict.items()
+            if isinstance(value, NonTensorStack)
+        }
+        facts = {
+            key: value.data
+            for key, value in tensor_dict.items()
+            if isinstance(value, NonTensorData)
+        }
         return cls.from_dict(tensors, arrays, facts | (meta_info or {}), num_batch_dims)
 
     def to_tensordict(self) -> TensorDict:
         """Makes one TensorDict: arrays as NonTensorStack (one entry per row), meta_info as NonTensorData."""
-        stacks = {key: NonTensorStack(*array.tolist()) for key, array in self.non_tensor_batch.items()}
-        facts = {key: NonTensorData(value, batch_size=[len(self)]) for key, value in self.meta_info.items()}
+        stacks = {
+            key: NonTensorStack(*array.tolist()) for key, array in self.non_tensor_batch.items()
+        }
+        facts = {
+            key: NonTensorData(value, batch_size=[len(self)])
+            for key, value in self.meta_info.items()
+        }
         return TensorDict({**self._tensors(), **stacks, **facts}, batch_size=[len(self)])
 
     def save_to_disk(self, filepath: str | Path) -> None:
@@ -313,12 +387,32 @@ class DataProto:
         values as Python's. What JSON cannot hold raises TypeError naming the field.
         """
         fields = self.non_tensor_batch.items()
-        arrays = {key: torch.from_numpy(array.copy()) for key, array in fields if array.dtype.kind in "biuf"}
-        objects = {key: _to_json(array, f"non_tensor_batch[{key!r}]") for key, array in fields if key not in arrays}
-        facts = {key: _to_json(value, f"meta_info[{key!r}]") for key, value in self.meta_info.items()}
+        arrays = {
+            key: torch.from_numpy(array.copy())
+            for key, array in fields
+            if array.dtype.kind in "biuf"
+        }
+        objects = {
+            key: _to_json(array, f"non_tensor_batch[{key!r}]")
+            for key, array in fields
+            if key not in arrays
+        }
+        facts = {
+            key: _to_json(value, f"meta_info[{key!r}]") for key, value in self.meta_info.items()
+        }
         # A view would drag its whole storage into the file.
-        tensors = None if self.batch is None else {key: t.detach().clone() for key, t in self._tensors().items()}
-        content = {"rows": len(self), "tensors": tensors, "arrays": arrays, "objects": objects, "meta_info": facts}
+        tensors = (
+            None
+            if self.batch is None
+            else {key: t.detach().clone() for key, t in self._tensors().items()}
+        )
+        content = {
+            "rows": len(self),
+            "tensors": tensors,
+            "arrays": arrays,
+            "objects": objects,
+            "meta_info": facts,
+        }
         torch.save(content, filepath)
 
     @classmethod
@@ -329,31 +423,47 @@ class DataProto:
         arrays = {key: array.numpy() for key, array in content["arrays"].items()}
         arrays |= {key: object_array(json.loads(text)) for key, text in content["objects"].items()}
         batch = None if tensors is None else Tensors(tensors, batch_size=[content["rows"]])
-        return cls(batch, arrays, {key: json.loads(text) for key, text in content["meta_info"].items()})
+        return cls(
+            batch, arrays, {key: json.loads(text) for key, text in content["meta_info"].items()}
+        )
 
     # --- … looking ---
 
     def get_data_info(self) -> str:
         """Describes each field on a line: name, shape, dtype and device, or the type of its objects."""
-        lines = [f"{key}: {tuple(t.shape)} {t.dtype} {t.device}" for key, t in self._tensors().items()]
+        lines = [
+            f"{key}: {tuple(t.shape)} {t.dtype} {t.device}" for key, t in self._tensors().items()
+        ]
         for key, array in self.non_tensor_batch.items():
-            content = type(array[0]).__name__ if array.dtype == object and len(array) else str(array.dtype)
+            content = (
+                type(array[0]).__name__
+                if array.dtype == object and len(array)
+                else str(array.dtype)
+            )
             lines.append(f"{key}: {array.shape} {content}")
-        return "\n".join(lines + [f"meta_info {key}: {type(v).__name__}" for key, v in self.meta_info.items()])
+        return "\n".join(
+            lines + [f"meta_info {key}: {type(v).__name__}" for key, v in self.meta_info.items()]
+        )
 
     def print_size(self, prefix: str = "") -> None:
         """Prints the size in GiB; objects count as their pointers only."""
         tensors = sum(t.numel() * t.element_size() for t in self._tensors().values()) / 2**30
         arrays = sum(array.nbytes for array in self.non_tensor_batch.values()) / 2**30
-        print(f"{prefix}{' ' if prefix else ''}{len(self)} rows, tensors {tensors:.3f} GiB, arrays {arrays:.3f} GiB")
+        print(
+            f"{prefix}{' ' if prefix else ''}{len(self)} rows, tensors {tensors:.3f} GiB, arrays {arrays:.3f} GiB"
+        )
 
     # --- … columns ---
 
     def rename(
-        self, old_keys: str | Sequence[str] | None = None, new_keys: str | Sequence[str] | None = None
+        self,
+        old_keys: str | Sequence[str] | None = None,
+        new_keys: str | Sequence[str] | None = None,
     ) -> DataProto:
         """Renames tensors in place and returns self; KeyError where a name is not there, or a new one is taken."""
-        old, new = ([keys] if isinstance(keys, str) else list(keys or []) for keys in (old_keys, new_keys))
+        old, new = (
+            [keys] if isinstance(keys, str) else list(keys or []) for keys in (old_keys, new_keys)
+        )
         for name, other in list(zip(old, new, strict=True)):
             self.batch.rename_key_(name, other, safe=True)
         return self
@@ -382,19 +492,29 @@ class DataProto:
         times = torch.as_tensor(repeat_times).cpu()
         return self.select_idxs(torch.arange(len(self)).repeat_interleave(times))
 
-    def unfold_column_chunks(self, n_split: int, split_keys: Sequence[str] | None = None) -> DataProto:
+    def unfold_column_chunks(
+        self, n_split: int, split_keys: Sequence[str] | None = None
+    ) -> DataProto:
         """Cuts the second dimension of `split_keys` into n_split rows: (B, n·L, …) -> (B·n, L, …); repeats all others.
 
         Row b's chunks become rows b·n … b·n + n-1, so pairs stored side by side stay neighbours.
         """
         unfolded = self.repeat(n_split)
-        for key, value in pick(self._tensors() | self.non_tensor_batch, list(split_keys or []), "DataProto").items():
+        for key, value in pick(
+            self._tensors() | self.non_tensor_batch, list(split_keys or []), "DataProto"
+        ).items():
             part = unfolded.batch if isinstance(value, Tensor) else unfolded.non_tensor_batch
-            part[key] = value.reshape(value.shape[0] * n_split, value.shape[1] // n_split, *value.shape[2:])
+            part[key] = value.reshape(
+                value.shape[0] * n_split, value.shape[1] // n_split, *value.shape[2:]
+            )
         return unfolded
 
     def make_iterator(
-        self, mini_batch_size: int, epochs: int, seed: int | None = None, dataloader_kwargs: dict | None = None
+        self,
+        mini_batch_size: int,
+        epochs: int,
+        seed: int | None = None,
+        dataloader_kwargs: dict | None = None,
     ) -> Iterator[DataProto]:
         """Yields mini-batches of `mini_batch_size` rows, `epochs` times over, in a new order each where asked to.
 
@@ -404,11 +524,17 @@ class DataProto:
         Raises: ValueError, before the first mini-batch, for a size that does not divide the rows.
         """
         if mini_batch_size < 1 or len(self) % mini_batch_size:
-            raise ValueError(f"mini_batch_size={mini_batch_size} must divide the batch's {len(self)} rows")
+            raise ValueError(
+                f"mini_batch_size={mini_batch_size} must divide the batch's {len(self)} rows"
+            )
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         shuffle = (dataloader_kwargs or {}).get("shuffle", False)
         order = partial(torch.randperm, generator=generator) if shuffle else torch.arange
-        return (self.select_idxs(rows) for _ in range(epochs) for rows in order(len(self)).split(mini_batch_size))
+        return (
+            self.select_idxs(rows)
+            for _ in range(epochs)
+            for rows in order(len(self)).split(mini_batch_size)
+        )
 
 
 collate_fn = DataProto.from_items
@@ -434,7 +560,9 @@ class DataProtoFuture:
 
     def chunk(self, chunks: int) -> list[DataProtoFuture]:
         """Makes one future per chunk; nothing is computed before `get`."""
-        return [replace(self, parts=(*self.parts, (chunks, position))) for position in range(chunks)]
+        return [
+            replace(self, parts=(*self.parts, (chunks, position))) for position in range(chunks)
+        ]
 
     def get(self) -> Any:
         """Waits for every future, joins their values, and takes this future's chunk."""
@@ -447,7 +575,9 @@ class DataProtoFuture:
 def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
     """Appends rows from the start until `size_divisor` divides the rows; returns also how many were added."""
     pad_size = -len(data) % size_divisor
-    return data.select_idxs(torch.arange(len(data) + pad_size) % len(data)) if pad_size else data, pad_size
+    return data.select_idxs(
+        torch.arange(len(data) + pad_size) % len(data)
+    ) if pad_size else data, pad_size
 
 
 def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:

@@ -72,7 +72,9 @@ class RLHFDataset(Dataset):
             from training.config.settings import DataConfig
 
             # Its files are given beside it.
-            config = DataConfig(**{k: config[k] for k in vars(DataConfig()) if k in config and "files" not in k})
+            config = DataConfig(
+                **{k: config[k] for k in vars(DataConfig()) if k in config and "files" not in k}
+            )
         self.tokenizer, self.config, self.processor = tokenizer, config, processor
         # Subclasses written for verl read them here.
         self.__dict__.update(vars(config), num_workers=config.filter_overlong_prompts_workers)
@@ -81,14 +83,23 @@ class RLHFDataset(Dataset):
         self.dataframe: Any = []
         self._read_files_and_tokenize()
         if not len(self.dataframe):
-            raise ValueError(f"no rows are left of {', '.join(map(str, self.data_files))}; max_samples={max_samples}")
+            raise ValueError(
+                f"no rows are left of {', '.join(map(str, self.data_files))}; max_samples={max_samples}"
+            )
 
     # Three hooks of verl's, for subclasses.
 
     def _read_files_and_tokenize(self) -> None:
         """Sets `dataframe` to the rows: anything with a length whose [i] is a dict, such as a datasets.Dataset."""
-        read = ((file, number, row) for file in self.data_files for number, row in enumerate(read_rows(file)))
-        rows = [{"index": i, ORIGIN: f"{file} row {number}", **row} for i, (file, number, row) in enumerate(read)]
+        read = (
+            (file, number, row)
+            for file in self.data_files
+            for number, row in enumerate(read_rows(file))
+        )
+        rows = [
+            {"index": i, ORIGIN: f"{file} row {number}", **row}
+            for i, (file, number, row) in enumerate(read)
+        ]
         rows = rows[: self.max_samples] if self.max_samples >= 0 else rows
         self._check_rows(rows)
         self.dataframe = self.maybe_filter_out_long_prompts(rows)
@@ -100,11 +111,15 @@ class RLHFDataset(Dataset):
         if not config.filter_overlong_prompts and config.truncation != "error":
             return rows
         with ThreadPoolExecutor(config.filter_overlong_prompts_workers) as pool:
-            lengths = list(pool.map(lambda row: len(self._encode(self._build_messages(dict(row)))), rows))
+            lengths = list(
+                pool.map(lambda row: len(self._encode(self._build_messages(dict(row)))), rows)
+            )
         overlong = [number for number, length in enumerate(lengths) if length > limit]
         if overlong and not config.filter_overlong_prompts:
             raise _overlong_error(_origin(rows[overlong[0]]), lengths[overlong[0]], limit)
-        logger.info("dropped %d of %d prompts longer than %d tokens", len(overlong), len(lengths), limit)
+        logger.info(
+            "dropped %d of %d prompts longer than %d tokens", len(overlong), len(lengths), limit
+        )
         return [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
 
     def _build_messages(self, example: dict[str, Any]) -> Messages:
@@ -116,7 +131,11 @@ class RLHFDataset(Dataset):
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         source, config = dict(self.dataframe[item]), self.config
-        origin, messages, index = _origin(source), self._build_messages(source), _entry(source, "extra_info", "index")
+        origin, messages, index = (
+            _origin(source),
+            self._build_messages(source),
+            _entry(source, "extra_info", "index"),
+        )
         row = {key: value for key, value in source.items() if key not in (self.prompt_key, ORIGIN)}
         row["index"] = row.get("index", item) if index is None else index
         if config.return_raw_chat:
@@ -124,7 +143,13 @@ class RLHFDataset(Dataset):
         token_ids = self._encode(messages)
         row |= {"input_ids": token_ids, "attention_mask": [1] * len(token_ids)}
         limit, pad = config.max_prompt_length, pad_token_id(self.tokenizer)
-        return normalise_row(row, max_prompt_length=limit, pad_token_id=pad, truncation=config.truncation, where=origin)
+        return normalise_row(
+            row,
+            max_prompt_length=limit,
+            pad_token_id=pad,
+            truncation=config.truncation,
+            where=origin,
+        )
 
     def _encode(self, messages: Messages) -> list[int]:
         return encode_chat(self.tokenizer, messages, **self.config.apply_chat_template_kwargs)
@@ -134,7 +159,9 @@ class RLHFDataset(Dataset):
         if problems:
             shown = "; ".join(problems[:3]) + ("; …" if len(problems) > 3 else "")
             columns = sorted(rows[0].keys() - {ORIGIN})
-            raise ValueError(say("bad_rows", bad=len(problems), rows=len(rows), shown=shown, columns=columns))
+            raise ValueError(
+                say("bad_rows", bad=len(problems), rows=len(rows), shown=shown, columns=columns)
+            )
 
     def _fault_of(self, row: Mapping[str, Any]) -> str | None:
         prompt_key, scoring_key = self.config.prompt_key, self.config.reward_fn_key
@@ -143,7 +170,9 @@ class RLHFDataset(Dataset):
             return f"has no prompt (a string or chat messages) under {prompt_key!r}"
         for message in prompt if isinstance(prompt, list) else ():
             told = message if isinstance(message, Mapping) else {}
-            if not (told.get("role") and (told.get("content") is not None or told.get("tool_calls"))):
+            if not (
+                told.get("role") and (told.get("content") is not None or told.get("tool_calls"))
+            ):
                 return f"has the message {message!r:.80}, without role or content"
         if not isinstance(row.get("extra_info") or {}, Mapping):
             return f"has extra_info={row['extra_info']!r:.80}, which must be a mapping"
@@ -167,9 +196,13 @@ def read_rows(file: str | Path) -> list[dict[str, Any]]:
     """Reads all rows of a parquet, json or jsonl file as dicts; errors name the file and the line."""
     path = Path(file).expanduser()
     if path.suffix not in (".parquet", ".json", ".jsonl"):
-        raise ValueError(f"{file}: a data file ends in .parquet, .json, .jsonl; this one in {path.suffix!r}")
+        raise ValueError(
+            f"{file}: a data file ends in .parquet, .json, .jsonl; this one in {path.suffix!r}"
+        )
     if not path.is_file():
-        raise FileNotFoundError(f"data file {str(file)!r} does not exist (looked for {path.resolve()})")
+        raise FileNotFoundError(
+            f"data file {str(file)!r} does not exist (looked for {path.resolve()})"
+        )
     rows, where = [], str(path)
     try:
         if path.suffix == ".jsonl":
@@ -179,16 +212,27 @@ def read_rows(file: str | Path) -> list[dict[str, Any]]:
                 rows += [json.loads(line)] if line.strip() else []
         else:
             json_rows = path.suffix == ".json"
-            rows = json.loads(path.read_bytes()) if json_rows else pyarrow.parquet.read_table(path).to_pylist()
+            rows = (
+                json.loads(path.read_bytes())
+                if json_rows
+                else pyarrow.parquet.read_table(path).to_pylist()
+            )
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise ValueError(f"{where} cannot be read: {error}") from error
     if not rows or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path} must hold rows, each an object: one a line in .jsonl, a list of them in .json")
+        raise ValueError(
+            f"{path} must hold rows, each an object: one a line in .jsonl, a list of them in .json"
+        )
     return rows
 
 
 def normalise_row(
-    row: Mapping[str, Any], *, max_prompt_length: int, pad_token_id: int, truncation: str, where: str = "a row"
+    row: Mapping[str, Any],
+    *,
+    max_prompt_length: int,
+    pad_token_id: int,
+    truncation: str,
+    where: str = "a row",
 ) -> dict[str, Any]:
     """Pads a row's prompt on the left to max_prompt_length tokens; all other keys travel unchanged.
 
@@ -204,9 +248,17 @@ def normalise_row(
     """
     token_ids = truncate(_real_tokens(row, where), max_prompt_length, truncation, where)
     missing = max_prompt_length - len(token_ids)
-    tokens = {"input_ids": torch.tensor([pad_token_id] * missing + token_ids), "raw_prompt_ids": token_ids}
+    tokens = {
+        "input_ids": torch.tensor([pad_token_id] * missing + token_ids),
+        "raw_prompt_ids": token_ids,
+    }
     positions = torch.arange(-missing, len(token_ids))
-    return {**row, **tokens, "attention_mask": (positions >= 0).long(), "position_ids": positions.clamp(min=0)}
+    return {
+        **row,
+        **tokens,
+        "attention_mask": (positions >= 0).long(),
+        "position_ids": positions.clamp(min=0),
+    }
 
 
 def _real_tokens(row: Mapping[str, Any], where: str) -> list[int]:
@@ -214,7 +266,9 @@ def _real_tokens(row: Mapping[str, Any], where: str) -> list[int]:
         raise ValueError(say("no_tokens", where=where, missing=sorted(missing)))
     input_ids, mask = torch.as_tensor(row["input_ids"]), torch.as_tensor(row["attention_mask"])
     if input_ids.ndim != 1 or input_ids.shape != mask.shape:
-        raise ValueError(say("two_shapes", where=where, ids=tuple(input_ids.shape), mask=tuple(mask.shape)))
+        raise ValueError(
+            say("two_shapes", where=where, ids=tuple(input_ids.shape), mask=tuple(mask.shape))
+        )
     if not mask.any():
         raise ValueError(f"{where}: the prompt has no tokens; its attention_mask is all zero")
     return input_ids.long()[mask.bool()].tolist()
@@ -244,13 +298,19 @@ def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Tensor | np.
     keys = dict.fromkeys(key for row in data_list for key in row)
     columns = {key: [row.get(key) for row in data_list] for key in keys}
     return {
-        key: torch.stack(column) if any(isinstance(entry, Tensor) for entry in column) else object_array(column)
+        key: torch.stack(column)
+        if any(isinstance(entry, Tensor) for entry in column)
+        else object_array(column)
         for key, column in columns.items()
     }
 
 
 def create_dataset(
-    data_files: Files, data_config: Any, tokenizer: Tokenizer, processor: Processor = None, max_samples: int = -1
+    data_files: Files,
+    data_config: Any,
+    tokenizer: Tokenizer,
+    processor: Processor = None,
+    max_samples: int = -1,
 ) -> Dataset:
     """Makes the Dataset of `data.custom_cls.path` and `.name` where a path is set, else an RLHFDataset.
 
@@ -261,8 +321,12 @@ def create_dataset(
         return RLHFDataset(data_files, tokenizer, data_config, processor, max_samples=max_samples)
     dataset_cls = load_extern_object(custom.path, custom.name)
     if not (isinstance(dataset_cls, type) and issubclass(dataset_cls, Dataset)):
-        raise TypeError(f"data.custom_cls: {custom.name} of {custom.path} must subclass torch.utils.data.Dataset")
-    dataset = dataset_cls(data_files=data_files, tokenizer=tokenizer, config=data_config, processor=processor)
+        raise TypeError(
+            f"data.custom_cls: {custom.name} of {custom.path} must subclass torch.utils.data.Dataset"
+        )
+    dataset = dataset_cls(
+        data_files=data_files, tokenizer=tokenizer, config=data_config, processor=processor
+    )
     return Subset(dataset, range(max_samples)) if 0 <= max_samples < len(dataset) else dataset
 
 
@@ -276,7 +340,9 @@ class EpochOrder(Sampler[int]):
         inner: a sampler of the user's, whose order is taken instead.
     """
 
-    def __init__(self, dataset: Any, seed: int, shuffle: bool, inner: Sampler[int] | None = None) -> None:
+    def __init__(
+        self, dataset: Any, seed: int, shuffle: bool, inner: Sampler[int] | None = None
+    ) -> None:
         self.num_rows, self.seed, self.shuffle, self.inner = len(dataset), seed, shuffle, inner
         self.start(epoch=0, skip=0)
 
@@ -320,7 +386,10 @@ class PromptCollator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         columns = self.collate([self._normalised(row) for row in rows])
-        return {key: object_array(column) if isinstance(column, list) else column for key, column in columns.items()}
+        return {
+            key: object_array(column) if isinstance(column, list) else column
+            for key, column in columns.items()
+        }
 
     def _normalised(self, row: dict[str, Any]) -> dict[str, Any]:
         data = self.config
@@ -329,4 +398,6 @@ class PromptCollator:
             ids = encode_chat(self.tokenizer, row[key], **data.apply_chat_template_kwargs)
             row = {**row, "input_ids": ids, "attention_mask": [1] * len(ids)}
         pad, limit = pad_token_id(self.tokenizer), data.max_prompt_length
-        return normalise_row(row, max_prompt_length=limit, pad_token_id=pad, truncation=data.truncation)
+        return normalise_row(
+            row, max_prompt_length=limit, pad_token_id=pad, truncation=data.truncation
+        )

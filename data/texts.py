@@ -60,13 +60,17 @@ def same_words(given: str, other: str) -> bool:
         return difflib.SequenceMatcher(None, a, b).ratio() >= 0.7
 
     words, own = other.split("_"), given.split("_")
-    return all(any(near(word, mine) for word in words) for mine in own) or (len(own) == 1 and near(given, other))
+    return all(any(near(word, mine) for word in words) for mine in own) or (
+        len(own) == 1 and near(given, other)
+    )
 
 
 def unknown_name(what: str, given: str, allowed: Iterable[str]) -> ValueError:
     """Makes the error for a name outside `allowed`; `what` is the setting that holds it."""
     names = sorted(allowed)
-    return ValueError(f"{what}={given!r} is unknown; allowed: {', '.join(names)}.{did_you_mean(given, names)}")
+    return ValueError(
+        f"{what}={given!r} is unknown; allowed: {', '.join(names)}.{did_you_mean(given, names)}"
+    )
 
 
 def registering(registry: dict[str, Any], what: str, name: str) -> Callable[[Named], Named]:
@@ -76,7 +80,9 @@ def registering(registry: dict[str, Any], what: str, name: str) -> Callable[[Nam
         taken = registry.setdefault(name, made)
         if taken is not made:
             owner = f"{taken.__module__}.{taken.__qualname__}"
-            raise ValueError(f"{what} {name!r} is already registered by {owner}; register yours under another name")
+            raise ValueError(
+                f"{what} {name!r} is already registered by {owner}; register yours under another name"
+            )
         return made
 
     return register

@@ -103,7 +103,10 @@ def _beginnings(texts: frozenset[str]) -> re.Pattern[str]:
     rests = defaultdict(list)
     for text in sorted(text for text in texts if len(text) > 1):
         rests[text[0]].append(re.escape(text[1:]))
-    return re.compile("|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()) or "(?!)")
+    return re.compile(
+        "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())
+        or "(?!)"
+    )
 
 
 def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -113,7 +116,11 @@ def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
     if tokenizer.is_fast:
         return _that_drops_marks(tokenizer, len(tokenizer)).encode(text, add_special_tokens=False)
     # A tokenizer in Python may add a space in front of each piece.
-    return [token for piece in text.split(MARK) for token in tokenizer.encode(piece, add_special_tokens=False)]
+    return [
+        token
+        for piece in text.split(MARK)
+        for token in tokenizer.encode(piece, add_special_tokens=False)
+    ]
 
 
 @lru_cache(maxsize=4)
@@ -124,7 +131,9 @@ def _that_drops_marks(tokenizer: Tokenizer, _size: int) -> Tokenizer:
     """
     dropping = copy.deepcopy(tokenizer)
     backend = dropping.backend_tokenizer
-    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(MARK)[0][0]
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(
+        MARK
+    )[0][0]
     steps = [backend.pre_tokenizer, pre_tokenizers.Split(Regex(f"{MARK}|{as_bytes}"), "removed")]
     backend.pre_tokenizer = pre_tokenizers.Sequence([step for step in steps if step is not None])
     return dropping
@@ -135,7 +144,9 @@ def pad_token_id(tokenizer: Tokenizer) -> int:
     for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token_id is not None:
             return token_id
-    raise ValueError(f"{tokenizer.name_or_path!r} has neither a pad_token nor an eos_token; set tokenizer.pad_token")
+    raise ValueError(
+        f"{tokenizer.name_or_path!r} has neither a pad_token nor an eos_token; set tokenizer.pad_token"
+    )
 
 
 # Conversations
@@ -188,7 +199,9 @@ class TurnTokens:
     Raises: TemplateRefusal, from every method that renders, where the template refuses a conversation.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, template_kwargs: dict[str, Any], eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, template_kwargs: dict[str, Any], eos_token_ids: Sequence[int]
+    ) -> None:
         self.tokenizer, self.name = tokenizer, tokenizer.name_or_path
         self.template_kwargs = dict(template_kwargs)
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -204,9 +217,17 @@ class TurnTokens:
         tokens that the template writes itself around turns. Other markers stay, special or not: `<tool_call>`,
         `[TOOL_CALLS]` and `<think>` are for parsers. A MARK is left out too, as the template would not render it.
         """
-        return self._decode([token_id for token_id in token_ids if token_id not in self._silent_ids]).replace(MARK, "")
+        return self._decode(
+            [token_id for token_id in token_ids if token_id not in self._silent_ids]
+        ).replace(MARK, "")
 
-    def join(self, messages: Messages, sampled_ids: Sequence[int], new_messages: Messages, tools: Tools = None) -> Join:
+    def join(
+        self,
+        messages: Messages,
+        sampled_ids: Sequence[int],
+        new_messages: Messages,
+        tools: Tools = None,
+    ) -> Join:
         """Returns what follows a sampled turn, up to the next generation prompt.
 
         Args:
@@ -221,11 +242,15 @@ class TurnTokens:
         before = self._render(messages, tools).rstrip()
         after = self._render([*messages, _assistant(text), *new_messages], tools)
         closing = self._closing(messages, new_messages, tools)
-        if closing is None or not _consists_of(after, before, marked(text, self._silent_texts), closing):
+        if closing is None or not _consists_of(
+            after, before, marked(text, self._silent_texts), closing
+        ):
             return Join([], self._encode(after))
         return Join(self._without_sampled_end(self._encode(closing), sampled))
 
-    def check_template(self, *, tools: Tools = None, reply_roles: Sequence[Sequence[str]] = (("user",),)) -> None:
+    def check_template(
+        self, *, tools: Tools = None, reply_roles: Sequence[Sequence[str]] = (("user",),)
+    ) -> None:
         """Joins conversations of two turns and compares them with the template's own rendering, tokenised at once.
 
         What costs quality but not exactness is logged: a tokenizer that cuts the text differently where two turns meet,
@@ -240,12 +265,22 @@ class TurnTokens:
             self._check_conversation(roles, tools)
         if not self.eos_token_ids.intersection(self._end_ids):
             end = self._decode(self._end_ids)
-            logger.warning("the chat template of %r ends turns with %r, where sampling does not stop", self.name, end)
+            logger.warning(
+                "the chat template of %r ends turns with %r, where sampling does not stop",
+                self.name,
+                end,
+            )
         if tools and self._render([_user("Hello")], tools) == self._render([_user("Hello")]):
-            logger.warning("the chat template of %r ignores tools=; describe them in the system message", self.name)
+            logger.warning(
+                "the chat template of %r ignores tools=; describe them in the system message",
+                self.name,
+            )
 
     def _check_conversation(self, roles: Sequence[str], tools: Tools) -> None:
-        messages: list[Message] = [{"role": "system", "content": "Be brief."}, _user("What is 2 + 2?")]
+        messages: list[Message] = [
+            {"role": "system", "content": "Be brief."},
+            _user("What is 2 + 2?"),
+        ]
         row = self.prompt(messages, tools)
         for answer, cut in (("It is four.", False), ("It stays four", True)):
             reply = [_message(role, f"{role} asks: is {answer!r} right?") for role in roles]
@@ -264,10 +299,14 @@ class TurnTokens:
             role, roles = message["role"], ", ".join(str(message["role"]) for message in messages)
             fault = f"the chat template of {self.name!r} leaves out the {role} message in a conversation of {roles}"
             if role != "system":
-                raise ValueError(f"{fault}; let the environment answer in another role, or set another template")
+                raise ValueError(
+                    f"{fault}; let the environment answer in another role, or set another template"
+                )
             logger.warning("%s", fault)
 
-    def _as_sampled(self, messages: Messages, answer: str, following: Messages, tools: Tools) -> list[int]:
+    def _as_sampled(
+        self, messages: Messages, answer: str, following: Messages, tools: Tools
+    ) -> list[int]:
         """Returns the ids of an answer as the template would have them behind the prompt."""
         before, after = self._render(messages, tools), self._render(following, tools)
         start = len(before.rstrip())
@@ -277,7 +316,9 @@ class TurnTokens:
         if header.strip() and before == self._render(messages, tools, add_generation_prompt=False):
             raise ValueError(say("no_header", name=self.name, header=header))
         prompt_ids, ids = self._encode(before), self._encode(after[:start] + header + answer)
-        return ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else self._encode(answer)
+        return (
+            ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else self._encode(answer)
+        )
 
     def _check_row(self, row: list[int], full: list[int]) -> None:
         if row == full:
@@ -286,12 +327,21 @@ class TurnTokens:
         joined, whole = (self._decode(ids[max(place - 4, 0) : place + 4]) for ids in (row, full))
         if _squashed(self._decode(row)) != _squashed(self._decode(full)):
             raise ValueError(say("joined_otherwise", name=self.name, joined=joined, whole=whole))
-        logger.warning("%r tokenises the boundary of two turns differently: %r, at once %r", self.name, joined, whole)
+        logger.warning(
+            "%r tokenises the boundary of two turns differently: %r, at once %r",
+            self.name,
+            joined,
+            whole,
+        )
 
-    def _render(self, messages: Messages, tools: Tools = None, *, add_generation_prompt: bool = True) -> str:
+    def _render(
+        self, messages: Messages, tools: Tools = None, *, add_generation_prompt: bool = True
+    ) -> str:
         if messages and messages[0]["role"] == "system" and not self.accepts_system:
             messages = fold_system_message(messages)
-        return self._render_as_is(self._marked(messages), marked(tools, self._special_texts), add_generation_prompt)
+        return self._render_as_is(
+            self._marked(messages), marked(tools, self._special_texts), add_generation_prompt
+        )
 
     def _marked(self, messages: Messages) -> list[Message]:
         """Marks the special tokens that messages spell.
@@ -299,15 +349,26 @@ class TurnTokens:
         The policy's turns keep those that it may have sampled for its environment to read, such as `[TOOL_CALLS]`.
         """
         own, others = self._silent_texts, self._special_texts
-        return [marked(message, own if message.get("role") == "assistant" else others) for message in messages]
+        return [
+            marked(message, own if message.get("role") == "assistant" else others)
+            for message in messages
+        ]
 
     def _render_as_is(self, messages: Messages, tools: Tools, add_generation_prompt: bool) -> str:
-        variables = self.template_kwargs if tools is None else {**self.template_kwargs, "tools": list(tools)}
+        variables = (
+            self.template_kwargs
+            if tools is None
+            else {**self.template_kwargs, "tools": list(tools)}
+        )
         try:
-            return render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt, **variables)
+            return render_chat(
+                self.tokenizer, messages, add_generation_prompt=add_generation_prompt, **variables
+            )
         except (TemplateError, TypeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
-            raise TemplateRefusal(say("template_refuses", name=self.name, roles=roles, error=error)) from error
+            raise TemplateRefusal(
+                say("template_refuses", name=self.name, roles=roles, error=error)
+            ) from error
 
     def _render_if_taken(self, messages: Messages, add_generation_prompt: bool) -> str:
         with suppress(ValueError):
@@ -320,7 +381,9 @@ class TurnTokens:
         return encode_rendered(self.tokenizer, clean)
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
     @cached_property
     def accepts_system(self) -> bool:
@@ -331,13 +394,17 @@ class TurnTokens:
             logger.warning(say("no_system", name=self.name))
         return accepted
 
-    def _closing(self, messages: Messages, new_messages: Messages, tools: Tools, **options: Any) -> str | None:
+    def _closing(
+        self, messages: Messages, new_messages: Messages, tools: Tools, **options: Any
+    ) -> str | None:
         """Returns what the template renders behind an assistant's text; None where it leaves that text out."""
         placeholder = PLACEHOLDER
         given = str([self._marked([*messages, *new_messages]), tools])
         while placeholder in given:
             placeholder += "x"
-        parts = self._render([*messages, _assistant(placeholder), *new_messages], tools, **options).split(placeholder)
+        parts = self._render(
+            [*messages, _assistant(placeholder), *new_messages], tools, **options
+        ).split(placeholder)
         return parts[1] if len(parts) == 2 else None
 
     @cached_property
@@ -345,12 +412,19 @@ class TurnTokens:
         """Holds the tokens that end an assistant's turn: `<|im_end|>`, newline."""
         last = self._closing([_user("Hello")], [], None, add_generation_prompt=False) or ""
         # Some templates close only turns that others follow.
-        inner = self._closing([_user("Hello")], [_user(REPLY)], None, add_generation_prompt=False) or ""
-        return max(self._encode(last), self._through_stop(self._encode(inner.split(REPLY)[0])), key=len)
+        inner = (
+            self._closing([_user("Hello")], [_user(REPLY)], None, add_generation_prompt=False) or ""
+        )
+        return max(
+            self._encode(last), self._through_stop(self._encode(inner.split(REPLY)[0])), key=len
+        )
 
     def _through_stop(self, token_ids: list[int]) -> list[int]:
         """Returns the ids up to the first that stops sampling; none without one."""
-        end = next((place for place, token_id in enumerate(token_ids) if token_id in self.eos_token_ids), -1)
+        end = next(
+            (place for place, token_id in enumerate(token_ids) if token_id in self.eos_token_ids),
+            -1,
+        )
         return token_ids[: end + 1]
 
     def _without_sampled_end(self, closing_ids: list[int], sampled: list[int]) -> list[int]:
@@ -368,8 +442,14 @@ class TurnTokens:
 
     @cached_property
     def _silent_ids(self) -> frozenset[int]:
-        named = [token for token in self.tokenizer.special_tokens_map.values() if isinstance(token, str)]
-        special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        named = [
+            token for token in self.tokenizer.special_tokens_map.values() if isinstance(token, str)
+        ]
+        special = {
+            token_id
+            for token_id, token in self.tokenizer.added_tokens_decoder.items()
+            if token.special
+        }
         # A template of one turn only still has text to read.
         turns = self._render_if_taken([_user("Hello"), _assistant("Hello"), _user("Hello")], False)
         written = special.intersection(self._encode(turns))
@@ -379,7 +459,9 @@ class TurnTokens:
     def _special_texts(self) -> frozenset[str]:
         # Some models stop at an added token that is not declared special.
         added = self.tokenizer.added_tokens_decoder.items()
-        return special_texts(self.tokenizer) | {token.content for place, token in added if place in self.eos_token_ids}
+        return special_texts(self.tokenizer) | {
+            token.content for place, token in added if place in self.eos_token_ids
+        }
 
     @cached_property
     def _silent_texts(self) -> frozenset[str]:
@@ -405,7 +487,9 @@ def _consists_of(rendered: str, before: str, text: str, closing: str) -> bool:
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Measures the common prefix."""
     pairs = zip(first, second, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+    return next(
+        (place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second))
+    )
 
 
 def _squashed(text: str) -> str:

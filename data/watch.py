@@ -60,7 +60,10 @@ class Watch:
         self.beats, self.what, self.step, self.place = 0, "nothing yet", 0, ""
         self.store: Any = None
         self.settings = Watched(math.inf, Path())
-        self._shown: tuple[Callable[[Any], str], Callable[[], Any]] = (lambda thing: "", lambda: None)
+        self._shown: tuple[Callable[[Any], str], Callable[[], Any]] = (
+            lambda thing: "",
+            lambda: None,
+        )
 
     def beat(self, what: str) -> None:
         """Tells of progress."""
@@ -73,7 +76,10 @@ class Watch:
     @property
     def where(self) -> str:
         """Says the step, which only the driver knows, and the phase or call."""
-        return ", ".join(filter(None, (f"step {self.step}" * (self.step > 0), self.place))) or "before the first step"
+        return (
+            ", ".join(filter(None, (f"step {self.step}" * (self.step > 0), self.place)))
+            or "before the first step"
+        )
 
     def start(self, settings: Watched, name: str, *, driver: bool) -> None:
         """Begins to watch; the driver's watch ends the run."""
@@ -85,7 +91,9 @@ class Watch:
         self._ended = threading.Event()
         faulthandler.register(WAKE, file=sys.__stderr__ or sys.stderr, all_threads=True, chain=True)
         signal.setitimer(signal.ITIMER_VIRTUAL, settings.timeout_s + 3 * tick)
-        self._thread = threading.Thread(target=self._run, args=(settings.timeout_s, tick), name="watch", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(settings.timeout_s, tick), name="watch", daemon=True
+        )
         self._thread.start()
 
     def join(self, address: tuple[str, int]) -> None:
@@ -93,7 +101,9 @@ class Watch:
         from torch.distributed import TCPStore
 
         self.settings = self.settings._replace(store=address)
-        self.store = TCPStore(*address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+        self.store = TCPStore(
+            *address, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
+        )
 
     def stop(self) -> None:
         """Watches no longer."""
@@ -124,7 +134,11 @@ class Watch:
         """Writes this process's record; the driver then says what is in all of them, and ends the others."""
         self.settings.folder.mkdir(parents=True, exist_ok=True)
         with (self.settings.folder / f"{self.name}.txt").open("w") as file:
-            print(f"{self.name}: {self.where}; {seconds:.0f} s after: {self.what}", file=file, flush=True)
+            print(
+                f"{self.name}: {self.where}; {seconds:.0f} s after: {self.what}",
+                file=file,
+                flush=True,
+            )
             faulthandler.dump_traceback(file, all_threads=True)
             describe, thing = self._shown
             # What it reads other threads may be writing.
@@ -133,9 +147,17 @@ class Watch:
         # The driver waits for the ranks' records, and these for their end.
         time.sleep(tick * (4 if self.driver else 8))
         if self.driver:
-            texts = [path.read_text(errors="replace") for path in sorted(self.settings.folder.glob("*.txt"))]
+            texts = [
+                path.read_text(errors="replace")
+                for path in sorted(self.settings.folder.glob("*.txt"))
+            ]
             heads = ["  " + text.partition("\n")[0] for text in texts]
-            said = say("stalled", seconds=self.settings.timeout_s, where=self.where, folder=self.settings.folder)
+            said = say(
+                "stalled",
+                seconds=self.settings.timeout_s,
+                where=self.where,
+                folder=self.settings.folder,
+            )
             print(said, *heads, sep="\n", file=sys.stderr, flush=True)
             end_children()
 

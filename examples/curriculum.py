@@ -39,5 +39,7 @@ class SuccessCurriculum(EnvironmentSuite):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the success rates of environments that are still there."""
-        self.success |= {name: rate for name, rate in state["success"].items() if name in self.success}
+        self.success |= {
+            name: rate for name, rate in state["success"].items() if name in self.success
+        }
         self._weigh()

@@ -55,6 +55,10 @@ def soft_clip_loss(
     sharpness = config.policy_loss.custom_kwargs.get("sharpness", 2.0)
     ratio = (log_prob - old_log_prob).exp()
     squeezed = torch.tanh(sharpness * (ratio - 1)) / sharpness + 1
-    loss = agg_loss(-advantages * squeezed, response_mask, loss_agg_mode, **config.global_batch_info)
-    mean_ratio = (ratio.detach() * response_mask).sum() / max(config.global_batch_info["batch_num_tokens"], 1)
+    loss = agg_loss(
+        -advantages * squeezed, response_mask, loss_agg_mode, **config.global_batch_info
+    )
+    mean_ratio = (ratio.detach() * response_mask).sum() / max(
+        config.global_batch_info["batch_num_tokens"], 1
+    )
     return loss, {"actor/mean_ratio": mean_ratio}

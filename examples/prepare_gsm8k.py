@@ -34,13 +34,17 @@ def write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Reads an original file, one {"question": ..., "answer": ...} per line; a bad line is named."""
     if not path.is_file():
-        raise ValueError(f"{path} does not exist; --source must be a hub dataset or hold train.jsonl and test.jsonl")
+        raise ValueError(
+            f"{path} does not exist; --source must be a hub dataset or hold train.jsonl and test.jsonl"
+        )
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             example = json.loads(line)
             yield {"question": example["question"], "answer": example["answer"]}
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f'{path}:{number} is not {{"question": ..., "answer": ...}}: {line[:80]!r}') from error
+            raise ValueError(
+                f'{path}:{number} is not {{"question": ..., "answer": ...}}: {line[:80]!r}'
+            ) from error
 
 
 def read_hub(name: str, split: str) -> Iterable[dict[str, Any]]:
@@ -50,7 +54,8 @@ def read_hub(name: str, split: str) -> Iterable[dict[str, Any]]:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise ValueError(
-            f"--source {name!r} is no folder, so it is read from the hub: pip install datasets" + advice
+            f"--source {name!r} is no folder, so it is read from the hub: pip install datasets"
+            + advice
         ) from error
     try:
         return datasets.load_dataset(name, "main", split=split)
@@ -62,7 +67,9 @@ def to_row(example: dict[str, Any], split: str, index: int) -> dict[str, Any]:
     """Makes one training row; ValueError for an answer without '####'."""
     _, marker, truth = example["answer"].rpartition("####")
     if not marker:
-        raise ValueError(f'{split} row {index}: its answer has no "####": {example["answer"][:80]!r}')
+        raise ValueError(
+            f'{split} row {index}: its answer has no "####": {example["answer"][:80]!r}'
+        )
     return {
         "data_source": DATA_SOURCE,
         "prompt": [{"role": "user", "content": f"{example['question']}\n{INSTRUCTION}"}],
@@ -77,7 +84,9 @@ def prepare(source: str, out_dir: Path) -> dict[str, int]:
     counts = {}
     for split in ("train", "test"):
         folder = Path(source)
-        examples = read_jsonl(folder / f"{split}.jsonl") if folder.is_dir() else read_hub(source, split)
+        examples = (
+            read_jsonl(folder / f"{split}.jsonl") if folder.is_dir() else read_hub(source, split)
+        )
         rows = [to_row(example, split, index) for index, example in enumerate(examples)]
         write_parquet(rows, out_dir / f"{split}.parquet")
         counts[split] = len(rows)
@@ -87,8 +96,14 @@ def prepare(source: str, out_dir: Path) -> dict[str, int]:
 def main(argv: list[str] | None = None) -> None:
     """Prepares both files from the command line."""
     parser = argparse.ArgumentParser(description="GSM8K as parquet files for training")
-    parser.add_argument("--source", default=DATA_SOURCE, help="hub dataset, or folder with train.jsonl and test.jsonl")
-    parser.add_argument("--out", type=Path, default=Path("outputs/gsm8k"), help="folder of the parquet files")
+    parser.add_argument(
+        "--source",
+        default=DATA_SOURCE,
+        help="hub dataset, or folder with train.jsonl and test.jsonl",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/gsm8k"), help="folder of the parquet files"
+    )
     args = parser.parse_args(argv)
     try:
         counts = prepare(args.source, args.out)

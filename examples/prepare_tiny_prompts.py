@@ -25,7 +25,20 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 HIGHEST = 10
 SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>", "<unk>"]
-WORDS = ["system", "user", "assistant", "guess", "above", "below", "higher", "lower", "correct", "the", "number", "is"]
+WORDS = [
+    "system",
+    "user",
+    "assistant",
+    "guess",
+    "above",
+    "below",
+    "higher",
+    "lower",
+    "correct",
+    "the",
+    "number",
+    "is",
+]
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> {% endfor %}"
     "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
@@ -81,7 +94,12 @@ def warm_up_guess(rng: random.Random, above: int, below: int) -> int:
     return rng.randrange(above + 1, below) if rng.random() < 0.3 else rng.randrange(1, HIGHEST + 1)
 
 
-def warm_up(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random, steps: int = 300) -> None:
+def warm_up(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    rng: random.Random,
+    steps: int = 300,
+) -> None:
     """Trains on transcripts of a poor player, on the answers' tokens only."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(steps):
@@ -89,8 +107,12 @@ def warm_up(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: ra
         for _ in range(64):
             above, below = sample_bounds(rng)
             messages = [{"role": "user", "content": prompt_text(above, below)}]
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            rows.append(tokenizer.encode(f"{text} guess {warm_up_guess(rng, above, below)} <|im_end|>"))
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+            rows.append(
+                tokenizer.encode(f"{text} guess {warm_up_guess(rng, above, below)} <|im_end|>")
+            )
         ids = torch.tensor(rows)  # (64, length): every transcript has the same length
         labels = ids.clone()
         labels[:, :-3] = -100

@@ -28,4 +28,9 @@ class TerseGuessNumber(GuessNumber):
         if not action.strip().isdigit():
             return "no number", 0.0, True, info
         guess = int(action)
-        return "correct" if info["won"] else "higher" if guess < self.number else "lower", reward, done, info
+        return (
+            "correct" if info["won"] else "higher" if guess < self.number else "lower",
+            reward,
+            done,
+            info,
+        )

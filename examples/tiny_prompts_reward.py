@@ -6,7 +6,9 @@ import re
 from typing import Any
 
 
-def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None) -> float:
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None
+) -> float:
     """Scores 1 for a guess that halves what is left, 0.2 for one that only respects it, 0 for the rest.
 
     `ground_truth` is "ABOVE BELOW"; the answer must be exactly "guess N".

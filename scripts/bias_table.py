@@ -29,7 +29,13 @@ from torch import Tensor
 from training import core_algos
 from training.config.algorithm_settings import PolicyLossChoice, RolloutCorrectionConfig
 from training.config.loader import SEQUENCE_REJECTION
-from training.core_algos import ESTIMATOR_NEEDS, LOSS_AGG_MODES, PolicyLossConfig, agg_loss, call_adv_estimator
+from training.core_algos import (
+    ESTIMATOR_NEEDS,
+    LOSS_AGG_MODES,
+    PolicyLossConfig,
+    agg_loss,
+    call_adv_estimator,
+)
 from training.rollout_correction import correct_as
 
 TABLE = Path("training/config/bias.csv")
@@ -77,7 +83,10 @@ class Episode:
 
 def turn_reward(state: str, kind: str, before: tuple[str, ...], last: bool) -> float:
     """Pays a turn; an episode that had both kinds of turns, and did not stop, ends with 1 more."""
-    pays = {"short": {"start": 0.2, "short": 0.1, "long": 0.7}, "long": {"start": 0.6, "short": 0.3, "long": -0.2}}
+    pays = {
+        "short": {"start": 0.2, "short": 0.1, "long": 0.7},
+        "long": {"start": 0.6, "short": 0.3, "long": -0.2},
+    }
     if kind == "stop":
         return 0.0
     return pays[kind][state] + float(last and len({*before, kind}) == 2)
@@ -90,9 +99,15 @@ def play(turn: int = 0, state: str = "start", before: tuple[str, ...] = ()) -> I
     for token, kind in enumerate(("short", "long")):
         reward = turn_reward(state, kind, before, last=turn + 1 == TURNS)
         own = Episode((first, second), (1, token), (turn, turn), (reward,), (state,))
-        rest = play(turn + 1, kind, (*before, kind)) if turn + 1 < TURNS else [Episode((), (), (), (), ())]
+        rest = (
+            play(turn + 1, kind, (*before, kind))
+            if turn + 1 < TURNS
+            else [Episode((), (), (), (), ())]
+        )
         for later in rest:
-            joined = [getattr(own, name) + getattr(later, name) for name in Episode.__dataclass_fields__]
+            joined = [
+                getattr(own, name) + getattr(later, name) for name in Episode.__dataclass_fields__
+            ]
             yield Episode(*joined)
 
 
@@ -121,7 +136,10 @@ class World:
         for row, episode in enumerate(episodes):
             for turn, reward in enumerate(episode.rewards):
                 rewards[row, len(episode.turns) - 1 - episode.turns[::-1].index(turn)] = reward
-        given = (padded([episode.contexts for episode in episodes], 0), padded([e.tokens for e in episodes], 0))
+        given = (
+            padded([episode.contexts for episode in episodes], 0),
+            padded([e.tokens for e in episodes], 0),
+        )
         return cls(*given, turns >= 0, turns, rewards)
 
     def log_probs(self, logits: Tensor) -> Tensor:
@@ -146,7 +164,9 @@ class World:
         chances, to_come = self.probabilities(logits), self.rewards.flip(1).cumsum(1).flip(1)
         values = torch.zeros_like(to_come)
         for row, column in self.mask.nonzero().tolist():
-            alike = (self.tokens[:, :column] == self.tokens[row, :column]).all(1) & self.mask[:, column]
+            alike = (self.tokens[:, :column] == self.tokens[row, :column]).all(1) & self.mask[
+                :, column
+            ]
             values[row, column] = (chances * to_come[:, column])[alike].sum() / chances[alike].sum()
         return values
 
@@ -192,14 +212,20 @@ class Groups:
     def every(cls, sampler: Tensor, size: int = GROUP) -> Groups:
         """Lists all groups there are."""
         groups = list(itertools.combinations_with_replacement(range(len(EPISODES)), size))
-        counts = [[math.factorial(group.count(episode)) for episode in set(group)] for group in groups]
-        orders = torch.tensor([math.factorial(size) / math.prod(own) for own in counts], dtype=torch.float64)
+        counts = [
+            [math.factorial(group.count(episode)) for episode in set(group)] for group in groups
+        ]
+        orders = torch.tensor(
+            [math.factorial(size) / math.prod(own) for own in counts], dtype=torch.float64
+        )
         rows = torch.tensor(groups)
         return cls(rows.flatten(), WORLD.probabilities(sampler)[rows].prod(-1) * orders, size)
 
     def only(self, numbers: list[int]) -> Groups:
         """Keeps some of the groups."""
-        return Groups(self.rows.view(-1, self.size)[numbers].flatten(), self.chances[numbers], self.size)
+        return Groups(
+            self.rows.view(-1, self.size)[numbers].flatten(), self.chances[numbers], self.size
+        )
 
     @property
     def index(self) -> np.ndarray:
@@ -209,7 +235,10 @@ class Groups:
     def weights(self, mask: Tensor, mode: str) -> Tensor:
         """Asks `agg_loss` for what it multiplies each token with, group by group: (rows, WIDTH)."""
         leaf = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)
-        sums = [agg_loss(own, inside, mode) for own, inside in zip(leaf.split(self.size), mask.split(self.size))]  # type: ignore[arg-type] # noqa: B905
+        sums = [
+            agg_loss(own, inside, mode)
+            for own, inside in zip(leaf.split(self.size), mask.split(self.size))
+        ]  # type: ignore[arg-type]
         (gradient,) = torch.autograd.grad(torch.stack(sums).sum(), leaf)
         return gradient
 
@@ -236,8 +265,12 @@ class Case:
 
     def tensors(self) -> dict[str, Tensor]:
         """Makes the batch; with `old` the old log-probs are the sampler's, else the updated policy's."""
-        new, sampled = (self.of_rows(WORLD.log_probs(x)) for x in (self.policies.updated, self.policies.sampler))
-        logits = (self.policies.sampler if self.correction == "old" else self.policies.updated).log_softmax(-1)
+        new, sampled = (
+            self.of_rows(WORLD.log_probs(x)) for x in (self.policies.updated, self.policies.sampler)
+        )
+        logits = (
+            self.policies.sampler if self.correction == "old" else self.policies.updated
+        ).log_softmax(-1)
         batch = {
             "token_level_rewards": self.of_rows(WORLD.rewards),
             "response_mask": self.of_rows(WORLD.mask),
@@ -250,7 +283,9 @@ class Case:
             "sum_pi_squared": self.of_rows((2 * logits).exp().sum(-1)[WORLD.contexts]),
             "reward_baselines": torch.full((len(self.groups.rows),), 0.7, dtype=torch.float64),
         }
-        weights, batch["response_mask"], _ = correct_as(self.settings, new, sampled, batch["response_mask"])
+        weights, batch["response_mask"], _ = correct_as(
+            self.settings, new, sampled, batch["response_mask"]
+        )
         if weights is not None:
             batch["rollout_is_weights"] = weights.batch["rollout_is_weights"]
         return batch
@@ -274,19 +309,29 @@ def advantages_of(name: str, batch: dict[str, Tensor], groups: Groups) -> Tensor
     def of(rows: slice, index: np.ndarray) -> Tensor:
         given: dict[str, Any] = {key: tensor[rows] for key, tensor in batch.items()}
         given |= {"index": index, "role": np.full(len(index), "policy"), "anchors": anchors[rows]}
-        given |= {"state": {"policy": 0.4}, "non_tensor_batch": {}, "config": config, "gamma": 1.0, "lam": 1.0}
+        given |= {
+            "state": {"policy": 0.4},
+            "non_tensor_batch": {},
+            "config": config,
+            "gamma": 1.0,
+            "lam": 1.0,
+        }
         return call_adv_estimator(estimator, **given, **VARIANTS.get(name, {}))[0]
 
     if estimator not in OF_BATCH:
         return of(slice(None), groups.index)
     starts = range(0, len(groups.rows), groups.size)
-    return torch.cat([of(slice(i, i + groups.size), groups.index[i : i + groups.size]) for i in starts])
+    return torch.cat(
+        [of(slice(i, i + groups.size), groups.index[i : i + groups.size]) for i in starts]
+    )
 
 
 def loss_config(correction: RolloutCorrectionConfig) -> PolicyLossConfig:
     """Returns the losses' defaults; bypass_mode is the form whose weights correct, as the other is vanilla."""
     own = PolicyLossChoice(dro_beta=0.1)
-    return PolicyLossConfig(policy_loss=own, rollout_correction=replace(correction, loss_type="reinforce"))
+    return PolicyLossConfig(
+        policy_loss=own, rollout_correction=replace(correction, loss_type="reinforce")
+    )
 
 
 def token_gradients(loss: str, batch: dict[str, Tensor], advantages: Tensor, case: Case) -> Tensor:
@@ -315,7 +360,9 @@ def _of_draws(loss: str, given: tuple[Tensor, ...], case: Case) -> Tensor:
         draws: list[Tensor] = []
         while not counts or len(draws) < counts[0]:
 
-            def draw(count: int, turn: int = len(draws), seen: list[int] = counts, **_: Any) -> Tensor:
+            def draw(
+                count: int, turn: int = len(draws), seen: list[int] = counts, **_: Any
+            ) -> Tensor:
                 seen.append(count)
                 return torch.arange(count).roll(-turn)
 
@@ -360,7 +407,9 @@ def compare(found: Tensor, true: Tensor) -> tuple[float, float]:
     """Returns the cosine between both, and how long the first is in lengths of the second."""
     if float(found.norm()) < 1e-12:
         return 0.0, 0.0
-    return float((found * true).sum() / found.norm() / true.norm()), float(found.norm() / true.norm())
+    return float((found * true).sum() / found.norm() / true.norm()), float(
+        found.norm() / true.norm()
+    )
 
 
 def estimators() -> list[str]:
@@ -369,20 +418,29 @@ def estimators() -> list[str]:
     return [name for own in names for name in (own, *(v for v in VARIANTS if v.split()[0] == own))]
 
 
-def cells(correction: str, stale: int) -> Iterator[tuple[tuple[str, str, str], str, tuple[float, float]]]:
+def cells(
+    correction: str, stale: int
+) -> Iterator[tuple[tuple[str, str, str], str, tuple[float, float]]]:
     """Yields (estimator, loss, correction), the aggregation and the comparison, of one form of correction."""
     case = Case(GROUPS, setting(stale), correction)
     batch = case.tensors()
     masks = {False: batch["response_mask"], True: case.of_rows(WORLD.mask)}
-    weights = {(mode, own): GROUPS.weights(mask, mode) for mode in MODES for own, mask in masks.items()}
+    weights = {
+        (mode, own): GROUPS.weights(mask, mode) for mode in MODES for own, mask in masks.items()
+    }
     for estimator in estimators():
-        advantages, true = advantages_of(estimator, batch, GROUPS), true_gradient(estimator, case.policies)
+        advantages, true = (
+            advantages_of(estimator, batch, GROUPS),
+            true_gradient(estimator, case.policies),
+        )
         for loss in core_algos.POLICY_LOSS_REGISTRY:
             if loss in CHOOSING and (correction != "old" or estimator not in CHOOSING_WITH):
                 continue
             gradients = token_gradients(loss, batch, advantages, case)
             for mode in MODES:
-                weight = weights["seq-mean-token-sum" if loss in OWN_MODE else mode, loss == "bypass_mode"]
+                weight = weights[
+                    "seq-mean-token-sum" if loss in OWN_MODE else mode, loss == "bypass_mode"
+                ]
                 found = compare(-in_logits(gradients * weight, case), true)
                 yield (estimator, loss, correction), mode, found
 
@@ -403,12 +461,16 @@ def write(table: dict[tuple[str, str, str], dict[str, str]]) -> None:
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["estimator", "loss", "correction", *columns])
-        writer.writerows([*key, *(row[column] for column in columns)] for key, row in sorted(table.items()))
+        writer.writerows(
+            [*key, *(row[column] for column in columns)] for key, row in sorted(table.items())
+        )
 
 
 def page_tables(table: dict[tuple[str, str, str], dict[str, str]]) -> str:
     """Draws the short tables: estimators with vanilla, losses with grpo, corrections with grpo and vanilla."""
-    columns = [f"{mode}/{stale}" for mode in ("token-mean", "seq-mean-token-sum") for stale in (0, 2)]
+    columns = [
+        f"{mode}/{stale}" for mode in ("token-mean", "seq-mean-token-sum") for stale in (0, 2)
+    ]
     parts: dict[str, Callable[[tuple[str, str, str]], bool]] = {
         "estimator, with vanilla": lambda key: key[1:] == ("vanilla", "old"),
         "loss, with grpo": lambda key: key[0] == "grpo" and key[2] == "old",
@@ -416,10 +478,16 @@ def page_tables(table: dict[tuple[str, str, str], dict[str, str]]) -> str:
     }
     lines = []
     for place, (title, belongs) in enumerate(parts.items()):
-        lines += ["", f"| {title} | " + " | ".join(c.replace("/", ", ") + " old" for c in columns) + " |"]
+        lines += [
+            "",
+            f"| {title} | " + " | ".join(c.replace("/", ", ") + " old" for c in columns) + " |",
+        ]
         lines += ["|---" * (len(columns) + 1) + "|"]
         rows = [(key, row) for key, row in table.items() if belongs(key)]
-        lines += [f"| {key[place]} | " + " | ".join(row[column] for column in columns) + " |" for key, row in rows]
+        lines += [
+            f"| {key[place]} | " + " | ".join(row[column] for column in columns) + " |"
+            for key, row in rows
+        ]
     return "\n".join(lines).strip()
 
 

@@ -49,7 +49,9 @@ def executed(source: str, ran: set[int]) -> set[int]:
         body = {
             line
             for statement in ast.walk(function)
-            if isinstance(statement, ast.stmt) and statement is not function and statement.lineno in ran
+            if isinstance(statement, ast.stmt)
+            and statement is not function
+            and statement.lineno in ran
             for line in own_lines(statement)
         }
         if body:
@@ -59,7 +61,11 @@ def executed(source: str, ran: set[int]) -> set[int]:
 
 def own_lines(statement: ast.stmt) -> range:
     """Returns a statement's lines without those of the statements in it."""
-    inner = [child.lineno for child in ast.walk(statement) if isinstance(child, ast.stmt) and child is not statement]
+    inner = [
+        child.lineno
+        for child in ast.walk(statement)
+        if isinstance(child, ast.stmt) and child is not statement
+    ]
     last = min(inner) - 1 if inner else statement.end_lineno or statement.lineno
     return range(statement.lineno, max(last, statement.lineno) + 1)
 

@@ -65,7 +65,11 @@ def describe() -> list[str]:
             if found is None and needed:
                 missing.append(name)
             state = found or ("MISSING" if needed else "not there")
-            print(f"{name:12s} {state:14s} {'required' if needed else 'optional'}: {purpose}".rstrip(": "))
+            print(
+                f"{name:12s} {state:14s} {'required' if needed else 'optional'}: {purpose}".rstrip(
+                    ": "
+                )
+            )
     if "torch" not in missing:
         torch = importlib.import_module("torch")
         print(f"CUDA         {torch.version.cuda or 'none: a CPU build of torch'}")
@@ -80,7 +84,11 @@ def describe() -> list[str]:
 def run(title: str, *arguments: str) -> bool:
     """Runs this Python with arguments from the project's folder, offline; says whether it ended well."""
     print(f"\n== {title}: python {' '.join(arguments)}", flush=True)
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    offline = {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     done = subprocess.run([sys.executable, *arguments], cwd=PROJECT, env=os.environ | offline)
     return done.returncode == 0
 
@@ -94,7 +102,9 @@ def main() -> int:
             print(f"{sys.executable} -m pip install {' '.join(packages)}", file=sys.stderr)
         return 2
     ended = {"tests": run("tests", "-m", "pytest", "tests/gpu", "-m", "gpu", "-rs")}
-    benchmarks = BENCHMARKS | ({"phases of a GRPO step, vLLM": "step_phases --engine vllm"} if version("vllm") else {})
+    benchmarks = BENCHMARKS | (
+        {"phases of a GRPO step, vLLM": "step_phases --engine vllm"} if version("vllm") else {}
+    )
     for title, command in benchmarks.items():
         module, *arguments = command.split()
         # Of an option that is given twice the last value holds.

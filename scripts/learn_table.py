@@ -56,7 +56,12 @@ STEPS, GOAL, SMOOTHED, LAST = 100, 0.9, 5, 10
 HIGHEST, TURNS, TASKS, GROUP = 3, 2, 16, 8
 DASH = "–"
 # What a run needs, imported before the forks, so that each starts at once.
-PRELOADED = ("training.agent_trainer", "workers.fsdp_workers", "workers.hf_rollout", "transformers.models.llama")
+PRELOADED = (
+    "training.agent_trainer",
+    "workers.fsdp_workers",
+    "workers.hf_rollout",
+    "transformers.models.llama",
+)
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 
 # Of every run; the rest is configs/quickstart.yaml's.
@@ -89,7 +94,11 @@ OVERRIDES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "dro": ((f"{ACTOR}.policy_loss.dro_beta=1.0",), "dro_beta=1 (no default)"),
     "bypass_mode": (
-        (f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.loss_type=reinforce", f"{CORRECTION}.rollout_is=token"),
+        (
+            f"{CORRECTION}.bypass_mode=true",
+            f"{CORRECTION}.loss_type=reinforce",
+            f"{CORRECTION}.rollout_is=token",
+        ),
         "with loss_type=reinforce and rollout_is=token; with ppo_clip it is vanilla",
     ),
 }
@@ -109,7 +118,9 @@ class Run:
     @property
     def settings(self) -> list[str]:
         """Lists its overrides; none names a folder outside the project."""
-        estimator, loss = (self.name, "vanilla") if self.kind == "estimator" else ("grpo", self.name)
+        estimator, loss = (
+            (self.name, "vanilla") if self.kind == "estimator" else ("grpo", self.name)
+        )
         chosen = [f"algorithm.adv_estimator={estimator}", f"data.seed={self.seed}"]
         if loss != "bypass_mode":
             chosen.append(f"{ACTOR}.policy_loss.loss_mode={loss}")
@@ -127,13 +138,20 @@ TEACHER = Run("estimator", "grpo", 100)
 
 def names(kind: str) -> list[str]:
     """Lists estimators or losses, without verl's second names for one function."""
-    registry: dict[str, Any] = ADV_ESTIMATOR_REGISTRY if kind == "estimator" else POLICY_LOSS_REGISTRY
+    registry: dict[str, Any] = (
+        ADV_ESTIMATOR_REGISTRY if kind == "estimator" else POLICY_LOSS_REGISTRY
+    )
     return [name for name in registry if not name.endswith("_vectorized")]
 
 
 def all_runs() -> list[Run]:
     """Lists the runs of the table, seed by seed, so that an early end leaves all algorithms with some."""
-    pairs = [(kind, name) for kind in KINDS for name in names(kind) if (kind, name) != ("loss", "vanilla")]
+    pairs = [
+        (kind, name)
+        for kind in KINDS
+        for name in names(kind)
+        if (kind, name) != ("loss", "vanilla")
+    ]
     return [Run(kind, name, seed) for seed in SEEDS for kind, name in pairs]
 
 
@@ -142,13 +160,21 @@ def two_kinds(data: DataProto) -> dict[str, Any]:
     rewards = data.batch["environment_rewards"]
     won = rewards.sum(dim=1)
     early = won * (data.batch["turn_ids"].amax(dim=1) < TURNS - 1)
-    return {"reward_tensor": rewards, "reward_extra_info": {"won": won.tolist(), "early": early.tolist()}}
+    return {
+        "reward_tensor": rewards,
+        "reward_extra_info": {"won": won.tolist(), "early": early.tolist()},
+    }
 
 
 def train(run: Run, more: Iterable[str]) -> None:
     """Trains, in this process."""
-    own = [f"actor_rollout_ref.model.path={FOLDER / 'task/model'}", f"trainer.default_local_dir={run.folder}"]
-    config = load_config([str(PROJECT / "configs/quickstart.yaml"), *own, *run.settings, *more]).config
+    own = [
+        f"actor_rollout_ref.model.path={FOLDER / 'task/model'}",
+        f"trainer.default_local_dir={run.folder}",
+    ]
+    config = load_config(
+        [str(PROJECT / "configs/quickstart.yaml"), *own, *run.settings, *more]
+    ).config
     trainer = build_trainer(config)
     if run.name == "gdpo":
         trainer.reward_fn = two_kinds
@@ -167,7 +193,9 @@ def outcome(run: Run, seconds: float) -> dict[str, Any]:
     rewards = read_metrics(run.folder / "metrics.jsonl")[REWARD_KEY].tolist()
     if len(rewards) != STEPS:
         raise ValueError(f"{run}: {len(rewards)} of {STEPS} steps have a reward")
-    smoothed = (statistics.fmean(rewards[end - SMOOTHED : end]) for end in range(SMOOTHED, STEPS + 1))
+    smoothed = (
+        statistics.fmean(rewards[end - SMOOTHED : end]) for end in range(SMOOTHED, STEPS + 1)
+    )
     reached = next((step for step, mean in enumerate(smoothed, SMOOTHED) if mean >= GOAL), None)
     return {
         "kind": run.kind,
@@ -261,7 +289,11 @@ def make(runs: list[Run], jobs: int, more: tuple[str, ...] = ()) -> int:
             run = running.pop(pid)
             failed += status != 0
             line = finished().get(run)
-            said = f"failed, see {run.folder}.log" if line is None else f"{line['final']:.3f} in {line['seconds']} s"
+            said = (
+                f"failed, see {run.folder}.log"
+                if line is None
+                else f"{line['final']:.3f} in {line['seconds']} s"
+            )
             done = len(runs) - len(waiting) - len(running)
             print(f"[{done}/{len(runs)}] {run.kind} {run.name} {run.seed}: {said}", flush=True)
     finally:
@@ -272,7 +304,10 @@ def make(runs: list[Run], jobs: int, more: tuple[str, ...] = ()) -> int:
 
 def make_teacher() -> None:
     """Trains the teacher with grpo and a seed of its own, unless it is there."""
-    exported = (f"trainer.save_freq={STEPS}", f"{ACTOR}.checkpoint.save_contents=[model, optimizer, extra, hf_model]")
+    exported = (
+        f"trainer.save_freq={STEPS}",
+        f"{ACTOR}.checkpoint.save_contents=[model, optimizer, extra, hf_model]",
+    )
     there = TEACHER in finished() and (TEACHER.folder / f"global_step_{STEPS}").is_dir()
     if not there and make([TEACHER], 1, exported):
         raise SystemExit("on_policy_distillation has no teacher")
@@ -296,7 +331,10 @@ def rows(kind: str, lines: dict[Run, dict[str, Any]]) -> Iterator[str]:
         of = ("estimator", "grpo") if (kind, name) == ("loss", "vanilla") else (kind, name)
         seeds = [lines[run] for seed in SEEDS if (run := Run(*of, seed)) in lines]
         if seeds:
-            final, reached = shown([line["final"] for line in seeds], 2), shown([line["reached"] for line in seeds], 0)
+            final, reached = (
+                shown([line["final"] for line in seeds], 2),
+                shown([line["reached"] for line in seeds], 0),
+            )
             yield f"| {name} | {final} | {reached} |"
 
 
@@ -319,10 +357,15 @@ def described(lines: dict[Run, dict[str, Any]]) -> str:
 def table(lines: dict[Run, dict[str, Any]]) -> str:
     """Writes the runs as Markdown: what they are, a table of estimators and one of losses, what was set otherwise."""
     parts = [textwrap.fill(described(lines), 120)]
-    for kind, title in zip(KINDS, ("estimator, with the loss vanilla", "loss, with the estimator grpo"), strict=True):
+    for kind, title in zip(
+        KINDS, ("estimator, with the loss vanilla", "loss, with the estimator grpo"), strict=True
+    ):
         head = f"| {title} | final reward, per seed | median | steps to {GOAL}, per seed | median |"
         parts.append("\n".join([head, "|---|---|---|---|---|", *rows(kind, lines)]))
-    notes = [textwrap.fill(f"- {name}: {why}", 120, subsequent_indent="  ") for name, (_, why) in OVERRIDES.items()]
+    notes = [
+        textwrap.fill(f"- {name}: {why}", 120, subsequent_indent="  ")
+        for name, (_, why) in OVERRIDES.items()
+    ]
     return "\n\n".join([*parts, "Set otherwise:", "\n".join(notes)])
 
 
@@ -339,11 +382,21 @@ def write_table(lines: dict[Run, dict[str, Any]]) -> None:
 
 def main(argv: list[str]) -> int:
     """Makes the runs that are missing, then the table; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these estimators and losses, no table")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="these estimators and losses, no table",
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="with these seeds")
-    parser.add_argument("--table", action="store_true", help="write the table of the runs that are there")
+    parser.add_argument(
+        "--table", action="store_true", help="write the table of the runs that are there"
+    )
     args = parser.parse_args(argv)
     failed = 0
     if not args.table:
@@ -354,7 +407,11 @@ def main(argv: list[str]) -> int:
         with alone():
             prepare(FOLDER / "task", seed=0)
             there = finished()
-            chosen = [run for run in all_runs() if run.seed in args.seeds and (not args.only or run.name in args.only)]
+            chosen = [
+                run
+                for run in all_runs()
+                if run.seed in args.seeds and (not args.only or run.name in args.only)
+            ]
             missing = [run for run in chosen if run not in there]
             if any(run.name == "on_policy_distillation" for run in missing):
                 make_teacher()

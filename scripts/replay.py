@@ -60,13 +60,35 @@ from workers.rollout.episode import FAILURES, Episode, Row, Span, Turn
 
 # So many episodes have their environments open at once.
 TOGETHER = 16
-NEEDED = ("uid", "episode_id", "data_source", "agent_index", "env_seed", "ending", "initial_messages", "turns", "rows")
+NEEDED = (
+    "uid",
+    "episode_id",
+    "data_source",
+    "agent_index",
+    "env_seed",
+    "ending",
+    "initial_messages",
+    "turns",
+    "rows",
+)
 PER_TOKEN = ("response_ids", "response_mask", "turn_ids", "log_probs", "rewards")
 # One rank on the CPU, whatever the run had; retries are not repeated, and AgentRollout is to hand out its records.
 HERE = (
-    *("trainer.device=cpu", "trainer.launcher=local", "trainer.nnodes=1", "trainer.n_gpus_per_node=1"),
-    *("actor_rollout_ref.actor.ulysses_sequence_parallel_size=1", "actor_rollout_ref.actor.ppo_epochs=1"),
-    *("actor_rollout_ref.rollout.tensor_model_parallel_size=1", "agent.max_refills=0", "agent.episodes_dir=replay"),
+    *(
+        "trainer.device=cpu",
+        "trainer.launcher=local",
+        "trainer.nnodes=1",
+        "trainer.n_gpus_per_node=1",
+    ),
+    *(
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
+        "actor_rollout_ref.actor.ppo_epochs=1",
+    ),
+    *(
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+        "agent.max_refills=0",
+        "agent.episodes_dir=replay",
+    ),
 )
 
 Recorded = dict[str, Any]
@@ -79,7 +101,9 @@ def read_config(place: Path, overrides: Sequence[str] = ()) -> PPOConfig:
     environment = config.agent.environment
     if environment.isolation != "ray":
         return config
-    return replace(config, agent=replace(config.agent, environment=replace(environment, isolation="process")))
+    return replace(
+        config, agent=replace(config.agent, environment=replace(environment, isolation="process"))
+    )
 
 
 def read_episodes(path: Path, first: int | None = None) -> list[Recorded]:
@@ -121,13 +145,19 @@ class RecordedEngine(BaseRollout):
     """Answers each turn with the ids that were sampled when the episode was recorded, and aborts every further one."""
 
     def __init__(self, config: PPOConfig, model: ModelSpec, episodes: Sequence[Recorded]) -> None:
-        super().__init__(config.resolved_rollout, eos_token_ids=model.eos_token_ids, pad_token_id=model.pad_token_id)
+        super().__init__(
+            config.resolved_rollout,
+            eos_token_ids=model.eos_token_ids,
+            pad_token_id=model.pad_token_id,
+        )
         self.turns = [sampled_turns(str(key), episode) for key, episode in enumerate(episodes)]
         self.pending: list[Completion] = []
 
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
         """Takes the next recorded turn as the answer."""
-        nothing = Completion(request_id=request_id, token_ids=[], log_probs=[], finish_reason="abort")
+        nothing = Completion(
+            request_id=request_id, token_ids=[], log_probs=[], finish_reason="abort"
+        )
         self.pending.append(next(self.turns[int(request_id)], nothing))
 
     def step(self) -> list[Completion]:
@@ -145,13 +175,20 @@ def sampled_turns(request_id: str, episode: Recorded) -> Iterator[Completion]:
         tokens = [
             (token_id, log_prob)
             for row in episode["rows"]
-            for token_id, log_prob, of in zip(row["response_ids"], row["log_probs"], row["turn_ids"], strict=True)
+            for token_id, log_prob, of in zip(
+                row["response_ids"], row["log_probs"], row["turn_ids"], strict=True
+            )
             if of == number
         ]
         if not tokens:
             return
         ids, log_probs = map(list, zip(*tokens, strict=True))
-        yield Completion(request_id=request_id, token_ids=ids, log_probs=log_probs, finish_reason=turn["finish_reason"])
+        yield Completion(
+            request_id=request_id,
+            token_ids=ids,
+            log_probs=log_probs,
+            finish_reason=turn["finish_reason"],
+        )
 
 
 class RecordedEnvironments:
@@ -170,12 +207,18 @@ class RecordedEnvironments:
     def step(self, key: int, text: str) -> None:
         """Answers with the next turn's observation."""
         turn = next(self.turns[key])
-        given = {"messages": turn["observation"], "reward": turn["reward"], "done": bool(turn["done"])}
+        given = {
+            "messages": turn["observation"],
+            "reward": turn["reward"],
+            "done": bool(turn["done"]),
+        }
         self._answer(key, failed=turn["done"] is None, **given)
 
     def finish(self, key: int, ending: str) -> None:
         """Ends the episode; it fails here where it did so in the record."""
-        self._answer(key, failed=ending not in FAILURES and self.episodes[key]["ending"] in FAILURES)
+        self._answer(
+            key, failed=ending not in FAILURES and self.episodes[key]["ending"] in FAILURES
+        )
 
     def poll(self, timeout: float) -> list[tuple[int, StepReply]]:
         """Returns the answers that nobody has taken yet."""
@@ -191,11 +234,17 @@ def describe(config: PPOConfig, episodes: Sequence[Recorded]) -> DataProto:
     """Describes the episodes as `AgentRollout.run` wants it, each with an agent of its own."""
     numbers = np.arange(len(episodes))
     columns = {name: object_array([episode[name] for episode in episodes]) for name in NEEDED[:3]}
-    columns |= {"group_index": numbers, "sample_index": np.zeros_like(numbers), "agent_index": numbers}
+    columns |= {
+        "group_index": numbers,
+        "sample_index": np.zeros_like(numbers),
+        "agent_index": numbers,
+    }
     columns["task"] = object_array([episode.get("task", {}) for episode in episodes])
     columns["env_seed"] = np.array([episode["env_seed"] for episode in episodes], dtype=np.int64)
     meta = {"global_steps": 0, "seed": config.data.run_seed, "seeded": False, "validate": False}
-    return DataProto.from_dict(tensors={"agent": torch.tensor(numbers)}, non_tensors=columns, meta_info=meta)
+    return DataProto.from_dict(
+        tensors={"agent": torch.tensor(numbers)}, non_tensors=columns, meta_info=meta
+    )
 
 
 def own_record(ending: str, record: dict[str, Any]) -> Recorded:
@@ -236,7 +285,9 @@ class Player:
         with closing(self.open(episodes)) as rollout:
             batch = rollout.run(describe(self.config, episodes))
         facts = [facts for facts in batch.non_tensor_batch["episode_facts"] if facts is not None]
-        return [own_record(fact["ending"], fact["record"]) | {"error": fact["error"]} for fact in facts]
+        return [
+            own_record(fact["ending"], fact["record"]) | {"error": fact["error"]} for fact in facts
+        ]
 
     def training_rows(self, episodes: Sequence[Recorded]) -> DataProto:
         """Returns the rows that the episodes were, or would be, trained on; failed ones settled as the config says."""
@@ -309,10 +360,14 @@ def token_differences(recorded: Recorded, made: Recorded) -> Iterator[str]:
 
 def play_differences(recorded: Recorded, played: Recorded) -> Iterator[str]:
     """Names where the environment answered otherwise; rewards of rows are compared where its answers are the same."""
-    answers = difference("initial messages", recorded["initial_messages"], played["initial_messages"])
+    answers = difference(
+        "initial messages", recorded["initial_messages"], played["initial_messages"]
+    )
     for number, (old, new) in enumerate(zip(recorded["turns"], played["turns"], strict=False)):
         if (old["done"] is None) != (new["done"] is None):
-            answers.append(f"turn {number}: {answered(old)} in the record, {answered(new)} in the replay")
+            answers.append(
+                f"turn {number}: {answered(old)} in the record, {answered(new)} in the replay"
+            )
             continue
         for name in ("observation", "reward", "done"):
             answers += difference(f"turn {number}, {name}", old[name], new[name])
@@ -351,7 +406,10 @@ def difference(what: str, old: Any, new: Any) -> list[str]:
 
 def first_difference(what: str, old: Sequence[float], new: Sequence[float]) -> list[str]:
     """Names the first place at which two lists differ."""
-    place = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    place = next(
+        (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
+        min(len(old), len(new)),
+    )
     if place < min(len(old), len(new)):
         return difference(f"{what}[{place}]", old[place], new[place])
     return difference(f"{what}, length", len(old), len(new))
@@ -380,7 +438,9 @@ def compare(player: Player, episodes: Sequence[Recorded]) -> list[str]:
         for episode, made in zip(part, player.rejoin(part), strict=True):
             report(episode, token_differences(episode, made))
         asked = [
-            without_timed_out_call(episode) for episode in part if episode["initial_messages"] or not timed_out(episode)
+            without_timed_out_call(episode)
+            for episode in part
+            if episode["initial_messages"] or not timed_out(episode)
         ]
         first = player.play(asked) if asked else []
         pairs = zip(asked, first, strict=True)
@@ -388,7 +448,9 @@ def compare(player: Player, episodes: Sequence[Recorded]) -> list[str]:
         second = player.play([old for old, _ in differ]) if differ else []
         for (old, new), again in zip(differ, second, strict=True):
             if any(play_differences(new, again)):
-                text = f"is not reproducible: two replays with env_seed={old['env_seed']} differ, too"
+                text = (
+                    f"is not reproducible: two replays with env_seed={old['env_seed']} differ, too"
+                )
                 report(old, [f"the environment {text}"])
     return lines
 
@@ -401,7 +463,9 @@ def timed_out(episode: Recorded) -> bool:
 # The loss
 
 
-def loss_of(config: PPOConfig, batch: DataProto, say: Callable[[str], None] = print) -> dict[str, float]:
+def loss_of(
+    config: PPOConfig, batch: DataProto, say: Callable[[str], None] = print
+) -> dict[str, float]:
     """Computes rewards, advantages, the policy loss and its gradient's norm, with the config's model.
 
     All rows are one mini-batch. The weights in memory take the step, and are forgotten.
@@ -420,9 +484,13 @@ def loss_of(config: PPOConfig, batch: DataProto, say: Callable[[str], None] = pr
         batch.batch["ref_log_prob"] = batch.batch["old_log_probs"].clone()
     algorithm = config.algorithm
     if algorithm.use_kl_in_reward:
-        batch, _ = apply_kl_penalty(batch, get_kl_controller(algorithm.kl_ctrl), algorithm.kl_penalty)
+        batch, _ = apply_kl_penalty(
+            batch, get_kl_controller(algorithm.kl_ctrl), algorithm.kl_penalty
+        )
     if "values" in estimator_needs(algorithm.adv_estimator):
-        say(f"{algorithm.adv_estimator} reads a critic's values, of which there is no record: taken as zeros")
+        say(
+            f"{algorithm.adv_estimator} reads a critic's values, of which there is no record: taken as zeros"
+        )
         batch.batch["values"] = torch.zeros_like(batch.batch["old_log_probs"])
     batch = compute_advantage(
         batch,
@@ -448,7 +516,9 @@ def report_log_probs(batch: DataProto, say: Callable[[str], None]) -> None:
     mask = batch.batch["response_mask"].bool()
     gaps = (batch.batch["rollout_log_probs"] - batch.batch["old_log_probs"]).abs()
     columns = batch.non_tensor_batch
-    for i, (episode, row) in enumerate(zip(columns["episode_id"], columns["episode_row"], strict=True)):
+    for i, (episode, row) in enumerate(
+        zip(columns["episode_id"], columns["episode_row"], strict=True)
+    ):
         gap = gaps[i][mask[i]]
         shown = f"mean {gap.mean():.2e}, max {gap.max():.2e}" if len(gap) else "nothing to train on"
         say(f"  episode {episode}, row {row}: {len(gap)} tokens, {shown}")
@@ -457,7 +527,9 @@ def report_log_probs(batch: DataProto, say: Callable[[str], None]) -> None:
 def summary(episodes: Sequence[Recorded], lines: Sequence[str]) -> str:
     """Says what was replayed, and what could not be."""
     endings = Counter(episode["ending"] for episode in episodes)
-    parts = [f"{len(episodes)} episodes ({', '.join(f'{count} {name}' for name, count in endings.most_common())})"]
+    parts = [
+        f"{len(episodes)} episodes ({', '.join(f'{count} {name}' for name, count in endings.most_common())})"
+    ]
     parts.append(f"{len(lines)} differences" if lines else "all the same")
     if count := endings["env_timeout"]:
         parts.append(f"{count} timed out, replayed up to that call")
@@ -468,11 +540,15 @@ def summary(episodes: Sequence[Recorded], lines: Sequence[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Replays from the command line; returns 0 for the same, 1 for differences, 2 where nothing could be replayed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", type=Path, metavar="RUN_DIR_OR_CONFIG")
     parser.add_argument("episodes", type=Path, metavar="EPISODES.jsonl")
     parser.add_argument("--first", type=int, metavar="N", help="only the first N episodes")
-    parser.add_argument("--loss", action="store_true", help="also: rewards, advantages, policy loss, gradient norm")
+    parser.add_argument(
+        "--loss", action="store_true", help="also: rewards, advantages, policy loss, gradient norm"
+    )
     args, overrides = parser.parse_known_args(argv)
     if wrong := [word for word in overrides if "=" not in word or word.startswith("-")]:
         parser.error(f"unknown: {' '.join(wrong)}")
@@ -480,9 +556,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read_config(args.config, overrides)
         specs = agent_specs(config)
         if not specs:
-            raise ValueError(f"{args.config} names no environment: agent.environment.name, or .path and .cls")
+            raise ValueError(
+                f"{args.config} names no environment: agent.environment.name, or .path and .cls"
+            )
         episodes = read_episodes(args.episodes, args.first)
-        model = ModelSpec(config.actor_rollout_ref.model, str(config.actor_rollout_ref.model.path), torch.device("cpu"))
+        model = ModelSpec(
+            config.actor_rollout_ref.model,
+            str(config.actor_rollout_ref.model.path),
+            torch.device("cpu"),
+        )
         player = Player(config, model, specs)
         lines = compare(player, episodes)
     except (ConfigError, OSError, ValueError) as error:

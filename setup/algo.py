@@ -13,7 +13,12 @@ from torch import Tensor
 from data.protocol import DataProto
 from training import core_algos
 from training.batch.torch_functional import masked_mean
-from training.core_algos import compute_gae_advantage_return, compute_kl_penalty, compute_ppo_loss, estimate_advantages
+from training.core_algos import (
+    compute_gae_advantage_return,
+    compute_kl_penalty,
+    compute_ppo_loss,
+    estimate_advantages,
+)
 from training.core_algos import compute_grpo_outcome_advantage as compute_grpo_advantage
 from workers.model.forward import PolicyValueModel as PolicyValueModel
 
@@ -37,15 +42,25 @@ def compute_policy_loss(
 
 
 def compute_value_loss(
-    vpreds: Tensor, returns: Tensor, old_values: Tensor, response_mask: Tensor, cliprange_value: float = 0.5
+    vpreds: Tensor,
+    returns: Tensor,
+    old_values: Tensor,
+    response_mask: Tensor,
+    cliprange_value: float = 0.5,
 ) -> Loss:
     """Computes the clipped regression of values on returns."""
-    loss, clipped = core_algos.compute_value_loss(vpreds, returns, old_values, response_mask, cliprange_value)
+    loss, clipped = core_algos.compute_value_loss(
+        vpreds, returns, old_values, response_mask, cliprange_value
+    )
     return loss, {"vf_clipfrac": float(clipped)}
 
 
 def apply_kl_penalty(
-    token_level_rewards: Tensor, log_probs: Tensor, ref_log_probs: Tensor, response_mask: Tensor, kl_coef: float
+    token_level_rewards: Tensor,
+    log_probs: Tensor,
+    ref_log_probs: Tensor,
+    response_mask: Tensor,
+    kl_coef: float,
 ) -> tuple[Tensor, float]:
     """Subtracts `kl_coef` times the KL (k1) from each token's reward; returns that and the mean KL, nats per token."""
     kl = compute_kl_penalty(log_probs, ref_log_probs).where(response_mask.bool(), 0)
@@ -56,7 +71,11 @@ class KLController(core_algos.AdaptiveKLController):
     """Keeps the coefficient of the KL, `value`; with `adaptive` it is steered towards `target_kl` nats."""
 
     def __init__(
-        self, init_kl_coef: float = 0.001, target_kl: float = 0.1, adaptive: bool = False, horizon: int = 10_000
+        self,
+        init_kl_coef: float = 0.001,
+        target_kl: float = 0.1,
+        adaptive: bool = False,
+        horizon: int = 10_000,
     ) -> None:
         super().__init__(init_kl_coef, target_kl, horizon)
         self.adaptive = adaptive
@@ -93,15 +112,26 @@ class PPOBatch:
     def from_dataproto(cls, data: DataProto) -> Self:
         """Takes what a batch of the trainer's (`RolloutData.batch`, `on_batch`) has of it."""
         ids = torch.cat([data.batch["prompts"], data.batch["responses"]], dim=1).long()
-        held = {field.name: data.batch[field.name] for field in fields(cls) if field.name in data.batch}
+        held = {
+            field.name: data.batch[field.name] for field in fields(cls) if field.name in data.batch
+        }
         return cls(**held | {"input_ids": ids, "responses": data.batch["responses"].long()})
 
     def to_dataproto(self) -> DataProto:
         """Makes a batch that `DataParallelPPOActor` and `DataParallelPPOCritic` read and train on."""
         prompts = self.input_ids[:, : -self.responses.shape[1]]
-        held = {name: tensor for name, tensor in vars(self).items() if tensor is not None and name != "input_ids"}
+        held = {
+            name: tensor
+            for name, tensor in vars(self).items()
+            if tensor is not None and name != "input_ids"
+        }
         return DataProto.from_dict(tensors={"prompts": prompts, **held})
 
     def to(self, device: str | torch.device) -> Self:
         """Returns a copy on the device."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in vars(self).items() if tensor is not None})
+        return replace(
+            self,
+            **{
+                name: tensor.to(device) for name, tensor in vars(self).items() if tensor is not None
+            },
+        )

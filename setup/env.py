@@ -27,7 +27,13 @@ from training.config.loader import load_config, read_config, to_yaml
 from training.config.section import leaves
 from training.config.settings import GIVEN
 
-__all__ = ["CheckpointConfig", "ConfigStore", "CustomEnvironmentDataset", "EnvironmentRewardWrapper", "InferenceConfig"]
+__all__ = [
+    "CheckpointConfig",
+    "ConfigStore",
+    "CustomEnvironmentDataset",
+    "EnvironmentRewardWrapper",
+    "InferenceConfig",
+]
 __all__ += ["ModelConfig", "RayConfig", "RolloutData", "TrainingConfig"]
 
 CustomEnvironmentDataset = CustomEnvDataset
@@ -51,7 +57,9 @@ class Fields:
             near = did_you_mean(name, known) or f" It has: {', '.join(known)}"
             raise AttributeError(f"{type(self).__name__} has no field {name!r}.{near}")
         if isinstance(getattr(self, name, None), Fields) and not isinstance(value, Fields):
-            raise TypeError(f"{name} is a section: set its fields, as config.{name}.FIELD = {value!r}")
+            raise TypeError(
+                f"{name} is a section: set its fields, as config.{name}.FIELD = {value!r}"
+            )
         super().__setattr__(name, value)
 
 
@@ -60,11 +68,15 @@ class ModelConfig(Fields):
     """Which weights are trained, and where."""
 
     model_name: str | None = of(None, f"{POLICY}.model.path")
-    dtype: str = of("bfloat16", f"{POLICY}.model.dtype", f"{POLICY}.rollout.dtype", f"{CRITIC}.model.dtype")
+    dtype: str = of(
+        "bfloat16", f"{POLICY}.model.dtype", f"{POLICY}.rollout.dtype", f"{CRITIC}.model.dtype"
+    )
     device: str | None = of(None, "trainer.device")
     tensor_parallel_size: int = of(1, f"{POLICY}.rollout.tensor_model_parallel_size")
     local_path: str | None = of(None)
-    trust_remote_code: bool = of(False, f"{POLICY}.model.trust_remote_code", f"{CRITIC}.model.trust_remote_code")
+    trust_remote_code: bool = of(
+        False, f"{POLICY}.model.trust_remote_code", f"{CRITIC}.model.trust_remote_code"
+    )
 
 
 @dataclass
@@ -106,7 +118,9 @@ class CheckpointConfig(Fields):
 
     output_dir: str = of("./checkpoints", "trainer.default_local_dir")
     save_interval: int = of(1)
-    keep_last_n: int | None = of(2, "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep")
+    keep_last_n: int | None = of(
+        2, "trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"
+    )
 
 
 @dataclass
@@ -154,7 +168,9 @@ class ConfigStore(Fields):
         found["trainer.total_training_steps"] = train.num_epochs * steps
         found["trainer.save_freq"] = self.checkpoint.save_interval * steps
         found["trainer.launcher"] = "ray" if self.ray.use_ray else "local"
-        return found | {"trainer.logger": ["file"], "data.dataloader_num_workers": 0} | self.overrides
+        return (
+            found | {"trainer.logger": ["file"], "data.dataloader_num_workers": 0} | self.overrides
+        )
 
     def plays(self) -> bool:
         """Says whether episodes are played, of several turns."""
@@ -175,7 +191,9 @@ class ConfigStore(Fields):
         settings, missing = self.settings(), ""
         for what, (keys, unknown) in import_paths(self._objects).items():
             settings |= keys
-            missing += f"# {what} has no import path, and must be supplied: {unknown}\n" if unknown else ""
+            missing += (
+                f"# {what} has no import path, and must be supplied: {unknown}\n" if unknown else ""
+            )
         if kwargs := asdict(self.environment):
             settings["agent.environment.kwargs"] = kwargs
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +214,9 @@ class ConfigStore(Fields):
         store.training.group_size = values[f"{POLICY}.rollout.n"]
         store.inference.max_response_length = values["data.max_response_length"]
         ours, defaults = store.settings(), {key: leaf.value for key, leaf in leaves(PPOConfig())}
-        store.overrides = {key: value for key, value in values.items() if value != ours.get(key, defaults[key])}
+        store.overrides = {
+            key: value for key, value in values.items() if value != ours.get(key, defaults[key])
+        }
         return store
 
     def _mapped(self) -> list[tuple[str, tuple[str, str], Any]]:
@@ -230,7 +250,10 @@ def import_paths(objects: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], 
         elif what == "reward_fn":
             # An object that is called is made by its program.
             known &= made is thing
-            settings = {"custom_reward_function.path": file if known else GIVEN, "custom_reward_function.name": name}
+            settings = {
+                "custom_reward_function.path": file if known else GIVEN,
+                "custom_reward_function.name": name,
+            }
         else:
             known &= isinstance(thing, RLHFDataset) and hasattr(thing, "data_files")
             settings = {"data.train_files": list(map(str, thing.data_files)) if known else [GIVEN]}
@@ -275,7 +298,9 @@ class RolloutData:
     def of(cls, batch: DataProto, tokenizer: Any, facts: Sequence[dict[str, Any]] = ()) -> Self:
         """Reads the episodes off a batch that is scored."""
         rows_of = EpisodeRows(batch).rows
-        episodes = [[turn for row in rows for turn in turns_of(batch, row, tokenizer)] for rows in rows_of]
+        episodes = [
+            [turn for row in rows for turn in turns_of(batch, row, tokenizer)] for rows in rows_of
+        ]
         endings = batch.non_tensor_batch["ending"]
         return cls(batch, episodes, [str(endings[rows[0]]) for rows in rows_of], list(facts))
 
@@ -283,7 +308,8 @@ class RolloutData:
         return len(self.episodes)
 
     texts, tokens, log_probs, masks, rewards = (
-        property(partial(_of_turns, name)) for name in ("text", "tokens", "log_probs", "mask", "reward")
+        property(partial(_of_turns, name))
+        for name in ("text", "tokens", "log_probs", "mask", "reward")
     )
 
     @property
@@ -294,7 +320,9 @@ class RolloutData:
             states: list[Any] = [*(turn.observation for turn in turns), ""]
             dones = [turn is turns[-1] and ending == "done" for turn in turns]
             texts, rewards = [turn.text for turn in turns], [turn.reward for turn in turns]
-            found.append(Trajectory(states, texts, rewards, dones, [{} for _ in turns], ending=ending))
+            found.append(
+                Trajectory(states, texts, rewards, dones, [{} for _ in turns], ending=ending)
+            )
         return found
 
 
@@ -303,7 +331,9 @@ def turns_of(batch: DataProto, row: int, tokenizer: Any) -> Iterator[RolloutTurn
     tensors, decode = batch.batch[row], partial(tokenizer.decode, skip_special_tokens=True)
     ids, turns, mask = (tensors[name] for name in ("responses", "turn_ids", "response_mask"))
     log_probs = tensors.get("rollout_log_probs", mask * float("nan"))
-    starts = [int((turns == number).nonzero()[0]) for number in turns.unique().tolist() if number >= 0]
+    starts = [
+        int((turns == number).nonzero()[0]) for number in turns.unique().tolist() if number >= 0
+    ]
     seen = decode_prompt(tokenizer, batch.batch, row)
     for start, stop in pairwise([*starts, int(tensors["attention_mask"][-len(ids) :].sum())]):
         own, sampled = slice(start, stop), mask[start:stop] > 0

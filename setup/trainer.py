@@ -26,9 +26,21 @@ from training.ray_trainer import RayPPOTrainer as CoreTrainer
 __all__ = ["CustomRayPPOTrainer", "RayPPOTrainer", "create_trainer"]
 
 # Of a step's metrics, under the names of `metrics_history`.
-HISTORY = {"policy_loss": "actor/pg_loss", "value_loss": "critic/vf_loss", "entropy": "actor/entropy"}
-HISTORY |= {"kl": "actor/ppo_kl", "clip_fraction": "actor/pg_clipfrac", "reward": "critic/score/mean"}
-HISTORY |= {"response_length": "response_length/mean", "learning_rate": "actor/lr", "seconds": "timing_s/step"}
+HISTORY = {
+    "policy_loss": "actor/pg_loss",
+    "value_loss": "critic/vf_loss",
+    "entropy": "actor/entropy",
+}
+HISTORY |= {
+    "kl": "actor/ppo_kl",
+    "clip_fraction": "actor/pg_clipfrac",
+    "reward": "critic/score/mean",
+}
+HISTORY |= {
+    "response_length": "response_length/mean",
+    "learning_rate": "actor/lr",
+    "seconds": "timing_s/step",
+}
 
 
 class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
@@ -63,8 +75,13 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         self.config = config if isinstance(config, ConfigStore) else ConfigStore.of(config or {})
         self.environment, self.reward_fn, self.dataset = environment, reward_fn, dataset
         given = {"environment": environment, "reward_fn": reward_fn, "dataset": dataset}
-        self._objects = self.config._objects = {name: thing for name, thing in given.items() if thing is not None}
-        self.tokenizer, self.lent = tokenizer, {} if multi_turn_engine is None else multi_turn_engine.lent()
+        self._objects = self.config._objects = {
+            name: thing for name, thing in given.items() if thing is not None
+        }
+        self.tokenizer, self.lent = (
+            tokenizer,
+            {} if multi_turn_engine is None else multi_turn_engine.lent(),
+        )
         self.lent |= tools_of(tool_manager)
         self.metrics_history: list[dict[str, Any]] = []
         self.core: CoreTrainer | None = None
@@ -72,7 +89,9 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         self._steps: list[dict[str, float]] = []
         self._per_epoch, self._progress = 0, tqdm(disable=True)
 
-    def fit(self, num_epochs: int | None = None, num_iters_per_epoch: int | None = None) -> list[dict[str, Any]]:
+    def fit(
+        self, num_epochs: int | None = None, num_iters_per_epoch: int | None = None
+    ) -> list[dict[str, Any]]:
         """Trains for so many epochs, or the config's number; returns `metrics_history`.
 
         A run that was cut off goes on from its last checkpoint in `checkpoint.output_dir`, up to that number; a second
@@ -87,8 +106,12 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         core = self._start(num_iters_per_epoch)
         self._per_epoch = num_iters_per_epoch or self._per_epoch
         if not fresh:
-            core.total_training_steps = core.global_steps + self.config.training.num_epochs * self._per_epoch
-        with tqdm(total=core.total_training_steps, unit="step", dynamic_ncols=True) as self._progress:
+            core.total_training_steps = (
+                core.global_steps + self.config.training.num_epochs * self._per_epoch
+            )
+        with tqdm(
+            total=core.total_training_steps, unit="step", dynamic_ncols=True
+        ) as self._progress:
             core.fit()
         return self.metrics_history
 
@@ -143,7 +166,9 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
                 iterations = max(len(self.dataset) // self.config.training.batch_size, 1)
             self._per_epoch = iterations or self.config.training.iterations_per_epoch
             try:
-                self.core = build_trainer(self.config.settings(self._per_epoch), self.tokenizer, **given)
+                self.core = build_trainer(
+                    self.config.settings(self._per_epoch), self.tokenizer, **given
+                )
                 self.core.on_step = self._on_step  # type: ignore[method-assign]
                 self.core.init_workers()
                 self.core.load_checkpoint()
@@ -158,7 +183,9 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         """Returns the arguments of the trainer's that the objects are."""
         rows, source, reward_fn = self.dataset, self.environment, self.reward_fn
         if isinstance(rows, str | Path):
-            raise ValueError(f"dataset={rows!r} is no rows; for files set config.overrides['data.train_files']")
+            raise ValueError(
+                f"dataset={rows!r} is no rows; for files set config.overrides['data.train_files']"
+            )
         if isinstance(rows, Sequence):
             rows = [row if isinstance(row, Mapping) else {"prompt": row} for row in rows]
         if source is None:
@@ -167,29 +194,43 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
             return {"train_dataset": rows, "reward_fn": reward_fn}
         if isinstance(source, type) and "config" in inspect.signature(source).parameters:
             source = partial(source, self.config.environment)
-        return {"train_dataset": rows, "specs": [AgentSpec(environment=source, reward_fn=reward_fn, **self.lent)]}
+        return {
+            "train_dataset": rows,
+            "specs": [AgentSpec(environment=source, reward_fn=reward_fn, **self.lent)],
+        }
 
     def _on_step(self, metrics: dict[str, float]) -> None:
         self._steps.append(metrics)
         self._progress.n = int(metrics["training/global_step"])
         self._progress.set_postfix(reward=f"{metrics.get(HISTORY['reward'], float('nan')):.3f}")
-        if len(self._steps) >= self._per_epoch or (self.core and self._progress.n == self.core.total_training_steps):
+        if len(self._steps) >= self._per_epoch or (
+            self.core and self._progress.n == self.core.total_training_steps
+        ):
             names = dict.fromkeys(name for step in self._steps for name in step)
-            every = {name: float(np.mean([step[name] for step in self._steps if name in step])) for name in names}
+            every = {
+                name: float(np.mean([step[name] for step in self._steps if name in step]))
+                for name in names
+            }
             told = {name: every.get(key) for name, key in HISTORY.items()}
             epoch = -(-self._progress.n // self._per_epoch)
-            self.metrics_history.append({"epoch": epoch, "iterations": len(self._steps), **told, "all": every})
+            self.metrics_history.append(
+                {"epoch": epoch, "iterations": len(self._steps), **told, "all": every}
+            )
             self._steps = []
 
 
 class CustomRayPPOTrainer(RayPPOTrainer):
     """Is the trainer, with tokenizer and multi_turn_engine behind the reward_fn; see `RayPPOTrainer`."""
 
-    def __init__(self, config: Any, environment: Any, reward_fn: Any = None, *behind: Any, **given: Any) -> None:
+    def __init__(
+        self, config: Any, environment: Any, reward_fn: Any = None, *behind: Any, **given: Any
+    ) -> None:
         given |= zip(("tokenizer", "multi_turn_engine"), behind, strict=False)
         super().__init__(config, environment, reward_fn, **given)
 
 
-def create_trainer(config: Any = None, environment: Any = None, **given: Any) -> CustomRayPPOTrainer:
+def create_trainer(
+    config: Any = None, environment: Any = None, **given: Any
+) -> CustomRayPPOTrainer:
     """Makes a CustomRayPPOTrainer."""
     return CustomRayPPOTrainer(config, environment, **given)

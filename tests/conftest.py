@@ -42,7 +42,9 @@ def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tied")
     torch.manual_seed(1)
     tokenizer = make_tokenizer()
-    config = LlamaConfig.from_dict(make_model(tokenizer).config.to_dict() | {"tie_word_embeddings": True})
+    config = LlamaConfig.from_dict(
+        make_model(tokenizer).config.to_dict() | {"tie_word_embeddings": True}
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

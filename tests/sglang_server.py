@@ -25,7 +25,15 @@ from workers.hf_rollout import HFRollout
 from workers.model.builder import ModelSpec
 from workers.rollout.engine import Sampling
 
-KNOWN = {"temperature", "top_k", "top_p", "max_new_tokens", "sampling_seed", "stop_token_ids", "ignore_eos"}
+KNOWN = {
+    "temperature",
+    "top_k",
+    "top_p",
+    "max_new_tokens",
+    "sampling_seed",
+    "stop_token_ids",
+    "ignore_eos",
+}
 
 
 class Model:
@@ -43,16 +51,29 @@ class Model:
         self.aborted: set[str] = set()
 
     @torch.no_grad()
-    def generate(self, input_ids: list[int], sampling_params: dict[str, Any], rid: str = "", **given: Any) -> dict:
+    def generate(
+        self, input_ids: list[int], sampling_params: dict[str, Any], rid: str = "", **given: Any
+    ) -> dict:
         while self.hang and rid not in self.aborted:
             threading.Event().wait(0.005)
         assert given["return_logprob"] and not self.released and sampling_params.keys() <= KNOWN
         if len(input_ids) >= self.context:
-            raise ValueError(f"The input ({len(input_ids)} tokens) is longer than the context ({self.context} tokens).")
+            raise ValueError(
+                f"The input ({len(input_ids)} tokens) is longer than the context ({self.context} tokens)."
+            )
         if rid in self.aborted:
-            return {"output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}, "output_token_logprobs": []}}
+            return {
+                "output_ids": [],
+                "meta_info": {"finish_reason": {"type": "abort"}, "output_token_logprobs": []},
+            }
         room = self.context - len(input_ids)
-        defaults = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "sampling_seed": 7, "stop_token_ids": []}
+        defaults = {
+            "temperature": 1.0,
+            "top_k": -1,
+            "top_p": 1.0,
+            "sampling_seed": 7,
+            "stop_token_ids": [],
+        }
         params = defaults | sampling_params
         sampling = Sampling(
             **{name: params[name] for name in ("temperature", "top_k", "top_p")},

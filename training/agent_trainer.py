@@ -32,11 +32,22 @@ from training.config.loader import ConfigError, read_config
 from training.config.section import anchored
 from training.config.settings import GIVEN
 from training.ray_trainer import Collate, RayPPOTrainer, Rows
-from training.run.metric_utils import FailureWatch, StepTimer, episode_metrics, require_same_tasks, write_episodes
+from training.run.metric_utils import (
+    FailureWatch,
+    StepTimer,
+    episode_metrics,
+    require_same_tasks,
+    write_episodes,
+)
 from training.run.roles import ResourcePoolManager, Role
 from workers.environments.env_server import StepReply
 from workers.environments.pool import CannotBuild, EnvironmentPool, environment_name
-from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs, describe_episodes, open_pool
+from workers.multi_turn_rollout import (
+    SyncMultiTurnRollout,
+    agent_specs,
+    describe_episodes,
+    open_pool,
+)
 
 logger = logging.getLogger(__name__)
 CLOSING_S = 15.0  # for the environments to be closed at a run's end
@@ -77,9 +88,14 @@ class AgentTrainer(RayPPOTrainer):
         self.suite = make_suite(config, self.specs)
         self.failures = FailureWatch(config.agent.max_failure_rate)
         if not self.specs:
-            raise ValueError("AgentTrainer has nothing to act in: set agent.environment, or give agent_cls or specs")
+            raise ValueError(
+                "AgentTrainer has nothing to act in: set agent.environment, or give agent_cls or specs"
+            )
         own: dict[str, Any] = dict.fromkeys(("reward_fn", "val_reward_fn"), environment_rewards)
-        own |= {"train_dataset": range(config.prompts_per_step), "val_dataset": range(config.agent.val_length) or None}
+        own |= {
+            "train_dataset": range(config.prompts_per_step),
+            "val_dataset": range(config.agent.val_length) or None,
+        }
         kwargs |= {name: kwargs.get(name) or value for name, value in own.items()}
         super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, **kwargs)
         self.processor = kwargs.get("processor")
@@ -113,10 +129,17 @@ class AgentTrainer(RayPPOTrainer):
             logger.warning("environments were not closed: %s", error)
 
     def prompt_batch(
-        self, rows: Rows, repeat: int, first_group: int = 0, validate: bool = False, step: int | None = None
+        self,
+        rows: Rows,
+        repeat: int,
+        first_group: int = 0,
+        validate: bool = False,
+        step: int | None = None,
     ) -> DataProto:
         info, tasks = self._step_info(validate, step), rows["task"]
-        described = describe_episodes(len(tasks), repeat, info, first_group=first_group, suite=self.suite, tasks=tasks)
+        described = describe_episodes(
+            len(tasks), repeat, info, first_group=first_group, suite=self.suite, tasks=tasks
+        )
         if self.multi_turn_rollout is not None:
             self.multi_turn_rollout.wanted = described
         return described
@@ -134,7 +157,9 @@ class AgentTrainer(RayPPOTrainer):
                 write_episodes(Path(folder), batch)
             # A full disk costs the records, not the run.
             except OSError as error:
-                logger.warning("agent.episodes_dir: step %d was not written: %s", self.global_steps, error)
+                logger.warning(
+                    "agent.episodes_dir: step %d was not written: %s", self.global_steps, error
+                )
         # With the records there, which show the difference.
         if not self.config.agent.allow_different_tasks:
             require_same_tasks(facts, self.suite.names)
@@ -145,7 +170,10 @@ class AgentTrainer(RayPPOTrainer):
         self.failures.check(played)
         metrics = super()._step_metrics(batch, timer) | episode_metrics(played, names)
         if len(names) > 1:
-            metrics |= {f"env/{name}/weight": weight for name, weight in zip(names, self.suite.weights, strict=True)}
+            metrics |= {
+                f"env/{name}/weight": weight
+                for name, weight in zip(names, self.suite.weights, strict=True)
+            }
         rewards: dict[str, list[float]] = {}
         for fact in played:
             if not fact["masked"]:
@@ -155,10 +183,22 @@ class AgentTrainer(RayPPOTrainer):
 
     def validate(self) -> dict[str, float]:
         metrics = super().validate()
-        if self.multi_turn_rollout is not None and (validated := self.multi_turn_rollout.take_facts(validate=True)):
+        if self.multi_turn_rollout is not None and (
+            validated := self.multi_turn_rollout.take_facts(validate=True)
+        ):
             counts = episode_metrics(validated, self.suite.names)
-            wanted = ("agent/episodes", "agent/failed", "agent/retries", "agent/cut_turns", "agent/ending/")
-            metrics |= {f"val-aux/{name}": value for name, value in counts.items() if name.startswith(wanted)}
+            wanted = (
+                "agent/episodes",
+                "agent/failed",
+                "agent/retries",
+                "agent/cut_turns",
+                "agent/ending/",
+            )
+            metrics |= {
+                f"val-aux/{name}": value
+                for name, value in counts.items()
+                if name.startswith(wanted)
+            }
         return metrics
 
     def driver_state(self) -> dict[str, Any]:
@@ -193,7 +233,10 @@ def make_suite(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentSuit
 
 
 def try_agents(
-    config: PPOConfig, specs: Sequence[AgentSpec], tokenizer: PreTrainedTokenizerBase, task: Task | None = None
+    config: PPOConfig,
+    specs: Sequence[AgentSpec],
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task | None = None,
 ) -> None:
     """Builds and resets an agent of each environment, checks the chat template, and has each play its trial.
 
@@ -244,7 +287,10 @@ def play_trial(
         yield say("no_trial", name=name, reply=reply)
         return
     outcomes = reply.trial.outcomes.values()
-    crashes, played = sum(outcome.crashes for outcome in outcomes), sum(outcome.episodes for outcome in outcomes)
+    crashes, played = (
+        sum(outcome.crashes for outcome in outcomes),
+        sum(outcome.episodes for outcome in outcomes),
+    )
     first = next((outcome.error for outcome in outcomes if outcome.error), "")
     if played and crashes == played and config.agent.max_failure_rate < 1:
         yield say("all_crash", name=name, played=played, first=first)
@@ -254,20 +300,37 @@ def play_trial(
 
 def tell(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:
     """Logs what each player got, and warns where not playing pays more than playing."""
-    clean = {player: outcome for player, outcome in trial.outcomes.items() if outcome.crashes < outcome.episodes}
+    clean = {
+        player: outcome
+        for player, outcome in trial.outcomes.items()
+        if outcome.crashes < outcome.episodes
+    }
     own = config.agent.overflow_reward
     paid = {player: outcome.reward + own * (player == "cut") for player, outcome in clean.items()}
     if trial.max_turns is not None and trial.max_turns > max_turn:
         logger.warning(say("more_turns", name=name, turns=trial.max_turns, max_turn=max_turn))
     if trial.differs:
         logger.warning(say("trial_differs", name=name))
-    told = [f"{say(f'player_{player}')} {paid[player]:.3g} in {clean[player].turns:.3g} turns" for player in paid]
+    told = [
+        f"{say(f'player_{player}')} {paid[player]:.3g} in {clean[player].turns:.3g} turns"
+        for player in paid
+    ]
     played = sum(outcome.episodes for outcome in trial.outcomes.values())
-    logger.info("trial of %s (%d episodes): mean reward of %s", name, played, ", ".join(told) or "none")
-    for player in [player for player, value in paid.items() if value > paid.get("random", value) + 1e-9]:
+    logger.info(
+        "trial of %s (%d episodes): mean reward of %s", name, played, ", ".join(told) or "none"
+    )
+    for player in [
+        player for player, value in paid.items() if value > paid.get("random", value) + 1e-9
+    ]:
         words, random = say(f"player_{player}"), paid["random"]
-        fix = say("reward_less", most=random - paid[player] + own) if player == "cut" else say("other_rewards")
-        logger.warning(say("pays_more", name=name, paid=paid[player], player=words, random=random, fix=fix))
+        fix = (
+            say("reward_less", most=random - paid[player] + own)
+            if player == "cut"
+            else say("other_rewards")
+        )
+        logger.warning(
+            say("pays_more", name=name, paid=paid[player], player=words, random=random, fix=fix)
+        )
 
 
 def wait_for_reply(pool: EnvironmentPool) -> StepReply:

@@ -21,7 +21,9 @@ from workers.ranks.distributed import limit_caches, settle_heap
 
 
 def build_trainer(
-    config: PPOConfig | Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None = None, **given: Any
+    config: PPOConfig | Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **given: Any,
 ) -> RayPPOTrainer:
     """Builds the trainer of this config, with its datasets, reward functions and workers' classes, but no model yet.
 
@@ -31,7 +33,9 @@ def build_trainer(
         given: arguments of the trainer's, in place of what the config says: train_dataset, reward_fn, specs, ...
     """
     given = {name: value for name, value in given.items() if value is not None}
-    config = read_config(config, own_data=not given.keys().isdisjoint({"train_dataset", "specs", "agent_cls"}))
+    config = read_config(
+        config, own_data=not given.keys().isdisjoint({"train_dataset", "specs", "agent_cls"})
+    )
     limit_caches()
     settle_heap()
     if config.custom_algorithm:
@@ -46,14 +50,24 @@ def build_trainer(
         ("val_dataset", data.val_files, data.val_max_samples),
     ):
         if files and name not in given:
-            given[name] = read_tasks(files, data, most) if acts else create_dataset(files, data, tokenizer, None, most)
+            given[name] = (
+                read_tasks(files, data, most)
+                if acts
+                else create_dataset(files, data, tokenizer, None, most)
+            )
     if acts:
         return AgentTrainer(config, tokenizer, **given)
     if (own := data.sampler).class_path and "train_sampler" not in given:
-        given["train_sampler"] = load_extern_object(own.class_path, str(own.class_name))(given["train_dataset"], data)
+        given["train_sampler"] = load_extern_object(own.class_path, str(own.class_name))(
+            given["train_dataset"], data
+        )
     rewards = {name: given.pop(name, None) for name in ("reward_fn", "val_reward_fn")}
     for shown, name in enumerate(rewards):
-        given[name] = rewards[name] or rewards["reward_fn"] or load_reward_manager(config, tokenizer, num_examine=shown)
+        given[name] = (
+            rewards[name]
+            or rewards["reward_fn"]
+            or load_reward_manager(config, tokenizer, num_examine=shown)
+        )
     return RayPPOTrainer(config, tokenizer, **given)
 
 

@@ -35,7 +35,13 @@ from training.config import PPOConfig
 from training.config.loader import read_config
 from training.config.section import anchored
 from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
-from training.reward import RewardFunction, apply_kl_penalty, compute_advantage, compute_reward, compute_reward_async
+from training.reward import (
+    RewardFunction,
+    apply_kl_penalty,
+    compute_advantage,
+    compute_reward,
+    compute_reward_async,
+)
 from training.reward import compute_response_mask as compute_response_mask
 from training.rollout_correction import apply_correction, measure_mismatch, read_mismatch
 from training.run import checkpoint, metric_utils, roles
@@ -45,7 +51,12 @@ from training.run.metric_utils import StepTimer
 from training.run.process import EndingSignals, has_gpus, ray_cluster
 from training.run.roles import ResourcePoolManager, Role
 from training.run.tracking import Tracking, held, record_config
-from workers.ranks.worker_group import ClassWithInitArgs, LocalWorkerGroup, RayWorkerGroup, create_colocated_worker_cls
+from workers.ranks.worker_group import (
+    ClassWithInitArgs,
+    LocalWorkerGroup,
+    RayWorkerGroup,
+    create_colocated_worker_cls,
+)
 
 logger = logging.getLogger(__name__)
 Rows = dict[str, Any]
@@ -93,7 +104,9 @@ class RayPPOTrainer:
         self.tokenizer = tokenizer
         self.role_worker_mapping = role_worker_mapping or roles.default_role_mapping(config)
         self.resource_pool_manager = resource_pool_manager or roles.default_resource_pool(config)
-        self.worker_group_cls = ray_worker_group_cls or (RayWorkerGroup if config.trainer.use_ray else LocalWorkerGroup)
+        self.worker_group_cls = ray_worker_group_cls or (
+            RayWorkerGroup if config.trainer.use_ray else LocalWorkerGroup
+        )
         self.reward_fn = reward_fn
         self.val_reward_fn = val_reward_fn or reward_fn
         for function in (self.reward_fn, self.val_reward_fn):
@@ -118,25 +131,37 @@ class RayPPOTrainer:
         self.ahead = Ahead(self) if config.trainer.async_level else None
         # What is taken at the start and given back in the end: the run's folder, and Ray.
         self.taken: ExitStack | None = None
-        self._make_dataloaders(train_dataset, val_dataset, collate_fn or default_collate_fn, train_sampler)
+        self._make_dataloaders(
+            train_dataset, val_dataset, collate_fn or default_collate_fn, train_sampler
+        )
         self.alarms = Alarms(config)
 
     def _make_dataloaders(
-        self, train_dataset: Dataset, val_dataset: Dataset | None, collate_fn: Collate, sampler: Sampler[int] | None
+        self,
+        train_dataset: Dataset,
+        val_dataset: Dataset | None,
+        collate_fn: Collate,
+        sampler: Sampler[int] | None,
     ) -> None:
         data, trainer, prompts = self.config.data, self.config.trainer, self.config.prompts_per_step
         workers = 0 if self.config.environments else data.dataloader_num_workers
         load = partial(DataLoader, collate_fn=self._collator(collate_fn), num_workers=workers)
         self.order = EpochOrder(train_dataset, self.seed, data.shuffle, sampler)
-        self.train_dataloader = load(train_dataset, batch_size=prompts, sampler=self.order, drop_last=True)
+        self.train_dataloader = load(
+            train_dataset, batch_size=prompts, sampler=self.order, drop_last=True
+        )
         self.steps_per_epoch = len(self.order) // prompts
         if self.steps_per_epoch == 0:
             raise ValueError(say("few_rows", size=data.train_batch_size, rows=self.order.num_rows))
-        self.total_training_steps = trainer.total_training_steps or trainer.total_epochs * self.steps_per_epoch
+        self.total_training_steps = (
+            trainer.total_training_steps or trainer.total_epochs * self.steps_per_epoch
+        )
         self.val_dataloader = None
         if val_dataset is not None:
             order = EpochOrder(val_dataset, self.seed, data.validation_shuffle)
-            self.val_dataloader = load(val_dataset, batch_size=data.val_batch_size or order.num_rows, sampler=order)
+            self.val_dataloader = load(
+                val_dataset, batch_size=data.val_batch_size or order.num_rows, sampler=order
+            )
 
     def _collator(self, collate_fn: Collate) -> Callable[..., Rows]:
         return PromptCollator(self.config.data, self.tokenizer, collate_fn)
@@ -153,8 +178,12 @@ class RayPPOTrainer:
         self.take_places()
         groups: dict[Role, Any] = {}
         gpus = has_gpus(self.config.trainer)
-        for pool, placed in self.resource_pool_manager.pools(self.role_worker_mapping, use_gpu=gpus):
-            colocated = create_colocated_worker_cls({role.value: self._worker_class(role) for role in placed})
+        for pool, placed in self.resource_pool_manager.pools(
+            self.role_worker_mapping, use_gpu=gpus
+        ):
+            colocated = create_colocated_worker_cls(
+                {role.value: self._worker_class(role) for role in placed}
+            )
             started = self.worker_group_cls.start(pool, colocated)
             groups |= {role: started[role.value] for role in placed}
             self.pools.append(started[placed[0].value])
@@ -169,7 +198,9 @@ class RayPPOTrainer:
             group.init_model(self.total_training_steps, self.plan)
         # The rollout engine comes last: it sizes its cache by what the others left free.
         trainer = self.config.trainer
-        self.actor_rollout_wg.init_model(max(self.total_training_steps - trainer.critic_warmup, 1), self.plan)
+        self.actor_rollout_wg.init_model(
+            max(self.total_training_steps - trainer.critic_warmup, 1), self.plan
+        )
         self.rollout_wg = self.actor_rollout_wg
         if Role.Rollout in groups:
             groups[Role.Rollout].init_model(self.total_training_steps, self.plan)
@@ -191,7 +222,9 @@ class RayPPOTrainer:
         self.pools, self.taken = [], None
 
     def _worker_class(self, role: Role) -> ClassWithInitArgs:
-        arguments = (self.config,) if role in (Role.Critic, Role.RewardModel) else (self.config, role.value)
+        arguments = (
+            (self.config,) if role in (Role.Critic, Role.RewardModel) else (self.config, role.value)
+        )
         return ClassWithInitArgs(self.role_worker_mapping[role], *arguments)
 
     # The loop
@@ -206,8 +239,17 @@ class RayPPOTrainer:
         record_config(self.run_dir, self.config, self.global_steps)
         # A validation alone must not cut the run's files back.
         backends = ["console"] if trainer.val_only else list(trainer.trackers)
-        told = trainer.project_name, trainer.experiment_name, backends, asdict(self.config), self.run_dir
-        with self.signals, Tracking(*told, self.global_steps, self.total_training_steps) as tracking:
+        told = (
+            trainer.project_name,
+            trainer.experiment_name,
+            backends,
+            asdict(self.config),
+            self.run_dir,
+        )
+        with (
+            self.signals,
+            Tracking(*told, self.global_steps, self.total_training_steps) as tracking,
+        ):
             metrics: dict[str, float] = {}
             first = trainer.val_only or (trainer.val_before_train and self.global_steps == 0)
             if first and (metrics := self.validate()):
@@ -215,15 +257,22 @@ class RayPPOTrainer:
             if trainer.val_only:
                 return metrics
             if self.global_steps >= self.total_training_steps:
-                logger.warning(say("nothing_to_train", step=self.global_steps, last=self.total_training_steps))
+                logger.warning(
+                    say("nothing_to_train", step=self.global_steps, last=self.total_training_steps)
+                )
             state, self.in_step = self.driver_state(), False
             try:
                 for rows in self.training_batches():
                     metrics = self.train_step(rows)
-                    last, often = self.global_steps >= self.total_training_steps, trainer.test_freq > 0
+                    last, often = (
+                        self.global_steps >= self.total_training_steps,
+                        trainer.test_freq > 0,
+                    )
                     if last or (often and self.global_steps % trainer.test_freq == 0):
                         metrics |= self.validate()
-                    if self.saver.is_due(self.global_steps, self.total_training_steps, metrics["timing_s/step"]):
+                    if self.saver.is_due(
+                        self.global_steps, self.total_training_steps, metrics["timing_s/step"]
+                    ):
                         metrics |= self.save_checkpoint()
                     tracking.log(metrics, step=self.global_steps)
                     self.on_step(metrics)
@@ -260,14 +309,20 @@ class RayPPOTrainer:
                 self.drawn_to = self.drawn_to[0], self.drawn_to[1] + self.config.prompts_per_step
                 yield rows
             if self.drawn_to[1] == 0:
-                raise ValueError(say("no_batch", epoch=self.drawn_to[0], size=self.config.data.train_batch_size))
+                raise ValueError(
+                    say("no_batch", epoch=self.drawn_to[0], size=self.config.data.train_batch_size)
+                )
             self.drawn_to = self.drawn_to[0] + 1, 0
 
     def train_step(self, rows: Rows | Future[Generated]) -> dict[str, float]:
         """Goes one step on collated rows, from prompts to new weights; returns its metrics."""
         timer = StepTimer()
         with timer("gen"):
-            generated = rows.result() if isinstance(rows, Future) else Generated(*self.generate(rows), self.drawn_to)
+            generated = (
+                rows.result()
+                if isinstance(rows, Future)
+                else Generated(*self.generate(rows), self.drawn_to)
+            )
         batch, drawn, (self.epoch, self.rows_done) = generated
         return self.learn(batch, timer) | drawn
 
@@ -288,12 +343,16 @@ class RayPPOTrainer:
             with timer("update_weights"):
                 metrics |= own | self.sync_weights()
         timer.seconds["step"] += timer.seconds.get("gen", 0.0)
-        metric_utils.dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
+        metric_utils.dump(
+            batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer
+        )
         self.on_batch(batch)
         metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
         return metrics | self.alarms.check(batch, metrics, self.global_steps)
 
-    def with_advantages(self, batch: DataProto, timer: StepTimer) -> tuple[DataProto, dict[str, float]]:
+    def with_advantages(
+        self, batch: DataProto, timer: StepTimer
+    ) -> tuple[DataProto, dict[str, float]]:
         """Makes of what was generated what is trained on: rewards, log-probs, values, advantages; with metrics."""
         metrics: dict[str, float] = {}
         batch = arrange(batch, self.plan)
@@ -327,7 +386,9 @@ class RayPPOTrainer:
         if self.global_steps > self.config.trainer.critic_warmup:
             policy, shares = self.actor_rollout_wg, self.config.critic.share_backbone
             with timer("update_actor"):
-                metrics |= (policy.update_actor_and_values if shares else policy.update_actor)(learnt)
+                metrics |= (policy.update_actor_and_values if shares else policy.update_actor)(
+                    learnt
+                )
         return metrics
 
     def sync_weights(self) -> dict[str, float]:
@@ -346,18 +407,29 @@ class RayPPOTrainer:
     # The phases of a step
 
     def prompt_batch(
-        self, rows: Rows, repeat: int, first_group: int = 0, validate: bool = False, step: int | None = None
+        self,
+        rows: Rows,
+        repeat: int,
+        first_group: int = 0,
+        validate: bool = False,
+        step: int | None = None,
     ) -> DataProto:
         """Makes one row per sample of collated rows, with `uid` and what seeds the sampling: B = prompts x repeat."""
         prompts = DataProto.from_single_dict(rows)
-        batch, groups = prompts.repeat(repeat, interleave=True), range(first_group, first_group + len(prompts))
+        batch, groups = (
+            prompts.repeat(repeat, interleave=True),
+            range(first_group, first_group + len(prompts)),
+        )
         batch.meta_info = self._step_info(validate, step)
         step = batch.meta_info["global_steps"]
         batch.non_tensor_batch |= sample_ids(groups, repeat, step=step, validate=validate)
         return batch
 
     def _step_info(self, validate: bool, step: int | None = None) -> dict[str, Any]:
-        seeded, step = self.config.trainer.deterministic, self.global_steps if step is None else step
+        seeded, step = (
+            self.config.trainer.deterministic,
+            self.global_steps if step is None else step,
+        )
         return step_info(step=step, seed=self.seed, seeded=seeded, validate=validate)
 
     def generate(self, rows: Rows, step: int | None = None) -> tuple[DataProto, dict[str, float]]:
@@ -384,7 +456,9 @@ class RayPPOTrainer:
 
     def _answers(self, rows: Rows, first_group: int, step: int | None) -> DataProto:
         """Answers the rows' prompts `rollout.n` times, and once more greedily where the estimator reads that."""
-        prompts = self.prompt_batch(rows, self.config.actor_rollout_ref.rollout.n, first_group, step=step)
+        prompts = self.prompt_batch(
+            rows, self.config.actor_rollout_ref.rollout.n, first_group, step=step
+        )
         batch = self._generate_multi_turn_sequences(prompts)
         if "reward_baselines" in self.config.estimator_needs:
             once = self.prompt_batch(rows, 1, first_group, step=step)
@@ -392,8 +466,12 @@ class RayPPOTrainer:
             greedy = self._generate_multi_turn_sequences(once)
             episodes = EpisodeRows(greedy)
             rewards = episodes.join(self.score(greedy, self.reward_fn)[0]).sum(dim=1).tolist()
-            of_group = dict(zip(greedy.non_tensor_batch["uid"][episodes.first], rewards, strict=True))
-            batch.batch["reward_baselines"] = torch.tensor([of_group[uid] for uid in batch.non_tensor_batch["uid"]])
+            of_group = dict(
+                zip(greedy.non_tensor_batch["uid"][episodes.first], rewards, strict=True)
+            )
+            batch.batch["reward_baselines"] = torch.tensor(
+                [of_group[uid] for uid in batch.non_tensor_batch["uid"]]
+            )
         return batch
 
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
@@ -410,7 +488,9 @@ class RayPPOTrainer:
         done = self.score(batch, self.reward_fn)
         return lambda: done
 
-    def score(self, batch: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, dict[str, list[Any]]]:
+    def score(
+        self, batch: DataProto, reward_fn: RewardFunction
+    ) -> tuple[Tensor, dict[str, list[Any]]]:
         """Scores by the reward function, and by the reward model, whose scores are added, or stand alone.
 
         It stands alone where neither `custom_reward_function` nor an environment gives rewards.
@@ -429,13 +509,17 @@ class RayPPOTrainer:
     def needs_old_log_probs(self) -> bool:
         """Says whether something reads them: in a step of a single update its own log-probs are the old ones."""
         algorithm, correction = self.config.algorithm, self.config.algorithm.rollout_correction
-        needed = {"old_log_probs", "sum_pi_squared", "rollout_is_weights"} & {*self.config.estimator_needs}
+        needed = {"old_log_probs", "sum_pi_squared", "rollout_is_weights"} & {
+            *self.config.estimator_needs
+        }
         corrected = correction.corrects and not correction.weighs_alone
         read = needed or algorithm.use_kl_in_reward or corrected or self.plan.actor.updates > 1
         # Values of a shared model come from the same pass.
         return self.config.critic.share_backbone or (read and not correction.bypass_mode)
 
-    def _add_old_log_probs(self, batch: DataProto, metrics: dict[str, float]) -> tuple[DataProto, dict[str, float]]:
+    def _add_old_log_probs(
+        self, batch: DataProto, metrics: dict[str, float]
+    ) -> tuple[DataProto, dict[str, float]]:
         """Adds `old_log_probs`; measures the entropy, and how far the engine's probabilities are from the trainer's.
 
         Tokens are then weighed, or left out, as `algorithm.rollout_correction` says.
@@ -450,17 +534,23 @@ class RayPPOTrainer:
             compared = tensors["old_log_probs"], tensors["rollout_log_probs"], mask
             shares, largest = measure_mismatch(*compared, turn_ids=tensors.get("turn_ids"))
             metrics |= {name: value.item() for name, value in (shares | largest).items()}
-        if (correction := self.config.algorithm.rollout_correction).corrects and not correction.bypass_mode:
+        if (
+            correction := self.config.algorithm.rollout_correction
+        ).corrects and not correction.bypass_mode:
             metrics |= apply_correction(batch, correction)
         return batch, metrics
 
-    def add_rewards(self, batch: DataProto, scores: Tensor, infos: dict[str, list[Any]]) -> DataProto:
+    def add_rewards(
+        self, batch: DataProto, scores: Tensor, infos: dict[str, list[Any]]
+    ) -> DataProto:
         """Sets `token_level_scores` (B, R), and what the reward function said beside them as columns."""
         if self.config.algorithm.rollout_correction.corrects:
             # What was left out since they were given must not take them along.
             scores = move_to_sampled_tokens(scores, batch.batch["response_mask"])
         batch.batch["token_level_scores"] = scores  # (B, R)
-        batch.non_tensor_batch |= {f"reward_info/{name}": np.array(own, dtype=object) for name, own in infos.items()}
+        batch.non_tensor_batch |= {
+            f"reward_info/{name}": np.array(own, dtype=object) for name, own in infos.items()
+        }
         return batch
 
     def _set_rewards(self, batch: DataProto) -> dict[str, float]:
@@ -472,21 +562,32 @@ class RayPPOTrainer:
 
     def _add_advantages(self, batch: DataProto) -> DataProto:
         algorithm, actor = self.config.algorithm, self.config.actor_rollout_ref.actor
-        if actor.loss_agg_counts == "episodes" and (shares := EpisodeRows(batch).shares()) is not None:
+        if (
+            actor.loss_agg_counts == "episodes"
+            and (shares := EpisodeRows(batch).shares()) is not None
+        ):
             batch.batch["episode_share"] = shares
         if self.config.agent.observation_loss_coef:
             batch.batch["observation_mask"] = observation_mask(batch)
-        if algorithm.rollout_correction.bypass_mode and "old_log_probs" in self.config.estimator_needs:
+        if (
+            algorithm.rollout_correction.bypass_mode
+            and "old_log_probs" in self.config.estimator_needs
+        ):
             batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
         settings = algorithm.gamma, algorithm.lam, self.config.actor_rollout_ref.rollout.n
         own = algorithm.norm_adv_by_std_in_grpo, algorithm, self.estimator_state
         return compute_advantage(batch, algorithm.adv_estimator, *settings, *own)
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> dict[str, float]:
-        metrics: dict[str, float] = {"training/global_step": self.global_steps, "training/epoch": self.epoch}
+        metrics: dict[str, float] = {
+            "training/global_step": self.global_steps,
+            "training/epoch": self.epoch,
+        }
         metrics |= metric_utils.compute_data_metrics(batch, use_critic="values" in batch.batch)
         metrics |= metric_utils.compute_timing_metrics(batch, timer.seconds)
-        return metrics | metric_utils.compute_throughout_metrics(batch, timer.seconds, self.config.trainer.all_ranks)
+        return metrics | metric_utils.compute_throughout_metrics(
+            batch, timer.seconds, self.config.trainer.all_ranks
+        )
 
     def validate(self) -> dict[str, float]:
         """Scores the validation prompts, see `metric_utils.validate`."""
@@ -513,7 +614,11 @@ class RayPPOTrainer:
 
     def driver_state(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps of the driver, as JSON holds it."""
-        place = {"global_steps": self.global_steps, "epoch": self.epoch, "rows_done": self.rows_done}
+        place = {
+            "global_steps": self.global_steps,
+            "epoch": self.epoch,
+            "rows_done": self.rows_done,
+        }
         moved = {"kl_coef": float(self.kl_controller.value), "alarms": self.alarms.state_dict()}
         in_flight = {} if self.ahead is None else {"in_flight": list(self.ahead.begun)}
         return place | moved | {"estimator": dict(self.estimator_state)} | in_flight
@@ -531,7 +636,11 @@ class RayPPOTrainer:
         """Goes on from this checkpoint, or that of the config, if there is one; a part that it lacks starts anew."""
         trainer = self.config.trainer
         needs = ("actor",) if trainer.resume_with_changes else tuple(self.parts)
-        mode, path = (trainer.resume_mode, trainer.resume_from_path) if folder is None else ("resume_path", str(folder))
+        mode, path = (
+            (trainer.resume_mode, trainer.resume_from_path)
+            if folder is None
+            else ("resume_path", str(folder))
+        )
         folder = checkpoint.find_checkpoint(self.run_dir, mode, path, needs)
         if folder is None:
             if not trainer.val_only:

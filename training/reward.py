@@ -50,10 +50,19 @@ def load_reward_manager(
 
     `kwargs` go to the manager beside reward_model.reward_kwargs and win over them.
     """
-    settings, manager = config.reward_model, get_reward_manager_cls(config.reward_model.reward_manager)
-    own: dict[str, Any] = {"compute_score": get_custom_reward_fn(config), "reward_fn_key": config.data.reward_fn_key}
+    settings, manager = (
+        config.reward_model,
+        get_reward_manager_cls(config.reward_model.reward_manager),
+    )
+    own: dict[str, Any] = {
+        "compute_score": get_custom_reward_fn(config),
+        "reward_fn_key": config.data.reward_fn_key,
+    }
     if issubclass(manager, NaiveRewardManager):
-        own |= {"overlong_buffer_cfg": settings.overlong_buffer, "max_resp_len": config.data.max_response_length}
+        own |= {
+            "overlong_buffer_cfg": settings.overlong_buffer,
+            "max_resp_len": config.data.max_response_length,
+        }
     return manager(tokenizer, num_examine, **own | settings.reward_kwargs | kwargs)
 
 
@@ -75,10 +84,16 @@ def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, 
     real = real_rows(data)
     if not real.all():
         return _among_dummies(*compute_reward(data.select_idxs(real), reward_fn), real)
-    result = reward_fn(data, return_dict=True) if takes_keyword(reward_fn, "return_dict") else reward_fn(data)
+    result = (
+        reward_fn(data, return_dict=True)
+        if takes_keyword(reward_fn, "return_dict")
+        else reward_fn(data)
+    )
     told = result if isinstance(result, Mapping) else {"reward_tensor": result}
     if "reward_tensor" not in told:
-        raise ValueError(f"the reward function's dict has {sorted(told)}; 'reward_tensor' is missing")
+        raise ValueError(
+            f"the reward function's dict has {sorted(told)}; 'reward_tensor' is missing"
+        )
     mask = data.batch["response_mask"]
     rewards = _as_tensor(told["reward_tensor"], mask)
     place = place_outcome_rewards if rewards.dim() == 1 else move_to_sampled_tokens
@@ -90,10 +105,14 @@ def _among_dummies(rewards: Tensor, infos: RewardInfos, real: Tensor) -> tuple[T
     whole = rewards.new_zeros(len(real), rewards.shape[1])
     whole[real] = rewards
     told = {name: iter(values) for name, values in infos.items()}
-    return whole, {name: [next(told[name]) if kept else None for kept in real.tolist()] for name in infos}
+    return whole, {
+        name: [next(told[name]) if kept else None for kept in real.tolist()] for name in infos
+    }
 
 
-def compute_reward_async(data: DataProto, reward_fn: RewardFunction) -> Future[tuple[Tensor, RewardInfos]]:
+def compute_reward_async(
+    data: DataProto, reward_fn: RewardFunction
+) -> Future[tuple[Tensor, RewardInfos]]:
     """Runs `compute_reward` in a thread of its own; `.result()` gives its answer or raises its error.
 
     The thread sees the batch as it is now: fields that are added to it meanwhile do not disturb it.
@@ -110,19 +129,34 @@ def _as_tensor(result: Any, response_mask: Tensor) -> Tensor:
     try:
         rewards = torch.as_tensor(result).detach().to(response_mask.device, torch.float32)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"the reward function returned {type(result).__name__}, not numbers; {allowed}") from error
+        raise ValueError(
+            f"the reward function returned {type(result).__name__}, not numbers; {allowed}"
+        ) from error
     if rewards.shape not in (response_mask.shape[:1], response_mask.shape):
         raise ValueError(f"the reward function returned shape {tuple(rewards.shape)}; {allowed}")
-    if bad := (~rewards.reshape(len(rewards), -1).isfinite()).any(dim=1).nonzero().flatten().tolist():
-        raise ValueError(f"the reward function returned NaN or infinity in {len(bad)} rows: {bad[:10]}")
+    if (
+        bad := (~rewards.reshape(len(rewards), -1).isfinite())
+        .any(dim=1)
+        .nonzero()
+        .flatten()
+        .tolist()
+    ):
+        raise ValueError(
+            f"the reward function returned NaN or infinity in {len(bad)} rows: {bad[:10]}"
+        )
     return rewards
 
 
 def _check_infos(infos: Mapping[str, Any], batch_size: int) -> RewardInfos:
-    lists = {name: v.tolist() if isinstance(v, Tensor | np.ndarray) else list(v) for name, v in infos.items()}
+    lists = {
+        name: v.tolist() if isinstance(v, Tensor | np.ndarray) else list(v)
+        for name, v in infos.items()
+    }
     for name, values in lists.items():
         if len(values) != batch_size:
-            raise ValueError(f"reward_extra_info[{name!r}] has {len(values)} values; allowed: one a row, {batch_size}")
+            raise ValueError(
+                f"reward_extra_info[{name!r}] has {len(values)} values; allowed: one a row, {batch_size}"
+            )
     return lists
 
 
@@ -135,7 +169,9 @@ def compute_response_mask(data: DataProto) -> Tensor:
 
 
 def apply_kl_penalty(
-    data: DataProto, kl_ctrl: algos.AdaptiveKLController | algos.FixedKLController, kl_penalty_kind: str = "kl"
+    data: DataProto,
+    kl_ctrl: algos.AdaptiveKLController | algos.FixedKLController,
+    kl_penalty_kind: str = "kl",
 ) -> tuple[DataProto, dict[str, float]]:
     """Sets token_level_rewards = token_level_scores - coefficient x KL per token, and shows the controller the mean KL.
 
@@ -143,14 +179,20 @@ def apply_kl_penalty(
     """
     data.require("token_level_scores", "old_log_probs", "ref_log_prob", by="apply_kl_penalty")
     mask = data.batch["response_mask"]
-    kl = algos.kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_kind) * mask  # (B, R)
+    kl = (
+        algos.kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_kind)
+        * mask
+    )  # (B, R)
     coefficient = kl_ctrl.value
     data.batch["token_level_rewards"] = data.batch["token_level_scores"] - coefficient * kl
     lengths = mask.sum(dim=1)
     rows = int((lengths > 0).sum())
     mean = (kl.sum(dim=1) / lengths.clamp(min=1)).sum().item() / max(rows, 1)
     kl_ctrl.update(current_kl=mean, n_steps=rows)
-    return data, {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": float(coefficient)}
+    return data, {
+        "actor/reward_kl_penalty": mean,
+        "actor/reward_kl_penalty_coeff": float(coefficient),
+    }
 
 
 def compute_advantage(
@@ -170,19 +212,34 @@ def compute_advantage(
     """
     # What is made up for a batch of prompts, or is there with a correction alone.
     optional = ("turn_ids", "anchors", "rollout_is_weights")
-    needed = [name for name in algos.estimator_needs(adv_estimator) if name in FIELDS and name not in optional]
+    needed = [
+        name
+        for name in algos.estimator_needs(adv_estimator)
+        if name in FIELDS and name not in optional
+    ]
     data.require("token_level_rewards", "response_mask", *needed, by=f"estimator {adv_estimator}")
     settings = {"gamma": gamma, "lam": lam, "num_repeat": num_repeat, "config": config}
-    settings |= {"norm_adv_by_std_in_grpo": norm_adv_by_std_in_grpo, "state": {} if state is None else state}
+    settings |= {
+        "norm_adv_by_std_in_grpo": norm_adv_by_std_in_grpo,
+        "state": {} if state is None else state,
+    }
     episodes = EpisodeRows(data)
     whole = episodes.one_row_each or algos.ESTIMATOR_SPANS.get(adv_estimator, "batch") == "batch"
-    found = _estimate(data, adv_estimator, settings) if whole else _in_parts(data, episodes, adv_estimator, settings)
+    found = (
+        _estimate(data, adv_estimator, settings)
+        if whole
+        else _in_parts(data, episodes, adv_estimator, settings)
+    )
     shape = tuple(data.batch["response_mask"].shape)
     for name, tensor in zip(("advantages", "returns"), found, strict=True):
         finite = all(tensor[rows].isfinite().all() for rows in row_blocks(tensor))
         if tensor.shape != shape or not finite:
             given, wrong = tuple(tensor.shape), int((~tensor.isfinite()).sum())
-            raise ValueError(say("advantages", by=adv_estimator, name=name, shape=shape, given=given, wrong=wrong))
+            raise ValueError(
+                say(
+                    "advantages", by=adv_estimator, name=name, shape=shape, given=given, wrong=wrong
+                )
+            )
         data.batch[name] = tensor
     return data
 
@@ -194,35 +251,56 @@ def _in_parts(
     span, mask = algos.ESTIMATOR_SPANS[adv_estimator], data.batch["response_mask"]
     fn = algos.get_adv_estimator_fn(adv_estimator)
     settings, whiten = {**settings, "whiten": False}, bool(algos.taken(fn, {"whiten": True}))
-    (advantages,) = at_least_float32(torch.zeros_like(mask, dtype=data.batch["token_level_rewards"].dtype))
+    (advantages,) = at_least_float32(
+        torch.zeros_like(mask, dtype=data.batch["token_level_rewards"].dtype)
+    )
     if span == "scores":
         of_rows = episodes.of_rows(_estimate(episodes.as_scores(), adv_estimator, settings)[0])
         advantages = torch.where(mask.bool(), of_rows.to(advantages.dtype), 0)
         advantages = masked_whiten(advantages, mask) if whiten else advantages
         return advantages, advantages
     returns = torch.zeros_like(advantages)
-    seen = data.select(batch_keys=sorted({"token_level_rewards", "response_mask", *algos.taken(fn, dict(data.batch))}))
-    keys = range(len(episodes.rows)) if span == "episodes" else data.non_tensor_batch["uid"][episodes.first].tolist()
+    seen = data.select(
+        batch_keys=sorted(
+            {"token_level_rewards", "response_mask", *algos.taken(fn, dict(data.batch))}
+        )
+    )
+    keys = (
+        range(len(episodes.rows))
+        if span == "episodes"
+        else data.non_tensor_batch["uid"][episodes.first].tolist()
+    )
     for part in episodes.parts(keys):
         advantages[part], returns[part] = _estimate(seen.select_idxs(part), adv_estimator, settings)
     return masked_whiten(advantages, mask) if whiten else advantages, returns
 
 
-def _estimate(data: DataProto, adv_estimator: str, settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _estimate(
+    data: DataProto, adv_estimator: str, settings: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
     """Hands an estimator each episode in one row: (B, R) twice, what it returns in the rows of the batch."""
     episodes, width = EpisodeRows(data), data.batch["response_mask"].shape[1]
     fields = {
         name: episodes.join(tensor)
         for name, tensor in data.batch.items()
-        if episodes.takes(tensor, width) and name not in ("prompts", "attention_mask", "position_ids", "input_ids")
+        if episodes.takes(tensor, width)
+        and name not in ("prompts", "attention_mask", "position_ids", "input_ids")
     }
     fields.setdefault("turn_ids", torch.zeros_like(fields["response_mask"]))
     columns = {name: values[episodes.first] for name, values in data.non_tensor_batch.items()}
     # verl's estimators know what the reward function gives by its plain name.
     columns |= {name.removeprefix(REWARD_INFO): values for name, values in columns.items()}
-    given = {**fields, **settings, "batch": fields, "non_tensor_batch": columns, "index": columns["uid"]}
+    given = {
+        **fields,
+        **settings,
+        "batch": fields,
+        "non_tensor_batch": columns,
+        "index": columns["uid"],
+    }
     given["episode_id"] = columns.get("episode_id", episodes.first)
-    given["role"] = columns.get("role", columns.get("data_source", np.full(len(episodes.first), "policy")))
+    given["role"] = columns.get(
+        "role", columns.get("data_source", np.full(len(episodes.first), "policy"))
+    )
     given["anchors"] = columns.get("anchors", [[str(uid)] for uid in columns["uid"]])
     advantages, returns = algos.call_adv_estimator(adv_estimator, **given)
     joined = episodes.split(advantages)

@@ -26,10 +26,14 @@ Threshold = str | float | None
 # Bound of a log-ratio before its exponential.
 SAFETY_BOUND = 20.0
 # What rejects tokens, or sequences by a sum, mean or maximum over their tokens; see `rejection_limits`.
-_SUMMED = (f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3"))
+_SUMMED = (
+    f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")
+)
 REJECTIONS = (*_SUMMED, "seq_max_k2", "seq_max_k3")
 # Edges of a histogram of log-ratios, which percentiles are read off.
-EDGES = tuple(sorted(sign * x for x in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0) for sign in (-1, 1)))
+EDGES = tuple(
+    sorted(sign * x for x in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0) for sign in (-1, 1))
+)
 BIN = "training/rollout_ratio_bin/"
 
 
@@ -40,11 +44,15 @@ def _pair(spec: Threshold, name: str) -> tuple[float | None, float]:
     except ValueError:
         lower, upper = None, None
     if isinstance(spec, bool) or upper is None or not 0 < (lower or upper) <= upper:
-        raise ValueError(f"{name}={spec!r} must be a number above 0, or two as LOWER_UPPER (0.5_2.0)")
+        raise ValueError(
+            f"{name}={spec!r} must be a number above 0, or two as LOWER_UPPER (0.5_2.0)"
+        )
     return lower, upper
 
 
-def rejection_limits(rollout_rs: str, rollout_rs_threshold: Threshold) -> dict[str, tuple[float, float]]:
+def rejection_limits(
+    rollout_rs: str, rollout_rs_threshold: Threshold
+) -> dict[str, tuple[float, float]]:
     """Reads which statistics reject, with the range that each is to stay in.
 
     Args:
@@ -58,7 +66,9 @@ def rejection_limits(rollout_rs: str, rollout_rs_threshold: Threshold) -> dict[s
         raise unknown_name("rollout_rs", unknown[0], REJECTIONS)
     specs = str(rollout_rs_threshold).split(",")
     if rollout_rs_threshold is None or len(specs) not in (1, len(names)):
-        raise ValueError(f"rollout_rs_threshold={rollout_rs_threshold!r} must be one, or one for each of {names}")
+        raise ValueError(
+            f"rollout_rs_threshold={rollout_rs_threshold!r} must be one, or one for each of {names}"
+        )
     limits: dict[str, tuple[float, float]] = {}
     for name, spec in zip(names, specs * len(names) if len(specs) == 1 else specs, strict=False):
         lower, upper = _pair(spec.strip(), f"rollout_rs_threshold of {name}")
@@ -116,7 +126,10 @@ def compute_rollout_correction_weights(
 
 @torch.no_grad()
 def compute_rollout_rejection_mask(
-    log_ratio: Tensor, response_mask: Tensor, rollout_rs: str = "token_k1", rollout_rs_threshold: Threshold = None
+    log_ratio: Tensor,
+    response_mask: Tensor,
+    rollout_rs: str = "token_k1",
+    rollout_rs_threshold: Threshold = None,
 ) -> tuple[Tensor, Metrics]:
     """Leaves tokens, or whole rows, out of the mask where engine and trainer are too far apart.
 
@@ -135,7 +148,9 @@ def compute_rollout_rejection_mask(
         statistic = kinds[kind]
         if level != "token":
             reduced = statistic.amax(-1, True) if level == "seq_max" else statistic.sum(-1, True)
-            statistic = reduced / mask.sum(-1, True).clamp(min=1) if level == "seq_mean" else reduced
+            statistic = (
+                reduced / mask.sum(-1, True).clamp(min=1) if level == "seq_mean" else reduced
+            )
         good = ((statistic >= lower) & (statistic <= upper)).expand_as(mask)
         kept = kept & good
         metrics[f"rollout_rs_{name}_masked_fraction"] = masked_mean((~good).float(), mask).item()
@@ -154,11 +169,16 @@ def compute_rollout_correction_and_rejection_mask(
             the two functions above; rollout_token_veto_threshold: a row is left out where a token's ratio is below it.
     Returns: a DataProto with `rollout_is_weights`, or None; the mask; and metrics as `rollout_corr/NAME`.
     """
-    return correct_as(RolloutCorrectionConfig(**settings), old_log_prob, rollout_log_prob, response_mask)
+    return correct_as(
+        RolloutCorrectionConfig(**settings), old_log_prob, rollout_log_prob, response_mask
+    )
 
 
 def correct_as(
-    settings: RolloutCorrectionConfig, old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor
+    settings: RolloutCorrectionConfig,
+    old_log_prob: Tensor,
+    rollout_log_prob: Tensor,
+    response_mask: Tensor,
 ) -> Corrected:
     """Is `compute_rollout_correction_and_rejection_mask` with the settings of `algorithm.rollout_correction`."""
     log_ratio = torch.where(response_mask.bool(), old_log_prob - rollout_log_prob, 0)
@@ -166,10 +186,17 @@ def correct_as(
     metrics = compute_offpolicy_metrics(old_log_prob, rollout_log_prob, response_mask)
     if settings.rollout_is is not None:
         limits = settings.rollout_is_threshold, settings.rollout_is_batch_normalize
-        tensor, own = compute_rollout_correction_weights(log_ratio, mask, settings.rollout_is, *limits)
-        weights, metrics = DataProto.from_dict(tensors={"rollout_is_weights": tensor}), metrics | own
+        tensor, own = compute_rollout_correction_weights(
+            log_ratio, mask, settings.rollout_is, *limits
+        )
+        weights, metrics = (
+            DataProto.from_dict(tensors={"rollout_is_weights": tensor}),
+            metrics | own,
+        )
     if settings.rollout_rs is not None:
-        mask, own = compute_rollout_rejection_mask(log_ratio, mask, settings.rollout_rs, settings.rollout_rs_threshold)
+        mask, own = compute_rollout_rejection_mask(
+            log_ratio, mask, settings.rollout_rs, settings.rollout_rs_threshold
+        )
         metrics |= own
     if settings.rollout_token_veto_threshold is not None:
         vetoed = (log_ratio < math.log(settings.rollout_token_veto_threshold)).any(-1, keepdim=True)
@@ -179,7 +206,9 @@ def correct_as(
 
 
 @torch.no_grad()
-def compute_offpolicy_metrics(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor) -> Metrics:
+def compute_offpolicy_metrics(
+    old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor
+) -> Metrics:
     """Measures how far trainer and engine are apart.
 
     Args: old_log_prob, rollout_log_prob, response_mask: (batch, response_len); the trainer's and the engine's, nats.
@@ -191,15 +220,31 @@ def compute_offpolicy_metrics(old_log_prob: Tensor, rollout_log_prob: Tensor, re
         given = at_least_float32(old_log_prob[rows], rollout_log_prob[rows])
         training, rollout = (torch.where(mask[rows], log_probs, 0) for log_probs in given)
         near = (training - rollout).clamp(-SAFETY_BOUND, SAFETY_BOUND)
-        per_token = (mask[rows].to(near.dtype), training, rollout, near.expm1() - near, (2 * near).expm1())
+        per_token = (
+            mask[rows].to(near.dtype),
+            training,
+            rollout,
+            near.expm1() - near,
+            (2 * near).expm1(),
+        )
         summed.append(torch.stack([tensor.sum(-1, dtype=torch.float64) for tensor in per_token]))
     lengths, training, rollout, k3, chi2 = torch.cat(summed, dim=1)  # (batch,) each
     tokens, log_ratio = lengths.sum().clamp(min=1), training - rollout
-    of_rows = {"training": -training / lengths.clamp(min=1), "rollout": -rollout / lengths.clamp(min=1)}
-    apart, products = of_rows["training"] - of_rows["rollout"], log_ratio.clamp(-SAFETY_BOUND, SAFETY_BOUND)
+    of_rows = {
+        "training": -training / lengths.clamp(min=1),
+        "rollout": -rollout / lengths.clamp(min=1),
+    }
+    apart, products = (
+        of_rows["training"] - of_rows["rollout"],
+        log_ratio.clamp(-SAFETY_BOUND, SAFETY_BOUND),
+    )
     over_rows = {"log_ppl_diff": apart, "log_ppl_abs_diff": apart.abs(), "ppl_ratio": apart.exp()}
     over_rows["chi2_seq"] = (2 * products).expm1()
-    metrics = {"kl": -log_ratio.sum() / tokens, "k3_kl": k3.sum() / tokens, "chi2_token": chi2.sum() / tokens}
+    metrics = {
+        "kl": -log_ratio.sum() / tokens,
+        "k3_kl": k3.sum() / tokens,
+        "chi2_token": chi2.sum() / tokens,
+    }
     for name, means in of_rows.items():
         over_rows |= {f"{name}_ppl": means.exp(), f"{name}_log_ppl": means}
     metrics |= {name: masked_mean(per_row, lengths > 0) for name, per_row in over_rows.items()}
@@ -231,15 +276,22 @@ def measure_mismatch(
     ratio = log_ratio.exp()
     shares = {
         "training/rollout_probs_diff_mean": difference.sum() / tokens,
-        "training/rollout_kl": (rollout_log_probs - log_probs).masked_fill_(~mask, 0).sum() / tokens,
+        "training/rollout_kl": (rollout_log_probs - log_probs).masked_fill_(~mask, 0).sum()
+        / tokens,
         "training/rollout_k3": (ratio - 1 - log_ratio).sum() / tokens,
         "training/rollout_ratio_mean": ratio.sum() / tokens,
         "training/rollout_ratio_square": ratio.square().sum() / tokens,
     }
-    counts = torch.bucketize(log_ratio, log_ratio.new_tensor(EDGES)).bincount(minlength=len(EDGES) + 1)
+    counts = torch.bucketize(log_ratio, log_ratio.new_tensor(EDGES)).bincount(
+        minlength=len(EDGES) + 1
+    )
     shares |= {f"{BIN}{number:02d}": count / tokens for number, count in enumerate(counts)}
     maxima = {"training/rollout_probs_diff_max": difference.max()}
-    turns = {} if turn_ids is None else {"first": mask & (turn_ids == 0), "later": mask & (turn_ids > 0)}
+    turns = (
+        {}
+        if turn_ids is None
+        else {"first": mask & (turn_ids == 0), "later": mask & (turn_ids > 0)}
+    )
     for name, chosen in turns.items():
         means = (difference * chosen).sum(dim=1) / chosen.sum(dim=1).clamp(min=1)
         maxima[f"training/rollout_turn_diff_max/{name}"] = means.max()
@@ -257,7 +309,9 @@ def read_mismatch(metrics: Mapping[str, float]) -> Metrics:
         return rest
     square = rest.pop("training/rollout_ratio_square")
     rest["training/rollout_ess"] = rest["training/rollout_ratio_mean"] ** 2 / max(square, 1e-8)
-    below = torch.tensor([metrics[f"{BIN}{number:02d}"] for number in range(len(EDGES) + 1)]).cumsum(0)
+    below = torch.tensor(
+        [metrics[f"{BIN}{number:02d}"] for number in range(len(EDGES) + 1)]
+    ).cumsum(0)
     for percent in (1, 50, 99):
         place = int(torch.searchsorted(below, percent / 100))
         edge = math.exp(([*EDGES, SAFETY_BOUND])[min(place, len(EDGES))])
@@ -268,7 +322,9 @@ def read_mismatch(metrics: Mapping[str, float]) -> Metrics:
 def apply_correction(batch: DataProto, correction: RolloutCorrectionConfig) -> Metrics:
     """Weighs and rejects the batch's tokens as `algorithm.rollout_correction` says, in place; returns metrics."""
     names = ("old_log_probs", "rollout_log_probs", "response_mask")
-    weights, batch.batch["response_mask"], metrics = correct_as(correction, *(batch.batch[name] for name in names))
+    weights, batch.batch["response_mask"], metrics = correct_as(
+        correction, *(batch.batch[name] for name in names)
+    )
     if weights is not None:
         batch.batch["rollout_is_weights"] = weights.batch["rollout_is_weights"]
     return metrics

@@ -14,11 +14,23 @@ from data.protocol import DataProto
 from data.texts import say
 from training import core_algos as algos
 from training.batch.torch_functional import EntropyMode
-from training.config import ActorConfig, CriticConfig, MicroBatching, RolloutCorrectionConfig, UpdatePlan
+from training.config import (
+    ActorConfig,
+    CriticConfig,
+    MicroBatching,
+    RolloutCorrectionConfig,
+    UpdatePlan,
+)
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig
 from training.rollout_correction import compute_rollout_correction_weights, measure_mismatch
 from workers.model import forward as models
-from workers.model.forward import FORWARD_FIELDS, ForwardBatch, ForwardSettings, PolicyModel, ValueModel
+from workers.model.forward import (
+    FORWARD_FIELDS,
+    ForwardBatch,
+    ForwardSettings,
+    PolicyModel,
+    ValueModel,
+)
 from workers.model.update import MicroLoss, Trained
 from workers.ranks.distributed import world_size
 
@@ -53,9 +65,14 @@ class DataParallelPPOActor(Trained):
         forward: ForwardSettings | None = None,
         critic: CriticConfig | None = None,
     ) -> None:
-        self.correction, self.critic = correction or RolloutCorrectionConfig(), critic or CriticConfig()
+        self.correction, self.critic = (
+            correction or RolloutCorrectionConfig(),
+            critic or CriticConfig(),
+        )
         self.observation_loss_coef, self.actor_optimizer = observation_loss_coef, actor_optimizer
-        self.actor_module = actor_module if isinstance(actor_module, PolicyModel) else PolicyModel(actor_module)
+        self.actor_module = (
+            actor_module if isinstance(actor_module, PolicyModel) else PolicyModel(actor_module)
+        )
         super().__init__(config, self.actor_module, actor_optimizer, forward)
 
     def forward(self, data: DataProto) -> tuple[Tensor, Tensor]:
@@ -97,11 +114,16 @@ class DataParallelPPOActor(Trained):
             data.require("old_log_probs", by="update_policy with several mini-batches")
         return self.update(data, plan, "actor")
 
-    def micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
+    def micro_loss(
+        self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo
+    ) -> MicroLoss:
         """Computes the policy's loss and, weighed, its values'; see `Trained`."""
         cfg, ranks = self.config, world_size()
         fields = models.loss_fields(micro, self.settings.device)
-        mask, measured = fields["response_mask"], "old_log_probs" in fields and not self.correction.bypass_mode
+        mask, measured = (
+            fields["response_mask"],
+            "old_log_probs" in fields and not self.correction.bypass_mode,
+        )
         mode: EntropyMode = "grad" if cfg.entropy_coeff else "value"
         log_prob, entropy, *values = self.micro_forward(micro, inputs, mode)
         # Left out only where this is the only update (`update_policy` checks): then the policy is still the one that
@@ -112,9 +134,14 @@ class DataParallelPPOActor(Trained):
         if old_log_prob is own and self.correction.weighs_alone:
             rule = self.correction.rollout_is, self.correction.rollout_is_threshold
             apart = own - fields["rollout_log_probs"]
-            fields["rollout_is_weights"], told = compute_rollout_correction_weights(apart, mask, *rule)
+            fields["rollout_is_weights"], told = compute_rollout_correction_weights(
+                apart, mask, *rule
+            )
             share = algos.token_fraction(torch.ones_like(own), mask, counts)
-            weighed = {f"rollout_corr/rollout_is_{name}": told[f"rollout_is_{name}"] * share for name in ADDED_UP}
+            weighed = {
+                f"rollout_corr/rollout_is_{name}": told[f"rollout_is_{name}"] * share
+                for name in ADDED_UP
+            }
         loss, metrics = self._policy_loss(fields, log_prob, entropy, counts)
         metrics |= weighed
         if values:
@@ -122,8 +149,13 @@ class DataParallelPPOActor(Trained):
             loss, metrics = loss + self.critic.value_loss_coef * of_values, metrics | more
         if self.observation_loss_coef:
             said = fields["observation_mask"].bool()
-            observed = -torch.where(said, log_prob, 0).sum() / max(micro.meta_info["observation_tokens"], 1)
-            loss, metrics["actor/observation_loss"] = loss + self.observation_loss_coef * observed * ranks, observed
+            observed = -torch.where(said, log_prob, 0).sum() / max(
+                micro.meta_info["observation_tokens"], 1
+            )
+            loss, metrics["actor/observation_loss"] = (
+                loss + self.observation_loss_coef * observed * ranks,
+                observed,
+            )
         # Only the first adds to the mean over all, where the policy is still the one that sampled.
         updates = micro.meta_info.get("updates_to_come") or 0
         if updates and measured:
@@ -131,13 +163,28 @@ class DataParallelPPOActor(Trained):
             metrics["actor/first_update_diff"] = apart * updates / ranks
         if not updates or measured or "rollout_log_probs" not in fields:
             return MicroLoss(loss, metrics, {})
-        compared = own, fields["rollout_log_probs"], mask, counts["batch_num_tokens"], fields.get("turn_ids")
+        compared = (
+            own,
+            fields["rollout_log_probs"],
+            mask,
+            counts["batch_num_tokens"],
+            fields.get("turn_ids"),
+        )
         shares, maxima = measure_mismatch(*compared)
-        return MicroLoss(loss, metrics | {name: share * updates for name, share in shares.items()}, maxima)
+        return MicroLoss(
+            loss, metrics | {name: share * updates for name, share in shares.items()}, maxima
+        )
 
-    def _policy_loss(self, fields: Fields, log_prob: Tensor, entropy: Tensor, counts: GlobalBatchInfo) -> Loss:
+    def _policy_loss(
+        self, fields: Fields, log_prob: Tensor, entropy: Tensor, counts: GlobalBatchInfo
+    ) -> Loss:
         """Computes the clipped loss, less the entropy's bonus, plus the KL's part; and its `actor/*`."""
-        cfg, mask, bypass, ranks = self.config, fields["response_mask"], self.correction.bypass_mode, world_size()
+        cfg, mask, bypass, ranks = (
+            self.config,
+            fields["response_mask"],
+            self.correction.bypass_mode,
+            world_size(),
+        )
         counts = counts | {"loss_scale_factor": cfg.loss_scale_factor}
         own = {name: cfg[name] for name in vars(PolicyLossConfig()) if name in vars(cfg)}
         with algos.denominators(counts, fields.get("episode_share")):
@@ -149,17 +196,26 @@ class DataParallelPPOActor(Trained):
                 advantages=fields["advantages"],
                 response_mask=mask,
                 loss_agg_mode=cfg.loss_agg_mode,
-                config=PolicyLossConfig(**own, rollout_correction=self.correction, global_batch_info=counts),
+                config=PolicyLossConfig(
+                    **own, rollout_correction=self.correction, global_batch_info=counts
+                ),
                 rollout_is_weights=fields.get("rollout_is_weights"),
             )
             # A plain number is the micro-batch's mean, as losses written for verl return it.
             share = algos.token_fraction(torch.ones_like(log_prob), mask, counts)
-            metrics = {name: value if isinstance(value, Tensor) else value * share for name, value in metrics.items()}
+            metrics = {
+                name: value if isinstance(value, Tensor) else value * share
+                for name, value in metrics.items()
+            }
             # The losses carry the factor of all ranks, because ranks average their gradients.
             metrics = {"actor/pg_loss": loss / ranks, **metrics}
-            metrics["actor/entropy"] = algos.agg_loss(entropy.detach(), mask, "token-mean", **counts) / ranks
+            metrics["actor/entropy"] = (
+                algos.agg_loss(entropy.detach(), mask, "token-mean", **counts) / ranks
+            )
             if cfg.entropy_coeff:
-                loss = loss - cfg.entropy_coeff * algos.agg_loss(entropy, mask, cfg.loss_agg_mode, **counts)
+                loss = loss - cfg.entropy_coeff * algos.agg_loss(
+                    entropy, mask, cfg.loss_agg_mode, **counts
+                )
             if cfg.use_kl_loss:
                 kl = algos.kl_penalty(log_prob, fields["ref_log_prob"], cfg.kl_loss_type)
                 kl_loss = algos.agg_loss(kl, mask, cfg.loss_agg_mode, **counts)
@@ -191,7 +247,9 @@ class DataParallelPPOCritic(Trained):
         *,
         forward: ForwardSettings | None = None,
     ) -> None:
-        self.critic_module = critic_module if isinstance(critic_module, ValueModel) else ValueModel(critic_module)
+        self.critic_module = (
+            critic_module if isinstance(critic_module, ValueModel) else ValueModel(critic_module)
+        )
         super().__init__(config, self.critic_module, critic_optimizer, forward)
 
     def compute_values(self, data: DataProto) -> Tensor:
@@ -206,13 +264,19 @@ class DataParallelPPOCritic(Trained):
         data.require(*FORWARD_FIELDS, "values", "returns", by="update_critic")
         return self.update(data, plan, "critic")
 
-    def micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
+    def micro_loss(
+        self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo
+    ) -> MicroLoss:
         """Computes the values' loss; see `Trained`."""
         fields = models.loss_fields(micro, self.settings.device)
-        return MicroLoss(*value_loss(self.micro_forward(micro, inputs)[0], fields, self.config, counts), {})
+        return MicroLoss(
+            *value_loss(self.micro_forward(micro, inputs)[0], fields, self.config, counts), {}
+        )
 
 
-def value_loss(vpreds: Tensor, fields: Fields, config: CriticConfig, counts: GlobalBatchInfo) -> Loss:
+def value_loss(
+    vpreds: Tensor, fields: Fields, config: CriticConfig, counts: GlobalBatchInfo
+) -> Loss:
     """Computes the loss of a micro-batch's values (rows, response_len), and its `critic/*`; see `MicroLoss`."""
     mask, compared = fields["response_mask"], (vpreds, fields["returns"], fields["values"])
     rule = config.cliprange_value, config.loss_agg_mode

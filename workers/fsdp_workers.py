@@ -26,7 +26,14 @@ from custom.reward_manager import decode_sampled
 from data.containers import place_outcome_rewards
 from data.protocol import DataProto
 from data.turn_tokens import as_messages, encode_chat, pad_token_id
-from training.config import ActorConfig, ActorRolloutRefConfig, BatchPlan, CriticConfig, FSDPConfig, PPOConfig
+from training.config import (
+    ActorConfig,
+    ActorRolloutRefConfig,
+    BatchPlan,
+    CriticConfig,
+    FSDPConfig,
+    PPOConfig,
+)
 from training.config.algorithm_settings import UpdatePlan
 from training.config.checks import load_custom_algorithm
 from training.config.settings import RolloutConfig
@@ -34,7 +41,13 @@ from workers.dp_actor import DataParallelPPOActor, DataParallelPPOCritic
 from workers.model import forward as models
 from workers.model import state as model_state
 from workers.model.builder import ModelSpec, find_device, require_same_vocabulary, torch_dtype
-from workers.model.forward import FORWARD_FIELDS, ForwardSettings, PolicyModel, PolicyValueModel, ValueModel
+from workers.model.forward import (
+    FORWARD_FIELDS,
+    ForwardSettings,
+    PolicyModel,
+    PolicyValueModel,
+    ValueModel,
+)
 from workers.model.lora import adapter_export, without_adapters
 from workers.model.state import CheckpointWriter
 from workers.model.update import build_optimizer, build_scheduler
@@ -47,7 +60,12 @@ from workers.rollout.weight_sync import Canary, Manifest, iter_weights, weight_m
 
 logger = logging.getLogger(__name__)
 # What the policy's update reads of a batch, as far as it is there.
-UPDATE_FIELDS: tuple[str, ...] = ("advantages", "old_log_probs", "ref_log_prob", "rollout_log_probs")
+UPDATE_FIELDS: tuple[str, ...] = (
+    "advantages",
+    "old_log_probs",
+    "ref_log_prob",
+    "rollout_log_probs",
+)
 UPDATE_FIELDS += ("rollout_is_weights", "turn_ids", "episode_share", "observation_mask")
 CRITIC_FIELDS = (*FORWARD_FIELDS, "values", "returns", "episode_share")
 Role = Literal["actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref"]
@@ -68,7 +86,9 @@ class TrainedWorker:
         if config.custom_algorithm:
             load_custom_algorithm(config.custom_algorithm)
 
-    def _make_trainable(self, model: nn.Module, module: nn.Module, own: ActorConfig | CriticConfig, steps: int) -> None:
+    def _make_trainable(
+        self, model: nn.Module, module: nn.Module, own: ActorConfig | CriticConfig, steps: int
+    ) -> None:
         """Makes optimiser and schedule, over so many steps, of the module that is saved of a sharded model."""
         self.model, self.module, self.own = model, module, own
         self.optimizer = build_optimizer(module, own.optim)
@@ -83,7 +103,9 @@ class TrainedWorker:
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:
         """Begins to save; `checkpoint_written` says when it is done."""
-        model_state.save(self.writer, Path(folder), self.state, self.own.checkpoint.save_contents, self.tokenizer)
+        model_state.save(
+            self.writer, Path(folder), self.state, self.own.checkpoint.save_contents, self.tokenizer
+        )
 
     @register(Dispatch.ONE_TO_ALL)
     def checkpoint_written(self, wait: bool) -> bool:
@@ -100,7 +122,9 @@ class TrainedWorker:
         """Returns the size of a sequence-parallel group."""
         return self.config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
 
-    def _update(self, part: str, update: Callable[[DataProto, UpdatePlan], Metrics], data: DataProto) -> Metrics:
+    def _update(
+        self, part: str, update: Callable[[DataProto, UpdatePlan], Metrics], data: DataProto
+    ) -> Metrics:
         """Updates the model, once a checkpoint has its copy, and makes one step of the schedule; adds PART/lr."""
         self.writer.wait_until_copied()
         exact = distributed.strictly_deterministic(self.config.trainer.deterministic)
@@ -130,10 +154,17 @@ class ActorRolloutRefWorker(TrainedWorker):
         if "actor" in self.role:
             cfg, config = self.policy.actor, self.config
             model, settings = self._load_policy(cfg.fsdp_config, self.spec, trainable=True)
-            self._make_trainable(model, model.lm if model.value_head is None else model, cfg, total_training_steps)
+            self._make_trainable(
+                model, model.lm if model.value_head is None else model, cfg, total_training_steps
+            )
             self.tokenizer = self.spec.tokenizer
-            more, values = (config.algorithm.rollout_correction, config.agent.observation_loss_coef), config.critic
-            self.actor = DataParallelPPOActor(cfg, model, self.optimizer, *more, forward=settings, critic=values)
+            more, values = (
+                (config.algorithm.rollout_correction, config.agent.observation_loss_coef),
+                config.critic,
+            )
+            self.actor = DataParallelPPOActor(
+                cfg, model, self.optimizer, *more, forward=settings, critic=values
+            )
         if "ref" in self.role:
             spec = replace(self.spec, path=self.policy.ref.model.path or self.spec.path)
             if spec != self.spec:
@@ -148,7 +179,9 @@ class ActorRolloutRefWorker(TrainedWorker):
         # Last, as the engine sizes its cache by what is left free.
         if "rollout" in self.role:
             self.rollout = build_rollout(self.config.resolved_rollout, self.spec)
-            self.prompt_loop = TurnLoop(self.rollout, group=distributed.rank_group(self.ranks_per_engine()))
+            self.prompt_loop = TurnLoop(
+                self.rollout, group=distributed.rank_group(self.ranks_per_engine())
+            )
             self.rollout.records_versions = self.config.trainer.async_level > 0
         self.canary = self._canary() if self.config.trainer.alarms != "off" else None
         if self.role.startswith("actor_rollout"):
@@ -198,7 +231,9 @@ class ActorRolloutRefWorker(TrainedWorker):
     def send_weights(self) -> Tensor | None:
         """Sends the policy's weights over the channel; returns what it makes of the canaries."""
         with self._on_device():
-            for _, tensor in iter_weights(self.actor.actor_module.lm, torch_dtype(self.policy.rollout.dtype)):
+            for _, tensor in iter_weights(
+                self.actor.actor_module.lm, torch_dtype(self.policy.rollout.dtype)
+            ):
                 if self.channel is not None:
                     self.channel.broadcast(tensor.contiguous())
             return self._score_canaries()
@@ -220,14 +255,23 @@ class ActorRolloutRefWorker(TrainedWorker):
 
     def _score_canaries(self) -> Tensor | None:
         limits = self.policy.log_prob_micro_batching
-        return self.actor.compute_log_prob(self.canary.batch(), limits=limits)[0] if self.canary else None
+        return (
+            self.actor.compute_log_prob(self.canary.batch(), limits=limits)[0]
+            if self.canary
+            else None
+        )
 
     def _canary(self) -> Canary | None:
         mute = "rollout" in self.role and type(self.rollout).score is BaseRollout.score
         if mute or self.config.max_model_len < 3:
-            logger.warning("rollout.name=%s scores nothing: no alarm watches the weight sync", self.policy.rollout.name)
+            logger.warning(
+                "rollout.name=%s scores nothing: no alarm watches the weight sync",
+                self.policy.rollout.name,
+            )
             return None
-        render = partial(encode_chat, self.spec.tokenizer, **self.config.data.apply_chat_template_kwargs)
+        render = partial(
+            encode_chat, self.spec.tokenizer, **self.config.data.apply_chat_template_kwargs
+        )
         return Canary(self.config.max_model_len, len(self.spec.tokenizer), render)
 
     @register(Dispatch.ONE_TO_ALL)
@@ -259,7 +303,11 @@ class ActorRolloutRefWorker(TrainedWorker):
     def play(self, seconds: float, to_idle: bool = False) -> list[DataProto]:
         """Goes on with all batches for so many seconds; returns those that have come to an end, as rows."""
         ended = self.loop.play(seconds, to_idle)
-        return [batch.finish() for batch in ended] if distributed.rank() % self.ranks_per_engine() == 0 else []
+        return (
+            [batch.finish() for batch in ended]
+            if distributed.rank() % self.ranks_per_engine() == 0
+            else []
+        )
 
     @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine")
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -295,7 +343,9 @@ class ActorRolloutRefWorker(TrainedWorker):
         squares = data.meta_info.get("sum_pi_squared")
         limits, wanted = self.policy.log_prob_micro_batching, "squares" if squares else "value"
         with self._on_device():
-            stats = self.actor.read(self._with_temperature(data), "compute_log_prob", limits, wanted)
+            stats = self.actor.read(
+                self._with_temperature(data), "compute_log_prob", limits, wanted
+            )
         names = ["old_log_probs", "entropys", *(["sum_pi_squared"] if squares else []), "values"]
         return DataProto.from_dict(tensors=dict(zip(names, stats, strict=False)))
 
@@ -303,21 +353,38 @@ class ActorRolloutRefWorker(TrainedWorker):
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Computes `ref_log_prob`, (B, response_len)."""
         module = self.ref.actor_module
-        with distributed.on_device(module, None, self.device, self.ref_fsdp), without_adapters(module):
-            log_probs = self.ref.compute_log_prob(self._with_temperature(data), limits=self.policy.ref_micro_batching)
+        with (
+            distributed.on_device(module, None, self.device, self.ref_fsdp),
+            without_adapters(module),
+        ):
+            log_probs = self.ref.compute_log_prob(
+                self._with_temperature(data), limits=self.policy.ref_micro_batching
+            )
         return DataProto.from_dict(tensors={"ref_log_prob": log_probs[0]})
 
-    @register(Dispatch.DP_COMPUTE_PROTO, reads=(*FORWARD_FIELDS, *UPDATE_FIELDS), ranks_per_chunk="ranks_per_sequence")
+    @register(
+        Dispatch.DP_COMPUTE_PROTO,
+        reads=(*FORWARD_FIELDS, *UPDATE_FIELDS),
+        ranks_per_chunk="ranks_per_sequence",
+    )
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """Calls `update_policy` once and makes one step of the schedule; returns metrics."""
         return self._update("actor", self.actor.update_policy, self._with_temperature(data))
 
-    @register(Dispatch.DP_COMPUTE_PROTO, reads=(*CRITIC_FIELDS, *UPDATE_FIELDS), ranks_per_chunk="ranks_per_sequence")
+    @register(
+        Dispatch.DP_COMPUTE_PROTO,
+        reads=(*CRITIC_FIELDS, *UPDATE_FIELDS),
+        ranks_per_chunk="ranks_per_sequence",
+    )
     def update_actor_and_values(self, data: DataProto) -> dict[str, float]:
         """Does what `update_actor` does, to a policy that has the values, whose fields it is sent too."""
         return self.update_actor(data)
 
-    @register(Dispatch.DP_COMPUTE_PROTO, reads=(*FORWARD_FIELDS, *UPDATE_FIELDS), ranks_per_chunk="ranks_per_sequence")
+    @register(
+        Dispatch.DP_COMPUTE_PROTO,
+        reads=(*FORWARD_FIELDS, *UPDATE_FIELDS),
+        ranks_per_chunk="ranks_per_sequence",
+    )
     def add_groups(self, data: DataProto) -> None:
         """Adds the gradient of groups of a step whose other groups may still play; see `Trained.add_groups`."""
         self.writer.wait_until_copied()
@@ -327,21 +394,31 @@ class ActorRolloutRefWorker(TrainedWorker):
     @register(Dispatch.ONE_TO_ALL)
     def finish_update(self) -> Metrics:
         """Makes the step that `add_groups` has prepared, and one of the schedule; returns metrics."""
-        return self._update("actor", lambda data, plan: self.actor.finish_update("actor"), DataProto())
+        return self._update(
+            "actor", lambda data, plan: self.actor.finish_update("actor"), DataProto()
+        )
 
-    def _load_policy(self, fsdp: FSDPConfig, spec: ModelSpec, trainable: bool) -> tuple[PolicyModel, ForwardSettings]:
+    def _load_policy(
+        self, fsdp: FSDPConfig, spec: ModelSpec, trainable: bool
+    ) -> tuple[PolicyModel, ForwardSettings]:
         lm = spec.causal_lm(trainable=trainable)
         share = self.policy.actor.use_prefix_grouper
-        settings = models.forward_settings(self.policy.model, share, lm, self.device, self.ranks_per_sequence())
+        settings = models.forward_settings(
+            self.policy.model, share, lm, self.device, self.ranks_per_sequence()
+        )
         if trainable:
             models.check_forward(lm)
-        model = PolicyModel(PolicyValueModel(lm) if trainable and self.config.critic.share_backbone else lm)
+        model = PolicyModel(
+            PolicyValueModel(lm) if trainable and self.config.critic.share_backbone else lm
+        )
         distributed.shard_model(model, fsdp, settings.dtype, self.device)
         return model, settings
 
     def _with_temperature(self, data: DataProto) -> DataProto:
         """Adds the temperature of sampling: log-probs are always those of the distribution that was sampled."""
-        return replace(data, meta_info=data.meta_info | {"temperature": self.policy.rollout.temperature})
+        return replace(
+            data, meta_info=data.meta_info | {"temperature": self.policy.rollout.temperature}
+        )
 
 
 class CriticWorker(TrainedWorker):
@@ -425,22 +502,34 @@ class RewardModelWorker:
     def _own_rows(self, data: DataProto) -> list[Tensor]:
         """Returns each row's tokens as the policy has them."""
         ids = torch.cat([data.batch["prompts"], data.batch["responses"]], dim=1).long()
-        return [row[kept] for row, kept in zip(ids, data.batch["attention_mask"].bool(), strict=True)]
+        return [
+            row[kept] for row, kept in zip(ids, data.batch["attention_mask"].bool(), strict=True)
+        ]
 
     def _retold_rows(self, data: DataProto) -> list[Tensor]:
         """Renders each row's messages and response in the model's own chat template."""
-        data.require("raw_prompt", by="reward_model.model.input_tokenizer (data.return_raw_chat=true keeps it)")
+        data.require(
+            "raw_prompt",
+            by="reward_model.model.input_tokenizer (data.return_raw_chat=true keeps it)",
+        )
         assert self.input_tokenizer is not None
         answers = decode_sampled(self.input_tokenizer, data.batch)
         pairs = zip(map(list, data.non_tensor_batch["raw_prompt"]), answers, strict=True)
-        told = ([*as_messages(asked), {"role": "assistant", "content": answer}] for asked, answer in pairs)
-        rows = (encode_chat(self.tokenizer, messages, add_generation_prompt=False) for messages in told)
+        told = (
+            [*as_messages(asked), {"role": "assistant", "content": answer}]
+            for asked, answer in pairs
+        )
+        rows = (
+            encode_chat(self.tokenizer, messages, add_generation_prompt=False) for messages in told
+        )
         return [torch.tensor(row) for row in rows]
 
     def _score(self, rows: list[Tensor]) -> Tensor:
         """Reads what the model says of each row's last token: (rows,) float32 on the CPU."""
         lengths = torch.tensor([len(row) for row in rows])
-        ids = pad_sequence(rows, batch_first=True, padding_value=pad_token_id(self.tokenizer)).to(self.device)
+        ids = pad_sequence(rows, batch_first=True, padding_value=pad_token_id(self.tokenizer)).to(
+            self.device
+        )
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long().to(self.device)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             logits = self.module(input_ids=ids, attention_mask=mask, use_cache=False).logits[..., 0]

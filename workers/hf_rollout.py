@@ -41,7 +41,9 @@ class _Row:
     def completion(self) -> Completion:
         """Returns what was sampled."""
         sampled: dict[str, Any] = {"token_ids": self.token_ids, "log_probs": self.log_probs}
-        return Completion(request_id=self.request_id, finish_reason=self.finish_reason or "abort", **sampled)
+        return Completion(
+            request_id=self.request_id, finish_reason=self.finish_reason or "abort", **sampled
+        )
 
 
 class HFRollout(BaseRollout):
@@ -49,8 +51,12 @@ class HFRollout(BaseRollout):
 
     completes_batches = updates_in_flight = True
 
-    def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:
-        super().__init__(config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id)
+    def __init__(
+        self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None
+    ) -> None:
+        super().__init__(
+            config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id
+        )
         self.device = model_config.device
         self.module = model_config.empty_causal_lm(torch_dtype(config.dtype)).to(self.device).eval()
         self.pending: dict[str, _Row] = {}
@@ -95,18 +101,31 @@ class HFRollout(BaseRollout):
         Finished rows leave the batch once they are half of it.
         """
         batch, cache = rows, DynamicCache()
-        ids = _left_pad([row.prompt_ids for row in rows], self.pad_token_id).to(self.device)  # (B, L)
+        ids = _left_pad([row.prompt_ids for row in rows], self.pad_token_id).to(
+            self.device
+        )  # (B, L)
         mask = _left_pad([[1] * len(row.prompt_ids) for row in rows], 0).to(self.device)
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
         while alive := [row for row in batch if not row.finish_reason]:
             if 2 * len(alive) <= len(batch):
-                keep = torch.tensor([i for i, row in enumerate(batch) if not row.finish_reason], device=self.device)
+                keep = torch.tensor(
+                    [i for i, row in enumerate(batch) if not row.finish_reason], device=self.device
+                )
                 cache.batch_select_indices(keep)
                 ids, mask, positions, batch = ids[keep], mask[keep], positions[keep], alive
-            inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
-            logits = self.module(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()  # (B, vocab)
+            inputs = {
+                "input_ids": ids,
+                "attention_mask": mask,
+                "position_ids": positions,
+                "past_key_values": cache,
+            }
+            logits = (
+                self.module(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+            )  # (B, vocab)
             tokens, log_probs = sample_tokens(logits, kind, [row.generator for row in batch])
-            for row, token, log_prob in zip(batch, tokens.tolist(), log_probs.tolist(), strict=True):
+            for row, token, log_prob in zip(
+                batch, tokens.tolist(), log_probs.tolist(), strict=True
+            ):
                 if not row.finish_reason:
                     row.token_ids.append(token)
                     row.log_probs.append(log_prob)
@@ -119,7 +138,9 @@ def _sampling_kind(sampling: Sampling) -> Sampling:
     return replace(sampling, seed=0, max_tokens=0, stop_token_ids=())
 
 
-def sample_tokens(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
+def sample_tokens(
+    logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]
+) -> tuple[Tensor, Tensor]:
     """Samples one token a row and returns (tokens, log_probs), both (batch,), of the distribution that was sampled.
 
     Greedy (temperature 0) reports log-probs at temperature 1. `logits` is (batch, vocab) float32.

@@ -43,17 +43,28 @@ class AgentRollout:
     """
 
     def __init__(
-        self, config: PPOConfig, engine: BaseRollout, tokenizer: Any, specs: AgentSpecs, group: dist.ProcessGroup | None
+        self,
+        config: PPOConfig,
+        engine: BaseRollout,
+        tokenizer: Any,
+        specs: AgentSpecs,
+        group: dist.ProcessGroup | None,
     ) -> None:
         self.config, self.engine, self.group = config, engine, group
         self.specs = list(specs)
         template = dict(config.data.apply_chat_template_kwargs)
-        self.tokens = TurnTokens(tokenizer, template_kwargs=template, eos_token_ids=engine.eos_token_ids)
+        self.tokens = TurnTokens(
+            tokenizer, template_kwargs=template, eos_token_ids=engine.eos_token_ids
+        )
         self.pool = open_pool(config, specs) if is_leader(group) else None
         self.tools: Sequence[Tools] = from_leader(self.pool and self.pool.tool_schemas, group)
         home = config.environment_home
         live = home.num_workers if home.isolation != "thread" else None
-        given: dict[str, Any] = {"tokens": self.tokens, "environments": self.pool, "tools": self.tools}
+        given: dict[str, Any] = {
+            "tokens": self.tokens,
+            "environments": self.pool,
+            "tools": self.tools,
+        }
         self.loop = TurnLoop(engine, **given, max_live=live, group=group)
 
     def run(self, described: DataProto) -> DataProto:
@@ -64,12 +75,23 @@ class AgentRollout:
 
     def batch_of(self, described: DataProto) -> Batch:
         """Makes the described episodes, for the loop."""
-        names = {"group": "group_index", "sample": "sample_index", "spec": "agent_index", "seed": "env_seed"}
+        names = {
+            "group": "group_index",
+            "sample": "sample_index",
+            "spec": "agent_index",
+            "seed": "env_seed",
+        }
         names |= {"task": "task"} if "task" in described.non_tensor_batch else {}
-        rows = zip(*(described.non_tensor_batch[name].tolist() for name in names.values()), strict=True)
+        rows = zip(
+            *(described.non_tensor_batch[name].tolist() for name in names.values()), strict=True
+        )
         episodes = [Episode(**dict(zip(names, row, strict=True))) for row in rows]
         self.loop.lockstep = bool(described.meta_info.get("seeded"))
-        return Batch(episodes, self.engine.sampler(described.meta_info), [self.limits(spec) for spec in self.specs])
+        return Batch(
+            episodes,
+            self.engine.sampler(described.meta_info),
+            [self.limits(spec) for spec in self.specs],
+        )
 
     def limits(self, spec: AgentSpec) -> TurnLimits:
         """Returns what ends turns and episodes of this spec's agents."""
@@ -92,10 +114,16 @@ class AgentRollout:
         """
         facts = []
         for episode in episodes:
-            record = {} if self.config.agent.episodes_dir is None else {"record": episode_record(episode)}
+            record = (
+                {}
+                if self.config.agent.episodes_dir is None
+                else {"record": episode_record(episode)}
+            )
             settle(episode, self.config.agent)
             facts.append(episode_facts(episode) | record)
-        owners = [(number, k) for number, episode in enumerate(episodes) for k in range(len(episode.rows))]
+        owners = [
+            (number, k) for number, episode in enumerate(episodes) for k in range(len(episode.rows))
+        ]
         rows = [episodes[number].rows[k] for number, k in owners]
         batch = self.engine.build_batch(rows, self.config.data.max_prompt_length)
         rewards = np.zeros((len(rows), self.engine.response_length), np.float32)
@@ -104,10 +132,14 @@ class AgentRollout:
         batch.batch["environment_rewards"] = torch.from_numpy(rewards)  # (B, R)
         index = np.array([number for number, _ in owners], dtype=np.int64)
         columns = {name: values[index] for name, values in described.non_tensor_batch.items()}
-        columns["anchors"] = object_array([[turn.anchor for turn in episodes[number].turns] for number, _ in owners])
+        columns["anchors"] = object_array(
+            [[turn.anchor for turn in episodes[number].turns] for number, _ in owners]
+        )
         columns["ending"] = object_array([episodes[number].ending for number, _ in owners])
         columns["episode_row"] = np.array([k for _, k in owners], dtype=np.int64)
-        columns["episode_facts"] = object_array([facts[number] if k == 0 else None for number, k in owners])
+        columns["episode_facts"] = object_array(
+            [facts[number] if k == 0 else None for number, k in owners]
+        )
         return replace(batch, non_tensor_batch=columns, meta_info=dict(described.meta_info))
 
     def close(self) -> None:
@@ -128,7 +160,9 @@ def open_pool(config: PPOConfig, specs: AgentSpecs) -> EnvironmentPool:
     home = config.environment_home
     seconds = {name: config.agent[name] for name in ("step_timeout_s", "episode_timeout_s")}
     limits = Limits(network=home.network, memory_gb=home.memory_gb)
-    return EnvironmentPool(specs, isolation=home.isolation, num_workers=home.num_workers, limits=limits, **seconds)
+    return EnvironmentPool(
+        specs, isolation=home.isolation, num_workers=home.num_workers, limits=limits, **seconds
+    )
 
 
 def settle(episode: Episode, agent: AgentConfig) -> None:
@@ -167,9 +201,16 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "cut_turns": sum(turn.finish_reason == "length" for turn in episode.turns),
         "env_seconds": episode.env_seconds,
         "seconds": episode.seconds,
-        "tool_calls": [call for turn in episode.turns if turn.reply for call in turn.reply.tool_calls],
+        "tool_calls": [
+            call for turn in episode.turns if turn.reply for call in turn.reply.tool_calls
+        ],
         # Of a name that several turns give the last counts.
-        "info": {name: value for turn in episode.turns if turn.reply for name, value in turn.reply.info.items()},
+        "info": {
+            name: value
+            for turn in episode.turns
+            if turn.reply
+            for name, value in turn.reply.info.items()
+        },
         "reward": float(sum(sum(row.reward_at.values()) for row in episode.rows)),
         "masked": not any(row.spans for row in episode.rows),
     }
@@ -204,12 +245,23 @@ def turn_record(turn: Turn) -> dict[str, Any]:
 def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentSpec]:
     """Says how the config's agents are built, one spec an environment; `agent_cls` wins over `agent.cls`."""
     agent, reward = config.agent, config.custom_reward_function
-    shared = {name: agent[name] for name in ("tools", "parser", "include_state", "max_observation_chars")}
-    shared |= {"agent_path": None if agent_cls else agent.cls.path, "agent_name": agent.cls.name or "Agent"}
-    shared |= {"reward_path": reward.path, "reward_name": reward.name, "reward_kwargs": reward.reward_kwargs}
+    shared = {
+        name: agent[name] for name in ("tools", "parser", "include_state", "max_observation_chars")
+    }
+    shared |= {
+        "agent_path": None if agent_cls else agent.cls.path,
+        "agent_name": agent.cls.name or "Agent",
+    }
+    shared |= {
+        "reward_path": reward.path,
+        "reward_name": reward.name,
+        "reward_kwargs": reward.reward_kwargs,
+    }
     own = ("kwargs", "prompt_template", "max_turn", "max_turn_tokens")
     return [
-        AgentSpec(_source(each), agent_cls=agent_cls, **shared, **{name: each[name] for name in own})
+        AgentSpec(
+            _source(each), agent_cls=agent_cls, **shared, **{name: each[name] for name in own}
+        )
         for each in config.environments
     ]
 
@@ -263,7 +315,9 @@ class SyncMultiTurnRollout:
         if self.episodes is None:
             self.resets, config = self.resets + 1, self.config
             counts = config.prompts_per_step, config.actor_rollout_ref.rollout.n
-            info = step_info(step=self.resets, seed=config.data.run_seed, seeded=config.trainer.deterministic)
+            info = step_info(
+                step=self.resets, seed=config.data.run_seed, seeded=config.trainer.deterministic
+            )
             self.episodes = describe_episodes(*counts, info, suite=self.suite)
 
     def rollout(self) -> list[dict[str, Any]]:
@@ -271,7 +325,9 @@ class SyncMultiTurnRollout:
         if self.episodes is None:
             raise ValueError("nothing to play: call reset() first")
         self.batch = self.actor_rollout_wg.run_episodes(self.episodes)
-        facts = [facts for facts in self.batch.non_tensor_batch["episode_facts"] if facts is not None]
+        facts = [
+            facts for facts in self.batch.non_tensor_batch["episode_facts"] if facts is not None
+        ]
         if self.episodes.meta_info.get("do_sample", True):
             info = self.episodes.meta_info
             self.facts.setdefault((bool(info["validate"]), info["global_steps"]), []).extend(facts)
@@ -312,10 +368,26 @@ def describe_episodes(
     played = range(first_group, first_group + groups)
     step, seed, validate = info["global_steps"], info["seed"], info["validate"]
     columns = sample_ids(played, samples, step=step, validate=validate)
-    seeds = [seed_for(seed, 0, -1 - group) if validate else seed_for(seed, step, group) for group in played]
-    chosen = suite.in_turn(played) if validate else suite.choose(played, seed_for(seed, step, first_group))
+    seeds = [
+        seed_for(seed, 0, -1 - group) if validate else seed_for(seed, step, group)
+        for group in played
+    ]
+    chosen = (
+        suite.in_turn(played)
+        if validate
+        else suite.choose(played, seed_for(seed, step, first_group))
+    )
     agents = np.repeat(np.array(chosen, dtype=np.int64), samples)
-    columns |= {"agent_index": agents, "env_seed": np.repeat(np.array(seeds, dtype=np.int64), samples)}
-    columns |= {"task": object_array([task for task in tasks for _ in range(samples)])} if any(tasks) else {}
+    columns |= {
+        "agent_index": agents,
+        "env_seed": np.repeat(np.array(seeds, dtype=np.int64), samples),
+    }
+    columns |= (
+        {"task": object_array([task for task in tasks for _ in range(samples)])}
+        if any(tasks)
+        else {}
+    )
     columns["data_source"] = object_array([suite.names[index] for index in agents])
-    return DataProto.from_dict(tensors={"agent": torch.tensor(agents)}, non_tensors=columns, meta_info=info)
+    return DataProto.from_dict(
+        tensors={"agent": torch.tensor(agents)}, non_tensors=columns, meta_info=info
+    )

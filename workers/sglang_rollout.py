@@ -26,7 +26,13 @@ from workers.model.builder import ModelSpec
 from workers.ranks.distributed import rank, world_size
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Completion, NamedTensors, Part, Sampling, finish_reason
-from workers.rollout.weight_sync import Manifest, SavedForm, as_announced, check_manifest, weight_manifest
+from workers.rollout.weight_sync import (
+    Manifest,
+    SavedForm,
+    as_announced,
+    check_manifest,
+    weight_manifest,
+)
 
 logger = logging.getLogger(__name__)
 # About so many bytes of tensors are sent together.
@@ -48,7 +54,9 @@ class LocalEngine:
 
     def call(self, verb: str, **given: Any) -> Any:
         """Calls a method of the engine."""
-        return getattr(self.engine.tokenizer_manager if verb == "abort_request" else self.engine, verb)(**given)
+        return getattr(
+            self.engine.tokenizer_manager if verb == "abort_request" else self.engine, verb
+        )(**given)
 
     def flush(self) -> bool:
         """Drops cached prefixes; says whether that was possible, which it is where nothing runs."""
@@ -56,7 +64,9 @@ class LocalEngine:
 
     def send(self, bucket: Bucket) -> None:
         """Replaces weights; on a GPU the engine's processes read them where they are."""
-        taken, message = self.call("update_weights_from_tensor", named_tensors=bucket, flush_cache=False)
+        taken, message = self.call(
+            "update_weights_from_tensor", named_tensors=bucket, flush_cache=False
+        )
         if not taken:
             raise ValueError(f"SGLang did not take the weights: {message}")
 
@@ -72,13 +82,17 @@ class Server:
         # Errors are those of requests, which `step` raises.
         self.loop.set_exception_handler(lambda loop, context: None)
         wait, limits = httpx.Timeout(None, connect=10.0), httpx.Limits(max_connections=None)
-        self.http = httpx.AsyncClient(base_url=base_url, timeout=wait, limits=limits, trust_env=False)
+        self.http = httpx.AsyncClient(
+            base_url=base_url, timeout=wait, limits=limits, trust_env=False
+        )
 
     async def _post(self, verb: str, **body: Any) -> httpx.Response:
         try:
             return await self.http.post(f"/{verb}", json=body)
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise RuntimeError(say("sglang_away", url=self.url, verb=verb, error=repr(error))) from error
+            raise RuntimeError(
+                say("sglang_away", url=self.url, verb=verb, error=repr(error))
+            ) from error
 
     async def generate(self, **request: Any) -> dict[str, Any]:
         """Has one request answered."""
@@ -113,15 +127,21 @@ class SGLangRollout(BaseRollout):
     serves all ranks, of which the first sends it the weights and puts it to sleep.
     """
 
-    def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:
-        super().__init__(config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id)
+    def __init__(
+        self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None
+    ) -> None:
+        super().__init__(
+            config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id
+        )
         self.saved = SavedForm(model_config.hf_config)
         # What runs: its own id, the engine's id, and how many tokens it asked for.
         self.asked: dict[asyncio.Task[dict[str, Any]], tuple[str, str, int]] = {}
         self.asleep: set[Part] = set()
         own = config.engine_kwargs.get("sglang", {})
         self.shared = "base_url" in own
-        self.client = Server(**own) if self.shared else LocalEngine(self.engine_args(model_config) | own)
+        self.client = (
+            Server(**own) if self.shared else LocalEngine(self.engine_args(model_config) | own)
+        )
         self.leads = not self.shared or rank() == 0
         self.begin()
 
@@ -131,9 +151,17 @@ class SGLangRollout(BaseRollout):
         # Ids go in and come out.
         args = {"model_path": spec.path, "dtype": cfg.dtype, "skip_tokenizer_init": True}
         args |= {"context_length": self.max_model_len, "max_running_requests": cfg.max_num_seqs}
-        args |= {"mem_fraction_static": cfg.gpu_memory_utilization, "enable_memory_saver": cfg.free_cache_engine}
-        args |= {"disable_cuda_graph": cfg.enforce_eager, "disable_radix_cache": not cfg.enable_prefix_caching}
-        args["chunked_prefill_size"] = cfg.max_num_batched_tokens if cfg.enable_chunked_prefill else -1
+        args |= {
+            "mem_fraction_static": cfg.gpu_memory_utilization,
+            "enable_memory_saver": cfg.free_cache_engine,
+        }
+        args |= {
+            "disable_cuda_graph": cfg.enforce_eager,
+            "disable_radix_cache": not cfg.enable_prefix_caching,
+        }
+        args["chunked_prefill_size"] = (
+            cfg.max_num_batched_tokens if cfg.enable_chunked_prefill else -1
+        )
         args["json_model_override_args"] = json.dumps(dict(model.override_config))
         return args | {"trust_remote_code": model.trust_remote_code}
 
@@ -143,7 +171,9 @@ class SGLangRollout(BaseRollout):
         params = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
         params |= {"max_new_tokens": sampling.max_tokens, "sampling_seed": sampling.seed}
         params |= {"stop_token_ids": stops, "ignore_eos": not stops}
-        asked = self.client.generate(input_ids=prompt_ids, sampling_params=params, return_logprob=True, rid=rid)
+        asked = self.client.generate(
+            input_ids=prompt_ids, sampling_params=params, return_logprob=True, rid=rid
+        )
         self.asked[self.client.loop.create_task(asked)] = request_id, rid, sampling.max_tokens
 
     def step(self) -> list[Completion]:
@@ -163,14 +193,23 @@ class SGLangRollout(BaseRollout):
             meta = {"output_token_logprobs": [], "finish_reason": {"type": "abort"}}
         log_probs, ids = ([entry[i] for entry in meta["output_token_logprobs"]] for i in (0, 1))
         reason = finish_reason(meta["finish_reason"]["type"], len(ids), asked)
-        return Completion(request_id=request_id, token_ids=ids, log_probs=log_probs, finish_reason=reason)
+        return Completion(
+            request_id=request_id, token_ids=ids, log_probs=log_probs, finish_reason=reason
+        )
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Scores sequences as prompts, behind which a token is sampled that nobody reads."""
-        given = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 1}}
+        given = {
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "sampling_params": {"max_new_tokens": 1},
+        }
         run = self.client.loop.run_until_complete
         answers = [run(self.client.generate(input_ids=ids, **given)) for ids in sequences]
-        return [[entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]] for answer in answers]
+        return [
+            [entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]]
+            for answer in answers
+        ]
 
     def begin(self) -> None:
         """Drops cached prefixes, and requests that a batch before left behind.
@@ -185,7 +224,9 @@ class SGLangRollout(BaseRollout):
         deadline = time.monotonic() + FLUSH_S
         while self.leads and not self.client.flush():
             if time.monotonic() > deadline:
-                raise RuntimeError("SGLang keeps cached prefixes while requests run, which are not this run's")
+                raise RuntimeError(
+                    "SGLang keeps cached prefixes while requests run, which are not this run's"
+                )
             time.sleep(STEP_S)
         self._await_leader()
 
@@ -194,7 +235,9 @@ class SGLangRollout(BaseRollout):
         check_manifest(manifest, weight_manifest(self.saved.model))
         named, sizes = tee(self.saved.of(as_announced(weights, manifest)))
         sent = accumulate(tensor.nbytes for _, tensor in sizes)
-        for _, bucket in groupby(zip(named, sent, strict=True), key=lambda entry: entry[1] // BUCKET_BYTES):
+        for _, bucket in groupby(
+            zip(named, sent, strict=True), key=lambda entry: entry[1] // BUCKET_BYTES
+        ):
             if self.leads:
                 self.client.send([tensor for tensor, _ in bucket])
         self.begin()

@@ -29,7 +29,13 @@ from workers.rollout.weight_sync import LoadTrial, Manifest, SavedForm, as_annou
 # At most, unless engine_kwargs.vllm.kv_cache_memory_bytes says otherwise.
 CPU_KV_CACHE_BYTES = 1 << 30
 # Settings of the rollout section that vLLM has under the same names.
-ALIKE = {"dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"}
+ALIKE = {
+    "dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+}
 ALIKE |= {"enable_prefix_caching", "enable_chunked_prefill"}
 
 
@@ -38,8 +44,12 @@ class vLLMRollout(BaseRollout):
 
     updates_in_flight = True
 
-    def __init__(self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None) -> None:
-        super().__init__(config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id)
+    def __init__(
+        self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None
+    ) -> None:
+        super().__init__(
+            config, eos_token_ids=model_config.eos_token_ids, pad_token_id=model_config.pad_token_id
+        )
         self.on_cpu = model_config.device.type == "cpu"
         self.saved = SavedForm(model_config.hf_config)
         self.accepted: Manifest = {}
@@ -50,7 +60,9 @@ class vLLMRollout(BaseRollout):
         set_engine_environment()
         args = self.engine_args(model_config)
         if args["max_model_len"] < self.max_model_len:
-            raise ValueError(f"engine_kwargs.vllm.max_model_len is under rollout.max_model_len={self.max_model_len}")
+            raise ValueError(
+                f"engine_kwargs.vllm.max_model_len is under rollout.max_model_len={self.max_model_len}"
+            )
         with preserved_rng(), nameless_segments():
             from vllm import EngineArgs, LLMEngine
 
@@ -61,16 +73,28 @@ class vLLMRollout(BaseRollout):
         """Derives vLLM's settings from the config's."""
         cfg, ranks = self.config, self.config.tensor_model_parallel_size
         args: dict[str, Any] = {name: value for name, value in vars(cfg).items() if name in ALIKE}
-        args |= {"model": spec.path, "trust_remote_code": spec.config.trust_remote_code, "disable_log_stats": True}
+        args |= {
+            "model": spec.path,
+            "trust_remote_code": spec.config.trust_remote_code,
+            "disable_log_stats": True,
+        }
         # Ids go in and come out.
         args |= {"skip_tokenizer_init": True, "hf_overrides": dict(spec.config.override_config)}
         args |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "external_launcher"}
-        args |= {"enforce_eager": cfg.enforce_eager or self.on_cpu, "logprobs_mode": "processed_logprobs"}
+        args |= {
+            "enforce_eager": cfg.enforce_eager or self.on_cpu,
+            "logprobs_mode": "processed_logprobs",
+        }
         if cfg.lora_as_adapter:
             # The sizes that it has are powers of two. By itself it takes the head in too, and then fails at `score`.
             largest = max(8, 1 << (spec.config["lora_rank"] - 1).bit_length())
             targets = target_layers(self.saved.model, spec.config["target_modules"])
-            args |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": largest, "lora_target_modules": targets}
+            args |= {
+                "enable_lora": True,
+                "max_loras": 1,
+                "max_lora_rank": largest,
+                "lora_target_modules": targets,
+            }
         args["enable_sleep_mode"] = cfg.free_cache_engine and not self.on_cpu
         # It asks for access to the other ranks' devices, and under Ray a rank sees its own alone.
         args["disable_custom_all_reduce"] = torch.cuda.device_count() < ranks
@@ -86,14 +110,18 @@ class vLLMRollout(BaseRollout):
         options = asdict(sampling) | {"top_k": max(sampling.top_k, 0)}
         options["logprobs"] = 0 if self.config.calculate_log_probs else None
         # `stop_token_ids` hold every end-of-turn token.
-        self._add(request_id, prompt_ids, **options, ignore_eos=True, flat_logprobs=True, skip_clone=True)
+        self._add(
+            request_id, prompt_ids, **options, ignore_eos=True, flat_logprobs=True, skip_clone=True
+        )
         self.asked[request_id] = sampling.max_tokens
 
     def _add(self, request_id: str, prompt_ids: list[int], **options: Any) -> None:
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        params = SamplingParams(**options, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+        params = SamplingParams(
+            **options, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
         prompt = TokensPrompt(prompt_token_ids=prompt_ids)
         self.engine.add_request(request_id, prompt, params, lora_request=self.adapter)
 
@@ -126,7 +154,9 @@ class vLLMRollout(BaseRollout):
             RuntimeError: requests still run, whose prefixes would outlive a change of the weights.
         """
         if not self.engine.reset_prefix_cache():
-            raise RuntimeError(f"vLLM keeps cached prefixes while requests run; finish these first: {[*self.asked]}")
+            raise RuntimeError(
+                f"vLLM keeps cached prefixes while requests run; finish these first: {[*self.asked]}"
+            )
 
     def update_weights(self, weights: NamedTensors, manifest: Manifest) -> None:
         """Replaces all weights, and drops what was computed with the old ones; running requests compute it anew.
@@ -161,7 +191,10 @@ class vLLMRollout(BaseRollout):
     def _try(self, model: nn.Module, manifest: Manifest) -> None:
         """Raises ValueError unless the manifest fills every parameter of the engine's model whole and once."""
         from vllm.config import set_current_vllm_config
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+        from vllm.model_executor.model_loader.reload import (
+            finalize_layerwise_reload,
+            initialize_layerwise_reload,
+        )
         from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
         meta = ((name, torch.empty(shape, device="meta")) for name, shape in manifest.items())
@@ -172,13 +205,17 @@ class vLLMRollout(BaseRollout):
             parameters: dict[str, Any] = dict(model.named_parameters())
             # Without what defers a layer's loading until all of it is there; the next reload sets that up anew.
             for parameter in parameters.values():
-                parameter.weight_loader = unwrap(getattr(parameter, "weight_loader", default_weight_loader))
+                parameter.weight_loader = unwrap(
+                    getattr(parameter, "weight_loader", default_weight_loader)
+                )
             try:
                 with trial:
                     model.load_weights(trial.weights())
             except Exception as error:
                 sent = f"{trial.sending} {tuple(trial.manifest[trial.sending])}"
-                raise ValueError(f"the rollout engine does not take {sent}; nothing was sent") from error
+                raise ValueError(
+                    f"the rollout engine does not take {sent}; nothing was sent"
+                ) from error
             finally:
                 finalize_layerwise_reload(model, self.engine.vllm_config.model_config)
         refuse(trial.problems(parameters))
@@ -205,26 +242,39 @@ def _completion(output: Any, asked: int) -> Completion:
     ids = list(sample.token_ids)
     reason = finish_reason(sample.finish_reason, len(ids), asked)
     log_probs = list(sample.logprobs.logprobs) if sample.logprobs is not None else [0.0] * len(ids)
-    spans = tuple((int(span.version), span.start, span.end) for span in sample.weight_versions or ())
-    given: dict[str, Any] = {"token_ids": ids, "log_probs": log_probs, "finish_reason": reason, "versions": spans}
+    spans = tuple(
+        (int(span.version), span.start, span.end) for span in sample.weight_versions or ()
+    )
+    given: dict[str, Any] = {
+        "token_ids": ids,
+        "log_probs": log_probs,
+        "finish_reason": reason,
+        "versions": spans,
+    }
     return Completion(request_id=output.request_id, **given)
 
 
 def forget_packed_experts(model: nn.Module) -> None:
     """Has vLLM pack experts again when they are loaded next: on a CPU it does so only where they have no kernel yet."""
-    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+        UnquantizedFusedMoEMethod,
+    )
 
     for module in model.modules():
         if isinstance(method := getattr(module, "quant_method", None), UnquantizedFusedMoEMethod):
             method.moe_kernel = None
 
 
-def kv_cache_bytes(spec: ModelSpec, config: RolloutConfig, max_model_len: int, block: int = 128) -> int:
+def kv_cache_bytes(
+    spec: ModelSpec, config: RolloutConfig, max_model_len: int, block: int = 128
+) -> int:
     """Counts what `max_num_seqs` full sequences need, at most CPU_KV_CACHE_BYTES, at least one and a spare block."""
     hf = spec.hf_config.get_text_config()
     heads = hf.num_key_value_heads or hf.num_attention_heads
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    block_bytes = 2 * hf.num_hidden_layers * heads * head_dim * torch_dtype(config.dtype).itemsize * block
+    block_bytes = (
+        2 * hf.num_hidden_layers * heads * head_dim * torch_dtype(config.dtype).itemsize * block
+    )
     blocks_per_sequence = -(-max_model_len // block)
     wanted = min(config.max_num_seqs * blocks_per_sequence * block_bytes, CPU_KV_CACHE_BYTES)
     return max(wanted, (blocks_per_sequence + 1) * block_bytes)
@@ -235,7 +285,13 @@ def set_engine_environment() -> None:
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     here = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     # At port 0 the system chooses.
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    alone = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
     os.environ |= quiet | here | alone | os.environ
 
 
@@ -244,8 +300,13 @@ def mapped_segments() -> set[Path]:
 
     It is vLLM's own on a CPU (cpushm), and on any device the message queue between the ranks (psm_, as Python says).
     """
-    paths = {Path(line.split(maxsplit=5)[-1]) for line in Path("/proc/self/maps").read_text().splitlines()}
-    return {path for path in paths if path.match("/dev/shm/*cpushm*") or path.match("/dev/shm/psm_*")}
+    paths = {
+        Path(line.split(maxsplit=5)[-1])
+        for line in Path("/proc/self/maps").read_text().splitlines()
+    }
+    return {
+        path for path in paths if path.match("/dev/shm/*cpushm*") or path.match("/dev/shm/psm_*")
+    }
 
 
 @contextmanager

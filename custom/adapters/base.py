@@ -116,14 +116,18 @@ def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> An
         return _construct(source, kwargs)
     kind, _, name = source.rpartition(":")
     if not kind or not name:
-        raise ValueError(f"environment {source!r} is unknown; allowed: {ENVIRONMENT_NAMES} or /path/to/file.py:CLASS")
+        raise ValueError(
+            f"environment {source!r} is unknown; allowed: {ENVIRONMENT_NAMES} or /path/to/file.py:CLASS"
+        )
     if library := library_of(source):
         about = LIBRARIES[library]
         try:
             importlib.import_module(library)
             adapter = load_object(f"custom.adapters.{library}:{about.adapter}", "environment")
         except ImportError as error:
-            raise ValueError(f"environment {source} needs the package: pip install {about.package}") from error
+            raise ValueError(
+                f"environment {source} needs the package: pip install {about.package}"
+            ) from error
         try:
             return adapter(source.partition(":")[2], **kwargs)
         except FileNotFoundError:
@@ -137,7 +141,9 @@ def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> An
 
 def _construct(make: Any, kwargs: dict[str, Any]) -> Any:
     if not callable(make):
-        raise ValueError(f"an environment is made from a class or a function, not from a {type(make).__name__}")
+        raise ValueError(
+            f"an environment is made from a class or a function, not from a {type(make).__name__}"
+        )
     if not kwargs:
         return make()
     taking = taker_of(make, kwargs)
@@ -152,5 +158,7 @@ def taker_of(make: Any, kwargs: Mapping[str, Any]) -> Any:
     try:
         inspect.signature(taking).bind(**kwargs)
     except TypeError as error:
-        raise ValueError(f"{make.__name__} takes {inspect.signature(taking)}, not {sorted(kwargs)}: {error}") from error
+        raise ValueError(
+            f"{make.__name__} takes {inspect.signature(taking)}, not {sorted(kwargs)}: {error}"
+        ) from error
     return taking

@@ -60,16 +60,30 @@ class GymnasiumEnvironment(Adapter):
         self.game, self.invalid_reward = _make_gymnasium(identifier, self.settings), invalid_reward
         self.max_turns = self.game.spec.max_episode_steps
         told, actions, observations, self.picture = legend_of(self.game)
-        limit = f" The game ends after {self.max_turns} actions at the latest." if self.max_turns else ""
+        limit = (
+            f" The game ends after {self.max_turns} actions at the latest."
+            if self.max_turns
+            else ""
+        )
         self.goal = told + limit if goal is None else goal
-        self.observation_names = list(observations if observation_names is None else observation_names)
-        self.names, self.actions = _action_names(self.game, actions if action_names is None else action_names)
-        space_to_text(self.game.observation_space, self.game.observation_space.sample(), self.observation_names)
+        self.observation_names = list(
+            observations if observation_names is None else observation_names
+        )
+        self.names, self.actions = _action_names(
+            self.game, actions if action_names is None else action_names
+        )
+        space_to_text(
+            self.game.observation_space,
+            self.game.observation_space.sample(),
+            self.observation_names,
+        )
 
     def start(self, seed: int) -> str:
         """Starts a new game and returns the prompt around its first observation."""
         observation, _ = self.game.reset(seed=seed)
-        return self.fill_prompt(goal=self.goal, observation=self._show(observation), actions=self._action_list())
+        return self.fill_prompt(
+            goal=self.goal, observation=self._show(observation), actions=self._action_list()
+        )
 
     def play(self, action: str) -> Step:
         """Plays the last action that the text names."""
@@ -80,7 +94,12 @@ class GymnasiumEnvironment(Adapter):
             hint = f"I found no action in your answer. The actions are: {self._action_list()}."
             return hint, self.invalid_reward, False, {"valid": False}
         observation, reward, terminated, truncated, _ = self.game.step(choice)
-        return self._show(observation), float(reward), bool(terminated or truncated), {"valid": True}
+        return (
+            self._show(observation),
+            float(reward),
+            bool(terminated or truncated),
+            {"valid": True},
+        )
 
     def read_action(self, text: str) -> int | str | None:
         """Returns the last action that the text names, or the text where actions are text; None where there is none."""
@@ -88,7 +107,9 @@ class GymnasiumEnvironment(Adapter):
             choice = text.strip()[: self.game.action_space.max_length]
             return choice if self.game.action_space.contains(choice) else None
         names = sorted(self.actions, key=len, reverse=True)
-        found = re.findall(r"(?<![\w.-])(?:" + "|".join(map(re.escape, names)) + r")(?![\w-]|\.\d)", text.lower())
+        found = re.findall(
+            r"(?<![\w.-])(?:" + "|".join(map(re.escape, names)) + r")(?![\w-]|\.\d)", text.lower()
+        )
         return self.actions[found[-1]] if found else None
 
     def sample_action(self, generator: random.Random) -> str:
@@ -114,7 +135,9 @@ class GymnasiumEnvironment(Adapter):
             return "any text"
         if len(self.names) > 20 and not any(self.names.values()):
             return f"a number from {min(self.names)} to {max(self.names)}"
-        return ", ".join(f"{number} ({name})" if name else str(number) for number, name in self.names.items())
+        return ", ".join(
+            f"{number} ({name})" if name else str(number) for number, name in self.names.items()
+        )
 
 
 def _make_gymnasium(identifier: str, kwargs: Mapping[str, Any]) -> Any:
@@ -136,7 +159,12 @@ def worst_reward(game: Any, identifier: str, kwargs: Mapping[str, Any]) -> float
     table = getattr(game.unwrapped, "P", None)
     try:
         if table is not None:
-            outcomes = [outcome for moves in table.values() for several in moves.values() for outcome in several]
+            outcomes = [
+                outcome
+                for moves in table.values()
+                for several in moves.values()
+                for outcome in several
+            ]
             return min([0.0, *(float(reward) for _, _, reward, _ in outcomes)])
         # The trial draws nothing from generators that the game may use.
         with OwnGenerators(0).installed():
@@ -188,21 +216,32 @@ def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
     if isinstance(space, spaces.Text):
         return str(value)
     if isinstance(space, spaces.Tuple):
-        return _named([space_to_text(part, entry) for part, entry in zip(space.spaces, value, strict=True)], names)
+        return _named(
+            [space_to_text(part, entry) for part, entry in zip(space.spaces, value, strict=True)],
+            names,
+        )
     if isinstance(space, spaces.Dict):
-        return "\n".join(f"{key}: {space_to_text(part, value[key])}" for key, part in space.spaces.items())
-    countable = isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+        return "\n".join(
+            f"{key}: {space_to_text(part, value[key])}" for key, part in space.spaces.items()
+        )
+    countable = isinstance(
+        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    )
     if countable and int(np.prod(space.shape)) <= LARGEST_BOX:
         numbers = np.asarray(value)
         if names and numbers.ndim == 1:
             return _named([_number(number) for number in numbers], names)
-        return np.array2string(numbers, formatter={"all": _number}, separator=", ", max_line_width=200)
+        return np.array2string(
+            numbers, formatter={"all": _number}, separator=", ", max_line_width=200
+        )
     raise ValueError(say("not_written_down", space=space, most=LARGEST_BOX))
 
 
 def _named(parts: list[str], names: Sequence[str]) -> str:
     """Writes a name before each part, as far as there are names."""
-    return ", ".join([f"{name}: {part}" for name, part in zip(names, parts, strict=False)] + parts[len(names) :])
+    return ", ".join(
+        [f"{name}: {part}" for name, part in zip(names, parts, strict=False)] + parts[len(names) :]
+    )
 
 
 def _number(number: Any) -> str:
@@ -226,7 +265,9 @@ def legend_of(game: Any) -> Legend:
     # Who asks for another render_mode than the text picture wants the observation itself.
     has_picture = "ansi" in env.metadata.get("render_modes", ())
     package, _, name = type(env).__module__.rpartition(".")
-    by_hand = package == "gymnasium.envs.toy_text" and (game.render_mode == "ansi" or not has_picture)
+    by_hand = package == "gymnasium.envs.toy_text" and (
+        game.render_mode == "ansi" or not has_picture
+    )
     return _told(name, env, SHOW[name]) if by_hand and name in SHOW else docstring_legend(game)
 
 
@@ -239,7 +280,9 @@ def _told(game: str, env: Any, show: Callable[[Any], str] | None) -> Legend:
     # Where a move is slippery it is the middle one of three outcomes.
     table = getattr(env, "P", {0: {0: [(1.0,)]}})
     outcomes = max((outcomes for moves in table.values() for outcomes in moves.values()), key=len)
-    goal = Template(told["goal"]).render(env=env, slips=len(outcomes) > 1, chance=outcomes[len(outcomes) // 2][0])
+    goal = Template(told["goal"]).render(
+        env=env, slips=len(outcomes) > 1, chance=outcomes[len(outcomes) // 2][0]
+    )
     return goal, told["actions"], told["observations"], show
 
 
@@ -255,9 +298,13 @@ def _lake(env: Any) -> str:
 
 def _taxi_picture(env: Any) -> str:
     row, column, passenger, target = env.decode(env.s)
-    places = [f"{letter} (row {y}, column {x})" for letter, (y, x) in zip("RGYB", env.locs, strict=True)]
+    places = [
+        f"{letter} (row {y}, column {x})" for letter, (y, x) in zip("RGYB", env.locs, strict=True)
+    ]
     waiting = passenger < len(env.locs)
-    cells = dict.fromkeys(product(range(5), range(5)), "") | dict(zip(env.locs, "RGYB", strict=True))
+    cells = dict.fromkeys(product(range(5), range(5)), "") | dict(
+        zip(env.locs, "RGYB", strict=True)
+    )
     if waiting:
         cells[env.locs[passenger]] += "P"
     cells[env.locs[target]] += "D"
@@ -273,7 +320,10 @@ SHOW = {"frozen_lake": _lake, "cliffwalking": _cliffs, "taxi": _taxi_picture, "b
 def _grid(signs: Sequence[Sequence[str]], state: int) -> str:
     """Draws a map of cells three characters wide, the player's in brackets, below a line that says where that is."""
     at = divmod(state, len(signs[0]))
-    rows = [[f"[{sign}]" if (y, x) == at else f" {sign} " for x, sign in enumerate(row)] for y, row in enumerate(signs)]
+    rows = [
+        [f"[{sign}]" if (y, x) == at else f" {sign} " for x, sign in enumerate(row)]
+        for y, row in enumerate(signs)
+    ]
     lines = ["".join(row).rstrip() for row in rows]
     return "\n".join([f"You are at row {at[0]}, column {at[1]}, on {signs[at[0]][at[1]]}.", *lines])
 
@@ -289,11 +339,16 @@ def docstring_legend(game: Any) -> Legend:
     text = inspect.cleandoc(type(game.unwrapped).__doc__ or "")
     start, *parts = re.split(r"^#{2,} *(.+?)s?:? *$", text, flags=re.MULTILINE)
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
-    actions, observations = (_names(sections.get(title, "")) for title in ("Action Space", "Observation Space"))
+    actions, observations = (
+        _names(sections.get(title, "")) for title in ("Action Space", "Observation Space")
+    )
     # A list that is not about this game's spaces names nothing.
     fits = len(set(actions)) == len(actions) == getattr(game.action_space, "n", None)
     named = game.observation_space.shape == (len(observations),)
-    about, reward = (_paragraph(text) for text in (sections.get("Description", start), sections.get("Reward", "")))
+    about, reward = (
+        _paragraph(text)
+        for text in (sections.get("Description", start), sections.get("Reward", ""))
+    )
     goal = f"Play {game.spec.id}. {about}".rstrip() + f"\n{reward}".rstrip()
     return goal, actions if fits else (), observations if named else (), None
 

@@ -33,7 +33,9 @@ class ReasoningGymEnvironment(Adapter):
         if identifier == "composite":
             from reasoning_gym.composite import DatasetSpec
 
-            self.settings["datasets"] = [DatasetSpec(**spec) for spec in self.settings.get("datasets", [])]
+            self.settings["datasets"] = [
+                DatasetSpec(**spec) for spec in self.settings.get("datasets", [])
+            ]
         self.start(0)
 
     def start(self, seed: int) -> str:
@@ -47,7 +49,9 @@ class ReasoningGymEnvironment(Adapter):
 
     def play(self, action: str) -> Step:
         """Scores the answer, and ends the episode."""
-        score, error = judge(self.task.score_answer, extract_answer(action, str(self.entry["answer"])), self.entry)
+        score, error = judge(
+            self.task.score_answer, extract_answer(action, str(self.entry["answer"])), self.entry
+        )
         info: dict[str, Any] = {"score": score} | ({"error": error} if error else {})
         return "Correct." if score >= 1 else "That is not right.", score, True, info
 

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from custom.adapters.base import Adapter, Step
-from custom.env import MAX_OBSERVATION_CHARS, BadEnvironment, Message, OwnGenerators, cut_middle, shown
+from custom.env import (
+    MAX_OBSERVATION_CHARS,
+    BadEnvironment,
+    Message,
+    OwnGenerators,
+    cut_middle,
+    shown,
+)
 from data.loading import load_object
 
 Opponent = Callable[[str], str]
@@ -41,7 +48,9 @@ def opponent_maker(source: str) -> Callable[[int], Opponent] | None:
     if source.startswith("hf:"):
         folder = str(Path(source.removeprefix("hf:")).expanduser().resolve())
         if not (Path(folder) / "config.json").is_file():
-            raise FileNotFoundError(f"opponent={source!r}: {folder} holds no config.json; give a Hugging Face folder")
+            raise FileNotFoundError(
+                f"opponent={source!r}: {folder} holds no config.json; give a Hugging Face folder"
+            )
         return lambda seed: PolicyOpponent(folder)
     if ":" not in source:
         raise ValueError(f"opponent={source!r} is unknown; allowed: {OPPONENTS}")
@@ -64,7 +73,9 @@ class PolicyOpponent:
     def __call__(self, observation: str) -> str:
         """Adds the observation to the conversation and returns the policy's answer."""
         said = [*self.messages, {"role": "user", "content": observation}]
-        self.messages = load_policy(self.folder)(said, max_new_tokens=128, do_sample=False)[0]["generated_text"]
+        self.messages = load_policy(self.folder)(said, max_new_tokens=128, do_sample=False)[0][
+            "generated_text"
+        ]
         return self.messages[-1]["content"]
 
 
@@ -88,7 +99,9 @@ def draw_moves(said: str, latest: str, generator: random.Random) -> Iterator[str
     while True:
         shape, kind = generator.choice(shapes), generator.random()
         places = r"\d+|<\w+>" if kind < 0.6 else r"\d+|<\w+>|[A-Za-z]{2,}"
-        varied = re.sub(places, lambda _: str(generator.randint(0, generator.choice(numbers))), shape)
+        varied = re.sub(
+            places, lambda _: str(generator.randint(0, generator.choice(numbers))), shape
+        )
         yield f"[{generator.choice(listed) if kind < 0.25 else varied}]"
 
 
@@ -119,7 +132,12 @@ class TextArenaEnvironment(Adapter):
     """
 
     def __init__(
-        self, identifier: str, *, invalid_reward: float | None = 0.0, opponent: str | None = None, **kwargs: Any
+        self,
+        identifier: str,
+        *,
+        invalid_reward: float | None = 0.0,
+        opponent: str | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(identifier, kwargs)
         self.source = opponent
@@ -133,17 +151,26 @@ class TextArenaEnvironment(Adapter):
                 self.game = self.game.env
             self.players = _count_players(self.game, textarena.SinglePlayerState)
         if (self.players == 2) != (opponent is not None):
-            raise ValueError(f"it is a game of {self.players}, given {opponent=}; for two players allowed: {OPPONENTS}")
+            raise ValueError(
+                f"it is a game of {self.players}, given {opponent=}; for two players allowed: {OPPONENTS}"
+            )
         self.make_opponent = opponent_maker(opponent) if opponent else None
         # In a game of two no such move pays more than losing.
-        self.invalid_reward = min(-1.0, invalid_reward or 0.0) if self.players == 2 else invalid_reward
+        self.invalid_reward = (
+            min(-1.0, invalid_reward or 0.0) if self.players == 2 else invalid_reward
+        )
         turns = getattr(self.game.state, "max_turns", None)
         # Some games notice their limit a move later.
         self.max_turns = turns + 1 if isinstance(turns, int) else None
 
     def start(self, seed: int) -> str:
         """Starts a new game and returns its instructions."""
-        self.over, self.unreadable, self.words, self.generators = False, 0, ["", ""], OwnGenerators(seed)
+        self.over, self.unreadable, self.words, self.generators = (
+            False,
+            0,
+            ["", ""],
+            OwnGenerators(seed),
+        )
         with self.generators.installed():
             self.game.reset(num_players=self.players, seed=seed)
         generator = random.Random(seed)
@@ -184,11 +211,15 @@ class TextArenaEnvironment(Adapter):
                 return
             move = self.opponent(cut_middle(self._said(OTHER), MAX_OBSERVATION_CHARS) or UNREADABLE)
             if not isinstance(move, str):
-                raise BadEnvironment(f"opponent={self.source!r} returned {shown(move)}; allowed: a string")
+                raise BadEnvironment(
+                    f"opponent={self.source!r} returned {shown(move)}; allowed: a string"
+                )
             if self._move(move):
                 break
         self.over = True
-        self.game.state.game_info[PLAYER]["reason"] = "The opponent makes no move that the game can read."
+        self.game.state.game_info[PLAYER]["reason"] = (
+            "The opponent makes no move that the game can read."
+        )
 
     def _move(self, action: str, trial: Any = None) -> str:
         """Plays a move of whose turn it is, on the game or on a copy of it; returns what that raised, or nothing."""
@@ -205,10 +236,19 @@ class TextArenaEnvironment(Adapter):
     def _draw_move(self, player: int, generator: random.Random) -> str | None:
         """Draws moves until one is allowed on a copy of the game; None: none was found."""
         state = self.game.state
-        latest = "\n".join(str(text) for _, text, _ in state.observations[player]) or self.words[player][-2000:]
+        latest = (
+            "\n".join(str(text) for _, text, _ in state.observations[player])
+            or self.words[player][-2000:]
+        )
         # Word lists and other large tables are not changed by a move.
-        tables = [value for value in vars(self.game).values() if isinstance(value, list | dict | set | tuple)]
-        shared: dict[int, Any] = {id(value): value for value in tables if len(value) > 1000} | {id(state.logs): []}
+        tables = [
+            value
+            for value in vars(self.game).values()
+            if isinstance(value, list | dict | set | tuple)
+        ]
+        shared: dict[int, Any] = {id(value): value for value in tables if len(value) > 1000} | {
+            id(state.logs): []
+        }
         for move in islice(draw_moves(self.words[player] + latest, latest, generator), TRIES):
             trial = copy.deepcopy(self.wrapped, dict(shared))
             if not self._move(move, trial) and not _is_invalid(trial, player):
@@ -224,7 +264,9 @@ class TextArenaEnvironment(Adapter):
             messages, state.observations[player] = state.observations[player], []
         roles = state.role_mapping
         text = "\n".join(
-            f"[{roles.get(sender, sender)}] {text}" if isinstance(sender, int) and sender >= 0 else str(text)
+            f"[{roles.get(sender, sender)}] {text}"
+            if isinstance(sender, int) and sender >= 0
+            else str(text)
             for sender, text, _ in messages
             if sender != player
         ).strip()

@@ -37,7 +37,9 @@ class TextWorldEnvironment(Adapter):
         kwargs: a generator's settings, see textworld.yaml.
     """
 
-    def __init__(self, identifier: str, *, max_episode_steps: int | None = 50, **kwargs: Any) -> None:
+    def __init__(
+        self, identifier: str, *, max_episode_steps: int | None = 50, **kwargs: Any
+    ) -> None:
         super().__init__(identifier, kwargs)
         # The interpreter says so of each game that is not a famous one.
         warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
@@ -111,4 +113,6 @@ def _as_command(text: str) -> str:
     A backslash would speak to the interpreter, which answers an unknown one without end; stars write the game's end.
     """
     lines = [line.strip().lstrip(">").strip() for line in text.splitlines() if line.strip()]
-    return re.sub(r"[^\w ,.;!?'\"-]", "?", lines[-1] if lines else "", flags=re.ASCII)[:LONGEST_COMMAND]
+    return re.sub(r"[^\w ,.;!?'\"-]", "?", lines[-1] if lines else "", flags=re.ASCII)[
+        :LONGEST_COMMAND
+    ]

@@ -41,12 +41,18 @@ class VerifiersEnvironment(Adapter):
         import verifiers.v1 as vf
 
         super().__init__(identifier, kwargs)
-        self.env = vf.load_environment(vf.resolve_env_config({"taskset": {"id": identifier, **self.settings}}))
-        self.tasks = list(islice(self.env.taskset, None if self.env.taskset.bounded else INFINITE_ROWS))
+        self.env = vf.load_environment(
+            vf.resolve_env_config({"taskset": {"id": identifier, **self.settings}})
+        )
+        self.tasks = list(
+            islice(self.env.taskset, None if self.env.taskset.bounded else INFINITE_ROWS)
+        )
         if not self.tasks:
             raise ValueError("it has no rows")
         self.agent_name, self.agent_config = check_environment(self.env, self.tasks[0])
-        self.max_turns = 1 if type(self.env).__name__ == "SingleAgentEnv" else self.agent_config.max_turns
+        self.max_turns = (
+            1 if type(self.env).__name__ == "SingleAgentEnv" else self.agent_config.max_turns
+        )
 
     def start(self, seed: int) -> Observation:
         """Starts the episode of the seed's row and returns its first messages."""
@@ -59,7 +65,9 @@ class VerifiersEnvironment(Adapter):
         messages = self.loop.run_until_complete(self.asked.get())
         if messages is None:
             error = self.episode.exception()
-            raise BadEnvironment(f"verifiers:{self.name} ended before its agent's first turn: {error!r}")
+            raise BadEnvironment(
+                f"verifiers:{self.name} ended before its agent's first turn: {error!r}"
+            )
         messages[-1]["content"] = self.fill_prompt(prompt=messages[-1]["content"])
         return messages
 
@@ -74,7 +82,9 @@ class VerifiersEnvironment(Adapter):
             return "", 0.0, True, {"error": repr(error)[:200]}
         traces = self.episode.result()
         reward = float(np.mean([trace.reward for trace in traces])) if traces else 0.0
-        info = {"metrics": {name: value for trace in traces for name, value in trace.metrics.items()}}
+        info = {
+            "metrics": {name: value for trace in traces for name, value in trace.metrics.items()}
+        }
         return "", reward if np.isfinite(reward) else 0.0, True, info
 
     def close(self) -> None:
@@ -137,7 +147,12 @@ class Seat:
         from verifiers.v1.types import content_text
 
         limit = self.environment.agent_config.max_turns
-        over = any([await call_hook(stop, {"trace": trace, vf.Trace: trace}) for stop in task.hooks("stop")])
+        over = any(
+            [
+                await call_hook(stop, {"trace": trace, vf.Trace: trace})
+                for stop in task.hooks("stop")
+            ]
+        )
         if over or (limit is not None and trace.num_turns >= limit):
             trace.stop("stop" if over else "max_turns")
             return vf.Segment(messages=[], terminated=True)
@@ -160,18 +175,25 @@ def check_environment(env: Any, task: Any) -> tuple[str, Any]:
     from verifiers.v1.configs.agent import agent_config_fields
 
     agents = agent_config_fields(env.config)
-    runtimes = {hook.__name__: inspect.signature(hook).parameters.get("runtime") for hook in task.hooks("reward")}
+    runtimes = {
+        hook.__name__: inspect.signature(hook).parameters.get("runtime")
+        for hook in task.hooks("reward")
+    }
     tools = [*type(task).toolsets(task.config), *type(env.taskset).toolsets(env.taskset.config)]
     needs = {
         "agents besides the policy, which need a model": list(agents) if len(agents) > 1 else [],
         "judges, which need a model": [judge.reward_name for judge in task.plugged_judges()],
-        "rewards that need a runtime": [hook for hook, p in runtimes.items() if p and p.default is p.empty],
+        "rewards that need a runtime": [
+            hook for hook, p in runtimes.items() if p and p.default is p.empty
+        ],
         "tool servers": [type(tool).__name__ for tool in tools],
         "a container": [type(task).__name__] if task.NEEDS_CONTAINER else [],
     }
     for need, names in needs.items():
         if names:
-            raise ValueError(f"it has {need}: {', '.join(names)}; allowed: one agent that only speaks")
+            raise ValueError(
+                f"it has {need}: {', '.join(names)}; allowed: one agent that only speaks"
+            )
     return next(iter(agents.items()))
 
 

@@ -33,7 +33,9 @@ class GuessNumber(BaseEnvironment):
         """Draws the number and returns the rules."""
         self.number = random.Random(seed).randint(1, self.config.high)
         self.turns_left = self.config.turns
-        return f"I think of a number from 1 to {self.config.high}. You have {self.turns_left} guesses."
+        return (
+            f"I think of a number from 1 to {self.config.high}. You have {self.turns_left} guesses."
+        )
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """Answers higher, lower or correct; a text without a number costs its turn."""
@@ -47,8 +49,14 @@ class GuessNumber(BaseEnvironment):
     def _answer(self, guess: int | None) -> str:
         if guess == self.number:
             return "Correct!"
-        hint = "I see no number." if guess is None else "Higher." if guess < self.number else "Lower."
-        return f"{hint} It was {self.number}." if self._done else f"{hint} Guesses left: {self.turns_left}."
+        hint = (
+            "I see no number." if guess is None else "Higher." if guess < self.number else "Lower."
+        )
+        return (
+            f"{hint} It was {self.number}."
+            if self._done
+            else f"{hint} Guesses left: {self.turns_left}."
+        )
 
     def _reward(self, guess: int | None) -> float:
         if guess == self.number:

@@ -16,7 +16,9 @@ class SimpleGameEnvironment(BaseEnvironment):
         self.here = random.Random(seed).sample(ITEMS, 2)
         self.inventory: list[str] = []
         self.score = 0.0
-        return f"You are in a room. You see: {', '.join(self.here)}. You can take something, or leave."
+        return (
+            f"You are in a room. You see: {', '.join(self.here)}. You can take something, or leave."
+        )
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """Understands `take ITEM` and `leave`."""
@@ -28,7 +30,13 @@ class SimpleGameEnvironment(BaseEnvironment):
             self.inventory.append(taken)
         reward = 1.0 if taken else 0.0 if self._done else -0.1
         self.score += reward
-        answer = f"You have the {taken}." if taken else "You leave." if self._done else "Nothing happens."
+        answer = (
+            f"You have the {taken}."
+            if taken
+            else "You leave."
+            if self._done
+            else "Nothing happens."
+        )
         return answer, reward, self._done, {}
 
     def get_state_description(self) -> str:

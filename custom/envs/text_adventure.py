@@ -18,13 +18,20 @@ class TextAdventure(BaseEnvironment):
         self.exits: dict[str, dict[str, str]] = {room: {} for room in ROOMS}
         # Each room leads to an earlier one, so all can be reached.
         for number, room in enumerate(ROOMS[1:], start=1):
-            ways = [(other, way) for other in ROOMS[:number] for way in OPPOSITE if way not in self.exits[other]]
+            ways = [
+                (other, way)
+                for other in ROOMS[:number]
+                for way in OPPOSITE
+                if way not in self.exits[other]
+            ]
             other, way = draw.choice(ways)
             self.exits[other][way] = room
             self.exits[room][OPPOSITE[way]] = other
         self.key_room: str | None = draw.choice(ROOMS[1:])
         self.room = ROOMS[0]
-        return f"Find the key and open the door in the hall. Commands: go, take, open.\n{self._look()}"
+        return (
+            f"Find the key and open the door in the hall. Commands: go, take, open.\n{self._look()}"
+        )
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """Carries out the command, if it is one."""
@@ -41,5 +48,11 @@ class TextAdventure(BaseEnvironment):
         return f"You cannot do that here. {self._look()}", 0.0, False, {}
 
     def _look(self) -> str:
-        seen = " There is a key." if self.key_room == self.room else " There is a door." if self.room == "hall" else ""
+        seen = (
+            " There is a key."
+            if self.key_room == self.room
+            else " There is a door."
+            if self.room == "hall"
+            else ""
+        )
         return f"You are in the {self.room}.{seen} You can go {', '.join(self.exits[self.room])}."

@@ -23,7 +23,14 @@ Number: TypeAlias = int | float
 
 MAX_EXPRESSION, MAX_BITS = 500, 4096
 
-OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv, ast.FloorDiv: floordiv, ast.Mod: mod}
+OPERATORS = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.Div: truediv,
+    ast.FloorDiv: floordiv,
+    ast.Mod: mod,
+}
 OPERATORS[ast.Pow] = pow
 
 
@@ -35,14 +42,20 @@ class CalculatorTool(Tool):
     def execute(self, expression: str) -> str:
         """Returns the value in decimal; ToolError says what cannot be computed."""
         if len(expression) > MAX_EXPRESSION:
-            raise ToolError(f"the expression has {len(expression)} characters; allowed: {MAX_EXPRESSION}")
+            raise ToolError(
+                f"the expression has {len(expression)} characters; allowed: {MAX_EXPRESSION}"
+            )
         try:
             value = evaluate(ast.parse(expression.strip(), mode="eval").body)
         except (SyntaxError, MemoryError, RecursionError) as error:
             raise ToolError("this is no arithmetic expression") from error
         except (ArithmeticError, ValueError, TypeError) as error:
             raise ToolError(f"cannot be computed: {error}") from error
-        return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
+        return (
+            str(int(value))
+            if isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+            else str(value)
+        )
 
 
 def evaluate(node: ast.expr) -> Number:
@@ -115,16 +128,36 @@ class PythonTool(Tool):
                     # Leaving the block waits for it.
                     kill_tree(process.pid)
             output.seek(0)
-            return self._result(output.read().decode("utf-8", "replace"), overran, process.returncode)
+            return self._result(
+                output.read().decode("utf-8", "replace"), overran, process.returncode
+            )
 
     def _start(self, workdir: str, output: IO[bytes]) -> Popen[bytes]:
         file_bytes = max(1 << 20, 8 * self.max_output)
-        limits = (max(math.ceil(self.timeout_s), 1), self.memory_mb << 20, file_bytes, self.disk_mb << 20)
+        limits = (
+            max(math.ceil(self.timeout_s), 1),
+            self.memory_mb << 20,
+            file_bytes,
+            self.disk_mb << 20,
+        )
         flags = ("-I", "-S", "-B", "-u", "-X", "utf8")
         arguments = map(str, (os.getpid(), *limits))
-        command = [sys.executable, *flags, str(Path(__file__).with_name("python_snippet.py")), *arguments]
+        command = [
+            sys.executable,
+            *flags,
+            str(Path(__file__).with_name("python_snippet.py")),
+            *arguments,
+        ]
         folder, env = os.path.realpath(workdir), {"HOME": workdir, "LANG": "C.UTF-8"}
-        return Popen(command, cwd=folder, env=env, stdin=DEVNULL, stdout=output, stderr=STDOUT, start_new_session=True)
+        return Popen(
+            command,
+            cwd=folder,
+            env=env,
+            stdin=DEVNULL,
+            stdout=output,
+            stderr=STDOUT,
+            start_new_session=True,
+        )
 
     def _overruns(self, pid: int) -> bool:
         """Waits for the process's end; says whether it is to be ended before."""
@@ -138,7 +171,9 @@ class PythonTool(Tool):
 
     def _result(self, text: str, overran: bool, status: int) -> str:
         if len(text) > self.max_output:
-            raise ToolError(f"{text[: self.max_output]}\n[ended after {self.max_output} characters of output]")
+            raise ToolError(
+                f"{text[: self.max_output]}\n[ended after {self.max_output} characters of output]"
+            )
         if overran:
             raise TimeoutError(f"{text}\n[ended after {self.timeout_s:g} s]".lstrip())
         if status != 0:

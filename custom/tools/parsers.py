@@ -14,9 +14,18 @@ from typing import Any, Literal, TypeAlias
 
 from data.texts import registered
 
-__all__ = ["ActionParser", "FunctionCallingParser", "JSONActionParser", "ReActActionParser", "ToolCall", "get_parser"]
+__all__ = [
+    "ActionParser",
+    "FunctionCallingParser",
+    "JSONActionParser",
+    "ReActActionParser",
+    "ToolCall",
+    "get_parser",
+]
 
-ErrorKind: TypeAlias = Literal["", "unknown_tool", "bad_json", "bad_arguments", "exception", "timeout"]
+ErrorKind: TypeAlias = Literal[
+    "", "unknown_tool", "bad_json", "bad_arguments", "exception", "timeout"
+]
 
 # So many values that do not decode are garbage, not calls: nothing is looked for behind them.
 MAX_BROKEN = 64
@@ -30,7 +39,9 @@ NAMES_ALONE, NAMES_WITH_ARGUMENTS = ("tool", "tool_name"), ("name", "function", 
 
 _OBJECT = re.compile(r'\{\s*"')
 _CALL_KEY = re.compile(r'"(?:name|tool|tool_name|function|function_call|tool_calls?|action)"\s*:')
-_REACT_LABEL = re.compile(r"(?m)^[ \t*]*(Thought|Action Input|Action|Observation|Final Answer)[ \t*\d]*:[ \t*]*")
+_REACT_LABEL = re.compile(
+    r"(?m)^[ \t*]*(Thought|Action Input|Action|Observation|Final Answer)[ \t*\d]*:[ \t*]*"
+)
 # Brackets within the brackets are closed, too.
 _REACT_BRACKETS = re.compile(r"([\w.-]+) ?\[((?:[^][]|\[[^][]*+\])*+)(\]?)")
 _FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
@@ -103,7 +114,9 @@ class ReActActionParser(ActionParser):
         reader, calls, position, action = _Reader(text), [], 0, ""
         labels = list(_REACT_LABEL.finditer(text))
         # Without labels there is one end.
-        for label, end in zip(labels, [*(label.start() for label in labels[1:]), len(text)], strict=False):
+        for label, end in zip(
+            labels, [*(label.start() for label in labels[1:]), len(text)], strict=False
+        ):
             # A label inside of a JSON input is none.
             if label.start() < position:
                 continue
@@ -118,7 +131,11 @@ class ReActActionParser(ActionParser):
         return calls + _react_alone(action)
 
 
-PARSERS: dict[str, Any] = {"json": JSONActionParser, "react": ReActActionParser, "function": FunctionCallingParser}
+PARSERS: dict[str, Any] = {
+    "json": JSONActionParser,
+    "react": ReActActionParser,
+    "function": FunctionCallingParser,
+}
 
 
 def get_parser(name: str) -> ActionParser:
@@ -198,7 +215,11 @@ def _calls_in(value: Any, certain: bool = False, depth: int = 0) -> list[ToolCal
             return [_call(name, arguments)]
     if not certain:
         return []
-    return [ToolCall("", error_kind="bad_json", error='a call is an object {"name": …, "arguments": {…}}')]
+    return [
+        ToolCall(
+            "", error_kind="bad_json", error='a call is an object {"name": …, "arguments": {…}}'
+        )
+    ]
 
 
 def _name_and_arguments(value: dict[str, Any], certain: bool) -> tuple[str, Any]:
@@ -212,7 +233,9 @@ def _name_and_arguments(value: dict[str, Any], certain: bool) -> tuple[str, Any]
 def _call(name: str, arguments: Any) -> ToolCall:
     """Makes a call of arguments as an object, as a JSON text of one, or as text for the only parameter."""
     if isinstance(arguments, _Broken):
-        return ToolCall(name, error_kind="bad_json", error=f"the arguments are not valid JSON: {arguments}")
+        return ToolCall(
+            name, error_kind="bad_json", error=f"the arguments are not valid JSON: {arguments}"
+        )
     if isinstance(arguments, str) and arguments.lstrip().startswith("{"):
         value, end = _Reader(arguments).read(_skip(arguments, 0))
         rest = "" if isinstance(value, _Broken) else arguments[end:].strip()
@@ -220,12 +243,16 @@ def _call(name: str, arguments: Any) -> ToolCall:
     if arguments is None:
         return ToolCall(name)
     if not isinstance(arguments, dict | str):
-        return ToolCall(name, error_kind="bad_arguments", error="the arguments must be a JSON object")
+        return ToolCall(
+            name, error_kind="bad_arguments", error="the arguments must be a JSON object"
+        )
     return ToolCall(name, arguments)
 
 
 def _is_openai(value: Any) -> bool:
-    return isinstance(value, _Broken) or any(isinstance(value.get(key), dict | list) for key in OPENAI_KEYS)
+    return isinstance(value, _Broken) or any(
+        isinstance(value.get(key), dict | list) for key in OPENAI_KEYS
+    )
 
 
 # --- ReAct ---
@@ -235,7 +262,11 @@ def _react_input(reader: _Reader, start: int, end: int) -> tuple[Any, int]:
     """Returns the input that begins at `start`, and its end: a JSON value's, else `end`, the next label."""
     begin = _skip(reader.text, start, _SPACE_AND_FENCE)
     if reader.text.startswith("{", begin) and begin < end:
-        return (_Broken("too many broken values"), end) if reader.broken >= MAX_BROKEN else reader.read(begin)
+        return (
+            (_Broken("too many broken values"), end)
+            if reader.broken >= MAX_BROKEN
+            else reader.read(begin)
+        )
     content = reader.text[start:end].strip()
     fenced = _FENCED.fullmatch(content)
     return (fenced.group(1) if fenced else content), end

@@ -28,7 +28,13 @@ from typing import Any
 
 # linux/sched.h: new namespaces of users, mounts, host names, message queues, processes and networks.
 NAMESPACES = 0x10000000 | 0x20000 | 0x4000000 | 0x8000000 | 0x20000000 | 0x40000000
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, AT_RECURSIVE, MNT_DETACH = 1, 22, 38, 0x8000, 2
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, AT_RECURSIVE, MNT_DETACH = (
+    1,
+    22,
+    38,
+    0x8000,
+    2,
+)
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 4096, 1 << 14
 # linux/landlock.h: execute, read a file and read a folder; all that a file (not a folder) can have.
 READ, FILE = 0b1101, 0b100_0000_0000_0111
@@ -43,7 +49,9 @@ MACHINES = {("x86_64", 8): (0, 0xC000003E), ("aarch64", 8): (1, 0xC00000B7)}
 def call(name: str, *arguments: Any) -> int:
     """Calls a function of the C library; OSError where it fails."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    result = function(*(ctypes.c_long(value) if isinstance(value, int) else value for value in arguments))
+    result = function(
+        *(ctypes.c_long(value) if isinstance(value, int) else value for value in arguments)
+    )
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
     return result
@@ -55,7 +63,13 @@ def mount(source: str, target: str, flags: int, kind: str = "", options: str = "
 
 def limit_process(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
     """Limits CPU time (s), address space, written files (bytes) and open files (64), and forbids core dumps."""
-    for name, value in (("CPU", cpu_s), ("AS", memory_bytes), ("FSIZE", file_bytes), ("NOFILE", 64), ("CORE", 0)):
+    for name, value in (
+        ("CPU", cpu_s),
+        ("AS", memory_bytes),
+        ("FSIZE", file_bytes),
+        ("NOFILE", 64),
+        ("CORE", 0),
+    ):
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
 
 
@@ -66,7 +80,11 @@ def enter_namespaces() -> None:
     """
     uid, gid = os.getuid(), os.getgid()
     call("unshare", NAMESPACES)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
+    ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
 
@@ -86,8 +104,15 @@ def continue_in_child() -> None:
 def interpreter_paths() -> list[str]:
     """The files and folders that the interpreter reads; none lies in another."""
     wanted = (*sys.path, f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64", *SHOWN)
-    found = {name(path) for path in wanted for name in (os.path.normpath, os.path.realpath) if os.path.exists(path)}
-    return [path for path in sorted(found) if not any(path.startswith(f"{other}/") for other in found)]
+    found = {
+        name(path)
+        for path in wanted
+        for name in (os.path.normpath, os.path.realpath)
+        if os.path.exists(path)
+    }
+    return [
+        path for path in sorted(found) if not any(path.startswith(f"{other}/") for other in found)
+    ]
 
 
 def change_root(disk_bytes: int, root: str = "/proc") -> None:
@@ -104,7 +129,15 @@ def change_root(disk_bytes: int, root: str = "/proc") -> None:
         mount(path, root + path, MS_BIND | MS_REC)
     os.makedirs(f"{root}/tmp/snippet")
     # mount_setattr, for the mounts below, too; its attributes have the numbers of these flags.
-    call("syscall", 442, 0, root.encode(), AT_RECURSIVE, struct.pack("QQQQ", MS_RDONLY | MS_NOSUID, 0, 0, 0), 32)
+    call(
+        "syscall",
+        442,
+        0,
+        root.encode(),
+        AT_RECURSIVE,
+        struct.pack("QQQQ", MS_RDONLY | MS_NOSUID, 0, 0, 0),
+        32,
+    )
     size = f"size={disk_bytes},nr_inodes=4096,mode=700"
     mount("tmpfs", f"{root}/tmp/snippet", MS_NOSUID | MS_NODEV | MS_NOEXEC, "tmpfs", size)
     os.chdir(root)
@@ -133,17 +166,38 @@ def refuse_calls() -> None:
     load, equal, at_least, any_bit = 0x20, 0x15, 0x35, 0x45
     allow, refuse = (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50026)
     # Each is (code, steps to jump if it holds, steps if not, value); a call's architecture is at 4, its number at 0.
-    program = [(load, 0, 0, 4), (equal, 1, 0, architecture), refuse, (load, 0, 0, 0), (at_least, 0, 1, 1 << 30), refuse]
+    program = [
+        (load, 0, 0, 4),
+        (equal, 1, 0, architecture),
+        refuse,
+        (load, 0, 0, 0),
+        (at_least, 0, 1, 1 << 30),
+        refuse,
+    ]
     # The first argument, at 16, is the flags of clone (CLONE_THREAD), and the process of prlimit64, 0 for this one.
     # The second, at 24, is the command of fcntl; those with bit 8 have other processes signalled.
     own, owner = (16, equal, 0, allow, refuse), (24, any_bit, 8, refuse, allow)
     rules = {"clone": (16, any_bit, 0x10000, allow, refuse), "prlimit64": own, "fcntl": owner}
     for name, (argument, test, value, *answers) in rules.items():
-        program += [(equal, 0, 4, numbers.pop(name)), (load, 0, 0, argument), (test, 0, 1, value), *answers]
+        program += [
+            (equal, 0, 4, numbers.pop(name)),
+            (load, 0, 0, argument),
+            (test, 0, 1, value),
+            *answers,
+        ]
     for number in numbers.values():
         program += [(equal, 0, 1, number), refuse]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in (*program, allow)))
-    call("prctl", PR_SET_SECCOMP, 2, struct.pack("HP", len(program) + 1, ctypes.addressof(code)), 0, 0)
+    code = ctypes.create_string_buffer(
+        b"".join(struct.pack("HBBI", *step) for step in (*program, allow))
+    )
+    call(
+        "prctl",
+        PR_SET_SECCOMP,
+        2,
+        struct.pack("HP", len(program) + 1, ctypes.addressof(code)),
+        0,
+        0,
+    )
 
 
 def raise_walls(caller: int, disk_bytes: int) -> None:

@@ -30,8 +30,23 @@ from custom.tools.parsers import ActionParser, ErrorKind, ToolCall
 from data.loading import load_object
 from data.texts import say, table
 
-__all__ = ["BUILTIN_TOOLS", "UNKNOWN", "BaseTool", "CallRecord", "EnvironmentStepTool", "EpisodeSummary"]
-__all__ += ["MultiTurnManager", "Tool", "ToolDefinition", "ToolError", "ToolRegistry", "ToolResponse", "ToolTurn"]
+__all__ = [
+    "BUILTIN_TOOLS",
+    "UNKNOWN",
+    "BaseTool",
+    "CallRecord",
+    "EnvironmentStepTool",
+    "EpisodeSummary",
+]
+__all__ += [
+    "MultiTurnManager",
+    "Tool",
+    "ToolDefinition",
+    "ToolError",
+    "ToolRegistry",
+    "ToolResponse",
+    "ToolTurn",
+]
 __all__ += ["load_tools"]
 
 
@@ -57,7 +72,11 @@ class ToolDefinition:
 
     def schema(self) -> dict[str, Any]:
         """Returns the function schema as OpenAI writes it, which chat templates take as `tools=`."""
-        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+        }
         return {"type": "function", "function": function}
 
 
@@ -152,7 +171,12 @@ class CallRecord(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """Returns what metrics count: name, ok, error_kind and seconds."""
-        return {"name": self.name, "ok": self.ok, "error_kind": self.error_kind, "seconds": self.seconds}
+        return {
+            "name": self.name,
+            "ok": self.ok,
+            "error_kind": self.error_kind,
+            "seconds": self.seconds,
+        }
 
 
 class ToolRegistry:
@@ -167,11 +191,17 @@ class ToolRegistry:
     def register(self, tool: Tool) -> None:
         """Adds a tool; ValueError where it has no valid definition, or its name is taken."""
         definition = getattr(tool, "definition", None)
-        if isinstance(tool, type) or not isinstance(definition, ToolDefinition) or not callable(tool.execute):
+        if (
+            isinstance(tool, type)
+            or not isinstance(definition, ToolDefinition)
+            or not callable(tool.execute)
+        ):
             who = env.located(getattr(tool, "execute", None), repr(tool))
             raise ValueError(f"{who} is no tool; give an instance of a Tool that has a definition")
         if self.tools.get(definition.name, tool) is not tool:
-            raise ValueError(f"there is already a tool named {definition.name!r}; names must differ")
+            raise ValueError(
+                f"there is already a tool named {definition.name!r}; names must differ"
+            )
         validator_of(tool)
         self.tools[definition.name] = tool
 
@@ -184,7 +214,9 @@ class ToolRegistry:
         record = self.execute(ToolCall(tool_name, arguments))
         return record.ok, record.result
 
-    def execute(self, call: ToolCall, environment: Any = None, max_chars: int = MAX_OBSERVATION_CHARS) -> CallRecord:
+    def execute(
+        self, call: ToolCall, environment: Any = None, max_chars: int = MAX_OBSERVATION_CHARS
+    ) -> CallRecord:
         """Executes a call; an EnvironmentStepTool steps `environment`, where one is given, and lets its errors pass.
 
         The observation is cut to `max_chars`.
@@ -194,8 +226,18 @@ class ToolRegistry:
         told = value.observation if isinstance(value, StepResult) else _as_text(value)
         told = f"Error ({error_kind}): {told}" if error_kind else told
         told = env.check_observation(told, f"tool {call.name}", max_chars)
-        name, seconds = call.name if call.name in self.tools else UNKNOWN, time.perf_counter() - started
-        return CallRecord(call=call, name=name, value=value, error_kind=error_kind, observation=told, seconds=seconds)
+        name, seconds = (
+            call.name if call.name in self.tools else UNKNOWN,
+            time.perf_counter() - started,
+        )
+        return CallRecord(
+            call=call,
+            name=name,
+            value=value,
+            error_kind=error_kind,
+            observation=told,
+            seconds=seconds,
+        )
 
     def _attempt(self, call: ToolCall, environment: Any, max_chars: int) -> tuple[Any, ErrorKind]:
         if call.error_kind:
@@ -203,7 +245,10 @@ class ToolRegistry:
         tool = self.tools.get(call.name)
         if tool is None:
             known = ", ".join(self.tools) or "none"
-            return f"there is no tool {env.cut_middle(call.name, 100)!r}; the tools are: {known}", "unknown_tool"
+            return (
+                f"there is no tool {env.cut_middle(call.name, 100)!r}; the tools are: {known}",
+                "unknown_tool",
+            )
         try:
             arguments = checked_arguments(tool, call.arguments)
         except ValueError as error:
@@ -211,7 +256,11 @@ class ToolRegistry:
         if environment is None or not isinstance(tool, EnvironmentStepTool):
             return self._run(tool, arguments)
         action, error_kind = guarded(lambda: tool.action_text(**arguments))
-        return (action, error_kind) if error_kind else (env.step_environment(environment, action, max_chars), "")
+        return (
+            (action, error_kind)
+            if error_kind
+            else (env.step_environment(environment, action, max_chars), "")
+        )
 
     def _run(self, tool: Tool, arguments: dict[str, Any]) -> tuple[Any, ErrorKind]:
         def run() -> Any:
@@ -222,11 +271,17 @@ class ToolRegistry:
         timeout, name = tool.definition.timeout_s, tool.definition.name
         if timeout is None:
             return guarded(run)
-        hanging = self._hanging[name] = [thread for thread in self._hanging.get(name, []) if thread.is_alive()]
+        hanging = self._hanging[name] = [
+            thread for thread in self._hanging.get(name, []) if thread.is_alive()
+        ]
         if len(hanging) >= MAX_HANGING:
             return f"tool {name!r} is still busy with {len(hanging)} earlier calls", "timeout"
         answers: list[tuple[Any, ErrorKind]] = []
-        thread = Thread(target=lambda: answers.append(guarded(run, BaseException)), name=f"tool-{name}", daemon=True)
+        thread = Thread(
+            target=lambda: answers.append(guarded(run, BaseException)),
+            name=f"tool-{name}",
+            daemon=True,
+        )
         thread.start()
         thread.join(timeout)
         if answers:
@@ -240,11 +295,15 @@ def validator_of(tool: Tool) -> Any:
     import jsonschema
 
     schema = tool.definition.parameters
-    made = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
+    made = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(
+        schema
+    )
     try:
         made.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise ValueError(f"the parameters of tool {tool.definition.name!r}: {error.message}") from error
+        raise ValueError(
+            f"the parameters of tool {tool.definition.name!r}: {error.message}"
+        ) from error
     return made
 
 
@@ -270,7 +329,9 @@ def checked_arguments(tool: Tool, given: dict[str, Any] | str) -> dict[str, Any]
     raise ValueError(env.cut_middle(problem, 300))
 
 
-def guarded(function: Callable[[], Any], caught: type[BaseException] = Exception) -> tuple[Any, ErrorKind]:
+def guarded(
+    function: Callable[[], Any], caught: type[BaseException] = Exception
+) -> tuple[Any, ErrorKind]:
     """Returns the function's result, or its exception's text and kind; a tool's SystemExit ends nothing."""
     try:
         return function(), ""
@@ -279,7 +340,9 @@ def guarded(function: Callable[[], Any], caught: type[BaseException] = Exception
     except TimeoutError as error:
         return _message(error) or "timed out", "timeout"
     except BaseException as error:
-        if isinstance(error, env.Abandoned) or (isinstance(error, KeyboardInterrupt) and caught is Exception):
+        if isinstance(error, env.Abandoned) or (
+            isinstance(error, KeyboardInterrupt) and caught is Exception
+        ):
             raise
         return f"{type(error).__name__}: {_message(error)}", "exception"
 
@@ -325,7 +388,11 @@ class ToolTurn:
     @property
     def tool_call(self) -> CallRecord:
         """Returns the first call; where the text has none, a failed one whose result says so."""
-        return self.calls[0] if self.calls else CallRecord(ToolCall(""), UNKNOWN, None, "no_call", NO_CALL, 0.0)
+        return (
+            self.calls[0]
+            if self.calls
+            else CallRecord(ToolCall(""), UNKNOWN, None, "no_call", NO_CALL, 0.0)
+        )
 
 
 class EpisodeSummary(list[str]):
@@ -338,13 +405,19 @@ class EpisodeSummary(list[str]):
     """
 
     def __init__(
-        self, turns: Sequence[Any], calls: Iterable[Mapping[str, Any]], total_reward: float, ending: str
+        self,
+        turns: Sequence[Any],
+        calls: Iterable[Mapping[str, Any]],
+        total_reward: float,
+        ending: str,
     ) -> None:
         super().__init__(turn.text for turn in turns)
         self.turns, self.total_reward, self.ending = list(turns), total_reward, ending
         self.tool_statistics: dict[str, dict[str, float]] = {}
         for call in calls:
-            of = self.tool_statistics.setdefault(call["name"], {"calls": 0, "failures": 0, "seconds": 0.0})
+            of = self.tool_statistics.setdefault(
+                call["name"], {"calls": 0, "failures": 0, "seconds": 0.0}
+            )
             of["calls"] += 1
             of["failures"] += not call["ok"]
             of["seconds"] += call["seconds"]
@@ -391,14 +464,29 @@ class MultiTurnManager:
             record = self.registry.execute(call, self.environment, self.max_observation_chars)
             records.append(record)
             if isinstance(record.value, StepResult):
-                reward, done, info = reward + record.value.reward, record.value.done, info | record.value.info
+                reward, done, info = (
+                    reward + record.value.reward,
+                    record.value.done,
+                    info | record.value.info,
+                )
             if done:
                 break
         skipped = 0 if done else len(calls) - len(records)
-        notes = [f"{skipped} more calls were not executed: a turn may have {MAX_CALLS}."] if skipped else []
+        notes = (
+            [f"{skipped} more calls were not executed: a turn may have {MAX_CALLS}."]
+            if skipped
+            else []
+        )
         # Each under its call's number and name.
-        results = [f"[{i}] {env.cut_middle(r.call.name, 100) or 'call'}: {r.result}" for i, r in enumerate(records, 1)]
-        told = records[0].observation if len(records) == 1 and not notes else "\n".join(results + notes)
+        results = [
+            f"[{i}] {env.cut_middle(r.call.name, 100) or 'call'}: {r.result}"
+            for i, r in enumerate(records, 1)
+        ]
+        told = (
+            records[0].observation
+            if len(records) == 1 and not notes
+            else "\n".join(results + notes)
+        )
         observation = env.check_observation(told, "the tools", self.max_observation_chars)
         return ToolTurn(observation, reward, done, info, tuple(records))
 
@@ -425,7 +513,9 @@ def load_tools(sources: Iterable[str | Tool]) -> ToolRegistry:
         if isinstance(source, Tool):
             made: Any = copy.deepcopy(source)
         else:
-            made = read_tool_config(source) if source.endswith((".yaml", ".yml")) else _made_by(source)
+            made = (
+                read_tool_config(source) if source.endswith((".yaml", ".yml")) else _made_by(source)
+            )
         for tool in made if isinstance(made, Iterable) else [made]:
             if not isinstance(tool, Tool):
                 raise ValueError(say("no_tool", source=source, kind=type(tool).__name__))
@@ -469,11 +559,15 @@ class BaseTool:
         self.config, self.tool_schema = config, tool_schema
         self.name = tool_schema["function"]["name"]
 
-    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+    async def create(
+        self, instance_id: str | None = None, **kwargs: Any
+    ) -> tuple[str, ToolResponse]:
         """Begins an instance."""
         return instance_id or str(uuid.uuid4()), ToolResponse()
 
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> tuple[Any, float, dict]:
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[Any, float, dict]:
         """Answers a call: (response, reward, metrics), of which the response counts here."""
         raise NotImplementedError(f"{type(self).__name__}.execute")
 
@@ -487,7 +581,9 @@ class VerlTool(Tool):
     def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
         self.tool, function = tool, schema["function"]
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
-        self.definition = ToolDefinition(function["name"], function.get("description") or "", parameters)
+        self.definition = ToolDefinition(
+            function["name"], function.get("description") or "", parameters
+        )
 
     def execute(self, **arguments: Any) -> Any:
         """Runs the call to its end."""
@@ -509,5 +605,10 @@ def read_tool_config(path: str) -> Iterator[Tool]:
     for entry in OmegaConf.load(path).tools:
         module, _, name = entry.class_name.rpartition("." if ":" not in entry.class_name else ":")
         made = load_object(f"{module}:{name}", f"{path}:")
-        config, schema = (OmegaConf.to_container(entry.get(k) or OmegaConf.create()) for k in ("config", "tool_schema"))
-        yield made() if issubclass(made, Tool) else VerlTool(made(config, entry.tool_schema), schema)
+        config, schema = (
+            OmegaConf.to_container(entry.get(k) or OmegaConf.create())
+            for k in ("config", "tool_schema")
+        )
+        yield (
+            made() if issubclass(made, Tool) else VerlTool(made(config, entry.tool_schema), schema)
+        )

@@ -52,7 +52,10 @@ def standing_walls() -> dict[str, bool]:
         processes_contained: it starts no process, which could outlive it, and signals none of others.
         resources_limited: its memory and CPU time are limited.
     """
-    with tempfile.TemporaryDirectory(prefix="walls-") as folder, socket.socket(type=socket.SOCK_DGRAM) as receiver:
+    with (
+        tempfile.TemporaryDirectory(prefix="walls-") as folder,
+        socket.socket(type=socket.SOCK_DGRAM) as receiver,
+    ):
         Path(folder, "private").touch()
         receiver.bind(("127.0.0.1", 0))
         names = f"FILE, ADDRESS, PID = {folder + '/private'!r}, {receiver.getsockname()!r}, {os.getpid()}"

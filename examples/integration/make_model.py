@@ -16,7 +16,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from warehouse import TABLE, Stock, read_table
 
 ITEMS = {row["item"]: row["left"] for row in read_table(TABLE)}
-WORDS = ["<pad>", "<|im_start|>", "<|im_end|>", "<unk>", "system", "user", "assistant", *map(str, range(10))]
+WORDS = [
+    "<pad>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<unk>",
+    "system",
+    "user",
+    "assistant",
+    *map(str, range(10)),
+]
 WORDS += ["how", "many", "right", "wrong", "tools", "stock", "Action:", "stock[", "]", *ITEMS]
 TOOLS = [Stock.definition.schema()]
 TEMPLATE = (
@@ -44,15 +53,36 @@ def main(steps: int = 150) -> None:
     draw = random.Random(0)
     core = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     core.pre_tokenizer = WhitespaceSplit()
-    named = {"pad_token": "<pad>", "eos_token": "<|im_end|>", "unk_token": "<unk>", "chat_template": TEMPLATE}
+    named = {
+        "pad_token": "<pad>",
+        "eos_token": "<|im_end|>",
+        "unk_token": "<unk>",
+        "chat_template": TEMPLATE,
+    }
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **named)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-    special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), max_position_embeddings=128, **sizes, **special))
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    special = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=len(WORDS), max_position_embeddings=128, **sizes, **special)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for _ in range(steps):
-        texts = [tokenizer.apply_chat_template(transcript(draw), tools=TOOLS, tokenize=False) for _ in range(64)]
-        ids = torch.tensor([tokenizer.encode(text) for text in texts])  # (64, length): all are equally long
+        texts = [
+            tokenizer.apply_chat_template(transcript(draw), tools=TOOLS, tokenize=False)
+            for _ in range(64)
+        ]
+        ids = torch.tensor(
+            [tokenizer.encode(text) for text in texts]
+        )  # (64, length): all are equally long
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -24,4 +24,6 @@ if __name__ == "__main__":
         metrics = main(sys.argv[1:])
     except ConfigError as error:
         sys.exit(str(error))
-    print(f"reward {metrics['critic/score/mean']:.2f}, calls of the tool {metrics['tool/stock/calls']:.0f}")
+    print(
+        f"reward {metrics['critic/score/mean']:.2f}, calls of the tool {metrics['tool/stock/calls']:.0f}"
+    )

@@ -61,7 +61,11 @@ class Stock(Tool):
     definition = ToolDefinition(
         name="stock",
         description="Says how many of an item are left.",
-        parameters={"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
+        parameters={
+            "type": "object",
+            "properties": {"item": {"type": "string"}},
+            "required": ["item"],
+        },
         timeout_s=5,
     )
 

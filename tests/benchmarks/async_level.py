@@ -48,7 +48,11 @@ def make_model(folder: Path, width: int) -> Path:
     tokenizer = make_tokenizer()
     shape = {"hidden_size": width, "intermediate_size": 11 * width // 4}
     shape |= {"num_hidden_layers": 6, "num_attention_heads": width // 64}
-    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    ids = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape, **ids)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -60,24 +64,55 @@ def run(
     """Trains in processes of its own; the median seconds of each phase."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [
-            *(sys.executable, "main.py", "configs/quickstart.yaml", f"actor_rollout_ref.model.path={model}"),
+            *(
+                sys.executable,
+                "main.py",
+                "configs/quickstart.yaml",
+                f"actor_rollout_ref.model.path={model}",
+            ),
             *(
                 "actor_rollout_ref.rollout.name=vllm",
                 f"actor_rollout_ref.rollout.n={samples}",
                 "algorithm.adv_estimator=grpo",
             ),
-            *("actor_rollout_ref.rollout.ignore_eos=true", f"data.train_batch_size={prompts}", "agent.val_length=0"),
-            *("data.max_prompt_length=64", "data.max_response_length=128", "agent.trial_episodes=0"),
+            *(
+                "actor_rollout_ref.rollout.ignore_eos=true",
+                f"data.train_batch_size={prompts}",
+                "agent.val_length=0",
+            ),
+            *(
+                "data.max_prompt_length=64",
+                "data.max_response_length=128",
+                "agent.trial_episodes=0",
+            ),
             "agent.environment.path=tests/benchmarks/environment_load.py",
             *(f"agent.environment.cls={environment}", "agent.environment.kwargs={}"),
-            *("agent.max_turn=3", "agent.max_turn_tokens=24", "trainer.alarms=off", "trainer.logger=file"),
-            *("actor_rollout_ref.actor.ppo_mini_batch_size=null", f"actor_rollout_ref.actor.ppo_epochs={epochs}"),
-            *(f"trainer.total_training_steps={steps}", "agent.allow_different_tasks=true", *VARIANTS[variant]),
-            *(f"trainer.default_local_dir={folder}", "trainer.save_freq=-1", "trainer.launcher=ray"),
+            *(
+                "agent.max_turn=3",
+                "agent.max_turn_tokens=24",
+                "trainer.alarms=off",
+                "trainer.logger=file",
+            ),
+            *(
+                "actor_rollout_ref.actor.ppo_mini_batch_size=null",
+                f"actor_rollout_ref.actor.ppo_epochs={epochs}",
+            ),
+            *(
+                f"trainer.total_training_steps={steps}",
+                "agent.allow_different_tasks=true",
+                *VARIANTS[variant],
+            ),
+            *(
+                f"trainer.default_local_dir={folder}",
+                "trainer.save_freq=-1",
+                "trainer.launcher=ray",
+            ),
         ]
         environ = os.environ | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
         subprocess.run(argv, check=True, env=environ, stdout=subprocess.DEVNULL)
-        lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
+        lines = [
+            json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()
+        ][WARM_UP:]
     phases = (
         "timing_s/step",
         "timing_s/gen",
@@ -89,29 +124,52 @@ def run(
 
 
 def main(
-    steps: int, epochs: int, prompts: int, samples: int, width: int, variants: list[str], environments: list[str]
+    steps: int,
+    epochs: int,
+    prompts: int,
+    samples: int,
+    width: int,
+    variants: list[str],
+    environments: list[str],
 ) -> None:
     """Prints the table and the ratios."""
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder), width)
         found = {
             (environment, variant): run(
-                model, environment, variant, steps, epochs if variant in "01" else 1, prompts, samples
+                model,
+                environment,
+                variant,
+                steps,
+                epochs if variant in "01" else 1,
+                prompts,
+                samples,
             )
             for variant in variants
             for environment in environments
         }
     told = f"{epochs} epochs, {samples * prompts} episodes, {width} wide"
     print(f"medians of {steps - WARM_UP} steps, {told}; load {os.getloadavg()[0]:.2f}")
-    print("| environment | variant | " + " | ".join(next(iter(found.values()))) + " |\n|---|---|" + "---|" * 5)
+    print(
+        "| environment | variant | "
+        + " | ".join(next(iter(found.values())))
+        + " |\n|---|---|"
+        + "---|" * 5
+    )
     for (environment, variant), seconds in found.items():
-        print(f"| {environment} | {variant} | " + " | ".join(f"{value:.3f}" for value in seconds.values()) + " |")
+        print(
+            f"| {environment} | {variant} | "
+            + " | ".join(f"{value:.3f}" for value in seconds.values())
+            + " |"
+        )
     step = {key: seconds["timing_s/step"] for key, seconds in found.items()}
     gain, cost = TARGETS
     if {"0", "1"} <= {*variants}:
         print(f"{gain}: {step['Still', '0'] / step['Still', '1']:.2f} ({TARGETS[gain]})")
     for variant in variants if len(environments) == 2 else ():
-        print(f"{cost}, {variant}: {step['Slow', variant] / step['Still', variant]:.2f} ({TARGETS[cost]})")
+        print(
+            f"{cost}, {variant}: {step['Slow', variant] / step['Still', variant]:.2f} ({TARGETS[cost]})"
+        )
 
 
 if __name__ == "__main__":

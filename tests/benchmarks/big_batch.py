@@ -39,7 +39,9 @@ def batch() -> dict[str, Any]:
     anchors = [[f"state {turn % 3}" for turn in range(TURNS)] for _ in range(ROWS)]
     return {
         "response_mask": mask,
-        "token_level_rewards": torch.zeros(ROWS, TOKENS).scatter(1, lengths - 1, torch.randn(ROWS, 1).abs()),
+        "token_level_rewards": torch.zeros(ROWS, TOKENS).scatter(
+            1, lengths - 1, torch.randn(ROWS, 1).abs()
+        ),
         "values": values,
         "old_log_probs": old.mul_(0.1).sub_(1),
         "new_log_probs": new.mul_(0.1).sub_(1),
@@ -48,7 +50,9 @@ def batch() -> dict[str, Any]:
         "sum_pi_squared": torch.full((ROWS, TOKENS), 0.3),
         "turn_ids": (torch.arange(TOKENS) * TURNS // TOKENS).expand(ROWS, -1),
         "reward_baselines": torch.rand(ROWS),
-        "index": np.repeat(np.array([f"uid{i}" for i in range(ROWS // GROUP)], dtype=object), GROUP),
+        "index": np.repeat(
+            np.array([f"uid{i}" for i in range(ROWS // GROUP)], dtype=object), GROUP
+        ),
         "role": np.array(["one", "other"] * (ROWS // 2), dtype=object),
         "anchors": anchors,
         "state": {},
@@ -59,7 +63,9 @@ def batch() -> dict[str, Any]:
 def calls() -> dict[str, Callable[[], object]]:
     """Names what is timed."""
     have = batch()
-    mask, old, new, values = (have[name] for name in ("response_mask", "old_log_probs", "new_log_probs", "values"))
+    mask, old, new, values = (
+        have[name] for name in ("response_mask", "old_log_probs", "new_log_probs", "values")
+    )
     rewards, index = have["token_level_rewards"], have["index"]
     data = DataProto.from_dict(tensors={"a": values, "mask": mask}, non_tensors={"uid": index})
     order = torch.randperm(ROWS)
@@ -68,7 +74,13 @@ def calls() -> dict[str, Callable[[], object]]:
         if not name.endswith("_vectorized"):
             given = {need: have[need] for need in needs}
             named[name] = lambda name=name, given=given: core_algos.call_adv_estimator(
-                name, token_level_rewards=rewards, response_mask=mask, gamma=1.0, lam=0.95, config=None, **given
+                name,
+                token_level_rewards=rewards,
+                response_mask=mask,
+                gamma=1.0,
+                lam=0.95,
+                config=None,
+                **given,
             )
     for name in core_algos.POLICY_LOSS_REGISTRY:
         named[f"loss {name}"] = lambda name=name: core_algos.get_policy_loss_fn(name)(
@@ -82,7 +94,9 @@ def calls() -> dict[str, Callable[[], object]]:
         "DataProto.select_idxs": lambda: data.select_idxs(order),
         "DataProto.repeat(2)": lambda: data.repeat(2),
         "DataProto.chunk(64) + concat": lambda: DataProto.concat(data.chunk(64)),
-        "DataProto.union": lambda: data.select(batch_keys=["a"]).union(data.select(batch_keys=["mask"])),
+        "DataProto.union": lambda: data.select(batch_keys=["a"]).union(
+            data.select(batch_keys=["mask"])
+        ),
     }
 
 
@@ -101,7 +115,9 @@ def main() -> None:
     for name, call in named.items():
         if not wanted or name in wanted:
             unit, took = seconds(one_pass), seconds(call)
-            print(f"  {name:30s} {took:7.3f} s {took / unit:7.1f} passes of {unit:.3f} s", flush=True)
+            print(
+                f"  {name:30s} {took:7.3f} s {took / unit:7.1f} passes of {unit:.3f} s", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -43,8 +43,17 @@ def timed_steps(trainer: RayPPOTrainer, rows: dict, kind: str) -> tuple[float, f
 
 
 def main(rounds: int) -> None:
-    fixed = ["trainer.deterministic=true", "actor_rollout_ref.actor.optim.lr=1e-12", "trainer.total_training_steps=10"]
-    argv = ["configs/smollm2_arithmetic.yaml", *OVERRIDES, *fixed, f"trainer.default_local_dir={RUN_DIR}"]
+    fixed = [
+        "trainer.deterministic=true",
+        "actor_rollout_ref.actor.optim.lr=1e-12",
+        "trainer.total_training_steps=10",
+    ]
+    argv = [
+        "configs/smollm2_arithmetic.yaml",
+        *OVERRIDES,
+        *fixed,
+        f"trainer.default_local_dir={RUN_DIR}",
+    ]
     trainer = build_trainer(load_config(argv).config)
     trainer.init_workers()
     rows = next(iter(trainer.training_batches()))
@@ -63,8 +72,12 @@ def main(rounds: int) -> None:
     print(f"\n| medians of {rounds} rounds | seconds | stall, share of a step |\n|---|---|---|")
     for kind in kinds:
         value = statistics.median(seconds[kind])
-        print(f"| {STEPS} steps, save: {kind} | {value:.2f} | {(value - plain) / (plain / STEPS):.1%} |")
-    print(f"| `begin` alone | {statistics.median(begins):.3f} | {statistics.median(begins) / (plain / STEPS):.1%} |")
+        print(
+            f"| {STEPS} steps, save: {kind} | {value:.2f} | {(value - plain) / (plain / STEPS):.1%} |"
+        )
+    print(
+        f"| `begin` alone | {statistics.median(begins):.3f} | {statistics.median(begins) / (plain / STEPS):.1%} |"
+    )
     shutil.rmtree(RUN_DIR, ignore_errors=True)
 
 

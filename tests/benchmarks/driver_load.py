@@ -106,8 +106,13 @@ class LightWorker:
 class BytesHost:
     """A rank's process that imports no torch: takes arrays and answers with arrays."""
 
-    def call(self, chunk: dict[str, Any], fields: dict[str, tuple[str, int]]) -> dict[str, np.ndarray]:
-        return {name: np.zeros((chunk["rows"], width), dtype=dtype) for name, (dtype, width) in fields.items()}
+    def call(
+        self, chunk: dict[str, Any], fields: dict[str, tuple[str, int]]
+    ) -> dict[str, np.ndarray]:
+        return {
+            name: np.zeros((chunk["rows"], width), dtype=dtype)
+            for name, (dtype, width) in fields.items()
+        }
 
     def sync_weights(self) -> bool:
         return "torch" in sys.modules
@@ -122,7 +127,9 @@ class BytesGroup:
         options = {"num_cpus": 1, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
         self.hosts = [ray.remote(BytesHost).options(**options).remote() for _ in range(world_size)]
         self.world_size = world_size
-        assert not any(ray.get([host.sync_weights.remote() for host in self.hosts])), "a light host has imported torch"
+        assert not any(ray.get([host.sync_weights.remote() for host in self.hosts])), (
+            "a light host has imported torch"
+        )
 
     def shutdown(self) -> None:
         import ray
@@ -139,11 +146,18 @@ class BytesGroup:
         import ray
 
         def call(data: DataProto) -> Any:
-            refs = [ray.put(as_arrays(chunk)) for chunk in cut(data, REAL[name].reads, self.world_size)]
+            refs = [
+                ray.put(as_arrays(chunk)) for chunk in cut(data, REAL[name].reads, self.world_size)
+            ]
             answers = ray.get(
-                [host.call.remote(ref, ANSWERS[name]) for host, ref in zip(self.hosts, refs, strict=True)]
+                [
+                    host.call.remote(ref, ANSWERS[name])
+                    for host, ref in zip(self.hosts, refs, strict=True)
+                ]
             )
-            joined = {key: np.concatenate([answer[key] for answer in answers]) for key in ANSWERS[name]}
+            joined = {
+                key: np.concatenate([answer[key] for answer in answers]) for key in ANSWERS[name]
+            }
             arrays = data.non_tensor_batch if name == "generate_sequences" else {}
             tensors = {key: torch.from_numpy(array)[: len(data)] for key, array in joined.items()}
             return DataProto.from_dict(tensors=tensors, non_tensors=arrays)
@@ -168,7 +182,8 @@ class Metered:
             answer = getattr(self.group, name)(*args)
             if args:
                 self.sent += sum(
-                    serialized_bytes(chunk) for chunk in cut(*args, REAL[name].reads, self.group.world_size)
+                    serialized_bytes(chunk)
+                    for chunk in cut(*args, REAL[name].reads, self.group.world_size)
                 )
                 self.received += serialized_bytes(answer)
             return answer
@@ -178,7 +193,9 @@ class Metered:
 
 def serialized_bytes(value: object) -> int:
     buffers: list[pickle.PickleBuffer] = []
-    return len(pickle.dumps(value, protocol=5, buffer_callback=buffers.append)) + sum(b.raw().nbytes for b in buffers)
+    return len(pickle.dumps(value, protocol=5, buffer_callback=buffers.append)) + sum(
+        b.raw().nbytes for b in buffers
+    )
 
 
 def prompts(rows: int) -> DataProto:
@@ -221,7 +238,9 @@ def groups() -> Iterator[tuple[str, RayWorkerGroup | BytesGroup]]:
     for size in TORCH_WORKERS:
         needed = size * TORCH_WORKER_BYTES + (4 << 30)
         if (free := psutil.virtual_memory().available) < needed:
-            print(f"{size} workers with torch left out: {free / MIB:.0f} MiB are free, {needed / MIB:.0f} needed")
+            print(
+                f"{size} workers with torch left out: {free / MIB:.0f} MiB are free, {needed / MIB:.0f} needed"
+            )
             continue
         group = RayWorkerGroup.start(
             RayResourcePool((size,), use_gpu=False), {"light": ClassWithInitArgs(LightWorker)}
@@ -239,9 +258,13 @@ def main(rows: int, rounds: int) -> None:
         os.environ.setdefault(name, value)  # before the first import
     import ray
 
-    ray.init(num_cpus=max(TORCH_WORKERS + LIGHT_WORKERS), include_dashboard=False, log_to_driver=False)
+    ray.init(
+        num_cpus=max(TORCH_WORKERS + LIGHT_WORKERS), include_dashboard=False, log_to_driver=False
+    )
     given, ready = prompts(rows), torch.rand(rows, RESPONSE)
-    print(f"{rows} rows x {TOKENS} tokens, medians of {rounds} steps; ratios to the first line of their kind")
+    print(
+        f"{rows} rows x {TOKENS} tokens, medians of {rounds} steps; ratios to the first line of their kind"
+    )
     print(
         "\n| workers | wall s/step | driver's CPU s/step | MiB sent | MiB received | wall | bytes | target |"
         "\n|---|---|---|---|---|---|---|---|"

@@ -29,7 +29,11 @@ from data.protocol import DataProto
 from training.batch.batching import arrange
 from training.config import BatchPlan, UpdatePlan
 from training.reward import compute_advantage, compute_reward
-from training.run.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
+from training.run.metric_utils import (
+    compute_data_metrics,
+    compute_throughout_metrics,
+    compute_timing_metrics,
+)
 from workers.fsdp_workers import ActorRolloutRefWorker
 from workers.ranks.distributed import settle_heap
 from workers.ranks.worker_group import cut, registered_methods
@@ -51,10 +55,13 @@ def generated(first: int, rows: int, full: bool) -> DataProto:
     """What a rank answers to generate_sequences, in the dtypes and columns of `BaseRollout`."""
     held = np.arange(RESPONSE) < lengths_of(rows, full)[:, None]
     asked = (
-        np.arange(PROMPT) >= PROMPT - np.repeat(np.random.randint(PROMPT // 2, PROMPT, rows // GROUP), GROUP)[:, None]
+        np.arange(PROMPT)
+        >= PROMPT - np.repeat(np.random.randint(PROMPT // 2, PROMPT, rows // GROUP), GROUP)[:, None]
     )
     asked |= full
-    ids = np.random.randint(1, 50_000, (rows // GROUP, PROMPT), dtype=np.int32).repeat(GROUP, axis=0)
+    ids = np.random.randint(1, 50_000, (rows // GROUP, PROMPT), dtype=np.int32).repeat(
+        GROUP, axis=0
+    )
     arrays = {
         "prompts": np.where(asked, ids, PAD),
         "responses": np.where(held, np.random.randint(1, 50_000, held.shape, dtype=np.int32), PAD),
@@ -72,7 +79,9 @@ def generated(first: int, rows: int, full: bool) -> DataProto:
         "raw_prompt_ids": [raw[i // GROUP] for i in range(rows)],
     }
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return DataProto.from_dict(tensors, {name: object_array(column) for name, column in columns.items()})
+    return DataProto.from_dict(
+        tensors, {name: object_array(column) for name, column in columns.items()}
+    )
 
 
 def stored(data: DataProto) -> Stored:
@@ -102,7 +111,9 @@ def forget_peak() -> None:
 
 def received(folder: Path) -> DataProto:
     """What `RayWorkerGroup` makes of the answers, which Ray holds until all are there."""
-    answers: list[Stored] = [pickle.loads((folder / f"{rank}.pkl").read_bytes()) for rank in range(RANKS)]
+    answers: list[Stored] = [
+        pickle.loads((folder / f"{rank}.pkl").read_bytes()) for rank in range(RANKS)
+    ]
     parts = [pickle.loads(payload, buffers=buffers) for payload, buffers in answers]
     del answers
     return DataProto.concat(parts)
@@ -117,21 +128,32 @@ def drive(folder: Path) -> dict[str, dict[str, float]]:
         forget_peak()
         began = time.perf_counter()
         result = call()
-        found[name] = {"seconds": time.perf_counter() - began, "peak": (memory("VmHWM") - start) / GIB}
+        found[name] = {
+            "seconds": time.perf_counter() - began,
+            "peak": (memory("VmHWM") - start) / GIB,
+        }
         return result
 
     batch = phase("receive and concat", lambda: received(folder))
     once = UpdatePlan(mini_batches=1)
-    plan = BatchPlan(prompts=len(batch) // GROUP, ranks=RANKS, balance=True, actor=once, critic=once)
+    plan = BatchPlan(
+        prompts=len(batch) // GROUP, ranks=RANKS, balance=True, actor=once, critic=once
+    )
     batch = phase("arrange", lambda: arrange(batch, plan))
-    scores, _ = phase("scores", lambda: compute_reward(batch, lambda data: data.batch["responses"][:, 0] % 7 / 7))
+    scores, _ = phase(
+        "scores", lambda: compute_reward(batch, lambda data: data.batch["responses"][:, 0] % 7 / 7)
+    )
     batch.batch["token_level_scores"] = batch.batch["token_level_rewards"] = scores
     phase("advantages", lambda: compute_advantage(batch, "grpo"))
     phase("hand to ranks", lambda: [stored(chunk) for chunk in cut(batch, READS, RANKS)])
     timing = {"step": 1.0, "gen": 1.0, "update_actor": 1.0}
     phase("metrics", lambda: compute_data_metrics(batch, use_critic=False))
     phase(
-        "metrics of time", lambda: (compute_timing_metrics(batch, timing), compute_throughout_metrics(batch, timing, 8))
+        "metrics of time",
+        lambda: (
+            compute_timing_metrics(batch, timing),
+            compute_throughout_metrics(batch, timing, 8),
+        ),
     )
     return found
 
@@ -140,7 +162,15 @@ def measure(rows: int, full: bool) -> dict[str, dict[str, float]]:
     """Runs ranks and driver, each in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         for role in ("ranks", "driver"):
-            command = [sys.executable, "-m", "tests.benchmarks.driver_memory", role, folder, str(rows), str(int(full))]
+            command = [
+                sys.executable,
+                "-m",
+                "tests.benchmarks.driver_memory",
+                role,
+                folder,
+                str(rows),
+                str(int(full)),
+            ]
             out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         return json.loads(out.splitlines()[-1])
 

@@ -29,7 +29,9 @@ class Echo(BaseEnvironment):
 def microseconds_per_step(isolation: str) -> float:
     """Returns the best of ROUNDS measurements of CALLS steps each."""
     times = []
-    with EnvironmentPool([AgentSpec(Echo)], isolation=isolation, step_timeout_s=5.0, episode_timeout_s=60.0) as pool:  # type: ignore[arg-type]
+    with EnvironmentPool(
+        [AgentSpec(Echo)], isolation=isolation, step_timeout_s=5.0, episode_timeout_s=60.0
+    ) as pool:  # type: ignore[arg-type]
         pool.reset("a", 0, 0)
         pool.poll(60.0)
         for _ in range(ROUNDS):

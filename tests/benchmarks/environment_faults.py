@@ -47,7 +47,9 @@ def write_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def faulty_config(model: Path, run: Path, steps: int, isolation: str, on_failure: str, *, seed: int = 0) -> PPOConfig:
+def faulty_config(
+    model: Path, run: Path, steps: int, isolation: str, on_failure: str, *, seed: int = 0
+) -> PPOConfig:
     home = f"isolation: {isolation}, kwargs: {{deadly: {isolation != 'thread'}}}"
     overrides = [
         "configs/quickstart.yaml",
@@ -97,7 +99,10 @@ def left_behind(before: tuple[set[Any], set[Any]], wait_s: float) -> list[str]:
     """Threads and processes that are there now and were not before, once those that hang had the time to come back."""
     end = time.monotonic() + wait_s
     while True:
-        left = [sorted(map(str, now - then)) for now, then in zip(threads_and_processes(), before, strict=True)]
+        left = [
+            sorted(map(str, now - then))
+            for now, then in zip(threads_and_processes(), before, strict=True)
+        ]
         if not any(left) or time.monotonic() > end:
             return left[0] + left[1]
         time.sleep(0.05)
@@ -123,7 +128,9 @@ class Ended(NamedTuple):
         ]
 
 
-def train(model: Path, run: Path, steps: int, isolation: str, on_failure: str, *, seed: int = 0) -> Ended:
+def train(
+    model: Path, run: Path, steps: int, isolation: str, on_failure: str, *, seed: int = 0
+) -> Ended:
     """Trains, in this process."""
     before = threads_and_processes()
     trainer = build_trainer(faulty_config(model, run, steps, isolation, on_failure, seed=seed))
@@ -152,12 +159,21 @@ def main(args: argparse.Namespace) -> None:
         write_model(folder / "model")
         for isolation in args.isolation:
             for on_failure in args.on_failure:
-                ended = train(folder / "model", folder / f"{isolation}-{on_failure}", args.steps, isolation, on_failure)
+                ended = train(
+                    folder / "model",
+                    folder / f"{isolation}-{on_failure}",
+                    args.steps,
+                    isolation,
+                    on_failure,
+                )
                 print(row(isolation, on_failure, ended), flush=True)
 
 
 def row(isolation: str, on_failure: str, ended: Ended) -> str:
-    sums = {name: sum(metrics[f"agent/ending/{name}"] for metrics in ended.steps) for name in ALL_ENDINGS}
+    sums = {
+        name: sum(metrics[f"agent/ending/{name}"] for metrics in ended.steps)
+        for name in ALL_ENDINGS
+    }
     failed = f"{sums['env_crash']:.0f} crashed, {sums['env_timeout']:.0f} hung"
     counts = f"{len(ended.steps)} steps exact" if not ended.wrong else "; ".join(ended.wrong[:3])
     seconds = [ended.generation(0, hanging=hanging) or [float("nan")] for hanging in (False, True)]

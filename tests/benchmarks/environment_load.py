@@ -118,7 +118,9 @@ def play(rollout: AgentRollout, episodes: int, number: int, lock_step: bool = Fa
     return Timed(tokens, engine.last_token - start, whole, engine.working, longest)
 
 
-def measure(rollouts: dict[str, AgentRollout], episodes: int, rounds: int) -> dict[str, list[Timed]]:
+def measure(
+    rollouts: dict[str, AgentRollout], episodes: int, rounds: int
+) -> dict[str, list[Timed]]:
     """Each round begins with another variant, after a warm-up."""
     names = ["still", "event-driven", "lockstep"]
     times: dict[str, list[Timed]] = defaultdict(list)
@@ -127,7 +129,13 @@ def measure(rollouts: dict[str, AgentRollout], episodes: int, rounds: int) -> di
         for name in names[number % 3 :] + names[: number % 3]:
             rollout = rollouts["still" if name == "still" else "slow"]
             times[name].append(play(rollout, episodes, number, lock_step=name == "lockstep"))
-            print(episodes, number, name, [round(value, 2) for value in times[name][-1]], file=sys.stderr)
+            print(
+                episodes,
+                number,
+                name,
+                [round(value, 2) for value in times[name][-1]],
+                file=sys.stderr,
+            )
     return {name: times[name] for name in names}
 
 
@@ -142,8 +150,14 @@ def table(episodes: int, times: dict[str, list[Timed]]) -> str:
         pairs = list(zip(times["still"], own, strict=True))
         relative = [still.sampling / timed.sampling for still, timed in pairs]
         whole = statistics.median(still.whole / timed.whole for still, timed in pairs)
-        target = f"at least {TARGETS[episodes]}" if name == "event-driven" and episodes in TARGETS else ""
-        working, longest = (statistics.median(values) for values in zip(*[t[3:] for t in own], strict=True))
+        target = (
+            f"at least {TARGETS[episodes]}"
+            if name == "event-driven" and episodes in TARGETS
+            else ""
+        )
+        working, longest = (
+            statistics.median(values) for values in zip(*[t[3:] for t in own], strict=True)
+        )
         lines.append(
             f"| {name} | {speed:.0f} | {statistics.median(relative):.3f} | {min(relative):.2f}, {max(relative):.2f} "
             f"| {target} | {whole:.3f} | {working:.2f} s | {longest:.2f} s |"
@@ -159,10 +173,13 @@ def main(args: argparse.Namespace) -> None:
     )
     kinds = {"still": Still, "slow": Slow}
     rollouts = {
-        name: AgentRollout(config, engine, spec.tokenizer, [AgentSpec(kind)], None) for name, kind in kinds.items()
+        name: AgentRollout(config, engine, spec.tokenizer, [AgentSpec(kind)], None)
+        for name, kind in kinds.items()
     }
     try:
-        print(f"sleeps of log-normal seconds, mu {MU:.3f}, sigma {SIGMA:.3f}; {torch.get_num_threads()} threads")
+        print(
+            f"sleeps of log-normal seconds, mu {MU:.3f}, sigma {SIGMA:.3f}; {torch.get_num_threads()} threads"
+        )
         for episodes in args.episodes:
             rounds = math.ceil(args.rounds * max(TARGETS) / episodes)
             print(f"\n{table(episodes, measure(rollouts, episodes, rounds))}", flush=True)
@@ -173,7 +190,9 @@ def main(args: argparse.Namespace) -> None:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tokens a second beside slow environments")
-    parser.add_argument("--rounds", type=int, default=5, help="of 64 episodes; of fewer, more rounds")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of 64 episodes; of fewer, more rounds"
+    )
     parser.add_argument("--episodes", type=int, nargs="+", default=list(TARGETS))
     parser.add_argument("--model", default="outputs/smollm2/model")
     args = parser.parse_args(argv)

@@ -89,12 +89,16 @@ def main() -> None:
     cases = [(SEVEN, 8, 64, 16), (SEVENTY, 64, 128, 16), (SEVENTY, 1_024, 2_048, 16)]
     found = [step(*case) for case in cases]
     print(
-        "| | " + " | ".join(f"{s.name}, {g:,} GPUs, {p * n:,} rows" for s, g, p, n in cases) + " |\n|---|---|---|---|"
+        "| | "
+        + " | ".join(f"{s.name}, {g:,} GPUs, {p * n:,} rows" for s, g, p, n in cases)
+        + " |\n|---|---|---|---|"
     )
     for name in found[0]:
         unit = "" if "GiB" in name else " s"
         print(f"| {name} | " + " | ".join(f"{seconds[name]:.1f}{unit}" for seconds in found) + " |")
-    whole = [sum(value for name, value in seconds.items() if "GiB" not in name) for seconds in found]
+    whole = [
+        sum(value for name, value in seconds.items() if "GiB" not in name) for seconds in found
+    ]
     print("| step | " + " | ".join(f"{value:.0f} s" for value in whole) + " |")
 
 

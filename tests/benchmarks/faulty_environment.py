@@ -14,8 +14,19 @@ from custom.env import BaseEnvironment, EnvironmentConfig
 
 HANG_S = 2.5
 MEGABYTE = 1 << 20
-KINDS = {"crash": 0.10, "hang": 0.05, "tuple": 0.05 / 3, "nan": 0.05 / 3, "megabyte": 0.05 / 3}  # else "well"
-ENDINGS = {"crash": "env_crash", "hang": "env_timeout", "tuple": "env_crash", "nan": "env_crash"}  # else "max_turns"
+KINDS = {
+    "crash": 0.10,
+    "hang": 0.05,
+    "tuple": 0.05 / 3,
+    "nan": 0.05 / 3,
+    "megabyte": 0.05 / 3,
+}  # else "well"
+ENDINGS = {
+    "crash": "env_crash",
+    "hang": "env_timeout",
+    "tuple": "env_crash",
+    "nan": "env_crash",
+}  # else "max_turns"
 
 
 def kind_of(seed: int) -> str:
@@ -30,7 +41,9 @@ def kind_of(seed: int) -> str:
 
 @dataclass
 class FaultyConfig(EnvironmentConfig):
-    deadly: bool = False  # every second crash ends the process; only where it is the environment's own
+    deadly: bool = (
+        False  # every second crash ends the process; only where it is the environment's own
+    )
 
 
 class Faulty(BaseEnvironment):

@@ -27,17 +27,33 @@ GAMES: dict[str, str] = {
     "Sokoban": "{name: 'textarena:Sokoban-v0'}",
     "prime_factorization": "{name: 'reasoning_gym:prime_factorization'}",
 }
-CLEARED = ("~agent.environment.name", "~agent.environment.kwargs", "~agent.environment.prompt_template")
+CLEARED = (
+    "~agent.environment.name",
+    "~agent.environment.kwargs",
+    "~agent.environment.prompt_template",
+)
 SETTINGS = (
-    *("agent.max_turn=3", "agent.max_turn_tokens=8", "agent.val_length=8", "data.train_batch_size=2"),
+    *(
+        "agent.max_turn=3",
+        "agent.max_turn_tokens=8",
+        "agent.val_length=8",
+        "data.train_batch_size=2",
+    ),
     *("data.max_prompt_length=900", "data.max_response_length=1100"),
     *(
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "actor_rollout_ref.rollout.n=4",
         "trainer.val_before_train=true",
     ),
-    *("actor_rollout_ref.rollout.val_kwargs.temperature=0", "actor_rollout_ref.rollout.val_kwargs.do_sample=false"),
-    *("trainer.logger=[console,file]", "actor_rollout_ref.rollout.max_num_seqs=16", "trainer.resume_mode=disable"),
+    *(
+        "actor_rollout_ref.rollout.val_kwargs.temperature=0",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=false",
+    ),
+    *(
+        "trainer.logger=[console,file]",
+        "actor_rollout_ref.rollout.max_num_seqs=16",
+        "trainer.resume_mode=disable",
+    ),
 )
 TRIAL = re.compile(
     r"mean reward of random answers (\S+) .*?, unreadable ones (\S+) .*?, one and then unreadable ones (\S+)"
@@ -46,9 +62,18 @@ TRIAL = re.compile(
 
 def play(name: str, steps: int, folder: Path) -> bool:
     """Trains on a game and prints a line; returns whether garbage paid no more than play."""
-    command = [sys.executable, "main.py", "configs/smollm2_guess.yaml", *CLEARED, f"agent.environment={GAMES[name]}"]
+    command = [
+        sys.executable,
+        "main.py",
+        "configs/smollm2_guess.yaml",
+        *CLEARED,
+        f"agent.environment={GAMES[name]}",
+    ]
     command += SETTINGS
-    command += [f"trainer.default_local_dir={folder / name}", f"trainer.total_training_steps={steps}"]
+    command += [
+        f"trainer.default_local_dir={folder / name}",
+        f"trainer.total_training_steps={steps}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     (folder / f"{name}.log").write_text(done.stdout + done.stderr)
     found = TRIAL.search(done.stderr)
@@ -56,7 +81,9 @@ def play(name: str, steps: int, folder: Path) -> bool:
         print(f"{name:20} failed, exit code {done.returncode}: {done.stderr[-500:]}")
         return False
     paid, garbage, quitting = map(float, found.groups())
-    lines = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()
+    ]
     greedy = [value for line in lines for key, value in line.items() if key.startswith("val-core/")]
     trained = [line for line in lines if "critic/score/mean" in line]
     failed = sum(line["agent/failed"] for line in trained)

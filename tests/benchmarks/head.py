@@ -46,7 +46,9 @@ WAYS: dict[str, Head] = {"cross_entropy": whole_logits} | {
 }
 
 
-def once(head: Head, inputs: tuple[Tensor, Tensor, Tensor], weights: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+def once(
+    head: Head, inputs: tuple[Tensor, Tensor, Tensor], weights: Tensor, dtype: torch.dtype
+) -> tuple[float, float]:
     """Returns the seconds of the forward pass, and of both."""
     device = weights.device
     for tensor in inputs[:2]:
@@ -67,7 +69,9 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def peak_mib(call: Callable[[], object], device: torch.device, held: Callable[[], int], watcher: PeakWatcher) -> float:
+def peak_mib(
+    call: Callable[[], object], device: torch.device, held: Callable[[], int], watcher: PeakWatcher
+) -> float:
     """Returns the most memory during a call above that before it, less what it leaves in gradients."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -83,7 +87,9 @@ def peak_mib(call: Callable[[], object], device: torch.device, held: Callable[[]
     return watcher.peaks["call"] - before - held() / MIB
 
 
-def measure(size: str, device: torch.device, dtype: torch.dtype, repeats: int, watcher: PeakWatcher) -> None:
+def measure(
+    size: str, device: torch.device, dtype: torch.dtype, repeats: int, watcher: PeakWatcher
+) -> None:
     tokens, hidden, vocabulary = (int(n) for n in size.split("x"))
     torch.manual_seed(0)
     states = torch.randn(tokens, hidden, device=device, requires_grad=True)
@@ -103,12 +109,15 @@ def measure(size: str, device: torch.device, dtype: torch.dtype, repeats: int, w
         expected = gradients["cross_entropy"]
         off = ((weight.grad - expected).norm() / expected.norm()).item()
         print(
-            f"{size:18s} {name:21s} {forward:8.3f} {both:8.3f} s {memory:8.0f} MiB  gradient {off:.0e} off", flush=True
+            f"{size:18s} {name:21s} {forward:8.3f} {both:8.3f} s {memory:8.0f} MiB  gradient {off:.0e} off",
+            flush=True,
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--sizes", nargs="+")

@@ -58,7 +58,14 @@ PEAKS = {
 SIZES = {
     "0.5B": {},
     "1.5B": {"hidden": 1536, "layers": 28, "heads": 12, "intermediate": 8960},
-    "tiny": {"hidden": 64, "layers": 2, "heads": 4, "intermediate": 128, "vocab": 256, "budget": 256},
+    "tiny": {
+        "hidden": 64,
+        "layers": 2,
+        "heads": 4,
+        "intermediate": 128,
+        "vocab": 256,
+        "budget": 256,
+    },
 }
 
 
@@ -94,7 +101,9 @@ class Work:
     sampled: int  # that pass through the head
     pairs: int  # of tokens of which one attends to the other
 
-    def flops(self, layer_parameters: int, head_parameters: int, layers: int, attention_width: int) -> float:
+    def flops(
+        self, layer_parameters: int, head_parameters: int, layers: int, attention_width: int
+    ) -> float:
         """Of forward and backward pass; `attention_width` is heads x their size."""
         matrices = 6.0 * (layer_parameters * self.tokens + head_parameters * self.sampled)
         return matrices + 12.0 * layers * attention_width * self.pairs
@@ -135,18 +144,24 @@ def build_worker(settings: Settings) -> ActorRolloutRefWorker:
     with tempfile.TemporaryDirectory() as folder:
         Qwen2ForCausalLM(config).save_pretrained(folder)
         model = ModelConfig(
-            path=folder, dtype=settings.dtype, enable_gradient_checkpointing=bool(settings.checkpointing)
+            path=folder,
+            dtype=settings.dtype,
+            enable_gradient_checkpointing=bool(settings.checkpointing),
         )
         actor = ActorConfig(
             ppo_mini_batch_size=settings.rows // settings.group,
             ppo_max_token_len_per_gpu=settings.budget,
             use_prefix_grouper=bool(settings.share_prompts),
         )
-        policy = ActorRolloutRefConfig(model=model, actor=actor, rollout=RolloutConfig(n=settings.group))
+        policy = ActorRolloutRefConfig(
+            model=model, actor=actor, rollout=RolloutConfig(n=settings.group)
+        )
         trainer = TrainerConfig(device=settings.device, deterministic=bool(settings.deterministic))
         worker = ActorRolloutRefWorker(
             PPOConfig(
-                data=DataConfig(train_batch_size=actor.ppo_mini_batch_size), actor_rollout_ref=policy, trainer=trainer
+                data=DataConfig(train_batch_size=actor.ppo_mini_batch_size),
+                actor_rollout_ref=policy,
+                trainer=trainer,
             ),
             "actor",
         )
@@ -169,8 +184,12 @@ def make_batch(settings: Settings) -> DataProto:
             "prompts": prompts,
             "responses": responses,
             "response_mask": torch.ones_like(responses),
-            "attention_mask": torch.ones(settings.rows, settings.prompt + settings.response, dtype=torch.long),
-            "advantages": torch.randn(settings.rows, 1, generator=generator).expand(responses.shape).clone(),
+            "attention_mask": torch.ones(
+                settings.rows, settings.prompt + settings.response, dtype=torch.long
+            ),
+            "advantages": torch.randn(settings.rows, 1, generator=generator)
+            .expand(responses.shape)
+            .clone(),
         },
         non_tensors={"uid": np.repeat(np.arange(groups), settings.group).astype(object)},
         meta_info={"temperature": 1.0, "seed": 0, "global_steps": 1},
@@ -183,7 +202,9 @@ def work_of(plan: Sequence[MicroBatch], length: int, sampled: int) -> Work:
     """
     tokens = pairs = 0
     for micro_batch in plan:
-        segments = cut_segments([(i, shared) for i, (_, shared) in enumerate(micro_batch)], [length] * len(micro_batch))
+        segments = cut_segments(
+            [(i, shared) for i, (_, shared) in enumerate(micro_batch)], [length] * len(micro_batch)
+        )
         for (_, _, n), keys in zip(segments.parts, segments.keys, strict=True):
             tokens, pairs = tokens + n, pairs + n * len(keys) - n * (n - 1) // 2
     return Work(tokens=tokens, sampled=sampled, pairs=pairs)
@@ -200,9 +221,14 @@ def measure(settings: Settings) -> Result:
     if settings.share_prompts:
         # However little it saves.
         worker.actor.settings = replace(worker.actor.settings, key_cost=0.0)
-    plan = plan_batch(row_tokens(data, True), worker.actor.settings, worker.actor.config.micro_batching)
+    plan = plan_batch(
+        row_tokens(data, True), worker.actor.settings, worker.actor.config.micro_batching
+    )
     size = (settings.prompt + settings.response, settings.rows * settings.response)
-    computed, rows = work_of(plan, *size), work_of([[(row, 0)] for row in range(settings.rows)], *size)
+    computed, rows = (
+        work_of(plan, *size),
+        work_of([[(row, 0)] for row in range(settings.rows)], *size),
+    )
     lm = worker.module
     shape = {
         "layer_parameters": linear_parameters(lm.base_model),
@@ -298,7 +324,9 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     parser.add_argument("--size", choices=SIZES, default="0.5B")
     for item in fields(Settings):
         parser.add_argument(f"--{item.name.replace('_', '-')}", type=type(item.default))
-    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
+    given = {
+        name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None
+    }
     return replace(Settings(), **(SIZES[given.pop("size")] | given))
 
 

@@ -10,9 +10,13 @@ import timeit
 from custom.tools.parsers import get_parser
 
 MOST_US = 50.0
-THOUGHT = "I should first work out how many apples there are, and then divide them among the children. " * 6
+THOUGHT = (
+    "I should first work out how many apples there are, and then divide them among the children. "
+    * 6
+)
 TURNS = {
-    "json": THOUGHT + '\n```json\n{"name": "calculator", "arguments": {"expression": "(12 + 30) / 7"}}\n```',
+    "json": THOUGHT
+    + '\n```json\n{"name": "calculator", "arguments": {"expression": "(12 + 30) / 7"}}\n```',
     "react": f'Thought: {THOUGHT}\nAction: calculator\nAction Input: {{"expression": "(12 + 30) / 7"}}\n',
     "function": THOUGHT
     + '\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "(12 + 30) / 7"}}\n</tool_call>',

@@ -72,7 +72,11 @@ def main(steps: int) -> None:
 
     overrides = ["data.max_response_length=64", "data.val_files=null", "trainer.logger=file"]
     config = load_config(
-        ["configs/smollm2_arithmetic.yaml", *overrides, "trainer.default_local_dir=outputs/benchmark"]
+        [
+            "configs/smollm2_arithmetic.yaml",
+            *overrides,
+            "trainer.default_local_dir=outputs/benchmark",
+        ]
     ).config
     trainer = build_trainer(config)
     baseline = resident()

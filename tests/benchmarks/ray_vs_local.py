@@ -31,7 +31,13 @@ def task() -> list[str]:
         return SMOLLM2
     if not Path("outputs/tiny_prompts/task/model").exists():
         subprocess.run(
-            [sys.executable, "examples/prepare_tiny_prompts.py", "--out", "outputs/tiny_prompts/task"], check=True
+            [
+                sys.executable,
+                "examples/prepare_tiny_prompts.py",
+                "--out",
+                "outputs/tiny_prompts/task",
+            ],
+            check=True,
         )
     return TINY
 
@@ -59,14 +65,23 @@ def main(steps: int, rounds: int) -> None:
     for number in range(rounds):
         for launcher in sorted(found, reverse=number % 2 == 1):
             found[launcher] += run(config, launcher, steps)
-            print(f"round {number + 1}: {launcher} {found[launcher][-1]['timing_s/step']:.2f} s", flush=True)
-    lengths = {name: [step["response_length/mean"] for step in run_steps] for name, run_steps in found.items()}
+            print(
+                f"round {number + 1}: {launcher} {found[launcher][-1]['timing_s/step']:.2f} s",
+                flush=True,
+            )
+    lengths = {
+        name: [step["response_length/mean"] for step in run_steps]
+        for name, run_steps in found.items()
+    }
     print(f"\n{config[0]}, {os.cpu_count()} threads, medians of {rounds * steps} steps")
     if lengths["local"] != lengths["ray"]:
         print("the two did not sample the same tokens: the ratio is a rough one")
     print("\n| | local | Ray, one rank | ratio | target |\n|---|---|---|---|---|")
     for phase in PHASES:
-        local, ray = (statistics.median(step[f"timing_s/{phase}"] for step in found[name]) for name in ("local", "ray"))
+        local, ray = (
+            statistics.median(step[f"timing_s/{phase}"] for step in found[name])
+            for name in ("local", "ray")
+        )
         target = f"at most {TARGET:.2f}" if phase == "step" else ""
         print(f"| {phase} | {local:.3f} s | {ray:.3f} s | {ray / local:.2f} | {target} |")
 

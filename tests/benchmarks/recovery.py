@@ -42,7 +42,12 @@ def main(engine: str) -> None:
         metrics, log = Path(folder) / "metrics.jsonl", Path(folder) / "stderr"
         argv = [
             *(sys.executable, "main.py", *task(), f"actor_rollout_ref.rollout.name={engine}"),
-            *("trainer.launcher=ray", "trainer.n_gpus_per_node=2", "trainer.max_restarts=1", "trainer.save_freq=1"),
+            *(
+                "trainer.launcher=ray",
+                "trainer.n_gpus_per_node=2",
+                "trainer.max_restarts=1",
+                "trainer.save_freq=1",
+            ),
             *(f"trainer.default_local_dir={folder}", "trainer.logger=file", "data.val_files=null"),
             "trainer.total_training_steps=1000",
         ]
@@ -54,7 +59,9 @@ def main(engine: str) -> None:
 
         try:
             wait_for(lambda: steps() >= 4)
-            ranks = [p for p in run.children(recursive=True) if "WorkerHost" in " ".join(p.cmdline())]
+            ranks = [
+                p for p in run.children(recursive=True) if "WorkerHost" in " ".join(p.cmdline())
+            ]
             killed = time.monotonic()
             ranks[-1].kill()
             noticed = wait_for(lambda: "restart 1 of 1" in log.read_text())

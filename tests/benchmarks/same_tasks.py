@@ -33,11 +33,34 @@ TEXTARENA = (
     "Sudoku",
 )
 REASONING_GYM = (
-    *("chain_sum", "countdown", "prime_factorization", "sokoban", "mini_sudoku", "rush_hour", "maze", "word_ladder"),
-    *("leg_counting", "tower_of_hanoi", "graph_color", "letter_jumble", "knights_knaves", "simple_equations"),
+    *(
+        "chain_sum",
+        "countdown",
+        "prime_factorization",
+        "sokoban",
+        "mini_sudoku",
+        "rush_hour",
+        "maze",
+        "word_ladder",
+    ),
+    *(
+        "leg_counting",
+        "tower_of_hanoi",
+        "graph_color",
+        "letter_jumble",
+        "knights_knaves",
+        "simple_equations",
+    ),
 )
 GAMES = {
-    "gymnasium": ("FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "CliffWalking-v1", "CartPole-v1", "MountainCar-v0"),
+    "gymnasium": (
+        "FrozenLake-v1",
+        "Taxi-v4",
+        "Blackjack-v1",
+        "CliffWalking-v1",
+        "CartPole-v1",
+        "MountainCar-v0",
+    ),
     "reasoning_gym": REASONING_GYM,
     "textarena": tuple(f"{game}-v0" for game in TEXTARENA),
     "textworld": ("tw-coin_collector", "tw-simple"),
@@ -54,7 +77,11 @@ def compare(name: str, isolation: str, seeds: int) -> tuple[int, int, str]:
     error, end = "", time.monotonic() + LONGEST_S
     with EnvironmentPool([AgentSpec(name)], isolation=isolation) as pool:  # type: ignore[arg-type]
         for first in range(0, seeds, TOGETHER):
-            keys = [(seed, member) for seed in range(first, min(first + TOGETHER, seeds)) for member in (0, 1)]
+            keys = [
+                (seed, member)
+                for seed in range(first, min(first + TOGETHER, seeds))
+                for member in (0, 1)
+            ]
             random.Random(first).shuffle(keys)
             for key in keys:
                 pool.reset(key, 0, key[0])
@@ -65,7 +92,11 @@ def compare(name: str, isolation: str, seeds: int) -> tuple[int, int, str]:
                 pool.finish(key, "max_turns")
             collect(pool, len(begun))
             for seed in {key[0] for key in keys}:
-                begins = [repr(replies[seed, member].messages) for member in (0, 1) if (seed, member) in begun]
+                begins = [
+                    repr(replies[seed, member].messages)
+                    for member in (0, 1)
+                    if (seed, member) in begun
+                ]
                 compared += len(begins) == 2
                 different += len(set(begins)) > 1
             if time.monotonic() > end or error:
@@ -92,10 +123,19 @@ def disturb(stop: threading.Event, foreign: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=10_000, help="of an adapter, shared out among its games")
-    parser.add_argument("--isolation", nargs="+", default=["thread", "process"], choices=["thread", "process", "ray"])
+    parser.add_argument(
+        "--seeds", type=int, default=10_000, help="of an adapter, shared out among its games"
+    )
+    parser.add_argument(
+        "--isolation",
+        nargs="+",
+        default=["thread", "process"],
+        choices=["thread", "process", "ray"],
+    )
     parser.add_argument("--library", nargs="+", default=list(GAMES), choices=list(GAMES))
-    parser.add_argument("--foreign", action="store_true", help="draw without regard to environments")
+    parser.add_argument(
+        "--foreign", action="store_true", help="draw without regard to environments"
+    )
     options = parser.parse_args()
     if "ray" in options.isolation:
         import ray
@@ -116,7 +156,9 @@ def main() -> None:
                 )
                 total, wrong = total + compared, wrong + different
                 if different or error:
-                    print(f"  {library}:{game} {isolation}: {different} of {compared} groups differ {error[:300]}")
+                    print(
+                        f"  {library}:{game} {isolation}: {different} of {compared} groups differ {error[:300]}"
+                    )
             print(f"{library:14} {isolation:8} {total:6} groups compared", flush=True)
     stop.set()
     print(f"{wrong} groups differ")

@@ -52,7 +52,10 @@ def write_task(folder: Path, shape: Settings) -> None:
     with (folder / "train.jsonl").open("w") as file:
         for _ in range(256):
             text = " ".join(f"above {rng.randrange(10)}" for _ in range(PROMPT // 2 - 8))
-            row = {"prompt": [{"role": "user", "content": text}], "reward_model": {"ground_truth": "3 8"}}
+            row = {
+                "prompt": [{"role": "user", "content": text}],
+                "reward_model": {"ground_truth": "3 8"},
+            }
             file.write(json.dumps({"data_source": "benchmark"} | row) + "\n")
 
 
@@ -105,9 +108,14 @@ def main(args: argparse.Namespace) -> str:
         f"{GROUP} answers of {args.tokens}, "
         f"medians of {args.steps} steps"
     ]
-    lines += [f"  {key:16s} {value:8.3f} s {value / medians['step']:7.1%}" for key, value in medians.items()]
+    lines += [
+        f"  {key:16s} {value:8.3f} s {value / medians['step']:7.1%}"
+        for key, value in medians.items()
+    ]
     if args.device == "cuda":
-        lines.append(f"  memory           {torch.cuda.max_memory_allocated() / GIB:8.2f} GiB allocated at most")
+        lines.append(
+            f"  memory           {torch.cuda.max_memory_allocated() / GIB:8.2f} GiB allocated at most"
+        )
     return "\n".join(lines)
 
 

@@ -45,13 +45,17 @@ def bare_generation(rollout: vLLMRollout, batch: DataProto) -> None:
     for i in range(len(batch)):
         prompt = batch.batch["prompts"][i][mask[i, :width]].tolist()
         tokens = int(mask[i, width:].sum())
-        params = SamplingParams(max_tokens=tokens, temperature=1.0, ignore_eos=True, detokenize=False)
+        params = SamplingParams(
+            max_tokens=tokens, temperature=1.0, ignore_eos=True, detokenize=False
+        )
         engine.add_request(str(i), TokensPrompt(prompt_token_ids=prompt), params)
     while engine.has_unfinished_requests():
         engine.step()
 
 
-def sorted_micro_batches(batch: DataProto, budget: int = 1024) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def sorted_micro_batches(
+    batch: DataProto, budget: int = 1024
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(ids, label mask, advantages) of right-padded rows, longest first, at most `budget` padded tokens each."""
     mask = batch.batch["attention_mask"].bool()
     width = batch.batch["prompts"].shape[1]
@@ -84,7 +88,11 @@ def bare_update(lm: nn.Module, optimizer: torch.optim.Optimizer, batch: DataProt
 
 def main(rounds: int) -> None:
     config = load_config(
-        ["configs/smollm2_arithmetic.yaml", *OVERRIDES, "trainer.default_local_dir=outputs/benchmark"]
+        [
+            "configs/smollm2_arithmetic.yaml",
+            *OVERRIDES,
+            "trainer.default_local_dir=outputs/benchmark",
+        ]
     ).config
     trainer = build_trainer(config)
     trainer.init_workers()
@@ -105,12 +113,18 @@ def main(rounds: int) -> None:
         update = time.perf_counter() - start
         if round_number == 0:
             continue  # both warm up
-        for name, value in {"ours": ours, "limit generation": generation, "limit update": update}.items():
+        for name, value in {
+            "ours": ours,
+            "limit generation": generation,
+            "limit update": update,
+        }.items():
             seconds[name].append(value)
         seconds["ratio"].append(ours / (generation + update))
         for phase in PHASES:
             seconds[f"ours {phase}"].append(metrics[f"timing_s/{phase}"])
-        seconds["outside"].append(1 - (metrics["timing_s/gen"] + metrics["timing_s/update_actor"]) / ours)
+        seconds["outside"].append(
+            1 - (metrics["timing_s/gen"] + metrics["timing_s/update_actor"]) / ours
+        )
         print(
             f"round {round_number}: ours {ours:.2f} s, limit {generation:.2f} + {update:.2f} s, "
             f"ratio {seconds['ratio'][-1]:.3f}",

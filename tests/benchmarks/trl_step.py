@@ -26,7 +26,11 @@ from tests.benchmarks.step_vs_limit import OVERRIDES
 from training.building import build_trainer
 from training.config.loader import load_config
 
-CONFIG = ["configs/smollm2_arithmetic.yaml", *OVERRIDES, "trainer.default_local_dir=outputs/benchmark"]
+CONFIG = [
+    "configs/smollm2_arithmetic.yaml",
+    *OVERRIDES,
+    "trainer.default_local_dir=outputs/benchmark",
+]
 # Rows that TRL generates for, and trains on, at a time: in between lies the memory that 64 rows' logits would take.
 TRL_ROWS = 16
 
@@ -64,8 +68,17 @@ def trl_seconds(steps: int) -> list[float]:
             marks[-1] += time.perf_counter()
 
     def reward(completions: list[Any], **columns: list[Any]) -> list[float]:
-        given = zip(completions, columns["data_source"], columns["reward_model"], columns["extra_info"], strict=True)
-        return [score(default_compute_score(s, c[0]["content"], r["ground_truth"], e)) for c, s, r, e in given]
+        given = zip(
+            completions,
+            columns["data_source"],
+            columns["reward_model"],
+            columns["extra_info"],
+            strict=True,
+        )
+        return [
+            score(default_compute_score(s, c[0]["content"], r["ground_truth"], e))
+            for c, s, r, e in given
+        ]
 
     samples = config.data.train_batch_size * policy.rollout.n
     arguments = GRPOConfig(
@@ -104,14 +117,19 @@ def score(found: Any) -> float:
 
 def main(rounds: int) -> None:
     if find_spec("trl") is None:
-        sys.exit("TRL is not installed here, and no requirement of this project: pip install trl, then run this again")
+        sys.exit(
+            "TRL is not installed here, and no requirement of this project: pip install trl, then run this again"
+        )
     seconds: dict[str, list[float]] = {"ours": [], "trl": []}
     for number in range(rounds):
         for name, kept in seconds.items():
             command = [sys.executable, "-m", "tests.benchmarks.trl_step", name]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             kept.append(float(done.stdout.split()[-1]))
-        print(f"round {number + 1}: " + ", ".join(f"{name} {kept[-1]:.2f} s" for name, kept in seconds.items()))
+        print(
+            f"round {number + 1}: "
+            + ", ".join(f"{name} {kept[-1]:.2f} s" for name, kept in seconds.items())
+        )
     ours, trl = (statistics.median(kept) for kept in seconds.values())
     print(
         f"\nmedians of {rounds} rounds, 64 samples a step: ours {ours:.2f} s, TRL {trl:.2f} s, ratio {ours / trl:.3f}"

@@ -51,9 +51,18 @@ def extra_memory(call: Callable[[], object], watcher: PeakWatcher, phase: str) -
 def make_billion(folder: Path) -> Path:
     """Saves a model of the shape of Llama 3.2 1B, but for its vocabulary of 32,768, in bfloat16."""
     tokenizer = make_tokenizer()
-    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 32768}
+    shape = {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "vocab_size": 32768,
+    }
     shape |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 1024}
-    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    ids = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     LlamaForCausalLM(LlamaConfig(**shape, **ids)).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -62,12 +71,22 @@ def make_billion(folder: Path) -> Path:
 def main(rounds: int, billion: bool) -> None:
     """Measures, and prints the table."""
     with tempfile.TemporaryDirectory() as folder:
-        measure(rounds, [f"actor_rollout_ref.model.path={make_billion(Path(folder))}"] if billion else [])
+        measure(
+            rounds,
+            [f"actor_rollout_ref.model.path={make_billion(Path(folder))}"] if billion else [],
+        )
 
 
 def measure(rounds: int, model: list[str]) -> None:
-    overrides = ["actor_rollout_ref.rollout.name=vllm", "data.val_files=null", "trainer.logger=file", *model]
-    config = load_config([*task(), *overrides, "trainer.default_local_dir=outputs/benchmark"]).config
+    overrides = [
+        "actor_rollout_ref.rollout.name=vllm",
+        "data.val_files=null",
+        "trainer.logger=file",
+        *model,
+    ]
+    config = load_config(
+        [*task(), *overrides, "trainer.default_local_dir=outputs/benchmark"]
+    ).config
     trainer = build_trainer(config)
     trainer.init_workers()
     worker = trainer.actor_rollout_wg.worker
@@ -78,7 +97,8 @@ def measure(rounds: int, model: list[str]) -> None:
     # Memory before the ready tensors exist, so that theirs cannot serve ours.
     ours_memory = max(extra_memory(worker.sync_weights, watcher, f"ours {i}") for i in range(3))
     ready = [
-        (name, tensor.clone()) for name, tensor in iter_weights(worker.module, torch_dtype(worker.policy.rollout.dtype))
+        (name, tensor.clone())
+        for name, tensor in iter_weights(worker.module, torch_dtype(worker.policy.rollout.dtype))
     ]
     copy = sum(tensor.nbytes for _, tensor in ready) / MIB
 
@@ -94,9 +114,13 @@ def measure(rounds: int, model: list[str]) -> None:
             times[name].append(seconds(calls[name]))
     ours, limit = statistics.median(times["ours"]), statistics.median(times["bare"])
     count = sum(parameter.numel() for parameter in worker.module.parameters())
-    print(f"\n{count / 1e6:.1f}M parameters, a copy for the engine {copy:.0f} MiB; medians of {rounds} rounds in turns")
+    print(
+        f"\n{count / 1e6:.1f}M parameters, a copy for the engine {copy:.0f} MiB; medians of {rounds} rounds in turns"
+    )
     print("\n| | ours | bare reload | ratio | target |\n|---|---|---|---|---|")
-    print(f"| time | {ours:.3f} s | {limit:.3f} s | {ours / limit:.2f} | at most {TIME_TARGET:.1f} |")
+    print(
+        f"| time | {ours:.3f} s | {limit:.3f} s | {ours / limit:.2f} | at most {TIME_TARGET:.1f} |"
+    )
     print(f"| extra memory | {ours_memory:.0f} MiB | {bare_memory:.0f} MiB | | |")
     print(
         f"| extra memory / copy | {ours_memory / copy:.2f} | {bare_memory / copy:.2f} | | under {MEMORY_TARGET:.1f} |"

@@ -32,7 +32,12 @@ class Fragile(BaseEnvironment):
         if self.turn == 2 and self.fate == "crash":
             raise RuntimeError("out of order")
         garbage = self.turn == 2 and self.fate == "garbage"
-        return "higher", float("nan") if garbage else reward_of(action), self.turn == 2, {"turn": self.turn}
+        return (
+            "higher",
+            float("nan") if garbage else reward_of(action),
+            self.turn == 2,
+            {"turn": self.turn},
+        )
 
 
 def reward_of(action: str) -> float:
@@ -79,7 +84,9 @@ class Flaky(Fragile):
         self.fate = "fine"
         for number in range(self.config.crashes):
             try:
-                os.close(os.open(Path(self.config.folder) / f"{seed}.{number}", os.O_CREAT | os.O_EXCL))
+                os.close(
+                    os.open(Path(self.config.folder) / f"{seed}.{number}", os.O_CREAT | os.O_EXCL)
+                )
             except FileExistsError:
                 continue
             self.fate = "crash"

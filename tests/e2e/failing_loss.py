@@ -20,7 +20,12 @@ APART = 6
 
 @register_policy_loss("failing")
 def failing_loss(
-    old_log_prob: Tensor, log_prob: Tensor, advantages: Tensor, response_mask: Tensor, loss_agg_mode: Any, config: Any
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: Any,
+    config: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     faults = Path(config.policy_loss.custom_kwargs["faults"])
     CALLS.append(1)

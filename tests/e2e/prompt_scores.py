@@ -11,9 +11,13 @@ def varies(ground_truth: str) -> bool:
     return int(ground_truth.split()[0]) % 3 == 0
 
 
-def some_vary(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None) -> float:
+def some_vary(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None
+) -> float:
     return random.random() if varies(ground_truth) else 0.5
 
 
-def all_equal(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None) -> float:
+def all_equal(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None
+) -> float:
     return 0.5

@@ -57,7 +57,9 @@ def column(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Fault:
     return generated(wrong)
 
 
-def engine_weights(change: Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], None]) -> Fault:
+def engine_weights(
+    change: Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], None],
+) -> Fault:
     """A fault in the engine's weights after each sync: given those before it and those after it."""
 
     def wrong(trainer: Any) -> None:
@@ -79,7 +81,9 @@ def deaf_engine(trainer: Any) -> None:
 
 
 def sampling(**settings: Any) -> Fault:
-    return lambda trainer: after(worker(trainer).rollout, "sampling", lambda made: replace(made, **settings))
+    return lambda trainer: after(
+        worker(trainer).rollout, "sampling", lambda made: replace(made, **settings)
+    )
 
 
 def kept(*names: str) -> Fault:
@@ -122,7 +126,9 @@ def no_end(trainer: Any) -> None:
 
 def other_temperature(trainer: Any) -> None:
     own = worker(trainer)
-    own._with_temperature = lambda data: replace(data, meta_info=data.meta_info | {"temperature": 2.0})
+    own._with_temperature = lambda data: replace(
+        data, meta_info=data.meta_info | {"temperature": 2.0}
+    )
 
 
 def equal_seeds(trainer: Any) -> None:
@@ -192,7 +198,9 @@ def sharpened(trainer: Any) -> None:
 def dropout(trainer: Any) -> None:
     layer = worker(trainer).module.model.layers[0].mlp
     chance = torch.nn.Dropout(0.2)
-    layer.register_forward_hook(lambda module, inputs, output: chance(output) if module.training else output)
+    layer.register_forward_hook(
+        lambda module, inputs, output: chance(output) if module.training else output
+    )
 
 
 def rows_of_another_order(trainer: Any) -> None:
@@ -207,11 +215,17 @@ def slow(trainer: Any) -> None:
 
 
 def leak(trainer: Any) -> None:
-    after(trainer, "_generate_multi_turn_sequences", lambda batch: LEAK.append(bytearray(b"x") * (700 << 20)))
+    after(
+        trainer,
+        "_generate_multi_turn_sequences",
+        lambda batch: LEAK.append(bytearray(b"x") * (700 << 20)),
+    )
 
 
 def poisoned_critic(trainer: Any) -> None:
-    next(trainer.critic_wg.worker.module.parameters()).register_hook(lambda gradient: gradient * float("inf"))
+    next(trainer.critic_wg.worker.module.parameters()).register_hook(
+        lambda gradient: gradient * float("inf")
+    )
 
 
 def template(trainer: Any) -> None:

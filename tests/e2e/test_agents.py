@@ -68,7 +68,9 @@ def playing_in_turn(*names: str) -> tuple[str, ...]:
     return f"{AGENT}.path=null", f"{AGENT}.cls=null", f"env_template=[{template}]"
 
 
-def fit(config: PPOConfig, prepare: Callable[[Any], None] = lambda trainer: None) -> tuple[Any, list[DataProto]]:
+def fit(
+    config: PPOConfig, prepare: Callable[[Any], None] = lambda trainer: None
+) -> tuple[Any, list[DataProto]]:
     """Trains, and returns the trainer, shut down, and each step's batch as it was trained on."""
     trainer, batches = build_trainer(config), []
 
@@ -96,7 +98,11 @@ def endings(metrics: dict[str, Any]) -> dict[str, int]:
 
 
 def facts_of(batch: DataProto) -> list[dict[str, Any]]:
-    return [facts for facts in batch.drop_dummies().non_tensor_batch["episode_facts"] if facts is not None]
+    return [
+        facts
+        for facts in batch.drop_dummies().non_tensor_batch["episode_facts"]
+        if facts is not None
+    ]
 
 
 def assert_finite(trainer: Any, steps: list[dict[str, Any]]) -> None:
@@ -109,7 +115,11 @@ def assert_finite(trainer: Any, steps: list[dict[str, Any]]) -> None:
 def without_times(run_dir: Path) -> list[dict[str, Any]]:
     timed = ("timing", "perf/")
     return [
-        {name: v for name, v in step.items() if not name.startswith(timed) and "seconds" not in name}
+        {
+            name: v
+            for name, v in step.items()
+            if not name.startswith(timed) and "seconds" not in name
+        }
         for step in read_steps(run_dir)
     ]
 
@@ -118,7 +128,9 @@ def without_times(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_two_steps_in_the_game_change_the_weights_and_count_every_episode(tiny_game, tmp_path, estimator) -> None:
+def test_two_steps_in_the_game_change_the_weights_and_count_every_episode(
+    tiny_game, tmp_path, estimator
+) -> None:
     settings = ESTIMATORS[estimator]
     config = game_config(
         tiny_game,
@@ -143,14 +155,21 @@ def test_two_steps_in_the_game_change_the_weights_and_count_every_episode(tiny_g
         assert sum(endings(step).values()) == len(facts) == 32 * settings["n"]
         assert step["agent/turns/mean"] == np.mean([fact["turns"] for fact in facts])
         assert 1 <= step["agent/turns/mean"] <= step["agent/turns/max"] <= 4
-        assert 0 < step["agent/env_seconds/mean"] <= step["agent/env_seconds/max"] <= step["agent/episode_seconds/max"]
+        assert (
+            0
+            < step["agent/env_seconds/mean"]
+            <= step["agent/env_seconds/max"]
+            <= step["agent/episode_seconds/max"]
+        )
         assert step["training/rollout_probs_diff_max"] < 1e-4
         assert ("critic/vf_loss" in step) == (estimator == "gae")
     assert max(step["actor/grad_norm"] for step in steps[1:]) > 0
     assert "val-core/TerseGuessNumber/reward/mean@1" in steps[0].keys() & steps[2].keys()
 
 
-def test_validation_plays_the_same_tasks_every_time_and_none_of_trainings(tiny_game, tmp_path) -> None:
+def test_validation_plays_the_same_tasks_every_time_and_none_of_trainings(
+    tiny_game, tmp_path
+) -> None:
     episodes: dict[tuple[int, bool], list[int]] = {}
 
     def watch(trainer: AgentTrainer) -> None:
@@ -160,8 +179,18 @@ def test_validation_plays_the_same_tasks_every_time_and_none_of_trainings(tiny_g
 
         trainer.on_batch = keep
 
-    sizes = ("agent.val_length=6", "data.val_batch_size=4", "trainer.test_freq=1", "trainer.deterministic=true")
-    fit(game_config(tiny_game, tmp_path, *sizes, f"{ACTOR}.optim.lr=1e-12", "critic.optim.lr=1e-12"), watch)
+    sizes = (
+        "agent.val_length=6",
+        "data.val_batch_size=4",
+        "trainer.test_freq=1",
+        "trainer.deterministic=true",
+    )
+    fit(
+        game_config(
+            tiny_game, tmp_path, *sizes, f"{ACTOR}.optim.lr=1e-12", "critic.optim.lr=1e-12"
+        ),
+        watch,
+    )
     assert episodes[0, True] == episodes[1, True] == episodes[2, True]
     assert len(set(episodes[0, True])) == 6
     assert not set(episodes[0, True]) & {*episodes[1, False], *episodes[2, False]}
@@ -176,7 +205,11 @@ def test_a_deterministic_run_is_repeated_number_by_number(tiny_game, tmp_path, e
     if engine == "vllm":
         pytest.importorskip("vllm")
     for name in ("a", "b"):
-        fit(game_config(tiny_game, tmp_path / name, "trainer.deterministic=true", f"{ROLLOUT}.name={engine}"))
+        fit(
+            game_config(
+                tiny_game, tmp_path / name, "trainer.deterministic=true", f"{ROLLOUT}.name={engine}"
+            )
+        )
     steps, again = (without_times(tmp_path / name) for name in ("a", "b"))
     assert len(steps) == 2
     assert steps == again
@@ -203,18 +236,33 @@ def end_after(steps: int) -> Callable[[Any], None]:
 def assert_same_end(one: Path, other: Path, step: int) -> None:
     for part in ("actor/model", "actor/optimizer", "critic/model", "critic/optimizer"):
         if (one / f"global_step_{step}" / part).exists():
-            a, b = tensors(one / f"global_step_{step}" / part), tensors(other / f"global_step_{step}" / part)
+            a, b = (
+                tensors(one / f"global_step_{step}" / part),
+                tensors(other / f"global_step_{step}" / part),
+            )
             assert a.keys() == b.keys()
             assert not [name for name in a if not torch.equal(a[name], b[name])], part
     assert without_times(one) == without_times(other)
 
 
-@pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])])
+@pytest.mark.parametrize(
+    "engine", ["hf", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])]
+)
 def test_an_interrupted_run_ends_bitwise_like_one_that_was_not(tiny_game, tmp_path, engine) -> None:
     if engine == "vllm":
         pytest.importorskip("vllm")
-    fixed = ("trainer.deterministic=true", f"{ROLLOUT}.name={engine}", "agent.val_length=4", "trainer.test_freq=1")
-    fixed += ("trainer.save_freq=1", "trainer.total_training_steps=4", *playing("Fragile"), "agent.on_failure=mask")
+    fixed = (
+        "trainer.deterministic=true",
+        f"{ROLLOUT}.name={engine}",
+        "agent.val_length=4",
+        "trainer.test_freq=1",
+    )
+    fixed += (
+        "trainer.save_freq=1",
+        "trainer.total_training_steps=4",
+        *playing("Fragile"),
+        "agent.on_failure=mask",
+    )
     fit(game_config(tiny_game, tmp_path / "whole", *fixed))
     with pytest.raises(Interrupted):
         fit(game_config(tiny_game, tmp_path / "broken", *fixed), end_after(2))
@@ -226,8 +274,14 @@ def test_an_interrupted_run_ends_bitwise_like_one_that_was_not(tiny_game, tmp_pa
 
 
 @pytest.mark.parametrize("on_failure", ["zero", "mask", "refill"])
-def test_failures_are_counted_exactly_and_settled_as_configured(tiny_game, tmp_path, on_failure) -> None:
-    settings = (f"agent.on_failure={on_failure}", "agent.max_refills=2", "algorithm.norm_adv_by_std_in_grpo=false")
+def test_failures_are_counted_exactly_and_settled_as_configured(
+    tiny_game, tmp_path, on_failure
+) -> None:
+    settings = (
+        f"agent.on_failure={on_failure}",
+        "agent.max_refills=2",
+        "algorithm.norm_adv_by_std_in_grpo=false",
+    )
     trainer, batches = fit(game_config(tiny_game, tmp_path, *GRPO, *playing("Fragile"), *settings))
     steps = read_steps(tmp_path)
     assert_finite(trainer, steps)
@@ -236,7 +290,9 @@ def test_failures_are_counted_exactly_and_settled_as_configured(tiny_game, tmp_p
         assert 0 < failing < 32, "or nothing is tested"
         assert endings(step) == {"done": 32 - failing, "env_crash": failing}
         assert step["agent/retries"] == (2 * failing if on_failure == "refill" else 0)
-        assert step["response/aborted_ratio"] == pytest.approx(0 if on_failure == "zero" else failing / 32)
+        assert step["response/aborted_ratio"] == pytest.approx(
+            0 if on_failure == "zero" else failing / 32
+        )
         # A failing episode's first turn is the last that said anything.
         assert step["agent/info/turn/mean"] == 2 - (failing / 32 if on_failure == "zero" else 0)
         check_group_advantages(batch)
@@ -252,14 +308,18 @@ def check_group_advantages(batch: DataProto) -> None:
         group = [scores[k].item() for k in range(len(batch)) if uids[k] == uids[row] and live[k]]
         expected = scores[row].item() - sum(group) / len(group) if live[row] else 0.0
         sampled = batch.batch["response_mask"][row].float()
-        torch.testing.assert_close(batch.batch["advantages"][row], expected * sampled, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            batch.batch["advantages"][row], expected * sampled, atol=1e-5, rtol=0
+        )
 
 
 def test_a_masked_member_leaves_its_groups_mean(tiny_game, tmp_path) -> None:
     """The first two resets of every task fail, so that two of a group's four members are left."""
     flaky = (*playing("Flaky"), f"{AGENT}.kwargs.folder={tmp_path}/counts", "agent.on_failure=mask")
     (tmp_path / "counts").mkdir()
-    config = game_config(tiny_game, tmp_path, *GRPO, *flaky, "algorithm.norm_adv_by_std_in_grpo=false")
+    config = game_config(
+        tiny_game, tmp_path, *GRPO, *flaky, "algorithm.norm_adv_by_std_in_grpo=false"
+    )
     _, batches = fit(config)
     for step, batch in zip(read_steps(tmp_path), batches, strict=True):
         assert endings(step) == {"done": 16, "env_crash": 16}
@@ -270,14 +330,20 @@ def test_a_masked_member_leaves_its_groups_mean(tiny_game, tmp_path) -> None:
 
 
 def test_refill_plays_what_crashed_again_and_nothing_else(tiny_game, tmp_path) -> None:
-    flaky = (*playing("Flaky"), f"{AGENT}.kwargs.folder={tmp_path}/counts", "agent.on_failure=refill")
+    flaky = (
+        *playing("Flaky"),
+        f"{AGENT}.kwargs.folder={tmp_path}/counts",
+        "agent.on_failure=refill",
+    )
     (tmp_path / "counts").mkdir()
     _, batches = fit(game_config(tiny_game, tmp_path, *GRPO, *flaky))
     for step, batch in zip(read_steps(tmp_path), batches, strict=True):
         assert endings(step) == {"done": 32}
         assert step["agent/retries"] == 16, "two crashes in each of eight tasks"
         assert step["response/aborted_ratio"] == 0
-        assert {fact["turns"] for fact in facts_of(batch)} == {2}, "nothing of the first attempt is left"
+        assert {fact["turns"] for fact in facts_of(batch)} == {2}, (
+            "nothing of the first attempt is left"
+        )
         assert (batch.batch["turn_ids"].max(dim=1).values == 1).all()
 
 
@@ -288,20 +354,34 @@ def test_an_episode_that_ran_out_of_time_is_not_played_again(tiny_game, tmp_path
     hanging = sum(fate(seed) != "fine" for seed in seeds_of(1))
     assert endings(step) == {"done": 8 - hanging, "env_timeout": hanging}
     assert step["agent/retries"] == 0
-    assert step["response/aborted_ratio"] == 0, "what the policy did before is trained on, with a reward of zero"
+    assert step["response/aborted_ratio"] == 0, (
+        "what the policy did before is trained on, with a reward of zero"
+    )
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo", "reinforce_plus_plus"])
 @pytest.mark.parametrize("environment", ["Doomed", "DoomedTasks"])
-def test_failed_groups_and_failed_batches_give_numbers(tiny_game, tmp_path, estimator, environment) -> None:
-    settings = (f"algorithm.adv_estimator={estimator}", "agent.on_failure=mask", *playing(environment))
-    settings += ("algorithm.use_kl_in_reward=true", f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.entropy_coeff=0.01")
+def test_failed_groups_and_failed_batches_give_numbers(
+    tiny_game, tmp_path, estimator, environment
+) -> None:
+    settings = (
+        f"algorithm.adv_estimator={estimator}",
+        "agent.on_failure=mask",
+        *playing(environment),
+    )
+    settings += (
+        "algorithm.use_kl_in_reward=true",
+        f"{ACTOR}.use_kl_loss=true",
+        f"{ACTOR}.entropy_coeff=0.01",
+    )
     settings += ("agent.max_failure_rate=1",)
     trainer, _ = fit(game_config(tiny_game, tmp_path, f"{ROLLOUT}.n=2", *settings))
     steps = read_steps(tmp_path)
     assert_finite(trainer, steps)
     for number, step in enumerate(steps, start=1):
-        failing = 8 if environment == "Doomed" else sum(fate(seed) != "fine" for seed in seeds_of(number))
+        failing = (
+            8 if environment == "Doomed" else sum(fate(seed) != "fine" for seed in seeds_of(number))
+        )
         assert step["agent/ending/env_crash"] == 2 * failing
         assert step["response/aborted_ratio"] == failing / 8
 
@@ -309,7 +389,9 @@ def test_failed_groups_and_failed_batches_give_numbers(tiny_game, tmp_path, esti
 # Agents and environments of one's own
 
 
-def test_an_agent_class_of_ones_own_is_trained_around_a_bare_environment(tiny_game, tmp_path) -> None:
+def test_an_agent_class_of_ones_own_is_trained_around_a_bare_environment(
+    tiny_game, tmp_path
+) -> None:
     own = (f"agent.cls.path={GAMES}", "agent.cls.name=Counting", *playing("Shell"))
     trainer, batches = fit(game_config(tiny_game, tmp_path, *own))
     assert_finite(trainer, read_steps(tmp_path))
@@ -320,8 +402,15 @@ def test_an_agent_class_of_ones_own_is_trained_around_a_bare_environment(tiny_ga
 
 
 def test_agents_play_the_environments_of_env_template_in_turn(tiny_game, tmp_path) -> None:
-    sizes = ("agent.agent_length=5", f"{ACTOR}.ppo_mini_batch_size=5", "agent.val_length=3", f"{ROLLOUT}.n=2")
-    trainer, batches = fit(game_config(tiny_game, tmp_path, *playing_in_turn("Even", "Higher"), *sizes))
+    sizes = (
+        "agent.agent_length=5",
+        f"{ACTOR}.ppo_mini_batch_size=5",
+        "agent.val_length=3",
+        f"{ROLLOUT}.n=2",
+    )
+    trainer, batches = fit(
+        game_config(tiny_game, tmp_path, *playing_in_turn("Even", "Higher"), *sizes)
+    )
     names = ["Even", "Even", "Higher", "Higher", "Even", "Even", "Higher", "Higher", "Even", "Even"]
     for step, batch in zip(read_steps(tmp_path)[1:], batches, strict=True):
         assert sum(endings(step).values()) == 10, "agent_length, not data.train_batch_size"
@@ -333,7 +422,11 @@ def test_agents_play_the_environments_of_env_template_in_turn(tiny_game, tmp_pat
 
 
 def test_a_reward_function_replaces_the_environments_rewards(tiny_game, tmp_path) -> None:
-    own = (f"custom_reward_function.path={GAMES}", "custom_reward_function.name=reward_fn", *playing("Fragile"))
+    own = (
+        f"custom_reward_function.path={GAMES}",
+        "custom_reward_function.name=reward_fn",
+        *playing("Fragile"),
+    )
     trainer, batches = fit(game_config(tiny_game, tmp_path, *own))
     assert_finite(trainer, read_steps(tmp_path))
     for number, batch in enumerate(batches, start=1):
@@ -341,13 +434,19 @@ def test_a_reward_function_replaces_the_environments_rewards(tiny_game, tmp_path
         for row, seed in enumerate(seeds_of(number)):
             expected = torch.zeros_like(rewards[row])
             if fate(seed) == "fine":
-                expected[mask[row].nonzero().max()] = 21  # two turns, and the environment is the trajectory's
+                expected[mask[row].nonzero().max()] = (
+                    21  # two turns, and the environment is the trajectory's
+                )
             torch.testing.assert_close(rewards[row], expected)
 
 
 def test_failures_in_groups_that_are_dropped_are_counted(tiny_game, tmp_path) -> None:
     """A task that always fails has no variance, so that none of its episodes is trained on."""
-    settings = ("agent.on_failure=mask", *playing("DoomedTasks"), "algorithm.filter_groups.enable=true")
+    settings = (
+        "agent.on_failure=mask",
+        *playing("DoomedTasks"),
+        "algorithm.filter_groups.enable=true",
+    )
     fit(game_config(tiny_game, tmp_path, *GRPO, *settings))
     for number, step in enumerate(read_steps(tmp_path), start=1):
         tasks = seeds_of(number, 8 * int(step["filter_groups/batches"]))
@@ -360,19 +459,25 @@ def test_failures_in_groups_that_are_dropped_are_counted(tiny_game, tmp_path) ->
 
 def test_the_rollout_is_driven_from_python_without_a_trainers_step(tiny_game, tmp_path) -> None:
     sizes = ("agent.agent_length=6", f"{ACTOR}.ppo_mini_batch_size=6", "trainer.deterministic=true")
-    trainer = build_trainer(game_config(tiny_game, tmp_path, *sizes, *playing_in_turn("Even", "Higher")))
+    trainer = build_trainer(
+        game_config(tiny_game, tmp_path, *sizes, *playing_in_turn("Even", "Higher"))
+    )
     try:
         trainer.init_workers()
         runs = []
         for _ in range(2):
-            rollout = SyncMultiTurnRollout(trainer.actor_rollout_wg, trainer.config, trainer.tokenizer)
+            rollout = SyncMultiTurnRollout(
+                trainer.actor_rollout_wg, trainer.config, trainer.tokenizer
+            )
             with pytest.raises(ValueError, match=r"call reset\(\) first"):
                 rollout.rollout()
             runs.append([play_once(rollout) for _ in range(2)])
         seeds = [seed for batch in runs[0] for seed in batch.non_tensor_batch["env_seed"]]
         assert len(set(seeds)) == 12, "every reset gives fresh episodes"
         for batch, again in zip(*runs, strict=True):
-            assert torch.equal(batch.batch["responses"], again.batch["responses"]), "a run's episodes are its seed's"
+            assert torch.equal(batch.batch["responses"], again.batch["responses"]), (
+                "a run's episodes are its seed's"
+            )
         rollout.close()
     finally:
         trainer.shutdown()
@@ -387,7 +492,9 @@ def play_once(rollout: SyncMultiTurnRollout) -> DataProto:
     batch = rollout.build_update_batch()
     assert len(facts) == len(batch) == 6
     assert [fact["environment"] for fact in facts] == [0, 1] * 3, "each environment has its turn"
-    assert [fact["turns"] for fact in facts] == (batch.batch["turn_ids"].max(dim=1).values + 1).tolist()
+    assert [fact["turns"] for fact in facts] == (
+        batch.batch["turn_ids"].max(dim=1).values + 1
+    ).tolist()
     return batch
 
 
@@ -402,7 +509,9 @@ def test_a_run_that_fails_while_it_starts_ends_with_its_own_error(tiny_game, tmp
 
 
 def environment_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("environment")]
+    return [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("environment")
+    ]
 
 
 # Several rows an episode
@@ -428,9 +537,15 @@ def forgetful_game(tiny_game: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_episodes_of_several_rows_are_trained_and_counted_once(forgetful_game, tmp_path, estimator) -> None:
+def test_episodes_of_several_rows_are_trained_and_counted_once(
+    forgetful_game, tmp_path, estimator
+) -> None:
     """The critic's mini-batches are half of the actor's, and hold the same rows."""
-    settings = (f"algorithm.adv_estimator={estimator}", f"{ROLLOUT}.n=4", "data.max_prompt_length=40")
+    settings = (
+        f"algorithm.adv_estimator={estimator}",
+        f"{ROLLOUT}.n=4",
+        "data.max_prompt_length=40",
+    )
     settings += ("critic.ppo_mini_batch_size=2", "agent.val_length=6")
     trainer, batches = fit(game_config(forgetful_game, tmp_path, *settings))
     steps = read_steps(tmp_path)
@@ -444,14 +559,18 @@ def test_episodes_of_several_rows_are_trained_and_counted_once(forgetful_game, t
         assert step["training/rollout_probs_diff_max"] < 1e-4, "each row is what the engine saw"
         check_rows_of_episodes(real)
         lengths = real.batch["attention_mask"][:, 40:].sum(dim=1)
-        per_episode = [sum(lengths[real.non_tensor_batch["episode_id"] == name].tolist()) for name in rows_of]
+        per_episode = [
+            sum(lengths[real.non_tensor_batch["episode_id"] == name].tolist()) for name in rows_of
+        ]
         assert step["response_length/mean"] == pytest.approx(np.mean(per_episode))
         assert step["response_length/max"] == max(per_episode)
         scores = real.batch["token_level_scores"].sum(dim=1)
         assert step["critic/score/mean"] == pytest.approx(scores.sum().item() / 32)
         if estimator in ("grpo", "rloo"):
             check_equal_within_episodes(real)
-    assert any((batch.non_tensor_batch["uid"] == "dummy").any() for batch in batches), "mini-batches were evened out"
+    assert any((batch.non_tensor_batch["uid"] == "dummy").any() for batch in batches), (
+        "mini-batches were evened out"
+    )
 
 
 def check_rows_of_episodes(batch: DataProto) -> None:
@@ -460,8 +579,14 @@ def check_rows_of_episodes(batch: DataProto) -> None:
         rows = np.flatnonzero(batch.non_tensor_batch["episode_id"] == name)
         rows = rows[np.argsort(batch.non_tensor_batch["episode_row"][rows])]
         assert batch.non_tensor_batch["episode_row"][rows].tolist() == list(range(len(rows)))
-        turns = [turn for row in rows for turn in sorted(set(batch.batch["turn_ids"][row].tolist()) - {-1})]
-        (facts,) = [facts for facts in batch.non_tensor_batch["episode_facts"][rows] if facts is not None]
+        turns = [
+            turn
+            for row in rows
+            for turn in sorted(set(batch.batch["turn_ids"][row].tolist()) - {-1})
+        ]
+        (facts,) = [
+            facts for facts in batch.non_tensor_batch["episode_facts"][rows] if facts is not None
+        ]
         assert turns == list(range(facts["turns"]))
         assert batch.batch["environment_rewards"][rows].sum() in (0, 1)
         assert len(set(batch.non_tensor_batch["uid"][rows])) == 1
@@ -485,17 +610,32 @@ def check_equal_within_episodes(batch: DataProto) -> None:
 
 
 def test_environments_in_processes_leave_nothing_behind(tiny_game, tmp_path) -> None:
-    where = (f"{AGENT}.isolation=process", f"{AGENT}.num_workers=4", *playing("Fragile"), "agent.on_failure=refill")
+    where = (
+        f"{AGENT}.isolation=process",
+        f"{AGENT}.num_workers=4",
+        *playing("Fragile"),
+        "agent.on_failure=refill",
+    )
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     threads = set(threading.enumerate())
     fit(game_config(tiny_game, tmp_path, *where, "agent.max_refills=1", "agent.val_length=4"))
     for number, step in enumerate(read_steps(tmp_path)[1:], start=1):
         failing = sum(fate(seed) != "fine" for seed in seeds_of(number))
-        assert endings(step) == {name: n for name, n in (("done", 8 - failing), ("env_crash", failing)) if n}
+        assert endings(step) == {
+            name: n for name, n in (("done", 8 - failing), ("env_crash", failing)) if n
+        }
         assert step["agent/retries"] == failing
-    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    left = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.pid not in before
+    ]
     assert not [process.cmdline() for process in left if process.status() != psutil.STATUS_ZOMBIE]
-    assert not {thread.name for thread in set(threading.enumerate()) - threads if "environment" in thread.name}
+    assert not {
+        thread.name
+        for thread in set(threading.enumerate()) - threads
+        if "environment" in thread.name
+    }
 
 
 # Ray
@@ -507,19 +647,33 @@ def fit_over_ray(task: Path, folder: Path, *overrides: str, ranks: int = 2) -> l
 
 
 @pytest.mark.usefixtures("cluster")
-def test_two_ranks_in_the_game_give_the_numbers_of_one(forgetful_game: Path, tmp_path: Path) -> None:
+def test_two_ranks_in_the_game_give_the_numbers_of_one(
+    forgetful_game: Path, tmp_path: Path
+) -> None:
     """On episodes of several rows, of which no two ranks have equally many."""
-    fixed = ("trainer.deterministic=true", "data.max_prompt_length=40", "agent.val_length=5", "trainer.test_freq=1")
+    fixed = (
+        "trainer.deterministic=true",
+        "data.max_prompt_length=40",
+        "agent.val_length=5",
+        "trainer.test_freq=1",
+    )
     fixed += (f"{ROLLOUT}.n=2", *playing("Fragile"), "agent.on_failure=mask")
     fit(game_config(forgetful_game, tmp_path / "one", *fixed))
     fit_over_ray(forgetful_game, tmp_path / "two", *fixed)
-    for one, two in zip(without_times(tmp_path / "one"), without_times(tmp_path / "two"), strict=True):
+    for one, two in zip(
+        without_times(tmp_path / "one"), without_times(tmp_path / "two"), strict=True
+    ):
         assert two == pytest.approx(one, rel=1e-5, abs=NOISE)
 
 
 @pytest.mark.usefixtures("cluster")
 def test_environments_as_ray_actors_are_counted_and_closed(tiny_game: Path, tmp_path: Path) -> None:
-    where = (f"{AGENT}.isolation=ray", f"{AGENT}.num_workers=2", *playing("Fragile"), "data.train_batch_size=4")
+    where = (
+        f"{AGENT}.isolation=ray",
+        f"{AGENT}.num_workers=2",
+        *playing("Fragile"),
+        "data.train_batch_size=4",
+    )
     fit_over_ray(tiny_game, tmp_path, *where, "trainer.total_training_steps=1", ranks=1)
     (step,) = read_steps(tmp_path)
     failing = sum(fate(seed) != "fine" for seed in seeds_of(1, tasks=4))
@@ -537,7 +691,9 @@ def living_actors() -> list[str]:
         with suppress(psutil.Error):
             titles.append(" ".join(process.cmdline()))
     rays_own = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-    return [title for title in titles if title.startswith("ray::") and not title.startswith(rays_own)]
+    return [
+        title for title in titles if title.startswith("ray::") and not title.startswith(rays_own)
+    ]
 
 
 @pytest.mark.slow
@@ -546,9 +702,16 @@ def living_actors() -> list[str]:
 def test_ranks_that_share_an_engine_play_the_same_episodes(tiny_game: Path, tmp_path: Path) -> None:
     """The leader steps the environments and tells the other; validation's five episodes do not divide by the ranks."""
     pytest.importorskip("vllm")
-    shared = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.n=2", "agent.val_length=5")
+    shared = (
+        f"{ROLLOUT}.name=vllm",
+        f"{ROLLOUT}.tensor_model_parallel_size=2",
+        f"{ROLLOUT}.n=2",
+        "agent.val_length=5",
+    )
     batches = fit_over_ray(tiny_game, tmp_path, *shared, *playing("Fragile"))
-    for number, (step, batch) in enumerate(zip(read_steps(tmp_path)[1:], batches, strict=True), start=1):
+    for number, (step, batch) in enumerate(
+        zip(read_steps(tmp_path)[1:], batches, strict=True), start=1
+    ):
         failing = 2 * sum(fate(seed) != "fine" for seed in seeds_of(number))
         assert endings(step) == {"done": 16 - failing, "env_crash": failing}
         assert len(set(batch.non_tensor_batch["episode_id"])) == 16

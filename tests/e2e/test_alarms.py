@@ -23,12 +23,20 @@ from training.run.alarms import ADVICE, Alarms, AlarmStop
 
 BEGINS = 2
 GRPO = (
-    *("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_epochs=1"),
+    *(
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_epochs=1",
+    ),
     *playing("Steady"),
 )
 TWO_GAMES = playing_in_turn("Steady", "Fragile")
 KL = ("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
-PPO = ("data.train_batch_size=32", "actor_rollout_ref.actor.ppo_mini_batch_size=16", *playing("Steady"))
+PPO = (
+    "data.train_batch_size=32",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    *playing("Steady"),
+)
 # name: (what is broken, the alarm, the kind of run, its own settings)
 GAME: dict[str, tuple[Fault, str, tuple[str, ...]]] = {
     "no weight is synced": (faults.kept(), "engine_stale", GRPO),
@@ -47,12 +55,24 @@ GAME: dict[str, tuple[Fault, str, tuple[str, ...]]] = {
         "log_probs_differ",
         GRPO,
     ),
-    "answers re-tokenised": (faults.field("responses", faults.retokenised), "log_probs_differ", GRPO),
+    "answers re-tokenised": (
+        faults.field("responses", faults.retokenised),
+        "log_probs_differ",
+        GRPO,
+    ),
     "other observations": (faults.generated(faults.other_observations), "turn_differs", GRPO),
-    "mask shifted by one": (faults.field("response_mask", lambda x: x.roll(1, 1)), "unsampled_tokens", GRPO),
+    "mask shifted by one": (
+        faults.field("response_mask", lambda x: x.roll(1, 1)),
+        "unsampled_tokens",
+        GRPO,
+    ),
     "mask holds observations": (faults.generated(faults.attended), "unsampled_tokens", GRPO),
     "a turn's end is never sampled": (faults.no_end, "length_pinned", GRPO),
-    "a log-prob is NaN": (faults.field("rollout_log_probs", lambda x: x * float("nan")), "not_finite", GRPO),
+    "a log-prob is NaN": (
+        faults.field("rollout_log_probs", lambda x: x * float("nan")),
+        "not_finite",
+        GRPO,
+    ),
     "reward a token early": (faults.scores(faults.token_earlier), "reward_misplaced", GRPO),
     "reward on the first token": (faults.scores(faults.on_first_tokens), "reward_misplaced", GRPO),
     "reward on the padding": (faults.scores(faults.at_the_end), "reward_misplaced", GRPO),
@@ -78,7 +98,11 @@ GAME: dict[str, tuple[Fault, str, tuple[str, ...]]] = {
     "the critic's gradient is infinite": (faults.poisoned_critic, "gradient_not_finite", PPO),
 }
 PROMPTS: dict[str, tuple[Fault, str, tuple[str, ...]]] = {
-    "prompts of other rows": (faults.field("prompts", lambda x: x.roll(1, 0)), "groups_mixed", GRPO[:3]),
+    "prompts of other rows": (
+        faults.field("prompts", lambda x: x.roll(1, 0)),
+        "groups_mixed",
+        GRPO[:3],
+    ),
     "a score a token early": (faults.scores(faults.token_earlier), "reward_misplaced", GRPO[:3]),
 }
 
@@ -108,11 +132,19 @@ def watch(config: PPOConfig, fault: Fault = no_fault, begins: int = BEGINS) -> l
     finally:
         trainer.shutdown()
         group_advantages.ADV_ESTIMATOR_REGISTRY.update(before)
-    return [alarms_of(step) for step in read_steps(Path(config.trainer.run_dir)) if "alarms/count" in step]
+    return [
+        alarms_of(step)
+        for step in read_steps(Path(config.trainer.run_dir))
+        if "alarms/count" in step
+    ]
 
 
 def alarms_of(metrics: dict[str, Any]) -> set[str]:
-    return {name.removeprefix("alarms/") for name in metrics if name.startswith("alarms/") and name != "alarms/count"}
+    return {
+        name.removeprefix("alarms/")
+        for name in metrics
+        if name.startswith("alarms/") and name != "alarms/count"
+    }
 
 
 def assert_named(alarms: list[set[str]], name: str) -> None:
@@ -122,18 +154,30 @@ def assert_named(alarms: list[set[str]], name: str) -> None:
 
 
 @pytest.mark.parametrize("what", GAME)
-def test_a_fault_in_a_game_is_named_within_two_steps(tiny_game: Path, tmp_path: Path, what: str) -> None:
+def test_a_fault_in_a_game_is_named_within_two_steps(
+    tiny_game: Path, tmp_path: Path, what: str
+) -> None:
     fault, name, settings = GAME[what]
-    assert_named(watch(game_config(tiny_game, tmp_path, "trainer.total_training_steps=3", *settings), fault), name)
+    assert_named(
+        watch(game_config(tiny_game, tmp_path, "trainer.total_training_steps=3", *settings), fault),
+        name,
+    )
 
 
 @pytest.mark.parametrize("what", PROMPTS)
-def test_a_fault_on_prompts_is_named_within_two_steps(tiny_task: Path, tmp_path: Path, what: str) -> None:
+def test_a_fault_on_prompts_is_named_within_two_steps(
+    tiny_task: Path, tmp_path: Path, what: str
+) -> None:
     fault, name, settings = PROMPTS[what]
-    assert_named(watch(tiny_config(tiny_task, tmp_path, "trainer.total_training_steps=3", *settings), fault), name)
+    assert_named(
+        watch(tiny_config(tiny_task, tmp_path, "trainer.total_training_steps=3", *settings), fault),
+        name,
+    )
 
 
-@pytest.mark.parametrize(("name", "fault"), [("throughput_falls", faults.slow), ("memory_grows", faults.leak)])
+@pytest.mark.parametrize(
+    ("name", "fault"), [("throughput_falls", faults.slow), ("memory_grows", faults.leak)]
+)
 def test_a_machine_that_fails_is_named_within_two_steps(
     tiny_game: Path, tmp_path: Path, name: str, fault: Fault
 ) -> None:
@@ -153,28 +197,45 @@ def test_entropy_that_collapses_is_named(tiny_game: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "settings", [GRPO, PPO, (*GRPO, *KL), ("algorithm.adv_estimator=reinforce_plus_plus", *GRPO[1:])]
+    "settings",
+    [GRPO, PPO, (*GRPO, *KL), ("algorithm.adv_estimator=reinforce_plus_plus", *GRPO[1:])],
 )
-def test_a_run_without_a_fault_raises_no_alarm(tiny_game: Path, tmp_path: Path, settings: tuple[str, ...]) -> None:
-    assert not any(watch(game_config(tiny_game, tmp_path, "trainer.total_training_steps=6", *settings)))
+def test_a_run_without_a_fault_raises_no_alarm(
+    tiny_game: Path, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    assert not any(
+        watch(game_config(tiny_game, tmp_path, "trainer.total_training_steps=6", *settings))
+    )
 
 
 @pytest.mark.parametrize("settings", [GRPO, (*PPO, "critic.ppo_mini_batch_size=8")])
-def test_episodes_of_several_rows_and_dummies_raise_no_alarm(forgetful_game, tmp_path, settings) -> None:
+def test_episodes_of_several_rows_and_dummies_raise_no_alarm(
+    forgetful_game, tmp_path, settings
+) -> None:
     more = ("trainer.total_training_steps=6", "data.max_prompt_length=40")
     assert not any(watch(game_config(forgetful_game, tmp_path, *settings, *more)))
 
 
-@pytest.mark.parametrize("what", ["no weight is synced", "tensors are swapped", "dropout in the update"])
-def test_a_short_type_is_measured_by_the_runs_own_noise(tiny_game: Path, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    "what", ["no weight is synced", "tensors are swapped", "dropout in the update"]
+)
+def test_a_short_type_is_measured_by_the_runs_own_noise(
+    tiny_game: Path, tmp_path: Path, what: str
+) -> None:
     fault, name, settings = GAME[what]
     half = [f"actor_rollout_ref.{part}.dtype=bfloat16" for part in ("model", "rollout")]
     assert_named(
-        watch(game_config(tiny_game, tmp_path, "trainer.total_training_steps=3", *settings, *half), fault), name
+        watch(
+            game_config(tiny_game, tmp_path, "trainer.total_training_steps=3", *settings, *half),
+            fault,
+        ),
+        name,
     )
 
 
-def test_a_batch_that_lacks_a_column_costs_a_rule_and_not_the_run(tiny_game: Path, tmp_path: Path, caplog) -> None:
+def test_a_batch_that_lacks_a_column_costs_a_rule_and_not_the_run(
+    tiny_game: Path, tmp_path: Path, caplog
+) -> None:
     trainer = build_trainer(game_config(tiny_game, tmp_path, *GRPO))
     trainer.init_workers()
     seen: list[Any] = []
@@ -185,17 +246,24 @@ def test_a_batch_that_lacks_a_column_costs_a_rule_and_not_the_run(tiny_game: Pat
     metrics = {"actor/entropy": float("nan")}
     found = Alarms(trainer.config).check(batch, metrics, 1)
     assert "alarms/not_finite" in found
-    assert "alarms do without the rule wrong_groups: KeyError: " in caplog.text and "no 'uid'" in caplog.text
+    assert (
+        "alarms do without the rule wrong_groups: KeyError: " in caplog.text
+        and "no 'uid'" in caplog.text
+    )
 
 
 def test_a_template_that_changed_between_two_runs_is_named(tiny_game: Path, tmp_path: Path) -> None:
     settings = ("trainer.save_freq=1", "trainer.resume_mode=auto", *GRPO)
-    assert not any(watch(game_config(tiny_game, tmp_path, "trainer.total_training_steps=1", *settings)))
+    assert not any(
+        watch(game_config(tiny_game, tmp_path, "trainer.total_training_steps=1", *settings))
+    )
     config = game_config(tiny_game, tmp_path, "trainer.total_training_steps=2", *settings)
     assert "template_changed" in watch(config, faults.template, begins=2)[-1]
 
 
-def test_rare_rewards_may_stay_away_for_as_long_as_chance_has_it(tiny_game: Path, tmp_path: Path) -> None:
+def test_rare_rewards_may_stay_away_for_as_long_as_chance_has_it(
+    tiny_game: Path, tmp_path: Path
+) -> None:
     """Once one episode in sixteen earned something, 96 without are no accident in thousands, and 160 are."""
     trainer = build_trainer(game_config(tiny_game, tmp_path, *GRPO))
     trainer.init_workers()
@@ -217,27 +285,45 @@ def test_alarms_change_no_number(tiny_game: Path, tmp_path: Path) -> None:
     runs = {}
     for what in ("warn", "off"):
         folder = tmp_path / what
-        watch(game_config(tiny_game, folder, f"trainer.alarms={what}", "trainer.deterministic=true", *GRPO))
+        watch(
+            game_config(
+                tiny_game, folder, f"trainer.alarms={what}", "trainer.deterministic=true", *GRPO
+            )
+        )
         runs[what] = read_steps(folder)
     for watched, own in zip(runs["warn"], runs["off"], strict=True):
-        names = {name for name in own if not name.startswith(("timing", "perf/", "agent/env_s", "agent/episode_s"))}
+        names = {
+            name
+            for name in own
+            if not name.startswith(("timing", "perf/", "agent/env_s", "agent/episode_s"))
+        }
         assert {name: own[name] for name in names} == {name: watched[name] for name in names}
         assert not any(name.startswith(("canary/", "alarms/")) for name in own)
 
 
 def test_stop_ends_the_run_behind_the_step_that_is_logged(tiny_game: Path, tmp_path: Path) -> None:
     settings = ("trainer.alarms=stop", "trainer.total_training_steps=5", *GRPO)
-    with pytest.raises(AlarmStop, match=r"alarm engine_stale: the engine kept its old weights.*, since step 2; check"):
+    with pytest.raises(
+        AlarmStop,
+        match=r"alarm engine_stale: the engine kept its old weights.*, since step 2; check",
+    ):
         watch(game_config(tiny_game, tmp_path, *settings), faults.kept())
     assert [step["step"] for step in read_steps(tmp_path)] == [1, 2]
 
 
-def test_an_alarm_is_said_again_after_twice_the_time(tiny_game: Path, tmp_path: Path, caplog) -> None:
+def test_an_alarm_is_said_again_after_twice_the_time(
+    tiny_game: Path, tmp_path: Path, caplog
+) -> None:
     with caplog.at_level(logging.WARNING, logger="training.run.alarms"):
-        watch(game_config(tiny_game, tmp_path, "trainer.total_training_steps=6", *GRPO), faults.rate(0.0))
+        watch(
+            game_config(tiny_game, tmp_path, "trainer.total_training_steps=6", *GRPO),
+            faults.rate(0.0),
+        )
     said = [message for message in caplog.messages if message.startswith("alarm rate_zero")]
     # It stands from step 2 on, and waits for step 3: said there, at 4 and at 6.
-    assert said == ["alarm rate_zero: actor/lr is 0, since step 2; check " + ADVICE["rate_zero"]] * 3
+    assert (
+        said == ["alarm rate_zero: actor/lr is 0, since step 2; check " + ADVICE["rate_zero"]] * 3
+    )
 
 
 def test_every_alarm_has_its_fault() -> None:
@@ -247,10 +333,16 @@ def test_every_alarm_has_its_fault() -> None:
 
 
 @pytest.mark.vllm
-def test_vllm_that_keeps_its_weights_is_named_in_the_same_step(tiny_game: Path, tmp_path: Path) -> None:
+def test_vllm_that_keeps_its_weights_is_named_in_the_same_step(
+    tiny_game: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("vllm")
     settings = (*GRPO, "actor_rollout_ref.rollout.name=vllm", "trainer.total_training_steps=4")
     # What the engine sets for itself is not for the processes of later tests.
     with patch.dict(os.environ):
         alarms = watch(game_config(tiny_game, tmp_path, *settings), faults.deaf_engine, begins=3)
-    assert alarms == [set(), set(), *[{"engine_stale", "engine_differs", *alarms[i]} for i in (2, 3)]]
+    assert alarms == [
+        set(),
+        set(),
+        *[{"engine_stale", "engine_differs", *alarms[i]} for i in (2, 3)],
+    ]

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 from data.protocol import DataProto
 from tests.e2e.test_agents import ACTOR, ROLLOUT, assert_finite, fit, forgetful_game, game_config  # noqa: F401
@@ -32,15 +37,23 @@ def run(task: Path, folder: Path, *overrides: str) -> tuple[Any, list[dict[str, 
     steps = read_steps(folder)
     assert_finite(trainer, steps)
     assert not trainer.alarms.broken
-    assert all(not batch.batch["advantages"][batch.batch["response_mask"] == 0].any() for batch in batches)
+    assert all(
+        not batch.batch["advantages"][batch.batch["response_mask"] == 0].any() for batch in batches
+    )
     return batches, steps
 
 
 # Two have two names; gdpo wants kinds of reward.
-@pytest.mark.parametrize("name", sorted(ESTIMATOR_NEEDS.keys() - {"gdpo", "grpo_vectorized", "rloo_vectorized"}))
+@pytest.mark.parametrize(
+    "name", sorted(ESTIMATOR_NEEDS.keys() - {"gdpo", "grpo_vectorized", "rloo_vectorized"})
+)
 def test_every_estimator_runs_from_the_config(tiny_game: Path, tmp_path: Path, name: str) -> None:
-    batches, steps = run(tiny_game, tmp_path, f"algorithm.adv_estimator={name}", *SETTINGS.get(name, ()))
-    assert ("critic/vf_loss" in steps[-1]) == (name in ("gae", "turn_gae")), "a critic follows from what is read"
+    batches, steps = run(
+        tiny_game, tmp_path, f"algorithm.adv_estimator={name}", *SETTINGS.get(name, ())
+    )
+    assert ("critic/vf_loss" in steps[-1]) == (name in ("gae", "turn_gae")), (
+        "a critic follows from what is read"
+    )
     assert any(batch.batch["advantages"].any() for batch in batches)
 
 
@@ -48,9 +61,14 @@ def test_every_estimator_runs_from_the_config(tiny_game: Path, tmp_path: Path, n
 def test_every_loss_runs_from_the_config(tiny_game: Path, tmp_path: Path, name: str) -> None:
     chosen = [f"{ACTOR}.policy_loss.loss_mode={name}", f"{ACTOR}.policy_loss.dro_beta=0.1"]
     if name == "bypass_mode":
-        chosen = ["algorithm.rollout_correction.bypass_mode=true", "algorithm.rollout_correction.loss_type=reinforce"]
+        chosen = [
+            "algorithm.rollout_correction.bypass_mode=true",
+            "algorithm.rollout_correction.loss_type=reinforce",
+        ]
         chosen += ["algorithm.rollout_correction.rollout_is=token"]
-    _, steps = run(tiny_game, tmp_path, *chosen, f"{ACTOR}.ppo_epochs=2", "trainer.total_training_steps=1")
+    _, steps = run(
+        tiny_game, tmp_path, *chosen, f"{ACTOR}.ppo_epochs=2", "trainer.total_training_steps=1"
+    )
     assert max(step["actor/grad_norm"] for step in steps) > 0
     assert all(math.isfinite(step["actor/ppo_kl"]) for step in steps)
     # Of later updates' policies the engine's log-probs differ by right.
@@ -62,10 +80,13 @@ CORRECTION = "algorithm.rollout_correction"
 
 
 @pytest.mark.parametrize(
-    "rejection", [(), (f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=1.001")]
+    "rejection",
+    [(), (f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=1.001")],
 )
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_corrections_weigh_and_reject_in_a_run(tiny_game: Path, tmp_path: Path, level: str, rejection: tuple) -> None:
+def test_corrections_weigh_and_reject_in_a_run(
+    tiny_game: Path, tmp_path: Path, level: str, rejection: tuple
+) -> None:
     noisy = (f"{ROLLOUT}.dtype=bfloat16", f"{CORRECTION}.rollout_is={level}", *rejection)
     noisy += (f"{ACTOR}.ppo_mini_batch_size=8", f"{ACTOR}.ppo_epochs=1")
     batches, steps = run(tiny_game, tmp_path, *noisy)
@@ -73,15 +94,21 @@ def test_corrections_weigh_and_reject_in_a_run(tiny_game: Path, tmp_path: Path, 
         weights, mask = batch.batch.get("rollout_is_weights"), batch.batch["response_mask"]
         assert 0.9 < step["rollout_corr/rollout_is_mean"] < 1.1
         # Weights alone are the update's own.
-        assert (weights is None) == (not rejection) and (weights is None or (weights[mask > 0] > 0).all())
+        assert (weights is None) == (not rejection) and (
+            weights is None or (weights[mask > 0] > 0).all()
+        )
         assert step["training/rollout_ess"] == pytest.approx(1.0, abs=0.05)
         sampled = (batch.batch["turn_ids"] >= 0).sum().item()
         left_out = 1 - mask.sum().item() / sampled
-        assert left_out == pytest.approx(step.get("rollout_corr/rollout_rs_masked_fraction", 0.0), abs=1e-4)
+        assert left_out == pytest.approx(
+            step.get("rollout_corr/rollout_rs_masked_fraction", 0.0), abs=1e-4
+        )
         assert (left_out > 0) == bool(rejection)
         scores = batch.batch["token_level_scores"]
         kept = mask.sum(1) > 0
-        assert torch.equal(scores.sum(1)[kept], batch.batch["environment_rewards"].sum(1)[kept]), "rewards stay"
+        assert torch.equal(scores.sum(1)[kept], batch.batch["environment_rewards"].sum(1)[kept]), (
+            "rewards stay"
+        )
         assert not scores[mask == 0].any()
         assert 0.9 < step["training/rollout_ess"] <= 1
         assert (
@@ -91,7 +118,9 @@ def test_corrections_weigh_and_reject_in_a_run(tiny_game: Path, tmp_path: Path, 
         )
 
 
-def test_what_engine_and_trainer_disagree_in_is_measured_in_every_step(tiny_game: Path, tmp_path: Path) -> None:
+def test_what_engine_and_trainer_disagree_in_is_measured_in_every_step(
+    tiny_game: Path, tmp_path: Path
+) -> None:
     """A step of a single update measures it in the update itself, in parts that add up to the same."""
     once = (f"{ACTOR}.ppo_epochs=1", f"{ACTOR}.ppo_mini_batch_size=8", f"{ROLLOUT}.dtype=bfloat16")
     once += ("trainer.deterministic=true",)
@@ -99,7 +128,9 @@ def test_what_engine_and_trainer_disagree_in_is_measured_in_every_step(tiny_game
     for name, more in {"update": (), "pass": ("algorithm.use_kl_in_reward=true",)}.items():
         _, steps = run(tiny_game, tmp_path / name, *once, *more, "trainer.total_training_steps=1")
         assert ("actor/old_entropy" in steps[-1]) == (name == "pass")
-        seen[name] = {key: value for key, value in steps[-1].items() if key.startswith("training/rollout_")}
+        seen[name] = {
+            key: value for key, value in steps[-1].items() if key.startswith("training/rollout_")
+        }
     assert seen["update"] == pytest.approx(seen["pass"], rel=1e-3, abs=1e-6)
     assert len(seen["update"]) == 11
 
@@ -113,12 +144,23 @@ def test_a_teacher_of_the_same_vocabulary_is_distilled(tiny_game: Path, tmp_path
         for parameter in model.parameters():
             parameter.mul_(1.3)
     model.save_pretrained(teacher)
-    more = (f"actor_rollout_ref.ref.model.path={teacher}", f"{ACTOR}.optim.lr=1e-3", "trainer.total_training_steps=12")
+    more = (
+        f"actor_rollout_ref.ref.model.path={teacher}",
+        f"{ACTOR}.optim.lr=1e-3",
+        "trainer.total_training_steps=12",
+    )
     batches, _ = run(
-        tiny_game, tmp_path / "run", *chosen, *more, "data.train_batch_size=32", f"{ROLLOUT}.max_num_seqs=128"
+        tiny_game,
+        tmp_path / "run",
+        *chosen,
+        *more,
+        "data.train_batch_size=32",
+        f"{ROLLOUT}.max_num_seqs=128",
     )
     distance = [
-        masked_mean(batch.batch["old_log_probs"] - batch.batch["ref_log_prob"], batch.batch["response_mask"]).item()
+        masked_mean(
+            batch.batch["old_log_probs"] - batch.batch["ref_log_prob"], batch.batch["response_mask"]
+        ).item()
         for batch in batches
     ]
     assert sum(distance[-3:]) < 0.1 * sum(distance[:3]), distance
@@ -129,8 +171,14 @@ def test_a_teacher_of_the_same_vocabulary_is_distilled(tiny_game: Path, tmp_path
         run(tiny_game, tmp_path / "other", *chosen, *more)
 
 
-def test_predicting_observations_is_learnt_beside_the_policy(tiny_game: Path, tmp_path: Path) -> None:
-    coef = ("agent.observation_loss_coef=1.0", f"{ACTOR}.optim.lr=1e-2", "trainer.total_training_steps=6")
+def test_predicting_observations_is_learnt_beside_the_policy(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    coef = (
+        "agent.observation_loss_coef=1.0",
+        f"{ACTOR}.optim.lr=1e-2",
+        "trainer.total_training_steps=6",
+    )
     batches, steps = run(tiny_game, tmp_path, *coef)
     losses = [step["actor/observation_loss"] for step in steps]
     assert losses[-1] < 0.7 * losses[0], losses
@@ -142,8 +190,14 @@ def test_predicting_observations_is_learnt_beside_the_policy(tiny_game: Path, tm
 
 @pytest.mark.parametrize("counts", ["episodes", "rows"])
 @pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum"])
-def test_episodes_of_several_rows_count_once(forgetful_game: Path, tmp_path: Path, mode: str, counts: str) -> None:  # noqa: F811
-    more = (f"{ACTOR}.loss_agg_mode={mode}", f"{ACTOR}.loss_agg_counts={counts}", "data.max_prompt_length=40")
+def test_episodes_of_several_rows_count_once(
+    forgetful_game: Path, tmp_path: Path, mode: str, counts: str
+) -> None:
+    more = (
+        f"{ACTOR}.loss_agg_mode={mode}",
+        f"{ACTOR}.loss_agg_counts={counts}",
+        "data.max_prompt_length=40",
+    )
     batches, _ = run(forgetful_game, tmp_path, *more)
     for batch in batches:
         real = batch.drop_dummies()
@@ -154,7 +208,9 @@ def test_episodes_of_several_rows_count_once(forgetful_game: Path, tmp_path: Pat
             assert whole == pytest.approx([1.0] * len(whole))
 
 
-def test_gdpo_takes_the_kinds_of_reward_that_the_function_gives(tiny_task: Path, tmp_path: Path) -> None:
+def test_gdpo_takes_the_kinds_of_reward_that_the_function_gives(
+    tiny_task: Path, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
         "    return {'score': 1.0, 'hit': float(len(solution_str) % 2), 'form': float(len(solution_str))}\n"
@@ -174,12 +230,17 @@ def test_an_estimators_state_goes_on_after_a_resume(tiny_game: Path, tmp_path: P
     chosen += ("trainer.total_training_steps=4",)
     whole, _ = run(tiny_game, tmp_path / "whole", *chosen)
     from_there = f"trainer.resume_from_path={tmp_path}/whole/global_step_2"
-    rest, steps_after = run(tiny_game, tmp_path / "rest", *chosen, "trainer.resume_mode=resume_path", from_there)
+    rest, steps_after = run(
+        tiny_game, tmp_path / "rest", *chosen, "trainer.resume_mode=resume_path", from_there
+    )
     assert [step["step"] for step in steps_after if step["step"] > 2] == [3, 4] and len(rest) == 2
     for before, after in zip(whole[2:], rest, strict=True):
         assert torch.equal(before.batch["advantages"], after.batch["advantages"])
     # Without the means of the first two steps they would differ by these.
-    mask, scores = whole[2].batch["response_mask"], whole[2].batch["token_level_scores"].sum(1, keepdim=True)
+    mask, scores = (
+        whole[2].batch["response_mask"],
+        whole[2].batch["token_level_scores"].sum(1, keepdim=True),
+    )
     assert not torch.equal(whole[2].batch["advantages"], (scores * mask).float())
 
 
@@ -194,13 +255,20 @@ def test_policy_filtration_draws_rows_by_their_scores(
         return update(actor, data, plan)
 
     monkeypatch.setattr(DataParallelPPOActor, "update_policy", seen)
-    more = ("algorithm.use_pf_ppo=true", f"algorithm.pf_ppo.reweight_method={method}", "data.train_batch_size=32")
+    more = (
+        "algorithm.use_pf_ppo=true",
+        f"algorithm.pf_ppo.reweight_method={method}",
+        "data.train_batch_size=32",
+    )
     batches, steps = run(tiny_game, tmp_path, *more)
     for batch, drawn in zip(batches, learnt, strict=True):
         scores = batch.batch["token_level_scores"].sum(1)
         rows = [row.numpy().tobytes() for row in batch.batch["responses"]]
         taken = [rows.index(row.numpy().tobytes()) for row in drawn.batch["responses"]]
-        assert len(batch) == len(drawn) == 128 and len(set(batch.non_tensor_batch["episode_id"])) == 128
+        assert (
+            len(batch) == len(drawn) == 128
+            and len(set(batch.non_tensor_batch["episode_id"])) == 128
+        )
         assert len(set(taken)) < len(set(map(rows.index, rows)))
         if method == "pow" and scores.any():
             assert (scores[taken] > 0).all(), "nothing that scored 0 is drawn"
@@ -225,20 +293,28 @@ def expected_score(model: LlamaForSequenceClassification, ids: list[int]) -> flo
         return model.score(states)[0, -1, 0].item()
 
 
-SCORER = ("reward_model.enable=true", "reward_model.model.dtype=float32", "reward_model.micro_batch_size_per_gpu=3")
+SCORER = (
+    "reward_model.enable=true",
+    "reward_model.model.dtype=float32",
+    "reward_model.micro_batch_size_per_gpu=3",
+)
 
 
 def test_a_reward_model_adds_to_what_the_environment_gives(
     tiny_game: Path, tmp_path: Path, reward_model: LlamaForSequenceClassification
 ) -> None:
-    batches, _ = run(tiny_game, tmp_path / "run", *SCORER, f"reward_model.model.path={tmp_path}/scorer")
+    batches, _ = run(
+        tiny_game, tmp_path / "run", *SCORER, f"reward_model.model.path={tmp_path}/scorer"
+    )
     batch = batches[0].drop_dummies()
     width = batch.batch["prompts"].shape[1]
     for row in range(8):
         ids = torch.cat([batch.batch["prompts"][row], batch.batch["responses"][row]])
         own = expected_score(reward_model, ids[batch.batch["attention_mask"][row].bool()].tolist())
         given = batch.batch["environment_rewards"][row].sum().item()
-        assert batch.batch["token_level_scores"][row].sum().item() == pytest.approx(own + given, abs=1e-4)
+        assert batch.batch["token_level_scores"][row].sum().item() == pytest.approx(
+            own + given, abs=1e-4
+        )
         last = batch.batch["response_mask"][row].nonzero().max().item()
         assert batch.batch["token_level_scores"][row, last] != 0 and width > 0
 
@@ -263,9 +339,12 @@ def test_a_reward_model_scores_prompts_alone(
         own = ids[batch.batch["attention_mask"][row].bool()].tolist()
         if retold:
             answer = policy.decode(
-                batch.batch["responses"][row][batch.batch["response_mask"][row] > 0], skip_special_tokens=True
+                batch.batch["responses"][row][batch.batch["response_mask"][row] > 0],
+                skip_special_tokens=True,
             )
-            prompt = "".join(f"{message['content']}+" for message in batch.non_tensor_batch["raw_prompt"][row])
+            prompt = "".join(
+                f"{message['content']}+" for message in batch.non_tensor_batch["raw_prompt"][row]
+            )
             own = policy.encode(f"{prompt}{answer}+", add_special_tokens=False)
         score = batch.batch["token_level_scores"][row].sum().item()
         assert score == pytest.approx(expected_score(reward_model, own), abs=1e-4)

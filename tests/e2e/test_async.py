@@ -26,7 +26,10 @@ FIXED = (*GRPO, "trainer.deterministic=true")
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return [{name: value for name, value in step.items() if "seconds" not in name} for step in numbers(run_dir)]
+    return [
+        {name: value for name, value in step.items() if "seconds" not in name}
+        for step in numbers(run_dir)
+    ]
 
 
 def cut(trainer: Any) -> None:
@@ -58,7 +61,13 @@ def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
     tiny_game: Path,
     tmp_path: Path,
 ) -> None:
-    own = (*FIXED, *SPLIT, "trainer.async_level=1", "trainer.save_freq=2", "trainer.total_training_steps=4")
+    own = (
+        *FIXED,
+        *SPLIT,
+        "trainer.async_level=1",
+        "trainer.save_freq=2",
+        "trainer.total_training_steps=4",
+    )
     _, whole = fit(game_config(tiny_game, tmp_path / "whole", *own))
 
     with pytest.raises(RuntimeError, match="cut off"):
@@ -73,8 +82,12 @@ def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
         assert torch.equal(step.batch["responses"], batch.batch["responses"])
         assert torch.equal(step.batch["advantages"], batch.batch["advantages"])
     for part in ("model", "optimizer"):
-        one, other = (tensors(tmp_path / name / "global_step_4/actor" / part) for name in ("whole", "cut"))
-        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+        one, other = (
+            tensors(tmp_path / name / "global_step_4/actor" / part) for name in ("whole", "cut")
+        )
+        assert one.keys() == other.keys() and all(
+            torch.equal(one[name], other[name]) for name in one
+        )
 
 
 @pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -91,32 +104,44 @@ def test_no_token_is_older_than_the_bound_and_no_row_is_lost_or_comes_twice(
     for step, batch in enumerate(batches, start=1):
         mask, versions = batch.batch["response_mask"].bool(), batch.batch["weight_versions"]
         age = (step - 1 - versions)[mask]
-        assert age.min() >= 0 and age.max() <= min(level, step - 1) and (versions[~mask] == -1).all()
+        assert (
+            age.min() >= 0 and age.max() <= min(level, step - 1) and (versions[~mask] == -1).all()
+        )
         assert {uid.split(".")[0] for uid in batch.non_tensor_batch["uid"]} == {str(step)}
         assert "old_log_probs" not in batch.batch and len(set(batch.non_tensor_batch["uid"])) == 8
     steps = metrics(tmp_path)
     assert [step["agent/episodes"] for step in steps] == [32] * 5
     assert max(step["async/staleness_max"] for step in steps) >= 1
-    assert all(step["async/dropped_groups"] == 0 and step["canary/difference"] < 1e-4 for step in steps)
+    assert all(
+        step["async/dropped_groups"] == 0 and step["canary/difference"] < 1e-4 for step in steps
+    )
     assert all(step["rollout_corr/rollout_is_mean"] > 0.5 for step in steps)
 
 
 @pytest.mark.slow
-def test_groups_older_than_the_bound_are_masked_and_counted(cluster: None, tiny_game: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_groups_older_than_the_bound_are_masked_and_counted(
+    cluster: None, tiny_game: Path, tmp_path: Path
+) -> None:
     """A run at level 2 goes on at level 0: what it had sampled ahead is too old by then."""
     own = (*FIXED, *SPLIT, "trainer.save_freq=2")
     steps = ("trainer.async_level=2", "trainer.total_training_steps=6")
 
     with pytest.raises(RuntimeError, match="cut off"):
         fit(game_config(tiny_game, tmp_path, *own, *steps), cut)
-    _, batches = fit(game_config(tiny_game, tmp_path, *own, "trainer.async_level=1", "trainer.total_training_steps=5"))
+    _, batches = fit(
+        game_config(
+            tiny_game, tmp_path, *own, "trainer.async_level=1", "trainer.total_training_steps=5"
+        )
+    )
     masked = [not batch.batch["response_mask"].any() for batch in batches]
     dropped = [step["async/dropped_groups"] for step in metrics(tmp_path)[2:]]
     assert dropped[0] == 8 and masked[0] and dropped[-1] == 0 and not masked[-1]
 
 
 @pytest.mark.vllm
-def test_running_requests_go_on_with_new_weights_and_say_which_sampled_each_token(tiny_game: Path) -> None:
+def test_running_requests_go_on_with_new_weights_and_say_which_sampled_each_token(
+    tiny_game: Path,
+) -> None:
     pytest.importorskip("vllm")
     spec = model_spec(tiny_game / "model")
     engine, lm = build_engine("vllm", spec), spec.causal_lm(trainable=True).eval()
@@ -151,10 +176,19 @@ def test_episodes_are_finished_first_where_weights_may_not_reach_them(
     tiny_game: Path,
     tmp_path: Path,
 ) -> None:
-    own = (*GRPO, *SPLIT, "trainer.async_level=1", "actor_rollout_ref.rollout.update_in_flight=false")
-    _, batches = fit(game_config(tiny_game, tmp_path, *own, *playing("Steady"), "trainer.total_training_steps=4"))
+    own = (
+        *GRPO,
+        *SPLIT,
+        "trainer.async_level=1",
+        "actor_rollout_ref.rollout.update_in_flight=false",
+    )
+    _, batches = fit(
+        game_config(tiny_game, tmp_path, *own, *playing("Steady"), "trainer.total_training_steps=4")
+    )
     for batch in batches:
-        for versions, mask in zip(batch.batch["weight_versions"], batch.batch["response_mask"].bool(), strict=True):
+        for versions, mask in zip(
+            batch.batch["weight_versions"], batch.batch["response_mask"].bool(), strict=True
+        ):
             assert len(set(versions[mask].tolist())) <= 1
 
 
@@ -162,6 +196,10 @@ def test_settings_that_cannot_be_are_refused(tiny_game: Path, tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"trainer\.async_level=1 .* set trainer\.rollout_n_gpus"):
         game_config(tiny_game, tmp_path, *GRPO, "trainer.async_level=1")
     with pytest.raises(ConfigError, match=r"trainer\.rollout_n_gpus=3 must be a multiple"):
-        game_config(tiny_game, tmp_path, *GRPO, "trainer.n_gpus_per_node=2", "trainer.rollout_n_gpus=3")
+        game_config(
+            tiny_game, tmp_path, *GRPO, "trainer.n_gpus_per_node=2", "trainer.rollout_n_gpus=3"
+        )
     with pytest.raises(ConfigError, match=r"trainer\.launcher=local"):
-        game_config(tiny_game, tmp_path, *GRPO, "trainer.launcher=local", "trainer.rollout_n_gpus=1")
+        game_config(
+            tiny_game, tmp_path, *GRPO, "trainer.launcher=local", "trainer.rollout_n_gpus=1"
+        )

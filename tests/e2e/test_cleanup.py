@@ -56,9 +56,15 @@ class WatchedRun:
         self.log = folder / "stderr"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                argv, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=log, preexec_fn=listen_to_ctrl_c
+                argv,
+                cwd=PROJECT,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                preexec_fn=listen_to_ctrl_c,
             )
-        self.seen = {psutil.Process(self.process.pid)}  # equal are processes of one id and one start
+        self.seen = {
+            psutil.Process(self.process.pid)
+        }  # equal are processes of one id and one start
         self.addresses: set[tuple[str, str]] = set()
 
     def look(self) -> None:
@@ -70,7 +76,9 @@ class WatchedRun:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.pid in ours:
                 with suppress(psutil.Error):
-                    self.addresses.add((connection.laddr.ip, " ".join(psutil.Process(connection.pid).cmdline())))
+                    self.addresses.add(
+                        (connection.laddr.ip, " ".join(psutil.Process(connection.pid).cmdline()))
+                    )
 
     def until(self, reached: Callable[[], object]) -> None:
         """Watches until then, or until the run ends."""
@@ -109,7 +117,9 @@ class WatchedRun:
         for path in Path("/proc").glob("[0-9]*/maps"):
             with suppress(OSError):
                 maps.append(path.read_text())
-        return {path for path in new if path.exists() and not any(f"{path}\n" in text for text in maps)}
+        return {
+            path for path in new if path.exists() and not any(f"{path}\n" in text for text in maps)
+        }
 
     def kill(self) -> None:
         self.look()
@@ -140,7 +150,9 @@ def start(tiny_task: Path, tmp_path: Path) -> Iterator[Start]:
         run.kill()
 
 
-def test_ctrl_c_ends_a_training_run_with_a_line_and_a_second_one_changes_nothing(start: Start) -> None:
+def test_ctrl_c_ends_a_training_run_with_a_line_and_a_second_one_changes_nothing(
+    start: Start,
+) -> None:
     run = start()
     run.until_training()
     run.process.send_signal(signal.SIGINT)
@@ -158,7 +170,9 @@ def check_killed_worker(run: WatchedRun) -> None:
     assert run.end() == 1
     assert time.monotonic() - killed < 60 + VANISHING_S
     log = run.log.read_text()
-    assert re.search(r"ActorDiedError: (.|\n)*rank [01] of 2, role (actor_rollout|critic), in \w+, step \d", log), log
+    assert re.search(
+        r"ActorDiedError: (.|\n)*rank [01] of 2, role (actor_rollout|critic), in \w+, step \d", log
+    ), log
 
 
 @pytest.mark.slow

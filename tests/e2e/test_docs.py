@@ -22,10 +22,22 @@ DOCS = sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "docs").glob
 # tests/e2e/test_tutorial.py runs the tutorial, whose commands need each other.
 PAGES = ("README.md", *(page for page in DOCS if page != "docs/tutorial.md"))
 # Beginnings of indented lines that are commands, and of commands within a text.
-STARTS = ("python ", "make ", "ray ", "export ", "source ", "GPU_TESTS_DEVICE=", "OMP_NUM_THREADS=1 ")
+STARTS = (
+    "python ",
+    "make ",
+    "ray ",
+    "export ",
+    "source ",
+    "GPU_TESTS_DEVICE=",
+    "OMP_NUM_THREADS=1 ",
+)
 INLINE = re.compile(rf"`((?:{'|'.join(STARTS)})[^`]+)`")
 TINY = (
-    *("trainer.total_training_steps=1", "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),
+    *(
+        "trainer.total_training_steps=1",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    ),
     *(
         "agent.val_length=0",
         "trainer.val_before_train=false",
@@ -54,7 +66,9 @@ def commands() -> Iterator[tuple[str, str]]:
         lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
         found = [line for line in lines if line.startswith(STARTS)]
         found += [command.replace("\n", " ") for command in INLINE.findall(text)]
-        for command in dict.fromkeys(re.sub(r"\s+", " ", line.partition(" #")[0]).strip() for line in found):
+        for command in dict.fromkeys(
+            re.sub(r"\s+", " ", line.partition(" #")[0]).strip() for line in found
+        ):
             yield page, command
 
 
@@ -63,7 +77,9 @@ COMMANDS = [*commands()]
 
 def run(*words: str, folder: Path = PROJECT) -> str:
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert done.returncode == 0, (
+        f"{shlex.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    )
     return done.stdout
 
 
@@ -75,15 +91,26 @@ def words_of(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[command for _, command in COMMANDS])
-def test_a_command_of_the_docs_runs(page: str, command: str, tiny_game: Path, tmp_path: Path) -> None:
-    words, how = words_of(command), next((how for start, how in ELSEWHERE.items() if command.startswith(start)), None)
+def test_a_command_of_the_docs_runs(
+    page: str, command: str, tiny_game: Path, tmp_path: Path
+) -> None:
+    words, how = (
+        words_of(command),
+        next((how for start, how in ELSEWHERE.items() if command.startswith(start)), None),
+    )
     if words[0] == "make":
         # What its target runs is there, and make knows it; quickstart, test and check run in CI.
         run("make", "-n", *words[1:])
     elif how is not None and how.startswith("--"):
-        refused = subprocess.run([*words, how], cwd=PROJECT, capture_output=True, text=True, timeout=300)
+        refused = subprocess.run(
+            [*words, how], cwd=PROJECT, capture_output=True, text=True, timeout=300
+        )
         # Files that the step before it would have made are missing; nothing else may be.
-        left = [line for line in refused.stderr.splitlines() if line.startswith("  ") and "is not a f" not in line]
+        left = [
+            line
+            for line in refused.stderr.splitlines()
+            if line.startswith("  ") and "is not a f" not in line
+        ]
         assert refused.returncode in (0, 2) and not left, refused.stderr
     elif how is not None:
         assert (PROJECT / how).is_file()
@@ -108,10 +135,17 @@ def run_training(words: list[str], game: Path, folder: Path) -> None:
     given = [word.replace("=mine.py", f"={folder}/mine.py") for word in words]
     own = [f"actor_rollout_ref.model.path={game}/model", f"trainer.default_local_dir={folder}/run"]
     if "CONFIG.yaml" in words:
-        own += ["actor_rollout_ref.rollout.name=hf", "data.max_prompt_length=512", "data.max_response_length=1024"]
+        own += [
+            "actor_rollout_ref.rollout.name=hf",
+            "data.max_prompt_length=512",
+            "data.max_response_length=1024",
+        ]
         own += ["actor_rollout_ref.model.override_config={max_position_embeddings: 4096}"]
         own += ["critic.model.override_config={max_position_embeddings: 4096}"]
-        own += ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192", "critic.ppo_max_token_len_per_gpu=8192"]
+        own += [
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192",
+            "critic.ppo_max_token_len_per_gpu=8192",
+        ]
     given = ["configs/quickstart.yaml" if word == "CONFIG.yaml" else word for word in given]
     assert given[1] == "main.py"
     if "--plan" in words:

@@ -44,12 +44,16 @@ def expect_drawn(varying: Iterator[list[bool]], wanted: int, most: int) -> tuple
 @pytest.mark.parametrize("most", [10, 2])
 def test_tasks_that_teach_nothing_give_way_to_others(tiny_game, tmp_path, most) -> None:
     bound = f"algorithm.filter_groups.max_num_gen_batches={most}"
-    trainer, batches = fit(game_config(tiny_game, tmp_path, *GRPO, *playing("Rare"), *FILTER, bound))
+    trainer, batches = fit(
+        game_config(tiny_game, tmp_path, *GRPO, *playing("Rare"), *FILTER, bound)
+    )
     steps = read_steps(tmp_path)
     assert_finite(trainer, steps)
     short = 0
     for number, (step, batch) in enumerate(zip(steps, batches, strict=True), start=1):
-        varying = ([rare_varies(seed) for seed in seeds_of(number, first=8 * k)] for k in range(most))
+        varying = (
+            [rare_varies(seed) for seed in seeds_of(number, first=8 * k)] for k in range(most)
+        )
         found, drawn, dropped = expect_drawn(varying, 8, most)
         assert (step["filter_groups/batches"], step["filter_groups/dropped"]) == (drawn, dropped)
         check_what_is_left(batch, found)
@@ -66,11 +70,16 @@ def check_what_is_left(batch: DataProto, found: int) -> None:
     scores = real.batch["token_level_scores"].sum(dim=1).view(found, 4)
     assert (scores.std(dim=1) > 0).all()
     assert real.batch["advantages"].any(dim=1).all()
-    assert len(batch) == 2 * 4 * math.ceil(found / 2), "two mini-batches of one size, padded with dummies"
+    assert len(batch) == 2 * 4 * math.ceil(found / 2), (
+        "two mini-batches of one size, padded with dummies"
+    )
 
 
 def scored_by(name: str) -> tuple[str, ...]:
-    return f"custom_reward_function.path={PROJECT}/tests/e2e/prompt_scores.py", f"custom_reward_function.name={name}"
+    return (
+        f"custom_reward_function.path={PROJECT}/tests/e2e/prompt_scores.py",
+        f"custom_reward_function.name={name}",
+    )
 
 
 @pytest.mark.parametrize("most", [10, 2])
@@ -80,7 +89,10 @@ def test_prompts_that_teach_nothing_give_way_to_the_next_rows(tiny_task, tmp_pat
     trainer, batches = fit(tiny_config(tiny_task, tmp_path, *settings))
     steps = read_steps(tmp_path)
     assert_finite(trainer, steps)
-    truths = [row["reward_model"]["ground_truth"] for row in pq.read_table(tiny_task / "train.parquet").to_pylist()]
+    truths = [
+        row["reward_model"]["ground_truth"]
+        for row in pq.read_table(tiny_task / "train.parquet").to_pylist()
+    ]
     varying, drawn_in_all = batches_in_order(truths), 0
     for step, batch in zip(steps, batches, strict=True):
         found, drawn, dropped = expect_drawn(varying, 8, most)
@@ -101,21 +113,38 @@ def batches_in_order(truths: list[str]) -> Iterator[list[bool]]:
             yield [varies(truths[row]) for row in rows[start : start + 8]]
 
 
-def test_rewards_that_never_differ_are_an_error_that_says_what_to_change(tiny_task, tiny_game, tmp_path) -> None:
+def test_rewards_that_never_differ_are_an_error_that_says_what_to_change(
+    tiny_task, tiny_game, tmp_path
+) -> None:
     bound = "algorithm.filter_groups.max_num_gen_batches=2"
     error = r"in 2 batches no group had two different values of 'seq_reward'"
     with pytest.raises(ValueError, match=error):
         fit(game_config(tiny_game, tmp_path / "game", *GRPO, *playing("Equal"), *FILTER, bound))
-    config = tiny_config(tiny_task, tmp_path / "task", *GRPO, *FILTER, *scored_by("all_equal"), bound)
+    config = tiny_config(
+        tiny_task, tmp_path / "task", *GRPO, *FILTER, *scored_by("all_equal"), bound
+    )
     with pytest.raises(ValueError, match=error):
         fit(config)
 
 
-def test_an_interrupted_run_with_dynamic_sampling_goes_on_with_the_right_rows(tiny_task, tmp_path) -> None:
-    fixed = (*GRPO, "algorithm.filter_groups.enable=true", "trainer.total_training_steps=4", "trainer.save_freq=1")
-    fixed += ("trainer.deterministic=true", "data.val_files=null", "algorithm.filter_groups.max_num_gen_batches=3")
+def test_an_interrupted_run_with_dynamic_sampling_goes_on_with_the_right_rows(
+    tiny_task, tmp_path
+) -> None:
+    fixed = (
+        *GRPO,
+        "algorithm.filter_groups.enable=true",
+        "trainer.total_training_steps=4",
+        "trainer.save_freq=1",
+    )
+    fixed += (
+        "trainer.deterministic=true",
+        "data.val_files=null",
+        "algorithm.filter_groups.max_num_gen_batches=3",
+    )
     fit(tiny_config(tiny_task, tmp_path / "whole", *fixed))
-    assert sum(step["filter_groups/batches"] for step in read_steps(tmp_path / "whole")) > 4, "or nothing is tested"
+    assert sum(step["filter_groups/batches"] for step in read_steps(tmp_path / "whole")) > 4, (
+        "or nothing is tested"
+    )
     with pytest.raises(Interrupted):
         fit(tiny_config(tiny_task, tmp_path / "broken", *fixed), end_after(2))
     fit(tiny_config(tiny_task, tmp_path / "broken", *fixed))

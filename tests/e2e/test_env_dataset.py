@@ -63,7 +63,11 @@ def fit(trainer: RayPPOTrainer) -> None:
 
 def check_scores(folder: Path, rows: int) -> None:
     """Every dumped row has the score that its own prompt and answer deserve; some are right and some wrong."""
-    dumped = [json.loads(line) for step in (1, 2) for line in (folder / f"{step}.jsonl").read_text().splitlines()]
+    dumped = [
+        json.loads(line)
+        for step in (1, 2)
+        for line in (folder / f"{step}.jsonl").read_text().splitlines()
+    ]
     assert len(dumped) == rows
     for row in dumped:
         above = re.search(r"above (\d+) below", row["input"])
@@ -73,13 +77,21 @@ def check_scores(folder: Path, rows: int) -> None:
     assert len({row["score"] for row in dumped}) == 2
 
 
-def test_text_rows_and_a_manager_without_a_tokenizer_train_from_python(tiny_task, tmp_path, tokenizer) -> None:
+def test_text_rows_and_a_manager_without_a_tokenizer_train_from_python(
+    tiny_task, tmp_path, tokenizer
+) -> None:
     env = Between()
-    config = tiny_config(tiny_task, tmp_path, f"trainer.rollout_data_dir={tmp_path}/dump", "data.train_batch_size=32")
+    config = tiny_config(
+        tiny_task, tmp_path, f"trainer.rollout_data_dir={tmp_path}/dump", "data.train_batch_size=32"
+    )
     dataset, reward_fn = CustomEnvDataset(env), CustomRewardManager(env)
     assert "input_ids" not in dataset[0]
     val = CustomEnvDataset(env, num_rows=9, first_seed=1000)
-    fit(RayPPOTrainer(config, tokenizer, train_dataset=dataset, reward_fn=reward_fn, val_dataset=val))
+    fit(
+        RayPPOTrainer(
+            config, tokenizer, train_dataset=dataset, reward_fn=reward_fn, val_dataset=val
+        )
+    )
     check_scores(tmp_path / "dump", 64)
     assert "val-core/Between/reward/mean@1" in read_steps(tmp_path)[2]
 
@@ -93,14 +105,23 @@ def test_the_trainer_tokenises_text_as_the_dataset_does(tiny_task, tmp_path, tok
 
         def __getitem__(self, i: int) -> dict[str, Any]:
             ids = [1, 5, 8, 16]
-            return {"question": "above 3 below 5"} if i % 2 else {"input_ids": ids, "attention_mask": [1] * 4}
+            return (
+                {"question": "above 3 below 5"}
+                if i % 2
+                else {"input_ids": ids, "attention_mask": [1] * 4}
+            )
 
     settings = ["data.shuffle=false", "data.apply_chat_template_kwargs.add_generation_prompt=false"]
-    for dataset, key in ((CustomEnvDataset(Between(), num_rows=16), "prompt"), (Questions(), "question")):
+    for dataset, key in (
+        (CustomEnvDataset(Between(), num_rows=16), "prompt"),
+        (Questions(), "question"),
+    ):
         config = tiny_config(tiny_task, tmp_path, *settings)
         # The files that it names have another key.
         config = replace(config, data=replace(config.data, prompt_key=key))
-        trainer = RayPPOTrainer(config, tokenizer, train_dataset=dataset, reward_fn=CustomRewardManager(Between()))
+        trainer = RayPPOTrainer(
+            config, tokenizer, train_dataset=dataset, reward_fn=CustomRewardManager(Between())
+        )
         batch = next(iter(trainer.train_dataloader))
         template = {"add_generation_prompt": False}
         own = CustomEnvDataset(Between(), tokenizer, tokenizer_kwargs=template)[3]
@@ -120,8 +141,12 @@ def test_a_row_without_ids_and_text_says_what_it_needs(tiny_task, tmp_path, toke
             return {"seed": item}
 
     config = tiny_config(tiny_task, tmp_path)
-    trainer = RayPPOTrainer(config, tokenizer, train_dataset=Nothing(Between()), reward_fn=CustomRewardManager())
-    with pytest.raises(ValueError, match=r"need input_ids and attention_mask, or a text under data\.prompt_key"):
+    trainer = RayPPOTrainer(
+        config, tokenizer, train_dataset=Nothing(Between()), reward_fn=CustomRewardManager()
+    )
+    with pytest.raises(
+        ValueError, match=r"need input_ids and attention_mask, or a text under data\.prompt_key"
+    ):
         next(iter(trainer.train_dataloader))
 
 
@@ -215,6 +240,8 @@ def test_rewards_that_the_rollout_gave_win_over_the_manager(tiny_task, tmp_path,
         "trainer.total_training_steps=1",
     )
     fit(AgentTrainer(config, tokenizer, reward_fn=CustomRewardManager(Untouchable())))
-    episodes = [json.loads(line) for line in (tmp_path / "episodes/1.jsonl").read_text().splitlines()]
+    episodes = [
+        json.loads(line) for line in (tmp_path / "episodes/1.jsonl").read_text().splitlines()
+    ]
     given = sum(turn["reward"] for episode in episodes for turn in episode["turns"]) / len(episodes)
     assert read_steps(tmp_path)[-1]["critic/score/mean"] == pytest.approx(given)

@@ -21,10 +21,16 @@ ON_FAILURE = ("zero", "mask", "refill")
 
 
 def kinds_in(seed: int, steps: int) -> Counter[str]:
-    return Counter(kind_of(seed_for(seed, step, group)) for step in range(1, steps + 1) for group in range(EPISODES))
+    return Counter(
+        kind_of(seed_for(seed, step, group))
+        for step in range(1, steps + 1)
+        for group in range(EPISODES)
+    )
 
 
-SEED = next(seed for seed in count() if KINDS.keys() <= kinds_in(seed, FEW).keys())  # with every fault in few steps
+SEED = next(
+    seed for seed in count() if KINDS.keys() <= kinds_in(seed, FEW).keys()
+)  # with every fault in few steps
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +45,9 @@ def check(ended: Ended, steps: int) -> None:
     assert ended.wrong == []
     assert ended.left == []
     assert all(metrics["actor/skipped_updates"] == 0 for metrics in ended.steps)
-    median = statistics.median(ended.generation(SEED, hanging=True))  # single steps may be slow on a busy machine
+    median = statistics.median(
+        ended.generation(SEED, hanging=True)
+    )  # single steps may be slow on a busy machine
     assert median < HANG_S, "a step waits for the deadline, not for what hangs"
 
 

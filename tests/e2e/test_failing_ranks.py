@@ -34,12 +34,15 @@ WHERE = r"rank 1 of 2, role actor_rollout, in update_actor, step \d, update_acto
 
 
 @pytest.mark.slow
-def test_a_nan_and_a_rank_that_dies_are_named_and_the_run_goes_on(start: Start, tmp_path: Path) -> None:
+def test_a_nan_and_a_rank_that_dies_are_named_and_the_run_goes_on(
+    start: Start, tmp_path: Path
+) -> None:
     run = start(*failing(tmp_path, "nan exit"), "trainer.max_restarts=1")
     code, said = run.end(), run.log.read_text()
     assert code == 0, said[-5000:]
     assert re.search(
-        r"step \d, mini-batch \d of 4 of the actor: its gradient has norm nan, from the loss of ranks \[1\];", said
+        r"step \d, mini-batch \d of 4 of the actor: its gradient has norm nan, from the loss of ranks \[1\];",
+        said,
     )
     restarts = RESTART.findall(said)
     assert [int(code) for code, _, _ in restarts] == [1]
@@ -48,7 +51,9 @@ def test_a_nan_and_a_rank_that_dies_are_named_and_the_run_goes_on(start: Start, 
 
 
 @pytest.mark.slow
-def test_a_rank_out_of_memory_is_restarted_with_half_the_tokens(start: Start, tmp_path: Path) -> None:
+def test_a_rank_out_of_memory_is_restarted_with_half_the_tokens(
+    start: Start, tmp_path: Path
+) -> None:
     run = start(*failing(tmp_path, "memory"), "trainer.max_restarts=1")
     code, said = run.end(), run.log.read_text()
     assert code == 0, said[-5000:]
@@ -60,16 +65,25 @@ def test_a_rank_out_of_memory_is_restarted_with_half_the_tokens(start: Start, tm
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_has_every_rank_write_where_it_stands(start: Start, tmp_path: Path) -> None:
+def test_a_rank_that_hangs_has_every_rank_write_where_it_stands(
+    start: Start, tmp_path: Path
+) -> None:
     run = start(*failing(tmp_path, "hang"), "trainer.stall_timeout_s=60")
     assert run.end() == STALLED, run.log.read_text()[-5000:]
     assert re.search(
-        r"nothing has moved for 60 s \(trainer.stall_timeout_s\): step \d, update_actor", run.log.read_text()
+        r"nothing has moved for 60 s \(trainer.stall_timeout_s\): step \d, update_actor",
+        run.log.read_text(),
     )
     records = {path.stem: path.read_text() for path in (run.folder / "stalls").iterdir()}
     assert records.keys() == {"driver", "rank_0", "rank_1"}
-    assert "update_actor of role actor_rollout" in records["rank_1"] and "in failing_loss" in records["rank_1"]
-    assert "update_actor of role actor_rollout" in records["rank_0"] and "in wait_for" in records["driver"]
+    assert (
+        "update_actor of role actor_rollout" in records["rank_1"]
+        and "in failing_loss" in records["rank_1"]
+    )
+    assert (
+        "update_actor of role actor_rollout" in records["rank_0"]
+        and "in wait_for" in records["driver"]
+    )
 
 
 @pytest.mark.slow
@@ -77,7 +91,11 @@ def test_a_killed_driver_leaves_nothing_to_the_next_attempt(start: Start, tmp_pa
     run = start("trainer.max_restarts=1", "trainer.save_freq=1", "trainer.total_training_steps=4")
     run.until_training()
     attempt = psutil.Process(run.process.pid).children()[0]
-    of_ray = [process for process in attempt.children(recursive=True) if "ray" in " ".join(process.cmdline())]
+    of_ray = [
+        process
+        for process in attempt.children(recursive=True)
+        if "ray" in " ".join(process.cmdline())
+    ]
     assert of_ray
     attempt.kill()
     run.until(lambda: "restart 1 of 1" in run.log.read_text())

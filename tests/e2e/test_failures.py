@@ -40,7 +40,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, faults):
     else:
         raise ValueError("no score today")
 """
-RESTART = re.compile(r"restart \d of \d: the run .* \(exit code (\d+), .*; it goes on from (.*), with (.*)")
+RESTART = re.compile(
+    r"restart \d of \d: the run .* \(exit code (\d+), .*; it goes on from (.*), with (.*)"
+)
 
 
 class FailingRun:
@@ -52,7 +54,11 @@ class FailingRun:
         (folder / "faults").write_text(faults)
         argv = [
             *tiny_argv(task, self.folder, "data.val_files=null", "trainer.total_training_steps=5"),
-            *("trainer.save_freq=1", "trainer.deterministic=true", f"custom_reward_function.path={folder}/reward.py"),
+            *(
+                "trainer.save_freq=1",
+                "trainer.deterministic=true",
+                f"custom_reward_function.path={folder}/reward.py",
+            ),
             f"custom_reward_function.reward_kwargs.faults={folder}/faults",
             *overrides,
         ]
@@ -75,7 +81,9 @@ class FailingRun:
             return self.process.wait(timeout)
         finally:
             for process in (
-                psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else ()
+                psutil.Process(self.process.pid).children(recursive=True)
+                if self.process.poll() is None
+                else ()
             ):
                 process.kill()
             self.process.kill()
@@ -85,19 +93,29 @@ class FailingRun:
     ("faults", "codes"),
     [
         ("20:hang 20:raise", [STALLED, 1]),
-        pytest.param("20:regex 20:kill", [128 + signal.SIGVTALRM, 128 + signal.SIGKILL], marks=pytest.mark.slow),
+        pytest.param(
+            "20:regex 20:kill",
+            [128 + signal.SIGVTALRM, 128 + signal.SIGKILL],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_a_run_that_fails_goes_on_from_its_last_checkpoint(tiny_task, tmp_path, faults, codes) -> None:
+def test_a_run_that_fails_goes_on_from_its_last_checkpoint(
+    tiny_task, tmp_path, faults, codes
+) -> None:
     """8 scores a step, and a checkpoint is whole in the next one or at its end: each attempt gains one step or two."""
-    run = FailingRun(tiny_task, tmp_path, faults, "trainer.stall_timeout_s=10", "trainer.max_restarts=2")
+    run = FailingRun(
+        tiny_task, tmp_path, faults, "trainer.stall_timeout_s=10", "trainer.max_restarts=2"
+    )
     assert run.end() == 0, run.said
     found = [(int(code), start) for code, start, _ in RESTART.findall(run.said)]
     assert [code for code, _ in found] == codes, run.said
     first, second = (int(start.removeprefix("step ")) for _, start in found)
     assert first in (1, 2) and second in (first + 1, first + 2), run.said
     assert [step["step"] for step in read_steps(run.folder)] == [1, 2, 3, 4, 5]
-    assert "in compute_score" in run.said + "".join(path.read_text() for path in run.folder.glob("stalls/rank_0.txt"))
+    assert "in compute_score" in run.said + "".join(
+        path.read_text() for path in run.folder.glob("stalls/rank_0.txt")
+    )
     if codes[0] == STALLED:
         assert "nothing has moved for 10 s (trainer.stall_timeout_s): step 3, reward" in run.said
         assert f"rank_0, step {first + 3}, reward" in run.said, "an error says where it came"
@@ -114,7 +132,11 @@ def test_restarts_come_to_an_end(tiny_task, tmp_path) -> None:
 
 @pytest.mark.parametrize("supervised", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sigterm_in_a_rollout_saves_and_leaves(tiny_task, tmp_path, supervised) -> None:
-    more = ("trainer.total_training_steps=1000", "trainer.save_freq=-1", f"trainer.max_restarts={int(supervised)}")
+    more = (
+        "trainer.total_training_steps=1000",
+        "trainer.save_freq=-1",
+        f"trainer.max_restarts={int(supervised)}",
+    )
     run = FailingRun(tiny_task, tmp_path, "", *more)
     while run.process.poll() is None and steps_logged(run.folder) < 2:
         time.sleep(0.05)
@@ -127,7 +149,9 @@ def test_sigterm_in_a_rollout_saves_and_leaves(tiny_task, tmp_path, supervised) 
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_leaves_at_once_however_the_first_one_waits(tiny_task, tmp_path) -> None:
-    run = FailingRun(tiny_task, tmp_path, "12:hang", "trainer.max_restarts=1", "trainer.stall_timeout_s=null")
+    run = FailingRun(
+        tiny_task, tmp_path, "12:hang", "trainer.max_restarts=1", "trainer.stall_timeout_s=null"
+    )
     while run.process.poll() is None and (tmp_path / "faults").read_text():
         time.sleep(0.05)
     run.process.send_signal(signal.SIGINT)
@@ -155,7 +179,9 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("stands", ["time.sleep(600)", pytest.param("[]", marks=pytest.mark.slow)])
-def test_an_engine_that_hangs_shows_its_queue_and_the_oldest_episode(tiny_game, tmp_path, stands) -> None:
+def test_an_engine_that_hangs_shows_its_queue_and_the_oldest_episode(
+    tiny_game, tmp_path, stands
+) -> None:
     """In a call that does not return, or by calls that give nothing."""
     argv = [
         *(
@@ -163,11 +189,21 @@ def test_an_engine_that_hangs_shows_its_queue_and_the_oldest_episode(tiny_game, 
             f"actor_rollout_ref.model.path={tiny_game}/model",
             "trainer.val_before_train=false",
         ),
-        *(f"trainer.default_local_dir={tmp_path}/run", "trainer.logger=file", "trainer.stall_timeout_s=8"),
-        *("agent.agent_length=8", "actor_rollout_ref.rollout.n=1", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),
+        *(
+            f"trainer.default_local_dir={tmp_path}/run",
+            "trainer.logger=file",
+            "trainer.stall_timeout_s=8",
+        ),
+        *(
+            "agent.agent_length=8",
+            "actor_rollout_ref.rollout.n=1",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        ),
     ]
     command = [sys.executable, "-c", HANGING.format(stands=stands), *argv]
-    done = subprocess.run(command, cwd=PROJECT, env=own_environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=PROJECT, env=own_environment(), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == STALLED, done.stderr
     assert "nothing has moved for 8 s (trainer.stall_timeout_s): step 1, gen" in done.stderr
     record = (tmp_path / "run" / "stalls" / "rank_0.txt").read_text()

@@ -70,7 +70,9 @@ class PlainSteps(AgentTrainer):
         return self.multi_turn_rollout.build_update_batch()
 
 
-def test_a_subclass_that_resets_without_a_batch_trains_on_the_same(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_subclass_that_resets_without_a_batch_trains_on_the_same(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     settings["trainer"]["deterministic"] = True
     settings["agent"]["val_length"] = 2
     seen: dict[type, list[DataProto]] = {AgentTrainer: [], PlainSteps: []}
@@ -86,7 +88,9 @@ def test_a_subclass_that_resets_without_a_batch_trains_on_the_same(settings: dic
         assert (one.non_tensor_batch["env_seed"] == other.non_tensor_batch["env_seed"]).all()
         assert torch.equal(one.batch["responses"], other.batch["responses"])
     last = trainer.facts[0]
-    assert {"observation", "reward", "done", "info", "ending", "turns"} <= last.keys() and last["observation"]
+    assert {"observation", "reward", "done", "info", "ending", "turns"} <= last.keys() and last[
+        "observation"
+    ]
 
 
 def test_an_agent_class_that_owns_its_environment_needs_none_in_the_config(
@@ -108,7 +112,9 @@ def test_an_agent_class_that_owns_its_environment_needs_none_in_the_config(
 def test_a_rollout_by_itself_and_its_other_names(settings: dict[str, Any]) -> None:
     trainer = build_trainer(settings, agent_cls=Owner)
     trainer.init_workers()
-    rollout = SyncMultiTurnRollout(trainer.actor_rollout_wg, cfg=trainer.config, processor="mine", agent_cls=Owner)
+    rollout = SyncMultiTurnRollout(
+        trainer.actor_rollout_wg, cfg=trainer.config, processor="mine", agent_cls=Owner
+    )
     assert rollout.processor == "mine"
     rollout.reset()
     assert len(rollout.rollout()) == 4
@@ -127,7 +133,9 @@ def test_prompts_without_a_collate_fn_and_without_init_workers(settings: dict[st
         return data.batch["response_mask"].float()
 
     tokenizer = AutoTokenizer.from_pretrained(settings["actor_rollout_ref"]["model"]["path"])
-    trainer = RayPPOTrainer(settings, tokenizer, reward_fn=reward_fn, train_dataset=rows, collate_fn=None)
+    trainer = RayPPOTrainer(
+        settings, tokenizer, reward_fn=reward_fn, train_dataset=rows, collate_fn=None
+    )
     metrics = trainer.fit()
     assert trainer.plan.actor.mini_batches == 1 and metrics["critic/score/mean"] > 0
     trainer.shutdown()
@@ -189,7 +197,10 @@ def test_a_dataset_and_a_collate_function_are_given_as_objects(
     with_levels: dict[str, Any], tmp_path: Path, with_collate: bool
 ) -> None:
     def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        kept = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "attention_mask", "hint")}
+        kept = {
+            name: torch.stack([row[name] for row in rows])
+            for name in ("input_ids", "attention_mask", "hint")
+        }
         return {**kept, "name": [row["name"].upper() for row in rows]}
 
     def reward_fn(data: DataProto) -> torch.Tensor:

@@ -19,7 +19,9 @@ from tests.conftest import PROJECT
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the example, with its model."""
     folder = tmp_path_factory.mktemp("elsewhere") / "warehouse"
-    shutil.copytree(PROJECT / "examples/integration", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        PROJECT / "examples/integration", folder, ignore=shutil.ignore_patterns("__pycache__")
+    )
     python(folder, "make_model.py")
     return folder
 
@@ -27,7 +29,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done
 

@@ -84,13 +84,25 @@ class Slurm:
         (folder / "state").mkdir()
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o600)
-        own = {"ports": free_ports(3), "first": random.randrange(10**6, 6 * 10**7), "cpus": os.cpu_count()}
+        own = {
+            "ports": free_ports(3),
+            "first": random.randrange(10**6, 6 * 10**7),
+            "cpus": os.cpu_count(),
+        }
         conf = CONF.format(host=socket.gethostname(), folder=folder, **own)
         (folder / "slurm.conf").write_text(conf)
-        own = {"PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf"), "OMP_NUM_THREADS": "1", "VENV": sys.prefix}
+        own = {
+            "PATH": PATH,
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "OMP_NUM_THREADS": "1",
+            "VENV": sys.prefix,
+        }
         self.environment = {**os.environ, **own}
         kinds = ("socket", "key-file", "pid-file", "seed-file", "log-file")
-        munge = [f"--{kind}={folder}/munge.{kind.split('-')[0].replace('socket', 'sock')}" for kind in kinds]
+        munge = [
+            f"--{kind}={folder}/munge.{kind.split('-')[0].replace('socket', 'sock')}"
+            for kind in kinds
+        ]
         self.daemons = [self.start("munged", "--foreground", "--force", *munge)]
         until((folder / "munge.sock").exists, "listening")
         self.daemons += [self.start("slurmctld", "-D", "-i")]
@@ -99,17 +111,25 @@ class Slurm:
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{command[0]}.out").open("ab") as out:
-            ours = {"env": self.environment, "start_new_session": True, "preexec_fn": die_with_parent}
+            ours = {
+                "env": self.environment,
+                "start_new_session": True,
+                "preexec_fn": die_with_parent,
+            }
             return subprocess.Popen(command, stdout=out, stderr=out, **ours)
 
     def ask(self, *command: str) -> str:
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, cwd=PROJECT, timeout=60)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=self.environment, cwd=PROJECT, timeout=60
+        )
         return done.stdout.strip()
 
     def state(self, job: str) -> dict[str, str]:
         """What Slurm says of a job: JobState, Restarts, ExitCode …"""
         return dict(
-            word.split("=", 1) for word in self.ask("scontrol", "show", "job", "-o", job).split() if "=" in word
+            word.split("=", 1)
+            for word in self.ask("scontrol", "show", "job", "-o", job).split()
+            if "=" in word
         )
 
     def end(self) -> None:
@@ -124,7 +144,9 @@ class Slurm:
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if missing := [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]:
-        pytest.skip(f"no Slurm here ({', '.join(missing)}): apt-get install slurmctld slurmd slurm-client munge")
+        pytest.skip(
+            f"no Slurm here ({', '.join(missing)}): apt-get install slurmctld slurmd slurm-client munge"
+        )
     if os.geteuid() != 0:
         pytest.skip("slurmd wants to be root")
     cluster = Slurm(tmp_path_factory.mktemp("slurm"))
@@ -146,7 +168,13 @@ def submit(slurm: Slurm, options: list[str], task: Path, run_dir: Path, *overrid
         "trainer.logger=[console,file]",
         "trainer.save_freq=1000",
     ]
-    script = ["sbatch", "--parsable", f"--output={run_dir}.log", *options, "configs/jobs/slurm.sbatch"]
+    script = [
+        "sbatch",
+        "--parsable",
+        f"--output={run_dir}.log",
+        *options,
+        "configs/jobs/slurm.sbatch",
+    ]
     return slurm.ask(*script, *argv, *overrides)
 
 
@@ -159,10 +187,17 @@ def left_of(job: str) -> list[str]:
     ]
 
 
-def test_a_run_on_two_nodes_is_preempted_saves_and_goes_on(slurm: Slurm, tiny_task: Path, tmp_path: Path) -> None:
+def test_a_run_on_two_nodes_is_preempted_saves_and_goes_on(
+    slurm: Slurm, tiny_task: Path, tmp_path: Path
+) -> None:
     run_dir, log = tmp_path / "run", tmp_path / "run.log"
     job = submit(
-        slurm, ["--nodes=2"], tiny_task, run_dir, "trainer.total_training_steps=25", "trainer.resume_mode=disable"
+        slurm,
+        ["--nodes=2"],
+        tiny_task,
+        run_dir,
+        "trainer.total_training_steps=25",
+        "trainer.resume_mode=disable",
     )
     until(lambda: steps_logged(run_dir) >= 2, "training")
     slurm.ask("sbatch", "--partition=urgent", "--nodes=2", "--output=/dev/null", "--wrap=sleep 1")
@@ -182,7 +217,13 @@ def test_on_one_node_a_stranger_is_refused_and_a_signal_saves_and_ends_the_job(
     slurm: Slurm, tiny_task: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    job = submit(slurm, ["--nodes=1", "--cpus-per-task=2"], tiny_task, run_dir, "trainer.total_training_steps=1000")
+    job = submit(
+        slurm,
+        ["--nodes=1", "--cpus-per-task=2"],
+        tiny_task,
+        run_dir,
+        "trainer.total_training_steps=1000",
+    )
     until(lambda: steps_logged(run_dir) >= 2, "training")
     token = PROJECT / f"outputs/jobs/{job}/token"
     assert token.stat().st_mode & 0o777 == 0o600
@@ -193,7 +234,12 @@ def test_on_one_node_a_stranger_is_refused_and_a_signal_saves_and_ends_the_job(
         environment = {**slurm.environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": held}
         command = [sys.executable, "-c", visit, address]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
-        answers.append((done.returncode == 0, "InvalidAuthToken" in done.stderr or "auth" in done.stderr.lower()))
+        answers.append(
+            (
+                done.returncode == 0,
+                "InvalidAuthToken" in done.stderr or "auth" in done.stderr.lower(),
+            )
+        )
     assert answers[0][0] and answers[1] == (False, True)
     slurm.ask("scancel", "--batch", "--signal=USR2", job)
     until(lambda: slurm.state(job)["JobState"] in ("COMPLETED", "FAILED"), "ended")

@@ -19,7 +19,11 @@ from training.ray_trainer import RayPPOTrainer
 from workers.dp_actor import DataParallelPPOActor
 
 pytest.importorskip("peft")
-LORA = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora_alpha=8", "algorithm.adv_estimator=grpo")
+LORA = (
+    "actor_rollout_ref.model.lora_rank=4",
+    "actor_rollout_ref.model.lora_alpha=8",
+    "algorithm.adv_estimator=grpo",
+)
 LORA += ("actor_rollout_ref.rollout.n=4", "data.val_files=null", "trainer.deterministic=true")
 FORMS: list[Any] = [("hf", False)]
 FORMS += [pytest.param(("vllm", adapter), marks=pytest.mark.vllm) for adapter in (False, True)]
@@ -35,11 +39,17 @@ def train(config: Any) -> tuple[RayPPOTrainer, list[DataProto]]:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_engine_and_trainer_agree_and_the_reference_is_the_base(tiny_task: Path, tmp_path: Path, form: Any) -> None:
+def test_engine_and_trainer_agree_and_the_reference_is_the_base(
+    tiny_task: Path, tmp_path: Path, form: Any
+) -> None:
     engine, adapter = form
     if engine == "vllm":
         pytest.importorskip("vllm")
-    own = (*LORA, f"actor_rollout_ref.rollout.name={engine}", f"actor_rollout_ref.rollout.lora_as_adapter={adapter}")
+    own = (
+        *LORA,
+        f"actor_rollout_ref.rollout.name={engine}",
+        f"actor_rollout_ref.rollout.lora_as_adapter={adapter}",
+    )
     own += ("trainer.total_training_steps=3", "actor_rollout_ref.actor.use_kl_loss=true")
     trainer, batches = train(tiny_config(tiny_task, tmp_path, *own))
     worker: Any = trainer.actor_rollout_wg.worker
@@ -59,17 +69,27 @@ def test_engine_and_trainer_agree_and_the_reference_is_the_base(tiny_task: Path,
         own_name = name if name in held else name.replace(".weight", ".base_layer.weight")
         assert torch.equal(held[own_name], weights[name])
     if adapter:
-        assert worker.rollout.engine.list_loras() == {4}, "one of its own for the start and each of three steps"
+        assert worker.rollout.engine.list_loras() == {4}, (
+            "one of its own for the start and each of three steps"
+        )
 
 
 def test_a_run_goes_on_bitwise_and_exports_both_forms(tiny_task: Path, tmp_path: Path) -> None:
     from peft import PeftModel
 
-    common = (*LORA, "trainer.total_training_steps=3", "trainer.save_freq=1", "algorithm.use_kl_in_reward=true")
+    common = (
+        *LORA,
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=1",
+        "algorithm.use_kl_in_reward=true",
+    )
     common += ("actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",)
     trainer, _ = train(tiny_config(tiny_task, tmp_path / "whole", *common))
     last = tmp_path / "whole/global_step_3/actor"
-    again = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/whole/global_step_2")
+    again = (
+        "trainer.resume_mode=resume_path",
+        f"trainer.resume_from_path={tmp_path}/whole/global_step_2",
+    )
     train(tiny_config(tiny_task, tmp_path / "again", *common, *again))
     for part in ("model", "optimizer"):
         one, other = tensors(last / part), tensors(tmp_path / "again/global_step_3/actor" / part)
@@ -82,7 +102,9 @@ def test_a_run_goes_on_bitwise_and_exports_both_forms(tiny_task: Path, tmp_path:
         plain = base(ids).logits
         expected = trainer.actor_rollout_wg.worker.module.eval()(ids).logits
         assert torch.equal(PeftModel.from_pretrained(base, last / "adapter")(ids).logits, expected)
-        torch.testing.assert_close(merged(ids).logits, expected, atol=0.1, rtol=0.05)  # bfloat16 weights
+        torch.testing.assert_close(
+            merged(ids).logits, expected, atol=0.1, rtol=0.05
+        )  # bfloat16 weights
         assert (plain - expected).abs().max() > 0.05
 
 
@@ -103,8 +125,16 @@ def warm_task(tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.mark.parametrize("shares", [False, True])
 def test_adapters_learn_the_task(warm_task: Path, tmp_path: Path, shares: bool) -> None:
-    own = ("actor_rollout_ref.model.lora_rank=8", f"critic.share_backbone={shares}", "data.val_files=null")
-    own += ("data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=16", "data.seed=2")
+    own = (
+        "actor_rollout_ref.model.lora_rank=8",
+        f"critic.share_backbone={shares}",
+        "data.val_files=null",
+    )
+    own += (
+        "data.train_batch_size=64",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+        "data.seed=2",
+    )
     own += ("actor_rollout_ref.actor.optim.lr=5e-3", "trainer.total_training_steps=18")
     train(tiny_config(warm_task, tmp_path, *own))
     scores = [step["critic/score/mean"] for step in read_steps(tmp_path)]

@@ -26,7 +26,9 @@ def two_nodes() -> Iterator[Any]:
     """A cluster of two nodes with room for one rank each."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     cluster.add_node(num_cpus=1)
     yield cluster
     cluster.shutdown()
@@ -65,14 +67,21 @@ def join() -> Iterator[Callable[[str], None]]:
     """
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "num_gpus": 0, "include_dashboard": False},
+    )
     nodes: list[subprocess.Popen[bytes]] = []
 
     def start_other(first: str) -> None:
         command = f"{first} && exec ray start --block --address={cluster.address} --num-cpus=2 --num-gpus=2"
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         words = ["unshare", "--mount", "bash", "-c", command]
-        nodes.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment))
+        nodes.append(
+            subprocess.Popen(
+                words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+            )
+        )
         ray.init(address=cluster.address, log_to_driver=False)
         deadline = time.monotonic() + 60.0
         while ray.cluster_resources().get("GPU") != 2:
@@ -88,7 +97,9 @@ def join() -> Iterator[Callable[[str], None]]:
 
 
 RANKS_ELSEWHERE = ("trainer.launcher=ray", "trainer.n_gpus_per_node=2", "data.val_files=null")
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="a view of the file system of its own needs root")
+AS_ROOT = pytest.mark.skipif(
+    os.geteuid() != 0, reason="a view of the file system of its own needs root"
+)
 
 
 @AS_ROOT
@@ -103,7 +114,11 @@ def test_the_ranks_go_where_the_gpus_are_and_the_driver_needs_none(
         (other,) = [node["NodeID"] for node in ray.nodes() if node["Resources"].get("GPU")]
         placed = ray.util.placement_group_table(trainer.pools[0].placement)
         assert placed["bundles"] == {0: {"CPU": 2.0, "GPU": 2.0}}
-        assert placed["bundles_to_node_id"] == {0: other} != {0: ray.get_runtime_context().get_node_id()}
+        assert (
+            placed["bundles_to_node_id"]
+            == {0: other}
+            != {0: ray.get_runtime_context().get_node_id()}
+        )
         trainer.fit()
     finally:
         trainer.shutdown()
@@ -120,7 +135,9 @@ def test_a_node_that_does_not_see_the_runs_folder_is_named_before_a_model_is_loa
     join(f"mount -t tmpfs none {run_dir}")
     trainer = build_trainer(tiny_config(tiny_task, run_dir, *RANKS_ELSEWHERE))
     try:
-        with pytest.raises(ValueError, match=r"trainer.default_local_dir: ranks 0, 1, .* do not see"):
+        with pytest.raises(
+            ValueError, match=r"trainer.default_local_dir: ranks 0, 1, .* do not see"
+        ):
             trainer.init_workers()
     finally:
         trainer.shutdown()
@@ -128,7 +145,12 @@ def test_a_node_that_does_not_see_the_runs_folder_is_named_before_a_model_is_loa
 
 @pytest.mark.slow
 def test_a_node_that_leaves_is_waited_for(two_nodes: Any, tiny_task: Path, tmp_path: Path) -> None:
-    more = ("trainer.total_training_steps=12", "trainer.save_freq=1", "trainer.max_restarts=2", "trainer.logger=file")
+    more = (
+        "trainer.total_training_steps=12",
+        "trainer.save_freq=1",
+        "trainer.max_restarts=2",
+        "trainer.logger=file",
+    )
     argv, log = command(two_nodes, tiny_task, tmp_path, *more), tmp_path / "stderr"
     with log.open("w") as stderr:
         run = subprocess.Popen(argv, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=stderr)

@@ -50,7 +50,11 @@ class FullPrompts(Dataset):
         real = self.length - (i % 4 == 1)
         ids = [0] * (self.length - real) + [5 + (i + place) % 20 for place in range(real)]
         mask = [0] * (self.length - real) + [1] * real
-        return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask), "data_source": "none"}
+        return {
+            "input_ids": torch.tensor(ids),
+            "attention_mask": torch.tensor(mask),
+            "data_source": "none",
+        }
 
 
 KINDS = (torch.Tensor, torch.nn.Parameter)
@@ -59,12 +63,16 @@ KINDS = (torch.Tensor, torch.nn.Parameter)
 def tensors() -> list[torch.Tensor]:
     """All tensors with memory that there are."""
     gc.collect()
-    return [thing for thing in gc.get_objects() if type(thing) in KINDS and thing.device.type == "cpu"]
+    return [
+        thing for thing in gc.get_objects() if type(thing) in KINDS and thing.device.type == "cpu"
+    ]
 
 
 def standing() -> int:
     """Their bytes, each memory once."""
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors()}.values())
+    return sum(
+        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors()}.values()
+    )
 
 
 class MostMade(TorchDispatchMode):
@@ -117,14 +125,18 @@ def measure(config: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     steps = trainer.training_batches()
     trainer.train_step(next(steps))
-    for group in {id(g): g for g in (trainer.actor_rollout_wg, trainer.ref_policy_wg, trainer.critic_wg) if g}.values():
+    for group in {
+        id(g): g for g in (trainer.actor_rollout_wg, trainer.ref_policy_wg, trainer.critic_wg) if g
+    }.values():
         for name in PHASES:
             if hasattr(group.worker, name):
                 setattr(group.worker, name, measured(getattr(group.worker, name), PHASES[name]))
     trainer.train_step(next(steps))
     save = model_state.dcp.save
     monkeypatch.setattr(
-        model_state.dcp, "save", lambda *a, **k: (found.update(checkpoint=standing() - before), save(*a, **k))
+        model_state.dcp,
+        "save",
+        lambda *a, **k: (found.update(checkpoint=standing() - before), save(*a, **k)),
     )
     trainer.save_checkpoint()
     for group in trainer.parts.values():
@@ -134,23 +146,42 @@ def measure(config: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def model(folder: Path, **shape: Any) -> Path:
     tokenizer = make_tokenizer()
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    config = LlamaConfig(**{"max_position_embeddings": 4096, "tie_word_embeddings": False, **ids, **shape})
+    ids = {
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
+    config = LlamaConfig(
+        **{"max_position_embeddings": 4096, "tie_word_embeddings": False, **ids, **shape}
+    )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
 ACTOR = "actor_rollout_ref.actor"
-WIDTH = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2}
+WIDTH = {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 SHAPES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "deep": (
         WIDTH | {"num_hidden_layers": 6, "vocab_size": 512},
-        ["data.max_prompt_length=64", "data.max_response_length=16", f"{ACTOR}.ppo_max_token_len_per_gpu=512"],
+        [
+            "data.max_prompt_length=64",
+            "data.max_response_length=16",
+            f"{ACTOR}.ppo_max_token_len_per_gpu=512",
+        ],
     ),
     "wide vocabulary": (
         WIDTH | {"num_hidden_layers": 2, "vocab_size": 20000},
-        ["data.max_prompt_length=64", "data.max_response_length=32", f"{ACTOR}.ppo_max_token_len_per_gpu=1024"],
+        [
+            "data.max_prompt_length=64",
+            "data.max_response_length=32",
+            f"{ACTOR}.ppo_max_token_len_per_gpu=1024",
+        ],
     ),
     "long sequences": (
         WIDTH | {"num_hidden_layers": 3, "vocab_size": 512},

@@ -51,7 +51,10 @@ def fit(config: PPOConfig) -> None:
 
 
 def numbers(run_dir: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in s.items() if not k.startswith(("timing", "perf"))} for s in read_steps(run_dir)]
+    return [
+        {k: v for k, v in s.items() if not k.startswith(("timing", "perf"))}
+        for s in read_steps(run_dir)
+    ]
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -67,12 +70,24 @@ def local_run(tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 MICRO = (
-    *("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1", "critic.ppo_micro_batch_size_per_gpu=1"),
-    *(f"{s}.fsdp_config.param_offload=true" for s in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")),
+    *(
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+        "critic.ppo_micro_batch_size_per_gpu=1",
+    ),
+    *(
+        f"{s}.fsdp_config.param_offload=true"
+        for s in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+    ),
     *(f"{s}.fsdp_config.optimizer_offload=true" for s in ("actor_rollout_ref.actor", "critic")),
 )
-SHARED = ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "critic.use_prefix_grouper=false")
-PLAIN = ("trainer.balance_batch=false", "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false")
+SHARED = (
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+    "critic.use_prefix_grouper=false",
+)
+PLAIN = (
+    "trainer.balance_batch=false",
+    "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false",
+)
 
 
 @pytest.mark.parametrize(
@@ -86,10 +101,20 @@ PLAIN = ("trainer.balance_batch=false", "actor_rollout_ref.actor.fsdp_config.res
     ],
 )
 def test_ranks_over_ray_give_the_numbers_of_one_process(
-    cluster: None, local_run: Path, tiny_task: Path, tmp_path: Path, ranks: int, overrides: tuple[str, ...]
+    cluster: None,
+    local_run: Path,
+    tiny_task: Path,
+    tmp_path: Path,
+    ranks: int,
+    overrides: tuple[str, ...],
 ) -> None:
     config = tiny_config(
-        tiny_task, tmp_path, *FIXED, *overrides, "trainer.launcher=ray", f"trainer.n_gpus_per_node={ranks}"
+        tiny_task,
+        tmp_path,
+        *FIXED,
+        *overrides,
+        "trainer.launcher=ray",
+        f"trainer.n_gpus_per_node={ranks}",
     )
     fit(config)
     assert_same(local_run, tmp_path)
@@ -115,7 +140,10 @@ def test_vllm_agrees_with_the_policy_on_every_layout_of_two_ranks(
         assert step["training/rollout_probs_diff_max"] < 1e-4
         assert step["response_length/mean"] > 1
         # The canaries of both ranks: the worst counts.
-        assert step["canary/difference"] < 1e-4 and step["canary/lag"] < 1e-4 < step["canary/engine_moved"]
+        assert (
+            step["canary/difference"] < 1e-4
+            and step["canary/lag"] < 1e-4 < step["canary/engine_moved"]
+        )
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(
@@ -137,7 +165,9 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 
 
 @pytest.mark.slow
-def test_samples_of_two_ranks_differ_where_they_are_not_seeded(cluster: None, tiny_task: Path, tmp_path: Path) -> None:
+def test_samples_of_two_ranks_differ_where_they_are_not_seeded(
+    cluster: None, tiny_task: Path, tmp_path: Path
+) -> None:
     """Two ranks given the same prompt must not draw the same answers."""
     dump = f"trainer.rollout_data_dir={tmp_path}/texts"
     config = tiny_config(
@@ -156,7 +186,9 @@ def test_samples_of_two_ranks_differ_where_they_are_not_seeded(cluster: None, ti
     assert len(rows) == 128
 
 
-def test_a_rank_that_fails_or_dies_is_raised_with_its_own_error(cluster: None, tiny_task: Path, tmp_path: Path) -> None:
+def test_a_rank_that_fails_or_dies_is_raised_with_its_own_error(
+    cluster: None, tiny_task: Path, tmp_path: Path
+) -> None:
     config = tiny_config(tiny_task, tmp_path, "trainer.n_gpus_per_node=2", "data.val_files=null")
     trainer = build_trainer(config)
     trainer.init_workers()
@@ -166,14 +198,18 @@ def test_a_rank_that_fails_or_dies_is_raised_with_its_own_error(cluster: None, t
             trainer.critic_wg.compute_values(prompts)
         assert failed.value.__notes__[0].startswith("rank 0 of 2, role critic, in compute_values, ")
         assert re.search(r"ip=[\d.]+", str(failed.value)), "Ray names the host"
-        with pytest.raises(AttributeError, match="CriticWorker has no registered method 'generate_sequences'"):
+        with pytest.raises(
+            AttributeError, match="CriticWorker has no registered method 'generate_sequences'"
+        ):
             trainer.critic_wg.generate_sequences(None)
         batch = trainer._generate_multi_turn_sequences(prompts)
         end_one_rank()
         with pytest.raises(ray.exceptions.ActorDiedError) as died:
             trainer.actor_rollout_wg.update_actor(batch)
         said = died.value.__notes__[0]
-        assert re.match(r"rank [01] of [12], role actor_rollout, in (update_actor|ranks_per_sequence)", said)
+        assert re.match(
+            r"rank [01] of [12], role actor_rollout, in (update_actor|ranks_per_sequence)", said
+        )
         assert re.search(r"\bip: [\d.]+", str(died.value)), "Ray names the host"
     finally:
         trainer.shutdown()
@@ -190,7 +226,9 @@ def end_one_rank() -> None:
     raise AssertionError("no rank runs")
 
 
-def test_ranks_know_an_algorithm_of_ones_own(cluster: None, tiny_task: Path, tmp_path: Path) -> None:
+def test_ranks_know_an_algorithm_of_ones_own(
+    cluster: None, tiny_task: Path, tmp_path: Path
+) -> None:
     own = (
         "custom_algorithm=examples/custom_algorithm.py",
         "algorithm.adv_estimator=group_rank",

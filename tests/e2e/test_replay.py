@@ -141,7 +141,15 @@ def test_a_runs_episodes_are_the_same_again(run: Path, capsys) -> None:
 
 @pytest.mark.slow
 def test_it_runs_from_any_folder(run: Path, tmp_path: Path) -> None:
-    command = [sys.executable, PROJECT / "scripts/replay.py", run, run / "episodes/1.jsonl", "--first", "1", "--loss"]
+    command = [
+        sys.executable,
+        PROJECT / "scripts/replay.py",
+        run,
+        run / "episodes/1.jsonl",
+        "--first",
+        "1",
+        "--loss",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "all the same" in done.stdout and "actor/grad_norm" in done.stdout
@@ -169,7 +177,9 @@ def edit_turn(name: str, value: Any) -> Change:
 def won_at_once(episode: dict[str, Any]) -> None:
     """A seed whose hidden number is the first guess."""
     guess = int(episode["turns"][0]["text"])
-    episode["env_seed"] = next(seed for seed in range(1000) if random.Random(seed).randint(1, 10) == guess)
+    episode["env_seed"] = next(
+        seed for seed in range(1000) if random.Random(seed).randint(1, 10) == guess
+    )
 
 
 CHANGES: dict[str, tuple[Change, list[str]]] = {
@@ -186,14 +196,23 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
         lambda e: e.__setitem__("initial_messages", [{"role": "user", "content": "number"}]),
         ["initial messages: recorded 'number', replayed 'guess'", "row 0, prompt_ids["],
     ),
-    "a sampled id": (edit("response_ids", lambda e: sampled(e, 1), 30), ["turn 1, text of its ids: recorded"]),
+    "a sampled id": (
+        edit("response_ids", lambda e: sampled(e, 1), 30),
+        ["turn 1, text of its ids: recorded"],
+    ),
     "a joined id": (edit("response_ids", joined, 30), ["row 0, response_ids["]),
-    "a prompt's id": (lambda e: e["rows"][0]["prompt_ids"].__setitem__(0, 30), ["row 0, prompt_ids[0]: recorded 30"]),
+    "a prompt's id": (
+        lambda e: e["rows"][0]["prompt_ids"].__setitem__(0, 30),
+        ["row 0, prompt_ids[0]: recorded 30"],
+    ),
     "a mask off": (edit("response_mask", lambda e: sampled(e, 1), 0), ["row 0, response_mask["]),
     "a mask on": (edit("response_mask", joined, 1), ["row 0, response_mask["]),
     "a text": (edit_turn("text", "10 10"), ["turn 1, text of its ids: recorded '10 10', replayed"]),
     "done": (edit_turn("done", True), ["turn 1, done: recorded True, replayed False"]),
-    "the ending": (lambda e: e.__setitem__("ending", "overflow"), ["ending: recorded overflow, replayed"]),
+    "the ending": (
+        lambda e: e.__setitem__("ending", "overflow"),
+        ["ending: recorded overflow, replayed"],
+    ),
     "the seed": (won_at_once, ["turn 0, observation: recorded", "replayed 'correct'"]),
 }
 
@@ -204,7 +223,9 @@ def test_a_changed_record_is_caught(run: Path, tmp_path: Path, capsys, kind: str
     assert replay(run, changed(run, tmp_path, change)) == 1
     *lines, summary = capsys.readouterr().out.splitlines()
     assert all(any(text in line for line in lines) for text in expected), lines
-    assert all(line.startswith("changed.jsonl line 1: TerseGuessNumber, episode 1.") for line in lines)
+    assert all(
+        line.startswith("changed.jsonl line 1: TerseGuessNumber, episode 1.") for line in lines
+    )
     assert "differences" in summary and "not reproducible" not in "".join(lines)
 
 
@@ -213,11 +234,20 @@ def faulty(run_dir: Path, model: Path, cls: str, *overrides: str) -> Path:
     file = run_dir / "faulty.py"
     file.write_text(FAULTY)
     named = (f"agent.environment.path={file}", f"agent.environment.cls={cls}")
-    return train(model, run_dir, *named, "trainer.total_training_steps=1", "agent.val_length=0", *overrides)
+    return train(
+        model, run_dir, *named, "trainer.total_training_steps=1", "agent.val_length=0", *overrides
+    )
 
 
 def test_failures_are_replayed_as_far_as_they_go(model: Path, tmp_path: Path, capsys) -> None:
-    run = faulty(tmp_path, model, "Moody", "agent.step_timeout_s=0.3", "agent.on_failure=refill", "agent.max_refills=1")
+    run = faulty(
+        tmp_path,
+        model,
+        "Moody",
+        "agent.step_timeout_s=0.3",
+        "agent.on_failure=refill",
+        "agent.max_refills=1",
+    )
     file = run / "episodes/1.jsonl"
     episodes = read_episodes(file)
     assert {episode["ending"] for episode in episodes} >= {"env_crash", "env_timeout", "done"}
@@ -229,19 +259,29 @@ def test_failures_are_replayed_as_far_as_they_go(model: Path, tmp_path: Path, ca
     assert replay(run, file, f"agent.environment.path={run}/mended.py") == 1
     out = capsys.readouterr().out
     assert "turn 1: not answered in the record, answered 'higher' in the replay" in out
-    assert "ending: recorded env_crash (RuntimeError: no more), replayed: the episode goes on" in out
+    assert (
+        "ending: recorded env_crash (RuntimeError: no more), replayed: the episode goes on" in out
+    )
 
 
-def test_an_environment_that_is_not_reproducible_is_named(model: Path, tmp_path: Path, capsys) -> None:
+def test_an_environment_that_is_not_reproducible_is_named(
+    model: Path, tmp_path: Path, capsys
+) -> None:
     run = faulty(tmp_path, model, "Fickle")
     assert replay(run, run / "episodes/1.jsonl", "--first", "3") == 1
     out = capsys.readouterr().out
-    assert "Fickle, episode 1.0.0: the environment is not reproducible: two replays with env_seed=" in out
+    assert (
+        "Fickle, episode 1.0.0: the environment is not reproducible: two replays with env_seed="
+        in out
+    )
     assert "response_ids" not in out and "text of its ids" not in out  # its tokens are in order
 
 
 def test_a_reward_functions_value_is_checked(model: Path, tmp_path: Path, capsys) -> None:
-    named = (f"custom_reward_function.path={tmp_path}/faulty.py", "custom_reward_function.name=by_turns")
+    named = (
+        f"custom_reward_function.path={tmp_path}/faulty.py",
+        "custom_reward_function.name=by_turns",
+    )
     run = faulty(tmp_path, model, "Moody", *named, "agent.step_timeout_s=0.3")
     file = run / "episodes/1.jsonl"
     assert replay(run, file) == 0, capsys.readouterr().out
@@ -251,15 +291,29 @@ def test_a_reward_functions_value_is_checked(model: Path, tmp_path: Path, capsys
     assert "rewards[" in capsys.readouterr().out
 
 
-def test_episodes_of_several_rows_are_replayed_and_their_loss_taken(tiny_task: Path, tmp_path: Path, capsys) -> None:
-    model = tmp_path / "model"  # says `guess 4`, of which its template keeps `4` once the conversation goes on
+def test_episodes_of_several_rows_are_replayed_and_their_loss_taken(
+    tiny_task: Path, tmp_path: Path, capsys
+) -> None:
+    model = (
+        tmp_path / "model"
+    )  # says `guess 4`, of which its template keeps `4` once the conversation goes on
     shutil.copytree(tiny_task / "model", model)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.chat_template = CHATML_TEMPLATE.replace("message['content']", "message['content'].split('guess ')[-1]")
+    tokenizer.chat_template = CHATML_TEMPLATE.replace(
+        "message['content']", "message['content'].split('guess ')[-1]"
+    )
     tokenizer.save_pretrained(model)
     limits = ("data.max_prompt_length=60", "data.max_response_length=20", "agent.max_turn_tokens=4")
     grpo = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=2")
-    run = faulty(tmp_path, model, "Moody", "agent.step_timeout_s=0.3", "agent.on_failure=mask", *limits, *grpo)
+    run = faulty(
+        tmp_path,
+        model,
+        "Moody",
+        "agent.step_timeout_s=0.3",
+        "agent.on_failure=mask",
+        *limits,
+        *grpo,
+    )
     file = run / "episodes/1.jsonl"
     assert max(len(episode["rows"]) for episode in read_episodes(file)) > 1
     assert replay(run, file, "--loss") == 0, capsys.readouterr().out
@@ -270,10 +324,16 @@ def test_episodes_of_several_rows_are_replayed_and_their_loss_taken(tiny_task: P
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_the_loss_follows_from_the_file(run: Path, capsys, estimator: str) -> None:
     options = [f"algorithm.adv_estimator={estimator}", "algorithm.use_kl_in_reward=true"]
-    assert any(sum(row["rewards"]) for e in read_episodes(run / "episodes/1.jsonl") for row in e["rows"])
+    assert any(
+        sum(row["rewards"]) for e in read_episodes(run / "episodes/1.jsonl") for row in e["rows"]
+    )
     assert replay(run, run / "episodes/1.jsonl", "--loss", *options) == 0
     out = capsys.readouterr().out
-    numbers = {line.split()[0]: float(line.split()[1]) for line in out.splitlines() if line.startswith("actor/")}
+    numbers = {
+        line.split()[0]: float(line.split()[1])
+        for line in out.splitlines()
+        if line.startswith("actor/")
+    }
     assert numbers["actor/grad_norm"] > 0 and numbers.keys() == {"actor/pg_loss", "actor/grad_norm"}
     gaps = [float(line.rsplit("max ", 1)[1]) for line in out.splitlines() if ", max " in line]
     assert len(gaps) == 16 and max(gaps) < 1e-4, "step 1 was played by the config's own model"
@@ -287,8 +347,12 @@ def test_tool_calls_are_made_again(tmp_path: Path) -> None:
     ]
     engine = ScriptedEngine(qwen_tokenizer(), scripts)
     environment = EnvironmentChoice(name="custom.envs.tool_arithmetic:ToolArithmetic")
-    agent = AgentConfig(environment=environment, tools=("calculator",), max_turn=2, episodes_dir=str(tmp_path))
-    config = PPOConfig(data=DataConfig(max_prompt_length=2048, max_response_length=1024), agent=agent)
+    agent = AgentConfig(
+        environment=environment, tools=("calculator",), max_turn=2, episodes_dir=str(tmp_path)
+    )
+    config = PPOConfig(
+        data=DataConfig(max_prompt_length=2048, max_response_length=1024), agent=agent
+    )
     rollout = AgentRollout(config, engine, engine.tokenizer, agent_specs(config), None)
     try:
         write_episodes(tmp_path, rollout.run(describe_episodes(2, 1, step_info(step=1, seed=3))))
@@ -327,6 +391,12 @@ def test_what_cannot_be_replayed_is_said(run: Path, tmp_path: Path, capsys) -> N
 
 
 def test_records_are_strict_json() -> None:
-    line = strict_json({"log_probs": [float("nan"), float("-inf"), -0.5], "made": {1, 2}.__class__, "text": "é\ud800"})
+    line = strict_json(
+        {
+            "log_probs": [float("nan"), float("-inf"), -0.5],
+            "made": {1, 2}.__class__,
+            "text": "é\ud800",
+        }
+    )
     assert "\n" not in line
     assert json.loads(line, parse_constant=pytest.fail)["log_probs"] == [None, None, -0.5]

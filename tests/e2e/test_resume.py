@@ -27,7 +27,9 @@ STEPS = 8
 TIMINGS = ("timing", "perf/", "alarms/")
 
 
-def command(task: Path, run_dir: Path, engine: str, ranks: int = 1, steps: int = STEPS) -> list[str]:
+def command(
+    task: Path, run_dir: Path, engine: str, ranks: int = 1, steps: int = STEPS
+) -> list[str]:
     return [
         sys.executable,
         str(PROJECT / "main.py"),
@@ -80,7 +82,9 @@ def run_and_kill(argv: list[str], run_dir: Path, rng: random.Random) -> bool:
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    state = {name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in metadata.items()}
+    state = {
+        name: torch.empty(item.size, dtype=item.properties.dtype) for name, item in metadata.items()
+    }
     dcp.load(state, checkpoint_id=folder, no_dist=True)
     return state
 
@@ -92,7 +96,10 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 def assert_same_end(one: Path, other: Path, steps: int = STEPS) -> None:
     for part in ("actor/model", "actor/optimizer", "critic/model", "critic/optimizer"):
-        a, b = tensors(one / f"global_step_{steps}" / part), tensors(other / f"global_step_{steps}" / part)
+        a, b = (
+            tensors(one / f"global_step_{steps}" / part),
+            tensors(other / f"global_step_{steps}" / part),
+        )
         assert a.keys() == b.keys()
         different = [name for name in a if not torch.equal(a[name], b[name])]
         assert not different, f"{part}: {different}"
@@ -139,7 +146,9 @@ def check_kills(
     assert len(list(broken.glob("global_step_*"))) == 2
 
 
-@pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])])
+@pytest.mark.parametrize(
+    "engine", ["hf", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])]
+)
 def test_a_killed_run_ends_bitwise_like_one_that_was_not(tiny_task, tmp_path, engine) -> None:
     if engine == "vllm":
         pytest.importorskip("vllm")
@@ -167,31 +176,51 @@ def fit(config: PPOConfig) -> None:
 
 def test_another_estimator_and_schedule_are_refused_or_said(tiny_task, tmp_path, caplog) -> None:
     save = ("data.val_files=null", "trainer.save_freq=1", "actor_rollout_ref.rollout.n=2")
-    fit(tiny_config(tiny_task, tmp_path, *save, "algorithm.adv_estimator=grpo", "trainer.total_training_steps=1"))
+    fit(
+        tiny_config(
+            tiny_task,
+            tmp_path,
+            *save,
+            "algorithm.adv_estimator=grpo",
+            "trainer.total_training_steps=1",
+        )
+    )
     changed = (
         *(*save, "algorithm.adv_estimator=gae", "trainer.total_training_steps=2"),
         "actor_rollout_ref.actor.optim.lr=0.5",
     )
-    with pytest.raises(FileNotFoundError, match=r"none with actor, critic.*resume_with_changes=true"):
+    with pytest.raises(
+        FileNotFoundError, match=r"none with actor, critic.*resume_with_changes=true"
+    ):
         fit(tiny_config(tiny_task, tmp_path, *changed))
     assert not (tmp_path / "config.1.yaml").exists(), "what is refused changes nothing"
     fit(tiny_config(tiny_task, tmp_path, *changed, "trainer.resume_with_changes=true"))
     assert "holds no critic, which starts anew" in caplog.text
     assert "algorithm.adv_estimator: grpo -> gae" in caplog.text
-    assert "the learning rate jumps from 5e-05 to 0.2625" in caplog.text, "a cosine's end, and the middle of another"
+    assert "the learning rate jumps from 5e-05 to 0.2625" in caplog.text, (
+        "a cosine's end, and the middle of another"
+    )
     assert [step["step"] for step in read_steps(tmp_path)] == [1, 2]
     assert (tmp_path / "config.1.yaml").read_text().startswith("# steps 1 to 1\n")
 
 
-def test_interrupted_runs_save_and_go_on_with_the_command_that_they_print(tiny_task, tmp_path) -> None:
+def test_interrupted_runs_save_and_go_on_with_the_command_that_they_print(
+    tiny_task, tmp_path
+) -> None:
     """Wherever Ctrl-C comes, in generation or in an update, no step is lost or made twice."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     rare = "trainer.save_freq=100"
-    subprocess.run([*command(tiny_task, whole, "hf", steps=20), rare], check=True, capture_output=True)
+    subprocess.run(
+        [*command(tiny_task, whole, "hf", steps=20), rare], check=True, capture_output=True
+    )
     argv, rng = [*command(tiny_task, broken, "hf", steps=20), rare], random.Random(5)
     for _ in range(2):
         before = steps_logged(broken)
-        caught: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        caught: dict[str, Any] = {
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.PIPE,
+            "text": True,
+        }
         process = subprocess.Popen(argv, **caught, cwd=PROJECT, preexec_fn=listen_to_ctrl_c)
         while process.poll() is None and steps_logged(broken) < max(before + 1, 2):
             time.sleep(0.01)
@@ -201,7 +230,9 @@ def test_interrupted_runs_save_and_go_on_with_the_command_that_they_print(tiny_t
         assert process.returncode == 128 + signal.SIGINT, said
         goes_on = re.search(r"saved step (\d+) in .*; it goes on with: python (main\.py .*)", said)
         assert goes_on is not None and (broken / f"global_step_{goes_on[1]}").is_dir(), said
-        assert steps_logged(broken) in (int(goes_on[1]), int(goes_on[1]) + 1), "of the validation before the first step"
+        assert steps_logged(broken) in (int(goes_on[1]), int(goes_on[1]) + 1), (
+            "of the validation before the first step"
+        )
         argv = [sys.executable, *goes_on[2].split()]
     subprocess.run(argv, check=True, capture_output=True, cwd=PROJECT)
     assert_same_end(whole, broken, steps=20)

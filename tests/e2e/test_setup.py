@@ -98,7 +98,11 @@ class MyTool(Tool):
     definition = ToolDefinition(
         name="my_tool",
         description="Echoes.",
-        parameters={"type": "object", "properties": {"param": {"type": "string"}}, "required": ["param"]},
+        parameters={
+            "type": "object",
+            "properties": {"param": {"type": "string"}},
+            "required": ["param"],
+        },
     )
 
     def execute(self, param: str) -> str:
@@ -129,7 +133,9 @@ def config(tiny_game: Path, tmp_path: Path) -> ConfigStore:
 
 @pytest.fixture(scope="module")
 def hf_engine(tiny_game: Path) -> BaseInferenceEngine:
-    return create_inference_engine(str(tiny_game / "model"), "hf", {"dtype": "float32", "max_model_len": 200})
+    return create_inference_engine(
+        str(tiny_game / "model"), "hf", {"dtype": "float32", "max_model_len": 200}
+    )
 
 
 # Configuration
@@ -162,9 +168,16 @@ def test_what_is_saved_runs_by_main_and_is_read_back(config: ConfigStore, tmp_pa
     config.save(tmp_path / "saved.yaml")
     read = ConfigStore.load(tmp_path / "saved.yaml")
     kept = read.settings()
-    assert all(str(kept[key]) == str(value) for key, value in config.settings().items() if key != "trainer.logger")
+    assert all(
+        str(kept[key]) == str(value)
+        for key, value in config.settings().items()
+        if key != "trainer.logger"
+    )
     flat = load_config([str(tmp_path / "saved.yaml")], check=False).config
-    assert flat.agent.environment.cls == "SimpleGameEnvironment" and flat.trainer.total_training_steps == 2
+    assert (
+        flat.agent.environment.cls == "SimpleGameEnvironment"
+        and flat.trainer.total_training_steps == 2
+    )
     assert load_config([str(tmp_path / "saved.yaml")]).config == flat
     again = ConfigStore.of(flat)
     again.save(tmp_path / "again.yaml")
@@ -218,7 +231,9 @@ def test_it_trains_on_an_environment(config: ConfigStore, backend: str, tmp_path
     before = weights(trainer)
     trainer.fit(num_epochs=1, num_iters_per_epoch=3)
     assert (
-        trainer.core is not None and trainer.core.global_steps == 7 and trainer.metrics_history[-1]["iterations"] == 3
+        trainer.core is not None
+        and trainer.core.global_steps == 7
+        and trainer.metrics_history[-1]["iterations"] == 3
     )
     assert any(not torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
     trainer.load_checkpoint(tmp_path / "epoch_2")
@@ -244,7 +259,12 @@ def test_a_loop_of_ones_own_does_what_fit_does(config: ConfigStore) -> None:
         assert all(torch.equal(a, b) for a, b in zip(expected, weights(looped), strict=True))
     assert len(rollout) == 4 and metrics["agent/episodes"] == 4
     for texts, tokens, masks, log_probs, rewards in zip(
-        rollout.texts, rollout.tokens, rollout.masks, rollout.log_probs, rollout.rewards, strict=True
+        rollout.texts,
+        rollout.tokens,
+        rollout.masks,
+        rollout.log_probs,
+        rollout.rewards,
+        strict=True,
     ):
         assert len(texts) == 2 and [len(turn) for turn in tokens] == [len(turn) for turn in masks]
         assert all(mask[0] == 1 and lp[0] < 0 for mask, lp in zip(masks, log_probs, strict=True))
@@ -254,7 +274,9 @@ def test_a_loop_of_ones_own_does_what_fit_does(config: ConfigStore) -> None:
     assert [len(trajectory.states) for trajectory in rollout.trajectories] == [3] * 4
 
 
-def test_a_rollout_is_trained_on_as_often_as_one_likes_and_stays_as_it_was(config: ConfigStore) -> None:
+def test_a_rollout_is_trained_on_as_often_as_one_likes_and_stays_as_it_was(
+    config: ConfigStore,
+) -> None:
     config.overrides["actor_rollout_ref.actor.ppo_epochs"] = 2
     with RayPPOTrainer(config, TextGameEnv()) as trainer:
         rollout = trainer.rollout()
@@ -263,7 +285,9 @@ def test_a_rollout_is_trained_on_as_often_as_one_likes_and_stays_as_it_was(confi
         assert set(rollout.batch.batch.keys()) == before
 
 
-def test_a_checkpoint_takes_the_place_of_a_checkpoint_only(config: ConfigStore, tmp_path: Path) -> None:
+def test_a_checkpoint_takes_the_place_of_a_checkpoint_only(
+    config: ConfigStore, tmp_path: Path
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
     with RayPPOTrainer(config, TextGameEnv()) as trainer:
@@ -296,7 +320,10 @@ def test_a_loaded_config_still_follows_its_fields_and_a_loop_goes_on_from_the_ru
 
 
 def test_a_dataset_is_rows_and_no_name_of_a_file(config: ConfigStore) -> None:
-    with pytest.raises(ValueError, match="is no rows"), RayPPOTrainer(config, None, len, "data.json") as t:
+    with (
+        pytest.raises(ValueError, match="is no rows"),
+        RayPPOTrainer(config, None, len, "data.json") as t,
+    ):
         t.rollout()
 
 
@@ -316,16 +343,23 @@ def test_a_datasets_rows_are_the_environments_tasks(config: ConfigStore) -> None
     "reward_fn", [lambda trajectory: len(trajectory.actions[0]), EnvironmentRewardWrapper(Asked())]
 )
 def test_it_trains_on_prompts(config: ConfigStore, reward_fn: Any) -> None:
-    with RayPPOTrainer(config, reward_fn=reward_fn, dataset=["3 5", "4 7", "1 2", "8 9"]) as trainer:
+    with RayPPOTrainer(
+        config, reward_fn=reward_fn, dataset=["3 5", "4 7", "1 2", "8 9"]
+    ) as trainer:
         trainer.fit()
-        assert trainer.metrics_history[0]["iterations"] == 2 and trainer.metrics_history[0]["reward"] > 0
+        assert (
+            trainer.metrics_history[0]["iterations"] == 2
+            and trainer.metrics_history[0]["reward"] > 0
+        )
 
 
 def test_one_trainer_by_three_names_with_an_engines_tools(
     config: ConfigStore, hf_engine: BaseInferenceEngine, tiny_game: Path
 ) -> None:
     manager = MultiTurnManager(ToolRegistry([MyTool()]), JSONActionParser())
-    lender = MultiTurnInferenceEngine(hf_engine, max_turns=1, system_prompt="higher", tool_manager=manager)
+    lender = MultiTurnInferenceEngine(
+        hf_engine, max_turns=1, system_prompt="higher", tool_manager=manager
+    )
     config.overrides["agent.trial_episodes"] = 0
     given = hf_engine.tokenizer, lender
     trainer = CustomRayPPOTrainer(config, SimpleGameEnvironment(), compute_reward, *given)
@@ -337,10 +371,15 @@ def test_one_trainer_by_three_names_with_an_engines_tools(
         assert agent.tools.tools["my_tool"] is not manager.registry.tools["my_tool"]
         assert {len(turns) for turns in rollout.texts} == {1}
         assert all(turns[0].observation.count("higher") for turns in rollout.episodes)
-    made = create_trainer(config=config, environment=SimpleGameEnvironment(), tokenizer=hf_engine.tokenizer)
+    made = create_trainer(
+        config=config, environment=SimpleGameEnvironment(), tokenizer=hf_engine.tokenizer
+    )
     assert isinstance(made, CustomRayPPOTrainer) and made.tokenizer is hf_engine.tokenizer
     by_manager = RayPPOTrainer(config, SimpleGameEnvironment(), tool_manager=manager)
-    assert by_manager.lent == {"tools": tuple(manager.registry.tools.values()), "parser": manager.parser}
+    assert by_manager.lent == {
+        "tools": tuple(manager.registry.tools.values()),
+        "parser": manager.parser,
+    }
 
 
 def test_a_mistake_in_a_users_code_comes_with_file_and_line(config: ConfigStore) -> None:
@@ -350,7 +389,9 @@ def test_a_mistake_in_a_users_code_comes_with_file_and_line(config: ConfigStore)
 
     with pytest.raises(ConfigError, match=r"ThreeValues.step \(.*test_setup.py:\d+\) returned"):
         RayPPOTrainer(config, ThreeValues()).fit()
-    with pytest.raises(ConfigError, match=r"reward_fn \(.*test_setup.py:\d+\) returned the reward 'ten'"):
+    with pytest.raises(
+        ConfigError, match=r"reward_fn \(.*test_setup.py:\d+\) returned the reward 'ten'"
+    ):
         RayPPOTrainer(config, SimpleGameEnvironment(), reward_fn=lambda trajectory: "ten").fit()
 
     class NoSchema(Tool):
@@ -379,18 +420,27 @@ def test_the_algorithms_are_the_trainers() -> None:
     loss, metrics = algo.compute_policy_loss(
         old_log_probs=old, log_probs=new, advantages=advantages, response_mask=mask, clip_ratio=0.2
     )
-    assert float(loss) == float(algo.compute_ppo_loss(old, new, advantages, mask, {"clip_ratio": 0.2}))
+    assert float(loss) == float(
+        algo.compute_ppo_loss(old, new, advantages, mask, {"clip_ratio": 0.2})
+    )
     assert 0 < metrics["pg_clipfrac"] < 1
     value_loss, metrics = algo.compute_value_loss(
         vpreds=values, returns=returns, old_values=values, response_mask=mask, cliprange_value=0.2
     )
     assert (
-        float(value_loss) == pytest.approx(float(((values - returns) ** 2).mean() / 2)) and metrics["vf_clipfrac"] == 0
+        float(value_loss) == pytest.approx(float(((values - returns) ** 2).mean() / 2))
+        and metrics["vf_clipfrac"] == 0
     )
     penalised, kl = algo.apply_kl_penalty(
-        token_level_rewards=rewards, log_probs=new, ref_log_probs=ref, response_mask=mask, kl_coef=0.01
+        token_level_rewards=rewards,
+        log_probs=new,
+        ref_log_probs=ref,
+        response_mask=mask,
+        kl_coef=0.01,
     )
-    assert torch.allclose(penalised, rewards - 0.01 * (new - ref)) and kl == pytest.approx(float((new - ref).mean()))
+    assert torch.allclose(penalised, rewards - 0.01 * (new - ref)) and kl == pytest.approx(
+        float((new - ref).mean())
+    )
     controller = algo.KLController(init_kl_coef=0.01, target_kl=0.01, adaptive=True)
     controller.update(current_kl=0.015, n_steps=1024)
     assert controller.value == pytest.approx(0.01 * (1 + 0.2 * 1024 / 10_000))
@@ -407,15 +457,27 @@ def engines(tiny_game: Path) -> Iterator[dict[str, BaseInferenceEngine]]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_engine_generates(tiny_game: Path, backend: str, engines: dict[str, BaseInferenceEngine]) -> None:
+def test_an_engine_generates(
+    tiny_game: Path, backend: str, engines: dict[str, BaseInferenceEngine]
+) -> None:
     engine = create_inference_engine(
         model_path=str(tiny_game / "model"),
         backend=backend,
-        config={"dtype": "float32", "tensor_parallel_size": 1, "max_model_len": 200, "max_num_seqs": 8},
+        config={
+            "dtype": "float32",
+            "tensor_parallel_size": 1,
+            "max_model_len": 200,
+            "max_num_seqs": 8,
+        },
     )
     output = engine.generate(prompts=["higher 5"], max_tokens=6, temperature=0.7, top_p=0.9)
-    assert isinstance(output.sequences[0], str) and output.tokens.shape == (1, len(output.token_ids[0]))
-    assert len(output.log_probs[0]) == len(output.token_ids[0]) <= 6 and max(output.log_probs[0]) <= 0
+    assert isinstance(output.sequences[0], str) and output.tokens.shape == (
+        1,
+        len(output.token_ids[0]),
+    )
+    assert (
+        len(output.log_probs[0]) == len(output.token_ids[0]) <= 6 and max(output.log_probs[0]) <= 0
+    )
     assert len(engine.generate(["test prompt"]).sequences) == 1
     told = engine.generate([{"role": "user", "content": "higher 5"}], 6, seed=3)
     assert told.token_ids == engine.generate("higher 5", 6, seed=3).token_ids
@@ -426,19 +488,29 @@ def test_an_engine_generates(tiny_game: Path, backend: str, engines: dict[str, B
     )
     assert len(many.sequences) == len(many.tokens) == 10
     greedy = [engine.generate(text, 5, temperature=0).token_ids[0] for text in ("1 3", "9 3")]
-    batch = BatchInferenceManager(engine, batch_size=1).generate_batch(["1 3", "9 3"], max_tokens=5, temperature=0)
+    batch = BatchInferenceManager(engine, batch_size=1).generate_batch(
+        ["1 3", "9 3"], max_tokens=5, temperature=0
+    )
     assert batch.token_ids == greedy
     with pytest.raises(ValueError, match=r"prompt 0 has .* max_model_len=200"):
         engine.generate("higher " * 300)
-    multi_turn = MultiTurnInferenceEngine(engine=engine, max_turns=5, system_prompt="You are a helpful assistant.")
+    multi_turn = MultiTurnInferenceEngine(
+        engine=engine, max_turns=5, system_prompt="You are a helpful assistant."
+    )
     env = SimpleGameEnvironment()
-    responses = multi_turn.run_episode(env, initial_prompt="Start playing the game.", max_turns=3, max_tokens=6)
+    responses = multi_turn.run_episode(
+        env, initial_prompt="Start playing the game.", max_turns=3, max_tokens=6
+    )
     assert 1 <= len(list(responses)) <= 3 and responses.total_reward == pytest.approx(env.score)
     assert responses.ending in ("max_turns", "done")
-    assert multi_turn.messages[1]["content"].startswith("Start playing the game.\n\nYou are in a room.")
+    assert multi_turn.messages[1]["content"].startswith(
+        "Start playing the game.\n\nYou are in a room."
+    )
 
 
-def test_an_unknown_backend_and_a_missing_package_are_named(tiny_game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_backend_and_a_missing_package_are_named(
+    tiny_game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ValueError, match="backend='tgi' is unknown; allowed: hf, sglang, vllm"):
         create_inference_engine(str(tiny_game / "model"), "tgi")
     for backend in ("vllm", "sglang"):
@@ -448,15 +520,26 @@ def test_an_unknown_backend_and_a_missing_package_are_named(tiny_game: Path, mon
 
 
 def test_a_conversation(hf_engine: BaseInferenceEngine) -> None:
-    multi_turn = MultiTurnInferenceEngine(engine=hf_engine, max_turns=5, system_prompt="You are a helpful assistant.")
+    multi_turn = MultiTurnInferenceEngine(
+        engine=hf_engine, max_turns=5, system_prompt="You are a helpful assistant."
+    )
     with pytest.raises(ValueError, match="start_conversation"):
         multi_turn.step()
     multi_turn.start_conversation("Initial prompt")
     response = multi_turn.step(max_tokens=6)
     multi_turn.add_message("and now?")
-    assert [message["role"] for message in multi_turn.messages] == ["system", "user", "assistant", "user"]
+    assert [message["role"] for message in multi_turn.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+    ]
     said = multi_turn.format_conversation()
-    assert "Initial prompt" in said and response in said and said.index("and now?") > said.index("Initial prompt")
+    assert (
+        "Initial prompt" in said
+        and response in said
+        and said.index("and now?") > said.index("Initial prompt")
+    )
 
 
 # Tools
@@ -470,7 +553,9 @@ def test_an_engine_refuses_what_it_cannot_do_and_leaves_environments_open(
             hf_engine.generate("higher", **wrong)
     with pytest.raises(ValueError, match="max_model_length"):
         create_inference_engine(str(tiny_game / "model"), "hf", {"max_model_length": 100})
-    hf_engine.rollout.submit("0", [1, 2, 3], hf_engine.sampling(4))  # left by a call that was interrupted
+    hf_engine.rollout.submit(
+        "0", [1, 2, 3], hf_engine.sampling(4)
+    )  # left by a call that was interrupted
     alone = hf_engine.generate("higher", max_tokens=4, temperature=0).token_ids
     assert alone == hf_engine.generate(["higher"], max_tokens=4, temperature=0).token_ids
 
@@ -532,11 +617,23 @@ def test_the_package_is_importable_from_any_folder(tmp_path: Path) -> None:
     if not uv.exists():
         pytest.skip("uv is not installed")
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, venv], check=True)
-    install = [uv, "pip", "install", "--quiet", "--python", venv / "bin/python", "--no-deps", "-e", PROJECT]
+    install = [
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        venv / "bin/python",
+        "--no-deps",
+        "-e",
+        PROJECT,
+    ]
     subprocess.run(install, check=True)
     found = "import setup, training, workers, data, custom; print(setup.__file__)"
     paths = {"PYTHONPATH": sysconfig.get_paths()["purelib"]}
-    done = subprocess.run([venv / "bin/python", "-c", found], cwd=tmp_path, env=paths, capture_output=True, text=True)
+    done = subprocess.run(
+        [venv / "bin/python", "-c", found], cwd=tmp_path, env=paths, capture_output=True, text=True
+    )
     assert done.stdout.strip() == str(PROJECT / "setup/__init__.py"), done.stderr
 
 
@@ -544,20 +641,29 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (PROJECT / "docs/python.md").read_te
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_a_script_of_the_guide_runs_as_it_stands(number: int, tiny_game: Path, tmp_path: Path) -> None:
+def test_a_script_of_the_guide_runs_as_it_stands(
+    number: int, tiny_game: Path, tmp_path: Path
+) -> None:
     model = str(tiny_game / "model")
     source = BLOCKS[number].replace("outputs/quickstart/task/model", model)
     source = source.replace(
-        '"configs/quickstart.yaml", ', f'"configs/quickstart.yaml", {of_model(tiny_game, tmp_path)}, '
+        '"configs/quickstart.yaml", ',
+        f'"configs/quickstart.yaml", {of_model(tiny_game, tmp_path)}, ',
     )
     (tmp_path / "script.py").write_text(source)
     paths = {**os.environ, "PYTHONPATH": str(PROJECT)}
     command = [sys.executable, str(tmp_path / "script.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=paths, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=paths, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def of_model(game: Path, folder: Path) -> str:
     """Writes the overrides that make the quickstart's config small, as items of a list."""
-    own = [f"actor_rollout_ref.model.path={game / 'model'}", f"trainer.default_local_dir={folder / 'run'}", *TINY]
+    own = [
+        f"actor_rollout_ref.model.path={game / 'model'}",
+        f"trainer.default_local_dir={folder / 'run'}",
+        *TINY,
+    ]
     return ", ".join(map(repr, own))

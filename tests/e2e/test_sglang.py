@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from setup import ConfigStore, MultiTurnInferenceEngine, RayPPOTrainer, SimpleGameEnvironment, create_inference_engine
+from setup import (
+    ConfigStore,
+    MultiTurnInferenceEngine,
+    RayPPOTrainer,
+    SimpleGameEnvironment,
+    create_inference_engine,
+)
 from tests.e2e.test_training import read_steps, tiny_config, train
 from tests.sglang_server import Model, serving
 from tests.unit.test_rollout import model_spec
@@ -25,10 +31,16 @@ def game(tiny_game: Path) -> Iterator[tuple[Model, str]]:
         yield model, url
 
 
-def test_two_steps_train_with_a_server_that_sleeps_meanwhile(tiny_task: Path, tmp_path: Path) -> None:
+def test_two_steps_train_with_a_server_that_sleeps_meanwhile(
+    tiny_task: Path, tmp_path: Path
+) -> None:
     model = Model(model_spec(tiny_task / "model"), context=64)
     with serving(model) as url:
-        settings = [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.engine_kwargs.sglang.base_url={url}", f"{ROLLOUT}.n=2"]
+        settings = [
+            f"{ROLLOUT}.name=sglang",
+            f"{ROLLOUT}.engine_kwargs.sglang.base_url={url}",
+            f"{ROLLOUT}.n=2",
+        ]
         config = tiny_config(tiny_task, tmp_path, *settings, "algorithm.adv_estimator=grpo")
         trainer = train(config)
     trained = trainer.actor_rollout_wg.worker.module.state_dict()
@@ -36,8 +48,12 @@ def test_two_steps_train_with_a_server_that_sleeps_meanwhile(tiny_task: Path, tm
         assert torch.equal(tensor, trained[name]), name
     _, *steps = read_steps(tmp_path)
     assert len(steps) == 2
-    assert all(step["training/rollout_probs_diff_max"] < 1e-3 > step["canary/difference"] for step in steps)
-    moved = [(verb.split("_")[0], body["tags"]) for verb, body in model.asked if "occupation" in verb]
+    assert all(
+        step["training/rollout_probs_diff_max"] < 1e-3 > step["canary/difference"] for step in steps
+    )
+    moved = [
+        (verb.split("_")[0], body["tags"]) for verb, body in model.asked if "occupation" in verb
+    ]
     once = [("release", ["kv_cache", "weights"]), ("resume", ["weights"]), ("resume", ["kv_cache"])]
     assert moved == once * (len(moved) // 3) and len(moved) >= 9
 
@@ -47,23 +63,37 @@ def test_two_ranks_share_a_server_which_one_of_them_leads(tiny_task: Path, tmp_p
     pytest.importorskip("ray")
     model = Model(model_spec(tiny_task / "model"), context=64)
     with serving(model) as url:
-        settings = [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.engine_kwargs.sglang.base_url={url}", f"{ROLLOUT}.n=2"]
-        settings += ["algorithm.adv_estimator=grpo", "trainer.n_gpus_per_node=2", "data.val_files=null"]
+        settings = [
+            f"{ROLLOUT}.name=sglang",
+            f"{ROLLOUT}.engine_kwargs.sglang.base_url={url}",
+            f"{ROLLOUT}.n=2",
+        ]
+        settings += [
+            "algorithm.adv_estimator=grpo",
+            "trainer.n_gpus_per_node=2",
+            "data.val_files=null",
+        ]
         trainer = build_trainer(tiny_config(tiny_task, tmp_path, *settings))
         try:
             trainer.fit()
         finally:
             trainer.shutdown()
     moved = [verb for verb, _ in model.asked if "occupation" in verb]
-    assert moved == ["release_memory_occupation", *["resume_memory_occupation"] * 2] * (len(moved) // 3)
+    assert moved == ["release_memory_occupation", *["resume_memory_occupation"] * 2] * (
+        len(moved) // 3
+    )
     steps = read_steps(tmp_path)
     assert len(steps) == 2
-    assert all(step["training/rollout_probs_diff_max"] < 1e-3 > step["canary/difference"] for step in steps)
+    assert all(
+        step["training/rollout_probs_diff_max"] < 1e-3 > step["canary/difference"] for step in steps
+    )
     sent = [verb for verb, _ in model.asked if verb == "update_weights_from_tensor"]
     assert len(sent) == 3, "before the first step and after each, by one rank"
 
 
-def test_several_turns_train_with_a_server(game: tuple[Model, str], tiny_game: Path, tmp_path: Path) -> None:
+def test_several_turns_train_with_a_server(
+    game: tuple[Model, str], tiny_game: Path, tmp_path: Path
+) -> None:
     model, url = game
     store = ConfigStore()
     store.model.model_name, store.model.dtype = str(tiny_game / "model"), "float32"
@@ -81,19 +111,32 @@ def test_several_turns_train_with_a_server(game: tuple[Model, str], tiny_game: P
 
 def test_an_engine_by_itself_asks_a_server(game: tuple[Model, str], tiny_game: Path) -> None:
     model, url = game
-    engine = create_inference_engine(str(tiny_game / "model"), "sglang", {"base_url": url, "max_model_len": 200})
+    engine = create_inference_engine(
+        str(tiny_game / "model"), "sglang", {"base_url": url, "max_model_len": 200}
+    )
     output = engine.generate(["higher 5", "9 3"], max_tokens=6, temperature=0)
-    local = create_inference_engine(str(tiny_game / "model"), "hf", {"dtype": "float32", "max_model_len": 200})
+    local = create_inference_engine(
+        str(tiny_game / "model"), "hf", {"dtype": "float32", "max_model_len": 200}
+    )
     expected = local.generate(["higher 5", "9 3"], max_tokens=6, temperature=0)
     assert output.sequences == expected.sequences and output.token_ids == expected.token_ids
-    summary = MultiTurnInferenceEngine(engine, max_turns=2).run_episode(SimpleGameEnvironment(), "Play.", max_tokens=6)
+    summary = MultiTurnInferenceEngine(engine, max_turns=2).run_episode(
+        SimpleGameEnvironment(), "Play.", max_tokens=6
+    )
     assert len(list(summary)) == 2 and summary.ending == "max_turns"
     assert not model.released, "an engine by itself does not sleep"
 
 
 def test_a_server_needs_no_package_and_counts_its_ranks_itself(tiny_task: Path) -> None:
-    argv = ["configs/tiny_prompts.yaml", f"actor_rollout_ref.model.path={tiny_task}/model", f"{ROLLOUT}.name=sglang"]
-    argv += [f"data.train_files={tiny_task}/train.parquet", f"data.val_files={tiny_task}/val.parquet"]
+    argv = [
+        "configs/tiny_prompts.yaml",
+        f"actor_rollout_ref.model.path={tiny_task}/model",
+        f"{ROLLOUT}.name=sglang",
+    ]
+    argv += [
+        f"data.train_files={tiny_task}/train.parquet",
+        f"data.val_files={tiny_task}/val.parquet",
+    ]
     server = f"{ROLLOUT}.engine_kwargs.sglang.base_url=http://127.0.0.1:30000"
     assert load_config([*argv, server]).config.actor_rollout_ref.rollout.name == "sglang"
     ranks = ["trainer.n_gpus_per_node=2", f"{ROLLOUT}.tensor_model_parallel_size=2"]

@@ -31,7 +31,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_snippets_print_what_the_page_shows(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snippets = [(source, shown) for source, shown in BLOCKS if not re.match(r"# \S+\.(py|yaml)\n", source)]
+    snippets = [
+        (source, shown) for source, shown in BLOCKS if not re.match(r"# \S+\.(py|yaml)\n", source)
+    ]
     assert len(snippets) == 2
     for source, shown in snippets:
         exec(source, {})
@@ -50,4 +52,8 @@ def test_its_files_are_tools(folder: Path) -> None:
     manager = MultiTurnManager(registry, get_parser("react"), SimpleGameEnvironment())
     manager.environment.reset(seed=1)
     manager.step('Action: take\nAction Input: {"stones": 2}')
-    assert manager.summary().tool_statistics["take"] | {"seconds": 0} == {"calls": 1, "failures": 0, "seconds": 0}
+    assert manager.summary().tool_statistics["take"] | {"seconds": 0} == {
+        "calls": 1,
+        "failures": 0,
+        "seconds": 0,
+    }

@@ -57,7 +57,9 @@ def opening(tokenizer: PreTrainedTokenizerFast, seed: int, *further: Tool) -> st
         {"role": "user", "content": question},
     ]
     schemas = [tool.definition.schema() for tool in (CalculatorTool(), *further)]
-    return tokenizer.apply_chat_template(messages, tools=schemas, tokenize=False, add_generation_prompt=True)
+    return tokenizer.apply_chat_template(
+        messages, tools=schemas, tokenize=False, add_generation_prompt=True
+    )
 
 
 class ScriptedEngine(BaseRollout):
@@ -67,7 +69,9 @@ class ScriptedEngine(BaseRollout):
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, scripts: list[list[str]]) -> None:
         config = RolloutConfig(response_length=RESPONSE, max_model_len=PROMPT + RESPONSE)
-        super().__init__(config, eos_token_ids=[tokenizer.eos_token_id], pad_token_id=tokenizer.pad_token_id)
+        super().__init__(
+            config, eos_token_ids=[tokenizer.eos_token_id], pad_token_id=tokenizer.pad_token_id
+        )
         self.tokenizer, self.scripts = tokenizer, [list(script) for script in scripts]
         self.pending: list[str] = []
         self.seen: list[str] = []
@@ -83,7 +87,9 @@ class ScriptedEngine(BaseRollout):
     def complete(self, request_id: str) -> Completion:
         text = self.scripts[int(request_id)].pop(0)
         ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
-        return Completion(request_id=request_id, token_ids=ids, log_probs=[-0.5] * len(ids), finish_reason="stop")
+        return Completion(
+            request_id=request_id, token_ids=ids, log_probs=[-0.5] * len(ids), finish_reason="stop"
+        )
 
     def abort(self, request_id: str) -> None:
         self.pending.remove(request_id)
@@ -100,7 +106,9 @@ def play(*scripts: list[str]) -> tuple[ScriptedEngine, DataProto]:
         tools=("calculator", f"{HERE}:SleepingTool"),
         max_turn=6,
     )
-    config = PPOConfig(data=DataConfig(max_prompt_length=PROMPT, max_response_length=RESPONSE), agent=agent)
+    config = PPOConfig(
+        data=DataConfig(max_prompt_length=PROMPT, max_response_length=RESPONSE), agent=agent
+    )
     rollout = AgentRollout(config, engine, engine.tokenizer, agent_specs(config), None)
     try:
         return engine, rollout.run(describe_episodes(len(scripts), 1, step_info(step=1, seed=3)))
@@ -137,7 +145,9 @@ def test_a_calls_result_is_the_next_observation_and_the_answer_is_paid() -> None
     assert rewards.argmax() == mask.nonzero().max(), "on the last token that was sampled"
     (facts,) = batch.non_tensor_batch["episode_facts"]
     assert (facts["ending"], facts["turns"]) == ("done", 2)
-    assert [(c["name"], c["ok"], c["error_kind"]) for c in facts["tool_calls"]] == [("calculator", True, "")]
+    assert [(c["name"], c["ok"], c["error_kind"]) for c in facts["tool_calls"]] == [
+        ("calculator", True, "")
+    ]
 
 
 def test_the_prompt_tells_of_the_tools_as_the_template_does() -> None:
@@ -151,8 +161,14 @@ def test_the_prompt_tells_of_the_tools_as_the_template_does() -> None:
 
 
 BAD_CALLS = {
-    "unknown_tool": (call("telescope", at="moon"), "there is no tool 'telescope'; the tools are: calculator, sleep"),
-    "bad_json": ('<tool_call>{"name": "calculator", "arguments": {</tool_call>', "the call is not valid JSON"),
+    "unknown_tool": (
+        call("telescope", at="moon"),
+        "there is no tool 'telescope'; the tools are: calculator, sleep",
+    ),
+    "bad_json": (
+        '<tool_call>{"name": "calculator", "arguments": {</tool_call>',
+        "the call is not valid JSON",
+    ),
     "bad_arguments": (call("calculator", formula="1 + 1"), "wrong arguments for tool 'calculator'"),
     "exception": (call("calculator", expression="1 / 0"), "division by zero"),
     "timeout": (call("sleep"), "did not answer within 0.2 s"),
@@ -176,7 +192,11 @@ def test_calls_failures_and_seconds_are_metrics_by_tool_and_by_kind() -> None:
     twice = f"{good}\n{good}"
     _, batch = play([good, *[text for text, _ in BAD_CALLS.values()]], [twice, "none"], ["none"])
     metrics = episode_metrics(list(batch.non_tensor_batch["episode_facts"]))
-    counts = {name: value for name, value in metrics.items() if "tool" in name and not name.endswith("/seconds")}
+    counts = {
+        name: value
+        for name, value in metrics.items()
+        if "tool" in name and not name.endswith("/seconds")
+    }
     assert counts == {
         "tool/calculator/calls": 5,
         "tool/calculator/failures": 2,
@@ -232,7 +252,9 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_two_steps_of_training_with_a_calculator_count_calls_and_keep_results_out_of_the_loss(caller, tmp_path) -> None:
+def test_two_steps_of_training_with_a_calculator_count_calls_and_keep_results_out_of_the_loss(
+    caller, tmp_path
+) -> None:
     from training.building import build_trainer
 
     config = load_config(
@@ -266,21 +288,41 @@ def test_two_steps_of_training_with_a_calculator_count_calls_and_keep_results_ou
         trainer.fit()
     finally:
         trainer.shutdown()
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     steps = [line for line in lines if "timing_s/gen" in line]
     assert len(steps) == 2
     for step, metrics in enumerate(steps, 1):
-        records = [json.loads(line) for line in (tmp_path / "episodes" / f"{step}.jsonl").read_text().splitlines()]
-        calls = [made for record in records for turn in record["turns"] for made in turn["tool_calls"]]
+        records = [
+            json.loads(line)
+            for line in (tmp_path / "episodes" / f"{step}.jsonl").read_text().splitlines()
+        ]
+        calls = [
+            made for record in records for turn in record["turns"] for made in turn["tool_calls"]
+        ]
         good = sum(made["ok"] for made in calls)
         assert good >= 2, "the model was taught to call"
-        assert metrics["tool/calculator/calls"] == sum(made["name"] == "calculator" for made in calls)
-        assert metrics["tool/calculator/failures"] == sum(not m["ok"] and m["name"] == "calculator" for m in calls)
+        assert metrics["tool/calculator/calls"] == sum(
+            made["name"] == "calculator" for made in calls
+        )
+        assert metrics["tool/calculator/failures"] == sum(
+            not m["ok"] and m["name"] == "calculator" for m in calls
+        )
         assert metrics["tool/calculator/seconds"] >= 0
         tokenizer = trainer.tokenizer
         for record in records:
             (row,) = record["rows"]
-            assert '{"type": "function", "function": {"name": "calculator"' in tokenizer.decode(row["prompt_ids"])
-            given = [token for token, mask in zip(row["response_ids"], row["response_mask"], strict=True) if not mask]
+            assert '{"type": "function", "function": {"name": "calculator"' in tokenizer.decode(
+                row["prompt_ids"]
+            )
+            given = [
+                token
+                for token, mask in zip(row["response_ids"], row["response_mask"], strict=True)
+                if not mask
+            ]
             if record["turns"][0]["text"] == CALL:
-                assert tokenizer.decode(given) == "\n<|im_start|>user\n42<|im_end|>\n<|im_start|>assistant\n"
+                assert (
+                    tokenizer.decode(given)
+                    == "\n<|im_start|>user\n42<|im_end|>\n<|im_start|>assistant\n"
+                )

@@ -61,7 +61,9 @@ def test_several_validation_answers_are_grouped_by_prompt(tiny_task: Path, tmp_p
     assert {name.rsplit("/", 1)[1] for name in metrics if "reward/mean" in name} == {"mean@4"}
 
 
-def test_validation_alone_scores_the_checkpoint_and_leaves_the_runs_files(tiny_task: Path, tmp_path: Path) -> None:
+def test_validation_alone_scores_the_checkpoint_and_leaves_the_runs_files(
+    tiny_task: Path, tmp_path: Path
+) -> None:
     train(tiny_config(tiny_task, tmp_path, "trainer.save_freq=2"))
     before = (tmp_path / "metrics.jsonl").read_text()
     trainer = build_trainer(tiny_config(tiny_task, tmp_path, "trainer.val_only=true"))
@@ -71,7 +73,9 @@ def test_validation_alone_scores_the_checkpoint_and_leaves_the_runs_files(tiny_t
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
 
-def test_a_finished_run_says_that_there_is_nothing_to_train(tiny_task: Path, tmp_path: Path, caplog) -> None:
+def test_a_finished_run_says_that_there_is_nothing_to_train(
+    tiny_task: Path, tmp_path: Path, caplog
+) -> None:
     config = tiny_config(tiny_task, tmp_path, "trainer.save_freq=2")
     train(config)
     with caplog.at_level(logging.WARNING):
@@ -95,7 +99,9 @@ class Scored(Dataset):
 
 
 def custom_trainer(tiny_task: Path, folder: Path, *overrides: str, **kwargs: Any) -> RayPPOTrainer:
-    config = tiny_config(tiny_task, folder, "data.val_files=null", "trainer.save_freq=1", *overrides)
+    config = tiny_config(
+        tiny_task, folder, "data.val_files=null", "trainer.save_freq=1", *overrides
+    )
     tokenizer = build_trainer(config).tokenizer
     kwargs = {"reward_fn": lambda data: torch.ones(len(data)), "train_dataset": Scored()} | kwargs
     return RayPPOTrainer(config, tokenizer, **kwargs)
@@ -122,7 +128,9 @@ class Short(Sampler):
         return iter(range(4))
 
 
-def test_a_sampler_without_a_whole_batch_is_an_error_not_an_endless_loop(tiny_task: Path, tmp_path: Path) -> None:
+def test_a_sampler_without_a_whole_batch_is_an_error_not_an_endless_loop(
+    tiny_task: Path, tmp_path: Path
+) -> None:
     trainer = custom_trainer(tiny_task, tmp_path, train_sampler=Short())
     trainer.init_workers()
     with pytest.raises(ValueError, match=r"gave no batch of data\.train_batch_size=8 rows"):
@@ -137,7 +145,9 @@ def test_torchs_own_random_sampler_resumes_in_its_order(tiny_task: Path, tmp_pat
             folder,
             f"trainer.total_training_steps={steps}",
             train_sampler=RandomSampler(Scored()),
-            reward_fn=lambda data: seen.extend(data.non_tensor_batch["name"]) or torch.ones(len(data)),
+            reward_fn=lambda data: (
+                seen.extend(data.non_tensor_batch["name"]) or torch.ones(len(data))
+            ),
         )
         trainer.init_workers()
         trainer.fit()
@@ -149,14 +159,18 @@ def test_torchs_own_random_sampler_resumes_in_its_order(tiny_task: Path, tmp_pat
     assert whole[:16] != whole[16:]
 
 
-def test_a_checkpoint_without_what_this_run_needs_is_an_error(tiny_task: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_what_this_run_needs_is_an_error(
+    tiny_task: Path, tmp_path: Path
+) -> None:
     grpo = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "trainer.save_freq=2")
     train(tiny_config(tiny_task, tmp_path, *grpo))
     with pytest.raises(FileNotFoundError, match="none with actor, critic as this run needs"):
         train(tiny_config(tiny_task, tmp_path, "trainer.total_training_steps=3"))
 
 
-def test_resuming_with_another_batch_size_goes_on_at_the_same_row(tiny_task: Path, tmp_path: Path) -> None:
+def test_resuming_with_another_batch_size_goes_on_at_the_same_row(
+    tiny_task: Path, tmp_path: Path
+) -> None:
     train(tiny_config(tiny_task, tmp_path, "trainer.save_freq=1", "data.train_batch_size=8"))
     trainer = build_trainer(tiny_config(tiny_task, tmp_path, "data.train_batch_size=16"))
     trainer.init_workers()
@@ -164,7 +178,9 @@ def test_resuming_with_another_batch_size_goes_on_at_the_same_row(tiny_task: Pat
     assert (trainer.global_steps, trainer.rows_done) == (2, 16)
 
 
-def test_infos_that_only_some_answers_have_do_not_stop_a_validation(tiny_task: Path, tmp_path: Path) -> None:
+def test_infos_that_only_some_answers_have_do_not_stop_a_validation(
+    tiny_task: Path, tmp_path: Path
+) -> None:
     calls = []
 
     def reward(data: DataProto) -> dict[str, Any]:
@@ -201,14 +217,18 @@ def test_an_estimator_that_returns_nonsense_is_named(
 ) -> None:
     from training import core_algos
 
-    def estimator(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def estimator(
+        token_level_rewards: torch.Tensor, response_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         good = response_mask.float()
         return (good.sum(dim=1) if returned == "rows" else good * float("nan")), good
 
     monkeypatch.setitem(core_algos.ADV_ESTIMATOR_REGISTRY, "nonsense", estimator)
     trainer = custom_trainer(tiny_task, tmp_path, "algorithm.adv_estimator=nonsense")
     trainer.init_workers()
-    with pytest.raises(ValueError, match="estimator 'nonsense': advantages must be finite and of shape"):
+    with pytest.raises(
+        ValueError, match="estimator 'nonsense': advantages must be finite and of shape"
+    ):
         trainer.fit()
 
 
@@ -236,17 +256,23 @@ def test_a_disk_full_at_the_last_checkpoint_costs_that_alone_and_is_said_in_a_li
     left = f"{tmp_path} keeps the one of step 1: " if older else f"{tmp_path} holds no other: "
     assert (code, (tmp_path / "report.png").exists()) == (1, True)
     assert "reward curve: " in out
-    assert err.splitlines()[-1].startswith(f"the last checkpoint, of step 2, was not saved (is the disk full?); {left}")
+    assert err.splitlines()[-1].startswith(
+        f"the last checkpoint, of step 2, was not saved (is the disk full?); {left}"
+    )
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("option", ["--help", "--explain"])
-def test_what_is_printed_into_a_closed_pipe_ends_without_a_word(tiny_task: Path, tmp_path: Path, option: str) -> None:
+def test_what_is_printed_into_a_closed_pipe_ends_without_a_word(
+    tiny_task: Path, tmp_path: Path, option: str
+) -> None:
     (tmp_path / "tiny.yaml").write_text(to_yaml(tiny_config(tiny_task, tmp_path)))
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "main.py", str(tmp_path / "tiny.yaml"), option]
-    done = subprocess.run(command, cwd=PROJECT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=PROJECT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
 
@@ -261,26 +287,43 @@ def test_a_run_without_an_address_has_a_cluster_of_its_own_whatever_else_is_star
     )
     command = [sys.executable, "-c", code, "trainer.n_gpus_per_node=3"]
     environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:1"}
-    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.stdout.split() == ["1", "3.0"], done.stderr
 
 
-def test_what_is_wrong_with_the_data_ends_in_one_line_and_debug_shows_where(tiny_task: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_with_the_data_ends_in_one_line_and_debug_shows_where(
+    tiny_task: Path, tmp_path: Path
+) -> None:
     row = {"prompt": "1 + 1 " * 99, "data_source": "toy", "reward_model": {"ground_truth": "2"}}
     (tmp_path / "bad.jsonl").write_text(json.dumps(row) + "\n")
-    command = [sys.executable, "main.py", *tiny_argv(tiny_task, tmp_path), f"data.train_files={tmp_path}/bad.jsonl"]
+    command = [
+        sys.executable,
+        "main.py",
+        *tiny_argv(tiny_task, tmp_path),
+        f"data.train_files={tmp_path}/bad.jsonl",
+    ]
     plain = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert plain.returncode == 1 and "Traceback" not in plain.stderr
-    assert plain.stderr.splitlines()[-1].startswith(f"ValueError: {tmp_path}/bad.jsonl row 0: the prompt has 302")
+    assert plain.stderr.splitlines()[-1].startswith(
+        f"ValueError: {tmp_path}/bad.jsonl row 0: the prompt has 302"
+    )
     assert plain.stderr.rstrip().endswith("; --debug shows where")
     debug = subprocess.run([*command, "--debug"], cwd=PROJECT, capture_output=True, text=True)
     assert debug.returncode == 1 and "Traceback" in debug.stderr and "rl_dataset.py" in debug.stderr
 
 
-def test_lack_of_memory_is_said_with_the_settings_that_take_it(tiny_task: Path, tmp_path: Path) -> None:
+def test_lack_of_memory_is_said_with_the_settings_that_take_it(
+    tiny_task: Path, tmp_path: Path
+) -> None:
     config = tiny_config(tiny_task, tmp_path)
     with pytest.raises(RuntimeError) as raised:
         torch.empty(1 << 60)
     line = in_one_line(raised.value, config)
-    assert line is not None and "ppo_max_token_len_per_gpu (the actor's is 4096)" in line and "\n" not in line
+    assert (
+        line is not None
+        and "ppo_max_token_len_per_gpu (the actor's is 4096)" in line
+        and "\n" not in line
+    )
     assert in_one_line(KeyError("own code"), config) is None

@@ -59,7 +59,9 @@ def read_steps(run_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_two_steps_change_the_weights_and_log_every_phase(tiny_task, tmp_path, estimator, engine) -> None:
+def test_two_steps_change_the_weights_and_log_every_phase(
+    tiny_task, tmp_path, estimator, engine
+) -> None:
     if engine == "vllm":
         pytest.importorskip("vllm")
     settings = ESTIMATORS[estimator]
@@ -88,12 +90,20 @@ def test_two_steps_change_the_weights_and_log_every_phase(tiny_task, tmp_path, e
         assert step["training/rollout_probs_diff_max"] < 1e-4, "fp32 engine and trainer agree"
         assert step["actor/grad_norm"] > 0
         assert step["actor/skipped_updates"] == 0
-        assert {"actor/pg_loss", "actor/entropy", "actor/lr", "critic/score/mean", "timing_s/gen"} <= step.keys()
+        assert {
+            "actor/pg_loss",
+            "actor/entropy",
+            "actor/lr",
+            "critic/score/mean",
+            "timing_s/gen",
+        } <= step.keys()
         assert ("critic/vf_loss" in step) == (estimator == "gae")
         assert ("actor/kl_loss" in step) == (estimator == "grpo")
         assert ("actor/reward_kl_penalty" in step) == settings["use_kl_in_reward"]
     if settings["use_kl_in_reward"]:
-        assert abs(steps[1]["actor/reward_kl_penalty"]) < 1e-6, "before the first update policy and reference are one"
+        assert abs(steps[1]["actor/reward_kl_penalty"]) < 1e-6, (
+            "before the first update policy and reference are one"
+        )
 
 
 def test_ray_is_not_imported_by_the_local_launcher(tiny_task, tmp_path) -> None:
@@ -111,15 +121,26 @@ def test_ray_is_not_imported_by_the_local_launcher(tiny_task, tmp_path) -> None:
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         "trainer.total_training_steps=1",
     ]
-    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert "step     1" in done.stdout
 
 
-def test_a_step_with_one_mini_batch_needs_no_old_log_probs_and_gives_the_same_update(tiny_task, tmp_path) -> None:
+def test_a_step_with_one_mini_batch_needs_no_old_log_probs_and_gives_the_same_update(
+    tiny_task, tmp_path
+) -> None:
     """Skipping the pass must be invisible: the run that is made to do it ends with the same weights."""
-    common = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "trainer.deterministic=true")
-    common += ("actor_rollout_ref.actor.ppo_epochs=1", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+    common = (
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.rollout.n=4",
+        "trainer.deterministic=true",
+    )
+    common += (
+        "actor_rollout_ref.actor.ppo_epochs=1",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    )
     skipping = train(tiny_config(tiny_task, tmp_path / "a", *common))
     assert not skipping.needs_old_log_probs()
     trainer = build_trainer(tiny_config(tiny_task, tmp_path / "b", *common))
@@ -136,7 +157,9 @@ def test_a_step_with_one_mini_batch_needs_no_old_log_probs_and_gives_the_same_up
     assert "timing_s/old_log_prob" in read_steps(tmp_path / "b")[1]
 
 
-def test_the_exported_folder_loads_in_transformers_and_gives_the_actors_logits(tiny_task, tmp_path) -> None:
+def test_the_exported_folder_loads_in_transformers_and_gives_the_actors_logits(
+    tiny_task, tmp_path
+) -> None:
     trainer = train(
         tiny_config(
             tiny_task,
@@ -145,11 +168,15 @@ def test_the_exported_folder_loads_in_transformers_and_gives_the_actors_logits(t
             "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
         )
     )
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "global_step_2/actor/huggingface", dtype=torch.float32)
+    exported = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "global_step_2/actor/huggingface", dtype=torch.float32
+    )
     ids = torch.tensor([[1, 5, 8, 16, 9, 20, 2, 1, 6]])
     with torch.no_grad():
         expected = trainer.actor_rollout_wg.worker.module.eval()(ids).logits
-        torch.testing.assert_close(exported(ids).logits, expected, atol=0.1, rtol=0.05)  # bfloat16 weights
+        torch.testing.assert_close(
+            exported(ids).logits, expected, atol=0.1, rtol=0.05
+        )  # bfloat16 weights
 
 
 @pytest.mark.vllm
@@ -188,7 +215,9 @@ def test_a_run_is_started_from_any_folder(tiny_task, tmp_path) -> None:
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         "trainer.total_training_steps=1",
     ]
-    done = subprocess.run([sys.executable, *argv], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *argv], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "here/metrics.jsonl").exists()
     assert (tmp_path / "here/config.yaml").exists()

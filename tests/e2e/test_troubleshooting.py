@@ -17,9 +17,14 @@ from training.run.process import EndingSignals
 PAGE = (PROJECT / "docs/troubleshooting.md").read_text()
 # What the page quotes, between backticks, and what makes a run say it.
 SETTINGS = {
-    "there is no such key. Did you mean 'trainer.total_training_steps'?": ["trainer.total_trainingsteps=3"],
+    "there is no such key. Did you mean 'trainer.total_training_steps'?": [
+        "trainer.total_trainingsteps=3"
+    ],
     "is not a file (seen from FOLDER)": ["agent.environment.path=nowhere.py"],
-    "= 416 tokens, but … reads at most 256": ["data.max_prompt_length=16", "data.max_response_length=400"],
+    "= 416 tokens, but … reads at most 256": [
+        "data.max_prompt_length=16",
+        "data.max_response_length=400",
+    ],
     "cannot hold one row of": ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=40"],
     "must be a multiple of actor_rollout_ref.actor.ppo_mini_batch_size=5": [
         "actor_rollout_ref.actor.ppo_mini_batch_size=5"
@@ -33,7 +38,9 @@ SETTINGS = {
         "custom_reward_function.path=reward.py",
         "custom_reward_function.name=two",
     ],
-    "cannot be loaded: ModuleNotFoundError in line 1: No module named": ["agent.environment.path=broken.py"],
+    "cannot be loaded: ModuleNotFoundError in line 1: No module named": [
+        "agent.environment.path=broken.py"
+    ],
     "is no tool; give an instance of a Tool that has a definition": ["agent.tools=[bare.py:Bare]"],
     "may last 5 turns, agent.max_turn=3 ends it before": ["agent.max_turn=3"],
     "a first prompt has 9 tokens, data.max_prompt_length=4: raise it": ["data.max_prompt_length=4"],
@@ -42,8 +49,12 @@ SETTINGS = {
         "custom_reward_function.path=reward.py",
         "custom_reward_function.name=ten",
     ],
-    "groups the members began differently under the same seed": ["agent.environment.path=unseeded.py"],
-    "has no chat template; prompts are rendered as ChatML": ["actor_rollout_ref.model.path=bare_model"],
+    "groups the members began differently under the same seed": [
+        "agent.environment.path=unseeded.py"
+    ],
+    "has no chat template; prompts are rendered as ChatML": [
+        "actor_rollout_ref.model.path=bare_model"
+    ],
 }
 NIM = re.search(r"```python\n# nim.py\n(.*?)```", (PROJECT / "docs/tutorial.md").read_text(), re.S)
 assert NIM is not None
@@ -67,12 +78,28 @@ def own(tiny_game: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> lis
         if file.name != "chat_template.jinja":
             (tmp_path / "bare_model" / file.name).symlink_to(file)
     monkeypatch.chdir(tmp_path)
-    game = ["agent.environment.path=nim.py", "agent.environment.cls=Nim", "agent.max_turn=5", "agent.trial_episodes=1"]
+    game = [
+        "agent.environment.path=nim.py",
+        "agent.environment.cls=Nim",
+        "agent.max_turn=5",
+        "agent.trial_episodes=1",
+    ]
     saved = ["trainer.default_local_dir=run", "trainer.save_freq=1"]
-    limits = ["data.max_prompt_length=64", "data.max_response_length=48", "actor_rollout_ref.rollout.n=2"]
+    limits = [
+        "data.max_prompt_length=64",
+        "data.max_response_length=48",
+        "actor_rollout_ref.rollout.n=2",
+    ]
     model = [f"actor_rollout_ref.model.path={tiny_game / 'model'}", *saved]
     tiny = [word for word in TINY if "trial_episodes" not in word]
-    return [str(PROJECT / "configs/quickstart.yaml"), *tiny, *game, *limits, *model, "algorithm.adv_estimator=grpo"]
+    return [
+        str(PROJECT / "configs/quickstart.yaml"),
+        *tiny,
+        *game,
+        *limits,
+        *model,
+        "algorithm.adv_estimator=grpo",
+    ]
 
 
 @pytest.mark.parametrize("quoted", SETTINGS)
@@ -100,7 +127,12 @@ def test_a_checkpoint_that_cannot_be_resumed_says_why(
 ) -> None:
     assert main.run(own, EndingSignals()) == 0
     assert main.run(own, EndingSignals()) == 0
-    assert main.run([*own, "algorithm.adv_estimator=gae", "trainer.total_training_steps=2"], EndingSignals()) == 1
+    assert (
+        main.run(
+            [*own, "algorithm.adv_estimator=gae", "trainer.total_training_steps=2"], EndingSignals()
+        )
+        == 1
+    )
     part = next(Path("run/global_step_1/actor/model").glob("*.distcp"))
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     assert main.run([*own, "trainer.total_training_steps=2"], EndingSignals()) == 1

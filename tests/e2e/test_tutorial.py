@@ -39,7 +39,9 @@ def written(page: str, folder: Path) -> list[str]:
     for name, source in re.findall(r"```\w+\n# (\S+)\n(.*?)```", page, re.S):
         (folder / name).write_text(source)
     page = page.replace("\\\n", " ")
-    lines = [line.strip().partition("  #")[0] for line in page.splitlines() if line.startswith("    ")]
+    lines = [
+        line.strip().partition("  #")[0] for line in page.splitlines() if line.startswith("    ")
+    ]
     return [line.strip() for line in lines if line.startswith("python ")]
 
 
@@ -99,8 +101,16 @@ def test_the_tutorial_runs_from_its_first_command_to_its_last(
 def test_the_tutorials_agent_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.e2e.test_docs import run
 
-    run(sys.executable, "examples/prepare_quickstart.py", "--out", str(tmp_path / "outputs/quickstart/task"))
+    run(
+        sys.executable,
+        "examples/prepare_quickstart.py",
+        "--out",
+        str(tmp_path / "outputs/quickstart/task"),
+    )
     written(PAGE, tmp_path)
     run(sys.executable, str(PROJECT / "main.py"), "nim.yaml", folder=tmp_path)
-    metrics = [json.loads(line) for line in (tmp_path / "outputs/nim/metrics.jsonl").read_text().splitlines()]
+    metrics = [
+        json.loads(line)
+        for line in (tmp_path / "outputs/nim/metrics.jsonl").read_text().splitlines()
+    ]
     assert metrics[0]["critic/score/mean"] < 0.2 and metrics[-1]["critic/score/mean"] > 0.9

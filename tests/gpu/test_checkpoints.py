@@ -29,7 +29,9 @@ def trained(lm: nn.Module, device: torch.device, steps: int) -> State:
     module = copy.deepcopy(lm).to(device)
     optimizer = build_optimizer(module, OPTIM)
     scheduler = build_scheduler(optimizer, OPTIM, 10)
-    actor = DataParallelPPOActor(ActorConfig(), module, optimizer, forward=ForwardSettings(device=device))
+    actor = DataParallelPPOActor(
+        ActorConfig(), module, optimizer, forward=ForwardSettings(device=device)
+    )
     for _ in range(steps):
         actor.update_policy(make_update())
         scheduler.step()
@@ -42,7 +44,9 @@ def assert_same_state(one: State, other: State) -> None:
         [model_state.optimizer_tensors(*state[:2]) for state in (one, other)],
     ):
         assert tensors[0].keys() == tensors[1].keys()
-        assert [n for n in tensors[0] if not torch.equal(tensors[0][n].cpu(), tensors[1][n].cpu())] == []
+        assert [
+            n for n in tensors[0] if not torch.equal(tensors[0][n].cpu(), tensors[1][n].cpu())
+        ] == []
     assert one[2].get_last_lr() == other[2].get_last_lr()
 
 
@@ -57,12 +61,18 @@ def test_a_checkpoint_goes_to_the_cpu_and_back_bitwise(lm, device, tmp_path: Pat
     back = trained(lm, device, steps=0)
     model_state.load(tmp_path / "cpu", back, PARTS)
     assert_same_state(back, original)
-    assert {value.device for state in back[1].state.values() for value in state.values()} == {device}
+    assert {value.device for state in back[1].state.values() for value in state.values()} == {
+        device
+    }
 
 
-def test_what_is_written_is_the_devices_state_at_the_start_though_training_goes_on(lm, device, tmp_path: Path) -> None:
+def test_what_is_written_is_the_devices_state_at_the_start_though_training_goes_on(
+    lm, device, tmp_path: Path
+) -> None:
     original, writer = trained(lm, device, steps=2), CheckpointWriter()
-    actor = DataParallelPPOActor(ActorConfig(), *original[:2], forward=ForwardSettings(device=device))
+    actor = DataParallelPPOActor(
+        ActorConfig(), *original[:2], forward=ForwardSettings(device=device)
+    )
     model_state.save(writer, tmp_path, original, PARTS)
     actor.compute_log_prob(make_update())
     writer.wait_until_copied()
@@ -73,7 +83,9 @@ def test_what_is_written_is_the_devices_state_at_the_start_though_training_goes_
     assert_same_state(restored, trained(lm, device, steps=2))
 
 
-def test_the_exported_folder_holds_the_devices_weights_in_bfloat16(lm, device, tiny_task, tmp_path: Path) -> None:
+def test_the_exported_folder_holds_the_devices_weights_in_bfloat16(
+    lm, device, tiny_task, tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_task / "model")

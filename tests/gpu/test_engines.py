@@ -13,7 +13,14 @@ import torch
 from torch import nn
 
 from tests.unit.test_actor_critic import make_update
-from tests.unit.test_rollout import CONFIG, build_engine, encode, model_spec, perturb, worst_difference
+from tests.unit.test_rollout import (
+    CONFIG,
+    build_engine,
+    encode,
+    model_spec,
+    perturb,
+    worst_difference,
+)
 from training.config import ActorConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.builder import ModelSpec
@@ -31,18 +38,22 @@ def send(lm: nn.Module, rollout: BaseRollout, dtype: torch.dtype = torch.float32
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_hf_samples_with_the_trainers_log_probs_after_an_update(tiny_task, device, temperature) -> None:
+def test_hf_samples_with_the_trainers_log_probs_after_an_update(
+    tiny_task, device, temperature
+) -> None:
     spec = model_spec(tiny_task / "model", device)
     lm = spec.causal_lm(trainable=True).eval()
     rollout = build_engine("hf", spec)
     send(lm, rollout)
     assert worst_difference(rollout, lm, spec, temperature) < 1e-4
     optimizer = torch.optim.SGD(lm.parameters(), lr=1.0)
-    DataParallelPPOActor(ActorConfig(), lm, optimizer, forward=ForwardSettings(device=device)).update_policy(
-        make_update()
-    )
+    DataParallelPPOActor(
+        ActorConfig(), lm, optimizer, forward=ForwardSettings(device=device)
+    ).update_policy(make_update())
     lm.eval()
-    assert worst_difference(rollout, lm, spec, temperature) > 1e-3, "the engine has a copy of its own"
+    assert worst_difference(rollout, lm, spec, temperature) > 1e-3, (
+        "the engine has a copy of its own"
+    )
     send(lm, rollout)
     assert worst_difference(rollout, lm, spec, temperature) < 1e-4
 
@@ -64,13 +75,17 @@ def test_hf_gives_a_seed_the_same_sample_in_any_batch(tiny_task, device) -> None
 
 
 @pytest.fixture(scope="module")
-def vllm_engine(wide_model: Path, device: torch.device) -> Iterator[tuple[BaseRollout, nn.Module, ModelSpec]]:
+def vllm_engine(
+    wide_model: Path, device: torch.device
+) -> Iterator[tuple[BaseRollout, nn.Module, ModelSpec]]:
     """Yields vLLM in bfloat16 with the weights of a policy that has moved away from the folder's."""
     pytest.importorskip("vllm")
     spec = model_spec(wide_model, device)
     policy = spec.causal_lm(trainable=True).eval()
     perturb(policy, seed=0)
-    rollout = build_engine("vllm", spec, replace(CONFIG, dtype="bfloat16", gpu_memory_utilization=0.2))
+    rollout = build_engine(
+        "vllm", spec, replace(CONFIG, dtype="bfloat16", gpu_memory_utilization=0.2)
+    )
     send(policy, rollout, torch.bfloat16)
     yield rollout, policy, spec
 
@@ -105,7 +120,9 @@ def test_vllm_gives_a_seed_the_same_sample_whatever_the_global_generators_hold(v
         np.random.seed(seed)
         torch.manual_seed(seed)
         rollout.begin()
-        drawn.append([completion.token_ids for completion in rollout.inference([encode(spec)[0]] * 8)])
+        drawn.append(
+            [completion.token_ids for completion in rollout.inference([encode(spec)[0]] * 8)]
+        )
     assert drawn[0] == drawn[1]
     assert len({tuple(ids) for ids in drawn[0]}) > 1, "a prompt's samples differ all the same"
 

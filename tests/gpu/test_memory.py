@@ -26,10 +26,14 @@ CPU = torch.device("cpu")
 Worker = ActorRolloutRefWorker | CriticWorker
 
 
-def updated(module: nn.Module, device: torch.device, fsdp: FSDPConfig, steps: int = 3) -> torch.optim.Optimizer:
+def updated(
+    module: nn.Module, device: torch.device, fsdp: FSDPConfig, steps: int = 3
+) -> torch.optim.Optimizer:
     """Updates `module` in place, with what `fsdp` offloads away between the steps."""
     optimizer = build_optimizer(module, OptimConfig(lr=1e-3))
-    actor = DataParallelPPOActor(ActorConfig(), module, optimizer, forward=ForwardSettings(device=device))
+    actor = DataParallelPPOActor(
+        ActorConfig(), module, optimizer, forward=ForwardSettings(device=device)
+    )
     for _ in range(steps):
         with on_device(module, optimizer, device, fsdp):
             actor.update_policy(make_update())
@@ -40,8 +44,12 @@ def weights(module: nn.Module) -> list[Tensor]:
     return [p.detach().cpu().clone() for p in module.parameters()]
 
 
-@pytest.mark.parametrize("fsdp", [OFFLOAD, FSDPConfig(param_offload=True), FSDPConfig(optimizer_offload=True)])
-def test_offloading_changes_no_weight_and_leaves_what_it_names_in_cpu_memory(lm, device, fsdp) -> None:
+@pytest.mark.parametrize(
+    "fsdp", [OFFLOAD, FSDPConfig(param_offload=True), FSDPConfig(optimizer_offload=True)]
+)
+def test_offloading_changes_no_weight_and_leaves_what_it_names_in_cpu_memory(
+    lm, device, fsdp
+) -> None:
     kept, offloaded = copy.deepcopy(lm), copy.deepcopy(lm)
     torch.use_deterministic_algorithms(True, warn_only=True)
     updated(kept, device, FSDPConfig())
@@ -71,7 +79,9 @@ def test_moments_are_whole_as_soon_as_they_are_in_cpu_memory(device) -> None:
     parameter = nn.Parameter(torch.zeros(1 << 24, device=device))
     optimizer = build_optimizer(nn.ParameterList([parameter]), OptimConfig(lr=1.0))
     parameter.grad = torch.ones_like(parameter)
-    with on_device(nn.ParameterList([parameter]), optimizer, device, FSDPConfig(optimizer_offload=True)):
+    with on_device(
+        nn.ParameterList([parameter]), optimizer, device, FSDPConfig(optimizer_offload=True)
+    ):
         optimizer.step()
     state = optimizer.state[parameter]
     assert state["exp_avg"].device == CPU
@@ -96,15 +106,23 @@ def build_workers(task: Path, run_dir: Path, device: torch.device, *overrides: s
 
 def update(worker: Worker) -> None:
     data = make_update()
-    _ = worker.update_actor(data) if isinstance(worker, ActorRolloutRefWorker) else worker.update_critic(data)
+    _ = (
+        worker.update_actor(data)
+        if isinstance(worker, ActorRolloutRefWorker)
+        else worker.update_critic(data)
+    )
 
 
 @pytest.mark.parametrize("kinds", [("param",), ("optimizer",), ("param", "optimizer")])
-def test_workers_that_offload_go_on_from_their_checkpoint(tiny_task, tmp_path, device, kinds) -> None:
+def test_workers_that_offload_go_on_from_their_checkpoint(
+    tiny_task, tmp_path, device, kinds
+) -> None:
     """It is loaded while weights are in CPU memory; the moments must follow them to the device at the next update."""
     sections = ("actor_rollout_ref.actor", "critic")
     keys = [f"{section}.fsdp_config.{kind}_offload=true" for section in sections for kind in kinds]
-    for old, new in zip(*(build_workers(tiny_task, tmp_path, device, *keys) for _ in range(2)), strict=True):
+    for old, new in zip(
+        *(build_workers(tiny_task, tmp_path, device, *keys) for _ in range(2)), strict=True
+    ):
         update(old)
         old.save_checkpoint(str(tmp_path / type(old).__name__))
         assert old.checkpoint_written(wait=True)
@@ -122,7 +140,9 @@ def test_between_updates_workers_hold_weights_and_moments_and_no_gradient(
 ) -> None:
     sections = ("actor_rollout_ref.actor", "critic")
     keys = [
-        f"{section}.fsdp_config.{kind}_offload={offload}" for section in sections for kind in ("param", "optimizer")
+        f"{section}.fsdp_config.{kind}_offload={offload}"
+        for section in sections
+        for kind in ("param", "optimizer")
     ]
     before = torch.cuda.memory_allocated(cuda_memory)
     model = f"actor_rollout_ref.model.path={wide_model}"

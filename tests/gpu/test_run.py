@@ -19,7 +19,9 @@ pytestmark = pytest.mark.gpu
 CONSTANT = ("actor_rollout_ref.actor.optim.scheduler=constant", "critic.optim.scheduler=constant")
 
 
-def run(task: Path, run_dir: Path, device: torch.device, steps: int, *overrides: str) -> RayPPOTrainer:
+def run(
+    task: Path, run_dir: Path, device: torch.device, steps: int, *overrides: str
+) -> RayPPOTrainer:
     trainer = build_trainer(
         tiny_config(
             task,
@@ -38,10 +40,21 @@ def run(task: Path, run_dir: Path, device: torch.device, steps: int, *overrides:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_ppo_learns_on_the_device_and_engine_and_trainer_agree(tiny_task, tmp_path, device, dtype) -> None:
+def test_ppo_learns_on_the_device_and_engine_and_trainer_agree(
+    tiny_task, tmp_path, device, dtype
+) -> None:
     size = ("data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=32")
     dtypes = (f"actor_rollout_ref.model.dtype={dtype}", f"critic.model.dtype={dtype}")
-    trainer = run(tiny_task, tmp_path, device, 20, *size, *dtypes, "actor_rollout_ref.rollout.n=2", "data.seed=0")
+    trainer = run(
+        tiny_task,
+        tmp_path,
+        device,
+        20,
+        *size,
+        *dtypes,
+        "actor_rollout_ref.rollout.n=2",
+        "data.seed=0",
+    )
     steps = read_steps(tmp_path)
     rewards = [step["critic/score/mean"] for step in steps]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
@@ -68,7 +81,9 @@ def test_a_deterministic_run_is_repeated_and_goes_on_bitwise(tiny_task, tmp_path
         for part in ("actor/model", "actor/optimizer", "critic/model", "critic/optimizer"):
             expected = tensors(tmp_path / "whole/global_step_4" / part)
             got = tensors(tmp_path / folder / "global_step_4" / part)
-            assert [name for name in expected if not torch.equal(expected[name], got[name])] == [], (folder, part)
+            assert [
+                name for name in expected if not torch.equal(expected[name], got[name])
+            ] == [], (folder, part)
 
 
 def test_a_run_that_offloads_has_the_numbers_of_one_that_does_not_and_goes_on_bitwise(
@@ -83,18 +98,35 @@ def test_a_run_that_offloads_has_the_numbers_of_one_that_does_not_and_goes_on_bi
         "actor_rollout_ref.model.dtype=bfloat16",
     )
     sections = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
-    away = [f"{section}.fsdp_config.{kind}_offload=true" for section in sections for kind in ("param", "optimizer")]
-    first = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/offloaded/global_step_1")
-    for folder, keys in {"kept": ["trainer.save_freq=3"], "offloaded": away, "resumed": [*away, *first]}.items():
+    away = [
+        f"{section}.fsdp_config.{kind}_offload=true"
+        for section in sections
+        for kind in ("param", "optimizer")
+    ]
+    first = (
+        "trainer.resume_mode=resume_path",
+        f"trainer.resume_from_path={tmp_path}/offloaded/global_step_1",
+    )
+    for folder, keys in {
+        "kept": ["trainer.save_freq=3"],
+        "offloaded": away,
+        "resumed": [*away, *first],
+    }.items():
         trainer = run(tiny_task, tmp_path / folder, device, 3, *overrides, *keys)
         worker = trainer.actor_rollout_wg.worker
-        at_rest = {p.device for module in (worker.module, worker.ref.actor_module) for p in module.parameters()}
+        at_rest = {
+            p.device
+            for module in (worker.module, worker.ref.actor_module)
+            for p in module.parameters()
+        }
         assert at_rest == {device if folder == "kept" else torch.device("cpu")}
     for folder in ("offloaded", "resumed"):
         for part in ("actor/model", "actor/optimizer", "critic/model", "critic/optimizer"):
             expected = tensors(tmp_path / "kept/global_step_3" / part)
             got = tensors(tmp_path / folder / "global_step_3" / part)
-            assert [name for name in expected if not torch.equal(expected[name], got[name])] == [], (folder, part)
+            assert [
+                name for name in expected if not torch.equal(expected[name], got[name])
+            ] == [], (folder, part)
 
 
 def test_a_deterministic_worker_sets_what_cublas_reads(device, monkeypatch) -> None:
@@ -115,7 +147,14 @@ def test_the_update_of_a_batch_is_bitwise_the_same_twice(tiny_task, tmp_path, de
     """Has rows so long that attention's backward pass is cut in parts, whose sum has no fixed order by default."""
     from tests.benchmarks.mfu import Settings, build_worker, make_batch
 
-    model = {"hidden": 128, "intermediate": 128, "layers": 2, "heads": 2, "kv_heads": 1, "vocab": 512}
+    model = {
+        "hidden": 128,
+        "intermediate": 128,
+        "layers": 2,
+        "heads": 2,
+        "kv_heads": 1,
+        "vocab": 512,
+    }
     batch = {"rows": 8, "prompt": 256, "response": 256, "group": 4}
     settings = Settings(device=device.type, deterministic=1, **model, **batch)
     ends = []

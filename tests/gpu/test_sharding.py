@@ -47,12 +47,16 @@ def folder(two_devices: str, tiny_task: Path, tmp_path_factory: pytest.TempPathF
     return folder
 
 
-CASES = [f"actor {limits} {mode}" for limits in LIMITS for mode in MODES] + [f"critic {limits}" for limits in LIMITS]
+CASES = [f"actor {limits} {mode}" for limits in LIMITS for mode in MODES] + [
+    f"critic {limits}" for limits in LIMITS
+]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_gpus_make_the_update_of_one(folder: Path, case: str) -> None:
-    (one, one_metrics), (two, two_metrics) = (torch.load(folder / f"results-{world}.pt")[case] for world in (1, 2))
+    (one, one_metrics), (two, two_metrics) = (
+        torch.load(folder / f"results-{world}.pt")[case] for world in (1, 2)
+    )
     assert largest_difference(one, two) < 1e-4
     assert two_metrics == pytest.approx(one_metrics, rel=1e-4, abs=1e-6)
 
@@ -86,9 +90,13 @@ def actor_log_probs(actor, data, device, fsdp) -> torch.Tensor:
         return actor.compute_log_prob(data)[0]
 
 
-def test_two_gpus_that_offload_train_every_parameter(two_devices: str, tiny_task: Path, tmp_path: Path) -> None:
+def test_two_gpus_that_offload_train_every_parameter(
+    two_devices: str, tiny_task: Path, tmp_path: Path
+) -> None:
     (tmp_path / "model").symlink_to(tiny_task / "model")
     spawn_ranks(offloaded_rank, str(tmp_path), 2, two_devices)
     for rank in range(2):
-        kept, offloaded = (torch.load(tmp_path / f"log-probs-{rank}-{way}.pt") for way in (False, True))
+        kept, offloaded = (
+            torch.load(tmp_path / f"log-probs-{rank}-{way}.pt") for way in (False, True)
+        )
         torch.testing.assert_close(offloaded, kept, rtol=1e-4, atol=1e-5)

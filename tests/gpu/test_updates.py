@@ -22,7 +22,13 @@ from workers.model.update import build_optimizer
 
 pytestmark = pytest.mark.gpu
 
-CONFIG = ActorConfig(entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.2, grad_clip=1e9, ppo_max_token_len_per_gpu=40)
+CONFIG = ActorConfig(
+    entropy_coeff=0.1,
+    use_kl_loss=True,
+    kl_loss_coef=0.2,
+    grad_clip=1e9,
+    ppo_max_token_len_per_gpu=40,
+)
 CPU = torch.device("cpu")
 EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 
@@ -45,16 +51,22 @@ def test_the_policy_update_is_the_cpus_in_float32(lm, cpu_lm, device, layout) ->
 @EVERY_LAYOUT
 def test_the_policy_update_is_near_the_cpus_in_bfloat16(lm, cpu_lm, device, layout) -> None:
     expected, _ = weights_after(cpu_lm, make_update(), CONFIG)
-    got, _ = weights_after(lm, make_update(), CONFIG, device=device, **LAYOUTS[layout], dtype=torch.bfloat16)
+    got, _ = weights_after(
+        lm, make_update(), CONFIG, device=device, **LAYOUTS[layout], dtype=torch.bfloat16
+    )
     assert_near(got, expected, 0.05)
 
 
 @EVERY_LAYOUT
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
 def test_log_probs_and_entropies_are_the_cpus(lm, cpu_lm, device, layout, dtype, tolerance) -> None:
-    expected = DataParallelPPOActor(CONFIG, cpu_lm).compute_log_prob(make_update(), calculate_entropy=True)
+    expected = DataParallelPPOActor(CONFIG, cpu_lm).compute_log_prob(
+        make_update(), calculate_entropy=True
+    )
     settings = ForwardSettings(device=device, dtype=dtype, **LAYOUTS[layout])
-    got = DataParallelPPOActor(CONFIG, lm, forward=settings).compute_log_prob(make_update(), calculate_entropy=True)
+    got = DataParallelPPOActor(CONFIG, lm, forward=settings).compute_log_prob(
+        make_update(), calculate_entropy=True
+    )
     for a, b in zip(got, expected, strict=True):
         assert a.device == CPU
         assert a.dtype == torch.float32
@@ -64,7 +76,9 @@ def test_log_probs_and_entropies_are_the_cpus(lm, cpu_lm, device, layout, dtype,
 @pytest.fixture(scope="module")
 def value_models(tiny_task: Path, device: torch.device) -> tuple[nn.Module, nn.Module]:
     """Returns the value model with a random head, on the device and on the CPU."""
-    spec = ModelSpec(CriticModelConfig(enable_gradient_checkpointing=False), str(tiny_task / "model"), CPU)
+    spec = ModelSpec(
+        CriticModelConfig(enable_gradient_checkpointing=False), str(tiny_task / "model"), CPU
+    )
     module = spec.value_model()
     torch.manual_seed(0)
     nn.init.normal_(module.score.weight, std=0.1)
@@ -75,7 +89,9 @@ def test_values_and_their_update_are_the_cpus(value_models, device) -> None:
     on_device, on_cpu = value_models
     config = CriticConfig(grad_clip=1e9, ppo_max_token_len_per_gpu=40)
     expected = DataParallelPPOCritic(config, on_cpu).compute_values(make_update())
-    got = DataParallelPPOCritic(config, on_device, forward=ForwardSettings(device=device)).compute_values(make_update())
+    got = DataParallelPPOCritic(
+        config, on_device, forward=ForwardSettings(device=device)
+    ).compute_values(make_update())
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     expected_change, expected_metrics = critic_change(on_cpu, make_update(), config)
     change, metrics = critic_change(on_device, make_update(), config, device=device)
@@ -87,7 +103,12 @@ def test_values_and_their_update_are_the_cpus(value_models, device) -> None:
 def test_inputs_lie_on_the_device_without_a_mask(device, layout) -> None:
     settings = ForwardSettings(device=device, **LAYOUTS[layout])
     for _, _, inputs in iter_micro_batches(make_update(), settings, CONFIG.micro_batching):
-        assert inputs.input_ids.device == inputs.logit_positions.device == inputs.labels.device == device
+        assert (
+            inputs.input_ids.device
+            == inputs.logit_positions.device
+            == inputs.labels.device
+            == device
+        )
         assert inputs.attention_mask is None
         if inputs.sequences is not None:
             assert inputs.sequences.boundaries.device == device
@@ -98,7 +119,11 @@ def test_inputs_lie_on_the_device_without_a_mask(device, layout) -> None:
 def test_padded_rows_give_the_same_update(lm, cpu_lm, device, strip_padding) -> None:
     expected, _ = weights_after(cpu_lm, make_update(), CONFIG)
     got, _ = weights_after(
-        lm, make_update(pad_prompt=3, pad_response=2), CONFIG, device=device, strip_padding=strip_padding
+        lm,
+        make_update(pad_prompt=3, pad_response=2),
+        CONFIG,
+        device=device,
+        strip_padding=strip_padding,
     )
     assert_near(got, expected, 1e-4)
 
@@ -124,14 +149,18 @@ def test_a_head_in_chunks_gives_the_same_update(lm, device, monkeypatch) -> None
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("chunk", [1 << 27, 131_072 * 14])
-def test_log_probs_of_a_real_vocabulary_and_their_gradient_are_the_formulas(device, dtype, chunk) -> None:
+def test_log_probs_of_a_real_vocabulary_and_their_gradient_are_the_formulas(
+    device, dtype, chunk
+) -> None:
     """In one chunk and in several, the last a small one."""
     generator = torch.Generator().manual_seed(0)
     rows, vocab = (300, 131_072) if device.type == "cuda" else (30, 131_072)
     given = [torch.randn(n, 16, generator=generator).to(device, dtype) for n in (rows, vocab)]
     labels = torch.randint(vocab, (rows,), generator=generator).to(device)
     states, weight = (x.clone().requires_grad_() for x in given)
-    log_probs, entropies = head_log_probs(states, weight, None, labels, LogitForm(0.7), "grad", chunk)
+    log_probs, entropies = head_log_probs(
+        states, weight, None, labels, LogitForm(0.7), "grad", chunk
+    )
     (log_probs.sum() + entropies.sum()).backward()
     plain_states, plain_weight = (x.clone().requires_grad_() for x in given)
     distribution = ((plain_states @ plain_weight.T).float() / 0.7).log_softmax(-1)
@@ -149,7 +178,9 @@ def test_three_steps_of_the_fused_optimizer_end_like_the_cpus(lm, cpu_lm, device
     start = nn.utils.parameters_to_vector(cpu_lm.parameters()).detach()
     for module, where in ((copy.deepcopy(lm), device), (copy.deepcopy(cpu_lm), CPU)):
         optimizer = build_optimizer(module, OptimConfig(lr=1e-3))
-        actor = DataParallelPPOActor(CONFIG, module, optimizer, forward=ForwardSettings(device=where))
+        actor = DataParallelPPOActor(
+            CONFIG, module, optimizer, forward=ForwardSettings(device=where)
+        )
         for _ in range(3):
             metrics = actor.update_policy(make_update())
         assert metrics["actor/skipped_updates"] == 0
@@ -173,7 +204,11 @@ def test_logits_of_a_batch_never_exist_as_a_whole(tiny_task, cuda_memory) -> Non
 
     device, vocab, tokens = cuda_memory, 262_144, 1024
     config = LlamaConfig(
-        vocab_size=vocab, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
     )
     with torch.device(device):
         policy = PolicyModel(LlamaForCausalLM(config))
@@ -193,4 +228,6 @@ def test_logits_of_a_batch_never_exist_as_a_whole(tiny_task, cuda_memory) -> Non
         policy(inputs, "value")[0].sum().backward()
     gradients = 4 * sum(p.numel() for p in policy.parameters())
     peak = torch.cuda.max_memory_allocated(device) - before - gradients
-    assert peak < 5 * forward.LOGITS_CHUNK_BYTES, "a chunk's logits, their gradient and float32 blocks of it"
+    assert peak < 5 * forward.LOGITS_CHUNK_BYTES, (
+        "a chunk's logits, their gradient and float32 blocks of it"
+    )

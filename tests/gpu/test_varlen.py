@@ -8,7 +8,10 @@ from torch import Tensor
 
 from workers.model.attention import Sequences, packed_attention
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 LENGTHS = (70, 1, 129, 300, 12)
 # The second and the last segment read the first one's keys before their own; the third those of both.
 PATHS = [torch.arange(sum(LENGTHS[:i]), sum(LENGTHS[: i + 1])) for i in range(len(LENGTHS))]

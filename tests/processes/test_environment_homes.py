@@ -96,13 +96,18 @@ def test_a_process_gets_no_more_memory_than_its_limit() -> None:
 
 @pytest.mark.parametrize("network", [True, False])
 def test_a_process_reaches_the_network_only_where_it_may(network: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, guarded_pool(limits=Limits(network=network)) as pool:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        guarded_pool(limits=Limits(network=network)) as pool,
+    ):
         answer = reply_to(pool, f"connect {server.getsockname()[1]}").messages[0]["content"]
         assert (answer == "connected") is network
 
 
 @pytest.mark.parametrize("ending", ["die", "hang", ""])
-def test_what_an_environment_started_in_another_session_ends_with_its_home(ending: str, tmp_path: Path) -> None:
+def test_what_an_environment_started_in_another_session_ends_with_its_home(
+    ending: str, tmp_path: Path
+) -> None:
     with guarded_pool(step_timeout_s=1.0 if ending == "hang" else 30.0) as pool:
         pool.reset("a", 0, 0)
         wait(pool)
@@ -117,14 +122,19 @@ def test_what_an_environment_started_in_another_session_ends_with_its_home(endin
     assert is_gone(daemon)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell how long a thread waits for a processor")
+@pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="other systems do not tell how long a thread waits for a processor",
+)
 def test_a_deadline_counts_the_environments_own_time_not_that_of_a_busy_machine() -> None:
     with guarded_pool(step_timeout_s=0.8) as pool:
         assert not reply_to(pool, "compute 0.1").failure
         with spinning(4):
             started = time.monotonic()
             reply = reply_to(pool, "compute 0.5")
-            assert time.monotonic() - started > 1.3, "the machine was not busy, so that this shows nothing"
+            assert time.monotonic() - started > 1.3, (
+                "the machine was not busy, so that this shows nothing"
+            )
             assert not reply.failure and reply.seconds < 0.8
             assert reply_to(pool, "compute 1.1").failure == "env_timeout"
 
@@ -168,7 +178,11 @@ def test_libraries_that_run_texts_live_in_processes_without_network_by_default()
     assert home("verifiers:mine") == ("process", True, 4.0)
     assert home("gymnasium:Taxi-v4") == ("thread", True, None)
     assert home("mine.games:Game") == ("thread", True, None)
-    assert home("textarena:Sokoban-v0", isolation="thread", network=True, memory_gb=1.0) == ("thread", True, 1.0)
+    assert home("textarena:Sokoban-v0", isolation="thread", network=True, memory_gb=1.0) == (
+        "thread",
+        True,
+        1.0,
+    )
 
 
 def test_a_run_keeps_its_folders_when_something_changes_the_current_one(tmp_path: Path) -> None:
@@ -206,7 +220,9 @@ def test_a_reply_comes_back_as_it_was_sent() -> None:
 
     server = EnvServer()
     server.agent = Silent()
-    assert unpack(server.answer("reset", (3,))).messages == [{"role": "user", "content": "seed 3 \u2603"}]
+    assert unpack(server.answer("reset", (3,))).messages == [
+        {"role": "user", "content": "seed 3 \u2603"}
+    ]
 
 
 def test_a_home_that_stopped_between_calls_is_ended_though_it_does_not_read() -> None:

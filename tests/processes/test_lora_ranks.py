@@ -37,7 +37,9 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str) -> None
         assert all(parameter.is_meta == (rank() > 0) for parameter in module.parameters())
         shard_model(module, FSDPConfig(), dtype, device)
         # The change is then the gradient, to scale.
-        optimizer: Any = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+        optimizer: Any = torch.optim.SGD(
+            [p for p in module.parameters() if p.requires_grad], lr=0.1
+        )
         actor = DataParallelPPOActor(
             ActorConfig(), module, optimizer, forward=ForwardSettings(device=device, dtype=dtype)
         )
@@ -47,7 +49,10 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str) -> None
         for _ in range(2):
             metrics = actor.update_policy(data)
         after = whole_weights(module)
-        torch.save((actor.compute_log_prob(data)[0], reference), Path(folder) / f"{name}-{world}-{number}.pt")
+        torch.save(
+            (actor.compute_log_prob(data)[0], reference),
+            Path(folder) / f"{name}-{world}-{number}.pt",
+        )
         sent = {name: tensor.clone() for name, tensor in iter_weights(module.lm, torch.float32)}
         export = adapter_export(Path(folder) / f"{name}-{world}-adapter", module.lm)
         if number == 0:
@@ -61,7 +66,9 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str) -> None
         torch.distributed.destroy_process_group()
 
 
-def resumed(folder: str, world: int, spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def resumed(
+    folder: str, world: int, spec: ModelSpec
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights of a policy that was saved after an update, and goes on; and of one that reads what it saved."""
     weights, parts = [], ("model", "optimizer", "extra")
     for reads in (False, True):
@@ -102,7 +109,8 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     """Of all tensors together, relative to the other's norm."""
     assert one.keys() == other.keys()
     apart, whole = (
-        torch.cat([kind[n].flatten() for n in one]) for kind in ({n: one[n] - other[n] for n in one}, other)
+        torch.cat([kind[n].flatten() for n in one])
+        for kind in ({n: one[n] - other[n] for n in one}, other)
     )
     return float(apart.norm() / whole.norm())
 
@@ -126,7 +134,9 @@ def test_two_ranks_compute_the_log_probs_and_the_reference_of_one(folder: Path) 
     one = torch.load(folder / "float32-1-0.pt")
     halves = [torch.load(folder / f"float32-2-{rank}.pt") for rank in (0, 1)]
     for kind in (0, 1):
-        torch.testing.assert_close(torch.cat([half[kind] for half in halves]), one[kind], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            torch.cat([half[kind] for half in halves]), one[kind], atol=1e-5, rtol=1e-5
+        )
     assert (one[0] - one[1]).abs().max() > 0.02
 
 
@@ -141,10 +151,15 @@ def test_what_leaves_two_ranks_is_whole(folder: Path) -> None:
 
     sent = read(folder, 2)
     assert largest_difference(sent["1 float32"], sent["2 float32"]) < 1e-5
-    one, two = (load_file(folder / f"float32-{world}-adapter/adapter_model.safetensors") for world in (1, 2))
+    one, two = (
+        load_file(folder / f"float32-{world}-adapter/adapter_model.safetensors") for world in (1, 2)
+    )
     assert largest_difference(one, two) < 1e-5
     # In bfloat16 too the merged weights are those of the adapters, on the rank that has both.
-    whole, adapter = sent["2 bfloat16"], load_file(folder / "bfloat16-2-adapter/adapter_model.safetensors")
+    whole, adapter = (
+        sent["2 bfloat16"],
+        load_file(folder / "bfloat16-2-adapter/adapter_model.safetensors"),
+    )
     name = "model.layers.1.mlp.down_proj"
     a, b = (adapter[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
     base = load_file(folder / "model/model.safetensors")[f"{name}.weight"].bfloat16().float()
@@ -154,4 +169,6 @@ def test_what_leaves_two_ranks_is_whole(folder: Path) -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_training_goes_on_bitwise_from_a_checkpoint(folder: Path, world: int) -> None:
     whole, again = torch.load(folder / f"results-{world}.pt")["resumed"]
-    assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
+    assert whole.keys() == again.keys() and all(
+        torch.equal(whole[name], again[name]) for name in whole
+    )

@@ -19,7 +19,14 @@ from tests.e2e.test_training import read_steps, tiny_config
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_checkpoint import save
 from training.building import build_trainer
-from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, ModelConfig, OptimConfig
+from training.config import (
+    ActorConfig,
+    CriticConfig,
+    CriticModelConfig,
+    FSDPConfig,
+    ModelConfig,
+    OptimConfig,
+)
 from training.run.roles import ResourcePoolManager, Role
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
@@ -44,7 +51,13 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
     for limits in LIMITS:
         for mode in MODES:
             actor = DataParallelPPOActor(
-                ActorConfig(**LIMITS[limits], loss_agg_mode=mode, entropy_coeff=0.1, use_kl_loss=True, grad_clip=0.5),
+                ActorConfig(
+                    **LIMITS[limits],
+                    loss_agg_mode=mode,
+                    entropy_coeff=0.1,
+                    use_kl_loss=True,
+                    grad_clip=0.5,
+                ),
                 *build(folder, "actor", device),
                 forward=settings,
             )
@@ -61,7 +74,10 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
         results[f"critic {limits}"] = (change(before, critic.critic_module), metrics)
         results[f"gradients critic {limits}"] = gradients(critic.critic_module)
         both = DataParallelPPOActor(
-            ActorConfig(**LIMITS[limits]), *build(folder, "both", device), forward=settings, critic=CriticConfig()
+            ActorConfig(**LIMITS[limits]),
+            *build(folder, "both", device),
+            forward=settings,
+            critic=CriticConfig(),
         )
         before = whole_weights(both.actor_module)
         metrics = both.update_policy(data)
@@ -72,7 +88,10 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
     rounded, results["types"] = bfloat16_log_probs(folder, device, data)
     _, own_values = both.read(data, "a test", None, "none")
     rounded["own values"] = own_values
-    torch.save({"log_probs": log_probs, "values": values, **rounded}, Path(folder) / f"rows-{world}-{number}.pt")
+    torch.save(
+        {"log_probs": log_probs, "values": values, **rounded},
+        Path(folder) / f"rows-{world}-{number}.pt",
+    )
     if number == 0:
         torch.save(results, Path(folder) / f"results-{world}.pt")
     if world > 1:
@@ -88,10 +107,14 @@ def tied_weights(folder: str, device: torch.device) -> dict[str, Tensor]:
     shard_model(model, FSDPConfig(), torch.float32, device)
     assert model.lm.get_output_embeddings().weight is model.lm.get_input_embeddings().weight
     assert not any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
-    return whole_weights(model) | {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
+    return whole_weights(model) | {
+        f"buffer {name}": buffer for name, buffer in model.named_buffers()
+    }
 
 
-def bfloat16_log_probs(folder: str, device: torch.device, data: DataProto) -> tuple[dict[str, Tensor], dict[str, str]]:
+def bfloat16_log_probs(
+    folder: str, device: torch.device, data: DataProto
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Returns the log-probs of a policy and of its frozen reference in bfloat16, and the types of their weights."""
     config = ModelConfig(dtype="bfloat16", enable_gradient_checkpointing=False)
     spec = ModelSpec(config, str(Path(folder) / "rounded"), device)
@@ -101,7 +124,9 @@ def bfloat16_log_probs(folder: str, device: torch.device, data: DataProto) -> tu
         model = PolicyModel(spec.causal_lm(trainable=trainable))
         shard_model(model, FSDPConfig(), torch.bfloat16, device)
         types[name] = str({p.dtype for p in model.parameters()})
-        actor = DataParallelPPOActor(ActorConfig(ppo_micro_batch_size_per_gpu=1), model, forward=settings)
+        actor = DataParallelPPOActor(
+            ActorConfig(ppo_micro_batch_size_per_gpu=1), model, forward=settings
+        )
         log_probs[name], _ = actor.compute_log_prob(data)
     return log_probs, types
 
@@ -126,7 +151,9 @@ def change(before: dict[str, Tensor], module: torch.nn.Module) -> dict[str, Tens
     return {name: tensor - before[name] for name, tensor in whole_weights(module).items()}
 
 
-def build(folder: str, kind: str, device: torch.device) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def build(
+    folder: str, kind: str, device: torch.device
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     path = str(Path(folder) / "model")
     if kind in ("actor", "both"):
         spec = ModelSpec(ModelConfig(enable_gradient_checkpointing=False), path, device)
@@ -164,13 +191,18 @@ def compare_ranks(tiny_task: Path, folder: Path, kind: str) -> None:
         spawn_ranks(run_rank, str(folder), world, kind)
 
 
-def spawn_ranks(body: Callable[[str, int, int, int, str], None], folder: str, world: int, kind: str) -> None:
+def spawn_ranks(
+    body: Callable[[str, int, int, int, str], None], folder: str, world: int, kind: str
+) -> None:
     """Runs body(folder, rank, world, port, kind) in `world` processes, each of which must end well."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = mp.get_context("spawn")
-    ranks = [context.Process(target=body, args=(folder, rank, world, port, kind)) for rank in range(world)]
+    ranks = [
+        context.Process(target=body, args=(folder, rank, world, port, kind))
+        for rank in range(world)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -205,7 +237,9 @@ def test_two_ranks_make_the_value_update_of_one(folder: Path, limits: str) -> No
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-def test_two_ranks_make_the_update_of_policy_and_values_in_one_model(folder: Path, limits: str) -> None:
+def test_two_ranks_make_the_update_of_policy_and_values_in_one_model(
+    folder: Path, limits: str
+) -> None:
     (one, one_metrics), (two, two_metrics) = (
         torch.load(folder / f"results-{world}.pt")[f"both {limits}"] for world in (1, 2)
     )
@@ -230,7 +264,9 @@ def saved_before_the_first_step(folder: str, number: int, world: int, port: int,
     for way in ("plain", "saved", "fresh", "used"):
         module, _ = build(folder, "actor", device)
         optimizer = build_optimizer(module, optim)
-        actor = DataParallelPPOActor(ActorConfig(), module, optimizer, forward=ForwardSettings(device=device))
+        actor = DataParallelPPOActor(
+            ActorConfig(), module, optimizer, forward=ForwardSettings(device=device)
+        )
         state = (module, optimizer, build_scheduler(optimizer, optim, 10))
         if way == "used":
             actor.update_policy(data)
@@ -247,7 +283,9 @@ def saved_before_the_first_step(folder: str, number: int, world: int, port: int,
     torch.distributed.destroy_process_group()
 
 
-def test_saving_before_the_first_step_changes_no_step_of_two_ranks(tiny_task: Path, tmp_path: Path) -> None:
+def test_saving_before_the_first_step_changes_no_step_of_two_ranks(
+    tiny_task: Path, tmp_path: Path
+) -> None:
     (tmp_path / "model").symlink_to(tiny_task / "model")
     spawn_ranks(saved_before_the_first_step, str(tmp_path), 2, "cpu")
 
@@ -255,7 +293,13 @@ def test_saving_before_the_first_step_changes_no_step_of_two_ranks(tiny_task: Pa
 def test_a_reference_in_a_pool_of_its_own_gives_the_run_of_one_beside_the_policy(
     tiny_task: Path, tmp_path: Path
 ) -> None:
-    steps, placed = [], ({Role.ActorRolloutRef: "policy"}, {Role.ActorRollout: "policy", Role.RefPolicy: "reference"})
+    steps, placed = (
+        [],
+        (
+            {Role.ActorRolloutRef: "policy"},
+            {Role.ActorRollout: "policy", Role.RefPolicy: "reference"},
+        ),
+    )
     for mapping in placed:
         folder = tmp_path / str(len(mapping))
         config = tiny_config(
@@ -269,10 +313,17 @@ def test_a_reference_in_a_pool_of_its_own_gives_the_run_of_one_beside_the_policy
         )
         trainer = build_trainer(config)
         trainer.role_worker_mapping = dict.fromkeys(mapping, ActorRolloutRefWorker)
-        trainer.resource_pool_manager = ResourcePoolManager({"policy": [1], "reference": [1]}, mapping)
+        trainer.resource_pool_manager = ResourcePoolManager(
+            {"policy": [1], "reference": [1]}, mapping
+        )
         trainer.init_workers()
         trainer.fit()
-        steps.append([{k: v for k, v in step.items() if "/kl_loss" in k or "norm" in k} for step in read_steps(folder)])
+        steps.append(
+            [
+                {k: v for k, v in step.items() if "/kl_loss" in k or "norm" in k}
+                for step in read_steps(folder)
+            ]
+        )
     assert steps[0] == steps[1] and steps[0][-1]["actor/kl_loss"] > 0
 
 
@@ -282,11 +333,17 @@ def test_the_first_ranks_weights_reach_all_and_stay_tied(folder: Path) -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_a_head_that_is_not_the_embedding_though_the_configuration_says_so_is_refused(tiny_task: Path) -> None:
+def test_a_head_that_is_not_the_embedding_though_the_configuration_says_so_is_refused(
+    tiny_task: Path,
+) -> None:
     spec = ModelSpec(
-        ModelConfig(override_config={"tie_word_embeddings": True}), str(tiny_task / "model"), torch.device("cpu")
+        ModelConfig(override_config={"tie_word_embeddings": True}),
+        str(tiny_task / "model"),
+        torch.device("cpu"),
     )
-    with pytest.raises(ValueError, match="tie_word_embeddings is true, but its weights hold another lm_head"):
+    with pytest.raises(
+        ValueError, match="tie_word_embeddings is true, but its weights hold another lm_head"
+    ):
         spec.causal_lm(trainable=True)
 
 
@@ -298,7 +355,9 @@ def test_two_ranks_compute_the_log_probs_and_values_of_one(folder: Path) -> None
         torch.testing.assert_close(both, one[name], rtol=1e-5, atol=1e-5)
 
 
-def test_two_ranks_compute_in_bfloat16_what_one_does_bitwise_and_so_does_the_reference(folder: Path) -> None:
+def test_two_ranks_compute_in_bfloat16_what_one_does_bitwise_and_so_does_the_reference(
+    folder: Path,
+) -> None:
     """The weights are bfloat16 numbers: FSDP2 rounds those of the norms too, which one rank keeps in float32."""
     one = torch.load(folder / "rows-1-0.pt")
     halves = [torch.load(folder / f"rows-2-{rank}.pt") for rank in range(2)]
@@ -309,7 +368,9 @@ def test_two_ranks_compute_in_bfloat16_what_one_does_bitwise_and_so_does_the_ref
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_policy_has_float32_weights_and_its_reference_those_of_the_compute_type(folder: Path, world: int) -> None:
+def test_a_policy_has_float32_weights_and_its_reference_those_of_the_compute_type(
+    folder: Path, world: int
+) -> None:
     types = torch.load(folder / f"results-{world}.pt")["types"]
     assert types == {"policy": "{torch.float32}", "reference": "{torch.bfloat16}"}
 

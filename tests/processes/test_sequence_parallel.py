@@ -20,12 +20,25 @@ from tests.unit.test_actor_critic import make_update
 from tests.unit.test_forward import PACKED, SHARED
 from tests.unit.test_models import MODELS, SIZES
 from tests.unit.test_models import build as build_model
-from training.config import ActorConfig, CriticConfig, CriticModelConfig, FSDPConfig, MicroBatching, ModelConfig
+from training.config import (
+    ActorConfig,
+    CriticConfig,
+    CriticModelConfig,
+    FSDPConfig,
+    MicroBatching,
+    ModelConfig,
+)
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model.attention import check_shared_sequences, use_own_attention
 from workers.model.builder import ModelSpec
-from workers.model.forward import ForwardSettings, PolicyModel, ValueModel, forward_settings, iter_micro_batches
+from workers.model.forward import (
+    ForwardSettings,
+    PolicyModel,
+    ValueModel,
+    forward_settings,
+    iter_micro_batches,
+)
 from workers.ranks.distributed import shard_model, start_process_group
 
 CPU = torch.device("cpu")
@@ -39,7 +52,12 @@ LAYOUTS_OF_RANKS = [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
 
 def run_rank(folder: str, rank: int, world: int, shared: int, port: int) -> None:
     """Computes all that is compared, on this rank's rows; one process runs padded rows, without our attention."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     start_process_group(CPU)
@@ -51,18 +69,26 @@ def run_rank(folder: str, rank: int, world: int, shared: int, port: int) -> None
             for limits, mode in SPLITS.items():
                 name = f"{heads} {layout} {limits}"
                 config = ActorConfig(
-                    **LIMITS[limits], loss_agg_mode=mode, entropy_coeff=0.1, use_kl_loss=True, grad_clip=0.5
+                    **LIMITS[limits],
+                    loss_agg_mode=mode,
+                    entropy_coeff=0.1,
+                    use_kl_loss=True,
+                    grad_clip=0.5,
                 )
-                module, settings, optimizer = build(folder, heads, share, shared, checkpointing=limits == "rows")
+                module, settings, optimizer = build(
+                    folder, heads, share, shared, checkpointing=limits == "rows"
+                )
                 actor = DataParallelPPOActor(config, module, optimizer, forward=settings)
-                results[f"rows log_probs {name}"], results[f"rows entropies {name}"] = actor.compute_log_prob(
-                    data, True
+                results[f"rows log_probs {name}"], results[f"rows entropies {name}"] = (
+                    actor.compute_log_prob(data, True)
                 )
                 before = whole_weights(module)
                 metrics = actor.update_policy(data)
                 results[f"actor {name}"] = (change(before, module), metrics)
                 module, settings, optimizer = build(folder, heads, share, shared, value=True)
-                critic = DataParallelPPOCritic(CriticConfig(**LIMITS[limits]), module, optimizer, forward=settings)
+                critic = DataParallelPPOCritic(
+                    CriticConfig(**LIMITS[limits]), module, optimizer, forward=settings
+                )
                 results[f"rows values {name}"] = critic.compute_values(data)
                 before = whole_weights(module)
                 metrics = critic.update_critic(data)
@@ -76,7 +102,13 @@ def run_rank(folder: str, rank: int, world: int, shared: int, port: int) -> None
 
 
 def build(
-    folder: str, heads: str, share_prompts: bool, shared: int, *, checkpointing: bool = False, value: bool = False
+    folder: str,
+    heads: str,
+    share_prompts: bool,
+    shared: int,
+    *,
+    checkpointing: bool = False,
+    value: bool = False,
 ) -> tuple[nn.Module, ForwardSettings, torch.optim.Optimizer]:
     config_cls = CriticModelConfig if value else ModelConfig
     config = config_cls(enable_gradient_checkpointing=checkpointing, dtype="float32")
@@ -104,7 +136,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sequence_parallel")
     torch.manual_seed(0)
     for name, (heads, key_heads) in HEADS.items():
-        sizes = SIZES | {"hidden_size": 8 * heads, "num_attention_heads": heads, "num_key_value_heads": key_heads}
+        sizes = SIZES | {
+            "hidden_size": 8 * heads,
+            "num_attention_heads": heads,
+            "num_key_value_heads": key_heads,
+        }
         build_model(LlamaConfig(**sizes), None).save_pretrained(folder / name)
     return folder
 
@@ -117,7 +153,8 @@ def results(folder: Path, world: int, shared: int) -> list[dict[str, Any]]:
             port = probe.getsockname()[1]
         context = mp.get_context("spawn")
         ranks = [
-            context.Process(target=run_rank, args=(str(folder), rank, world, shared, port)) for rank in range(world)
+            context.Process(target=run_rank, args=(str(folder), rank, world, shared, port))
+            for rank in range(world)
         ]
         for process in ranks:
             process.start()
@@ -128,7 +165,9 @@ def results(folder: Path, world: int, shared: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("world", "shared"), LAYOUTS_OF_RANKS)
-def test_a_sequence_parallel_group_makes_the_updates_of_one(folder: Path, world: int, shared: int) -> None:
+def test_a_sequence_parallel_group_makes_the_updates_of_one(
+    folder: Path, world: int, shared: int
+) -> None:
     (one,), many = results(folder, 1, 1), results(folder, world, shared)
     names = [name for name in one if name.startswith(("actor", "critic"))]
     assert len(names) == 2 * len(HEADS) * len(SHARING) * len(SPLITS)
@@ -139,7 +178,9 @@ def test_a_sequence_parallel_group_makes_the_updates_of_one(folder: Path, world:
 
 
 @pytest.mark.parametrize(("world", "shared"), LAYOUTS_OF_RANKS)
-def test_each_of_them_has_the_log_probs_entropies_and_values_of_one(folder: Path, world: int, shared: int) -> None:
+def test_each_of_them_has_the_log_probs_entropies_and_values_of_one(
+    folder: Path, world: int, shared: int
+) -> None:
     (one,), many = results(folder, 1, 1), results(folder, world, shared)
     for name in (name for name in one if name.startswith(("rows", "bf16"))):
         for first in range(shared):
@@ -163,12 +204,16 @@ class Rank:
 
 @pytest.mark.parametrize("settings", [SHARED, PACKED])
 @pytest.mark.parametrize("size", [2, 4])
-def test_the_parts_of_the_ranks_are_the_whole_with_padding(settings: ForwardSettings, size: int) -> None:
+def test_the_parts_of_the_ranks_are_the_whole_with_padding(
+    settings: ForwardSettings, size: int
+) -> None:
     limits = MicroBatching(max_token_len=24)
     wholes = [inputs for _, _, inputs in iter_micro_batches(make_update(), settings, limits)]
     assert any(inputs.input_ids.shape[1] % size for inputs in wholes)
     ranks = [replace(settings, sequence_group=Rank(rank, size)) for rank in range(size)]
-    of_ranks = [[inputs for _, _, inputs in iter_micro_batches(make_update(), s, limits)] for s in ranks]
+    of_ranks = [
+        [inputs for _, _, inputs in iter_micro_batches(make_update(), s, limits)] for s in ranks
+    ]
     empty = 0
     for whole, *parts in zip(wholes, *of_ranks, strict=True):
         length, tokens = whole.input_ids.shape[1], {}
@@ -180,13 +225,21 @@ def test_the_parts_of_the_ranks_are_the_whole_with_padding(settings: ForwardSett
             assert part.sequences is not None and part.sequences.group is ranks[rank].sequence_group
             assert sum(part.sequences.lengths) == ids.shape[1]
             width = part.input_ids.shape[1]
-            assert (part.logit_positions < part.input_ids.numel()).all() and (part.logit_positions >= 0).all()
+            assert (part.logit_positions < part.input_ids.numel()).all() and (
+                part.logit_positions >= 0
+            ).all()
             empty += not len(part.logit_positions)
-            of_part = zip(part.logit_positions.tolist(), part.rows, part.columns, part.labels, strict=True)
+            of_part = zip(
+                part.logit_positions.tolist(), part.rows, part.columns, part.labels, strict=True
+            )
             for position, *token in of_part:
                 tokens[position // width, rank * width + position % width, *map(int, token)] = True
-        expected = zip(whole.logit_positions.tolist(), whole.rows, whole.columns, whole.labels, strict=True)
-        assert tokens.keys() == {(p // length, p % length, *map(int, token)) for p, *token in expected}
+        expected = zip(
+            whole.logit_positions.tolist(), whole.rows, whole.columns, whole.labels, strict=True
+        )
+        assert tokens.keys() == {
+            (p // length, p % length, *map(int, token)) for p, *token in expected
+        }
     # A rank without a sampled token must be among them.
     assert empty or size == 2
 
@@ -194,10 +247,13 @@ def test_the_parts_of_the_ranks_are_the_whole_with_padding(settings: ForwardSett
 def test_models_whose_sequences_cannot_be_shared_are_refused() -> None:
     lm = build_model(*MODELS["llama"][:2])
     with pytest.raises(
-        ValueError, match="ulysses_sequence_parallel_size=3 does not divide the model's 4 attention heads"
+        ValueError,
+        match="ulysses_sequence_parallel_size=3 does not divide the model's 4 attention heads",
     ):
         check_shared_sequences(lm, 3)
-    with pytest.raises(ValueError, match="size=2: model type 'llama' does not have plain sdpa attention"):
+    with pytest.raises(
+        ValueError, match="size=2: model type 'llama' does not have plain sdpa attention"
+    ):
         check_shared_sequences(lm, 2)
     assert use_own_attention(lm)
     check_shared_sequences(lm, 2)

@@ -19,9 +19,18 @@ def entry_of(name: str) -> str:
 def test_a_right_answer_scores_1_and_an_odd_one_0() -> None:
     entry = entry_of("prime_factorization")
     answer = json.loads(entry)["answer"]
-    assert default_compute_score("reasoning_gym/prime_factorization", answer, answer, {"entry": entry}) == 1.0
+    assert (
+        default_compute_score("reasoning_gym/prime_factorization", answer, answer, {"entry": entry})
+        == 1.0
+    )
     for odd in ("", "2 x y", "×", "9" * 5000, "1e999 × 2"):
-        assert 0 <= default_compute_score("reasoning_gym/prime_factorization", odd, answer, {"entry": entry}) < 1
+        assert (
+            0
+            <= default_compute_score(
+                "reasoning_gym/prime_factorization", odd, answer, {"entry": entry}
+            )
+            < 1
+        )
 
 
 def test_what_the_policy_writes_runs_in_another_process_without_a_network(tmp_path: Path) -> None:
@@ -31,11 +40,15 @@ def test_what_the_policy_writes_runs_in_another_process_without_a_network(tmp_pa
     assert judged.score("countdown", "1 + 1", entry) < 1
     assert judged._process is not None
     pid = judged._process.pid
-    assert pid != os.getpid() and os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
+    assert pid != os.getpid() and os.readlink(f"/proc/{pid}/ns/net") != os.readlink(
+        "/proc/self/ns/net"
+    )
     judged._process.kill()
 
 
-def test_an_answer_that_never_ends_scores_0_and_the_next_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_never_ends_scores_0_and_the_next_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(custom.reward_score, "DEADLINE_S", 1.0)
     judged = VerifierProcess()
     entry = entry_of("countdown")
@@ -55,7 +68,9 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_answer_that_runs_code_scores_0_and_shifts_no_other(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_runs_code_scores_0_and_shifts_no_other(
+    attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """binary_matrix evaluates an answer as Python."""
     monkeypatch.setattr(custom.reward_score, "DEADLINE_S", 1.5)
     judged, entry = VerifierProcess(), entry_of("binary_matrix")

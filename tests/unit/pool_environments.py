@@ -42,7 +42,9 @@ class EvilError(Exception):
 class Obedient:
     """An action is a verb and an argument; `closes` is a file that gets a line for each close."""
 
-    def __init__(self, closes: str | None = None, hang_in: str = "", build_s: float = 0.0, fail_in: str = "") -> None:
+    def __init__(
+        self, closes: str | None = None, hang_in: str = "", build_s: float = 0.0, fail_in: str = ""
+    ) -> None:
         self.closes, self.hang_in, self.fail_in = closes, hang_in, fail_in
         self.child: subprocess.Popen[bytes] | None = None
         # Not id(self), which one may have again that is made after this one is gone.
@@ -63,7 +65,11 @@ class Obedient:
     def step(self, action: str) -> Any:
         verb, _, argument = action.partition(" ")
         result = getattr(self, f"do_{verb}")(argument)
-        return result if isinstance(result, tuple) else (str(result), 0.5, verb == "end", {"verb": verb})
+        return (
+            result
+            if isinstance(result, tuple)
+            else (str(result), 0.5, verb == "end", {"verb": verb})
+        )
 
     def close(self) -> None:
         if self.closes is not None:

@@ -79,19 +79,28 @@ def weights_after(
     module = copy.deepcopy(lm)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     actor = DataParallelPPOActor(config, module, optimizer, forward=ForwardSettings(**settings))
-    metrics = actor.update_policy(data, UpdatePlan.of_rows(len(data), rows, config.ppo_epochs, config.shuffle))
+    metrics = actor.update_policy(
+        data, UpdatePlan.of_rows(len(data), rows, config.ppo_epochs, config.shuffle)
+    )
     change = [p - q for p, q in zip(module.parameters(), lm.parameters(), strict=True)]
     return torch.cat([c.detach().flatten() for c in change]), metrics
 
 
 @pytest.mark.parametrize("rollout_is", ["token", "sequence"])
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_single_update_weighs_by_its_own_log_probs_as_if_they_had_been_computed_before(lm, rollout_is, split) -> None:
-    config, correction = ActorConfig(grad_clip=1e9, **split), RolloutCorrectionConfig(rollout_is=rollout_is)
+def test_a_single_update_weighs_by_its_own_log_probs_as_if_they_had_been_computed_before(
+    lm, rollout_is, split
+) -> None:
+    config, correction = (
+        ActorConfig(grad_clip=1e9, **split),
+        RolloutCorrectionConfig(rollout_is=rollout_is),
+    )
 
     def updated(data: DataProto) -> tuple[Tensor, dict[str, float]]:
         module = copy.deepcopy(lm)
-        actor = DataParallelPPOActor(config, module, torch.optim.SGD(module.parameters(), lr=0.1), correction)
+        actor = DataParallelPPOActor(
+            config, module, torch.optim.SGD(module.parameters(), lr=0.1), correction
+        )
         metrics = actor.update_policy(data)
         return torch.cat([p.detach().flatten() for p in module.parameters()]), metrics
 
@@ -108,7 +117,9 @@ def test_a_single_update_weighs_by_its_own_log_probs_as_if_they_had_been_compute
     start = torch.cat([p.detach().flatten() for p in lm.parameters()])
     assert close(got - start, expected - start) and not close(unweighed - start, expected - start)
     for name in ("rollout_is_mean", "rollout_is_oob_ratio"):
-        assert metrics[f"rollout_corr/{name}"] == pytest.approx(told[f"rollout_corr/{name}"], rel=1e-4)
+        assert metrics[f"rollout_corr/{name}"] == pytest.approx(
+            told[f"rollout_corr/{name}"], rel=1e-4
+        )
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -117,9 +128,15 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 @pytest.mark.parametrize("loss_agg_mode", LOSS_AGG_MODES)
 @pytest.mark.parametrize("order", ["abc", "cab"])
-def test_groups_that_come_one_by_one_give_the_gradient_and_metrics_of_all(lm, order, loss_agg_mode) -> None:
+def test_groups_that_come_one_by_one_give_the_gradient_and_metrics_of_all(
+    lm, order, loss_agg_mode
+) -> None:
     config = ActorConfig(
-        loss_agg_mode=loss_agg_mode, entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.2, grad_clip=1e9
+        loss_agg_mode=loss_agg_mode,
+        entropy_coeff=0.1,
+        use_kl_loss=True,
+        kl_loss_coef=0.2,
+        grad_clip=1e9,
     )
     data = make_update()
     expected, expected_metrics = weights_after(lm, data, config)
@@ -128,7 +145,9 @@ def test_groups_that_come_one_by_one_give_the_gradient_and_metrics_of_all(lm, or
     for _ in range(2):
         module.load_state_dict(lm.state_dict())
         for uid in order:
-            actor.add_groups(data.select_idxs(torch.tensor([i for i, own in enumerate("aaaabbc") if own == uid])))
+            actor.add_groups(
+                data.select_idxs(torch.tensor([i for i, own in enumerate("aaaabbc") if own == uid]))
+            )
         metrics = actor.finish_update("actor")
         change = [p - q for p, q in zip(module.parameters(), lm.parameters(), strict=True)]
         assert close(torch.cat([c.detach().flatten() for c in change]), expected)
@@ -139,7 +158,11 @@ def test_groups_that_come_one_by_one_give_the_gradient_and_metrics_of_all(lm, or
 @pytest.mark.parametrize("split", SPLITS[1:])
 def test_gradient_and_metrics_do_not_depend_on_micro_batch_size(lm, split, loss_agg_mode) -> None:
     config = ActorConfig(
-        loss_agg_mode=loss_agg_mode, entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.2, grad_clip=1e9
+        loss_agg_mode=loss_agg_mode,
+        entropy_coeff=0.1,
+        use_kl_loss=True,
+        kl_loss_coef=0.2,
+        grad_clip=1e9,
     )
     data = make_update()
     expected, expected_metrics = weights_after(lm, data, replace(config, **SPLITS[0]))
@@ -149,14 +172,18 @@ def test_gradient_and_metrics_do_not_depend_on_micro_batch_size(lm, split, loss_
 
 
 @pytest.mark.parametrize("loss_agg_mode", LOSS_AGG_MODES)
-def test_a_loss_written_for_verl_has_vanillas_gradient_for_any_split(lm, loss_agg_mode, monkeypatch) -> None:
+def test_a_loss_written_for_verl_has_vanillas_gradient_for_any_split(
+    lm, loss_agg_mode, monkeypatch
+) -> None:
     """It gives `agg_loss` a loss, a mask and a mode, and returns metrics as plain numbers."""
 
     def clipped(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config):
         ratio = (log_prob - old_log_prob).exp()
         bounded = ratio.clamp(1 - config.clip_ratio, 1 + config.clip_ratio)
         losses = torch.maximum(-advantages * ratio, -advantages * bounded)
-        losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * config.clip_ratio_c), losses)
+        losses = torch.where(
+            advantages < 0, torch.minimum(losses, -advantages * config.clip_ratio_c), losses
+        )
         loss = agg_loss(losses, response_mask, loss_agg_mode)
         return loss, {"actor/longer": masked_mean((bounded != ratio).float(), response_mask).item()}
 
@@ -179,7 +206,9 @@ def test_gradient_does_not_depend_on_padding_or_row_order(lm, layout) -> None:
     config = ActorConfig(grad_clip=1e9, ppo_max_token_len_per_gpu=40)
     data = make_update()
     expected, _ = weights_after(lm, data, config)
-    padded, _ = weights_after(lm, make_update(pad_prompt=3, pad_response=2), config, **LAYOUTS[layout])
+    padded, _ = weights_after(
+        lm, make_update(pad_prompt=3, pad_response=2), config, **LAYOUTS[layout]
+    )
     assert close(padded, expected)
     shuffled = data.select_idxs(torch.tensor([6, 2, 4, 0, 5, 1, 3]))
     reordered, _ = weights_after(lm, shuffled, config, **LAYOUTS[layout])
@@ -249,13 +278,16 @@ def test_a_skipped_update_says_whose_loss_it_was_in_which_step_and_mini_batch(lm
     data.batch["advantages"][0, 0] = float("nan")
     weights_after(lm, data, ActorConfig())
     assert (
-        "step 1, mini-batch 1 of 1 of the actor: its gradient has norm nan, from the loss of ranks [0]" in caplog.text
+        "step 1, mini-batch 1 of 1 of the actor: its gradient has norm nan, from the loss of ranks [0]"
+        in caplog.text
     )
     caplog.clear()
     broken = copy.deepcopy(lm)
     next(broken.parameters()).register_hook(lambda gradient: gradient * float("inf"))
     optimizer = torch.optim.SGD(broken.parameters(), lr=0.1)
-    DataParallelPPOActor(ActorConfig(), broken, optimizer).update_policy(make_update(), UpdatePlan.of_rows(7, 7))
+    DataParallelPPOActor(ActorConfig(), broken, optimizer).update_policy(
+        make_update(), UpdatePlan.of_rows(7, 7)
+    )
     assert "from the loss of ranks none: it is the backward pass" in caplog.text
 
 
@@ -291,7 +323,10 @@ def small_device(module: nn.Module, tokens: int) -> Iterator[list[int]]:
 def test_an_update_that_runs_out_of_memory_is_made_with_half_the_tokens_and_the_same_numbers(
     lm, caplog, settings, fits
 ) -> None:
-    config, plan = ActorConfig(ppo_max_token_len_per_gpu=1000, ppo_epochs=2), UpdatePlan.of_rows(7, 7, 2)
+    config, plan = (
+        ActorConfig(ppo_max_token_len_per_gpu=1000, ppo_epochs=2),
+        UpdatePlan.of_rows(7, 7, 2),
+    )
     expected, expected_metrics = weights_after(lm, make_update(), config, **settings)
     module = copy.deepcopy(lm)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -303,9 +338,14 @@ def test_an_update_that_runs_out_of_memory_is_made_with_half_the_tokens_and_the_
         assert close(torch.cat([c.detach().flatten() for c in change]), expected)
         assert metrics == pytest.approx(expected_metrics, rel=2e-5, abs=1e-7)
         said = [record.message for record in caplog.records if "ran out" in record.message]
-        assert f"at most MicroBatching(max_token_len={fits}, micro_batch_size=None) for the rest of the run" in said[-1]
+        assert (
+            f"at most MicroBatching(max_token_len={fits}, micro_batch_size=None) for the rest of the run"
+            in said[-1]
+        )
         actor.update_policy(make_update(), plan)
-        assert len([record for record in caplog.records if "ran out" in record.message]) == len(said), "it stays"
+        assert len([record for record in caplog.records if "ran out" in record.message]) == len(
+            said
+        ), "it stays"
     with small_device(module, 3), pytest.raises(torch.OutOfMemoryError):
         actor.update_policy(make_update(), plan)
 
@@ -344,7 +384,9 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_task: Path) -> None:
     changes = []
     for checkpointing in (False, True):
         spec = ModelSpec(
-            ModelConfig(enable_gradient_checkpointing=checkpointing), str(tiny_task / "model"), torch.device("cpu")
+            ModelConfig(enable_gradient_checkpointing=checkpointing),
+            str(tiny_task / "model"),
+            torch.device("cpu"),
         )
         module = spec.causal_lm(trainable=True)
         assert module.is_gradient_checkpointing == checkpointing
@@ -380,7 +422,9 @@ def test_a_loss_that_returns_something_else_is_named(lm, monkeypatch) -> None:
 @pytest.fixture(scope="module")
 def transformer(tiny_task: Path) -> nn.Module:
     spec = ModelSpec(
-        CriticModelConfig(enable_gradient_checkpointing=False), str(tiny_task / "model"), torch.device("cpu")
+        CriticModelConfig(enable_gradient_checkpointing=False),
+        str(tiny_task / "model"),
+        torch.device("cpu"),
     )
     module = spec.value_model()
     torch.manual_seed(0)
@@ -394,7 +438,9 @@ def critic_change(
     module = copy.deepcopy(transformer)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     critic = DataParallelPPOCritic(config, module, optimizer, forward=ForwardSettings(**settings))
-    metrics = critic.update_critic(data, UpdatePlan.of_rows(len(data), 7, config.ppo_epochs or 1, config.shuffle))
+    metrics = critic.update_critic(
+        data, UpdatePlan.of_rows(len(data), 7, config.ppo_epochs or 1, config.shuffle)
+    )
     change = [p - q for p, q in zip(module.parameters(), transformer.parameters(), strict=True)]
     return torch.cat([c.detach().flatten() for c in change]), metrics
 
@@ -413,7 +459,11 @@ def test_critic_loss_is_the_clipped_squared_error(transformer) -> None:
     values = DataParallelPPOCritic(CriticConfig(), transformer).compute_values(data)
     mask, old, returns = data.batch["response_mask"], data.batch["values"], data.batch["returns"]
     clipped = values.clamp(old - 0.5, old + 0.5)
-    expected = 0.5 * (torch.maximum((values - returns) ** 2, (clipped - returns) ** 2) * mask).sum() / mask.sum()
+    expected = (
+        0.5
+        * (torch.maximum((values - returns) ** 2, (clipped - returns) ** 2) * mask).sum()
+        / mask.sum()
+    )
     _, metrics = critic_change(transformer, data, CriticConfig())
     assert metrics["critic/vf_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
@@ -424,8 +474,14 @@ def test_an_update_leaves_no_gradient_in_memory(lm, transformer, dtype) -> None:
     settings = ForwardSettings(dtype=dtype)
     for build, module in ((DataParallelPPOActor, policy), (DataParallelPPOCritic, values)):
         config = ActorConfig(ppo_mini_batch_size=7) if module is policy else CriticConfig()
-        worker = build(config, module, torch.optim.SGD(module.parameters(), lr=0.1), forward=settings)
-        _ = worker.update_policy(make_update()) if module is policy else worker.update_critic(make_update())
+        worker = build(
+            config, module, torch.optim.SGD(module.parameters(), lr=0.1), forward=settings
+        )
+        _ = (
+            worker.update_policy(make_update())
+            if module is policy
+            else worker.update_critic(make_update())
+        )
         assert [name for name, p in module.named_parameters() if p.grad is not None] == []
 
 

@@ -58,14 +58,23 @@ def test_a_conversation_has_the_prefix_and_the_state_where_the_observation_lacks
     assert agent.step("wait")[0] == [user("You hear: Turn 2!")]
     assert agent.step("wait") == ([user("It is dark.\nTurn 3")], 0.5, True, {"turn": 3})
     assert agent.trajectory == Trajectory(
-        states=["You wake up.\nTurn 0", "It is dark.\nTurn 1", "You hear: Turn 2!", "It is dark.\nTurn 3"],
+        states=[
+            "You wake up.\nTurn 0",
+            "It is dark.\nTurn 1",
+            "You hear: Turn 2!",
+            "It is dark.\nTurn 3",
+        ],
         actions=["wait"] * 3,
         rewards=[0.5] * 3,
         dones=[False, False, True],
         infos=[{"turn": 1}, {"turn": 2}, {"turn": 3}],
         seed=0,
     )
-    assert agent.tool_schemas is None and agent.episode_reward("done") is None and agent.trajectory.ending == "done"
+    assert (
+        agent.tool_schemas is None
+        and agent.episode_reward("done") is None
+        and agent.trajectory.ending == "done"
+    )
 
 
 class TextGameEnv(BaseEnvironment):
@@ -96,7 +105,10 @@ def test_a_game_whose_reset_forgets_done_can_be_played_again():
 
 
 def test_the_state_can_be_left_out_and_an_environment_needs_only_reset_and_step():
-    assert Agent(Room(), include_state=False).reset(0) == [system("Be brief."), user("You wake up.")]
+    assert Agent(Room(), include_state=False).reset(0) == [
+        system("Be brief."),
+        user("You wake up."),
+    ]
 
     class Bare:
         def reset(self):
@@ -124,7 +136,12 @@ def test_messages_of_the_environments_own_are_kept_with_the_state_in_the_last():
     class Chatty(Room):
         def reset(self):
             super().reset()
-            return [system("Mine."), user("Hello"), {"role": "assistant", "content": "Yes?"}, user("Go.")]
+            return [
+                system("Mine."),
+                user("Hello"),
+                {"role": "assistant", "content": "Yes?"},
+                user("Go."),
+            ]
 
     messages = Agent(Chatty()).reset(0)
     assert [m["content"] for m in messages] == ["Mine.", "Hello", "Yes?", "Go.\nTurn 0"]
@@ -137,7 +154,9 @@ def test_observation_and_state_together_keep_to_the_limit():
             return "s" * 10_000
 
     agent = Agent(Long(), max_observation_chars=500)
-    assert len(agent.reset(0)[-1]["content"]) == 500 and len(agent.step("a")[0][0]["content"]) == 500
+    assert (
+        len(agent.reset(0)[-1]["content"]) == 500 and len(agent.step("a")[0][0]["content"]) == 500
+    )
 
 
 def test_a_state_that_is_no_text_is_a_bad_environment():
@@ -167,7 +186,9 @@ class Multiply(Tool):
 def test_with_tools_calls_become_observations_and_all_else_goes_to_the_environment(tmp_path):
     pytest.importorskip("custom.tools")
     (tmp_path / "tools.py").write_text(TOOLS)
-    spec = AgentSpec("custom.envs.tool_arithmetic:ToolArithmetic", tools=(f"{tmp_path}/tools.py:Multiply",))
+    spec = AgentSpec(
+        "custom.envs.tool_arithmetic:ToolArithmetic", tools=(f"{tmp_path}/tools.py:Multiply",)
+    )
     agent = pickle.loads(pickle.dumps(spec)).build()
     assert [schema["function"]["name"] for schema in agent.tool_schemas] == ["multiply"]
     rules, question = agent.reset(0)
@@ -177,8 +198,14 @@ def test_with_tools_calls_become_observations_and_all_else_goes_to_the_environme
     messages, reward, done, info = agent.step(call)
     assert (messages, reward, done) == ([user(str(int(a) * int(b)))], 0.0, False)
     (record,) = info["tool_calls"]
-    assert record.pop("seconds") >= 0 and record == {"name": "multiply", "ok": True, "error_kind": ""}
-    assert agent.step(call.replace(a, '"x"', 1))[3]["tool_calls"][0]["error_kind"] == "bad_arguments"
+    assert record.pop("seconds") >= 0 and record == {
+        "name": "multiply",
+        "ok": True,
+        "error_kind": "",
+    }
+    assert (
+        agent.step(call.replace(a, '"x"', 1))[3]["tool_calls"][0]["error_kind"] == "bad_arguments"
+    )
     messages, reward, done, info = agent.step(str(int(a) * int(b) + int(c)))
     assert (messages, reward, done, info) == ([user("Correct.")], 1.0, True, {"tool_calls": []})
     assert agent.trajectory.rewards == [0.0, 0.0, 1.0]
@@ -275,7 +302,9 @@ def test_an_object_that_cannot_be_copied_is_rebuilt_from_its_config():
 
 
 def test_an_adapter_fills_the_specs_template_with_its_own_fields():
-    spec = AgentSpec("reasoning_gym:chain_sum", {"max_terms": 2}, prompt_template="{name}: {question}")
+    spec = AgentSpec(
+        "reasoning_gym:chain_sum", {"max_terms": 2}, prompt_template="{name}: {question}"
+    )
     assert spec.build().reset(1)[0]["content"].startswith("chain_sum: State")
     with pytest.raises(ValueError, match=r"GuessNumber takes .*, not \['prompt_template'\]"):
         AgentSpec(GUESS, prompt_template="{question}").build()
@@ -283,8 +312,12 @@ def test_an_adapter_fills_the_specs_template_with_its_own_fields():
 
 def test_a_reward_function_comes_from_a_file_with_its_arguments(tmp_path):
     file = tmp_path / "my_reward.py"
-    file.write_text("def count(trajectory, environment, per_turn): return per_turn * len(trajectory)\n")
-    agent = AgentSpec(GUESS, reward_path=str(file), reward_name="count", reward_kwargs={"per_turn": 0.5}).build()
+    file.write_text(
+        "def count(trajectory, environment, per_turn): return per_turn * len(trajectory)\n"
+    )
+    agent = AgentSpec(
+        GUESS, reward_path=str(file), reward_name="count", reward_kwargs={"per_turn": 0.5}
+    ).build()
     agent.reset(0)
     agent.step("5"), agent.step("6")
     assert agent.episode_reward("done") == 1.0
@@ -326,7 +359,9 @@ def own_agents(tmp_path):
 
 
 def test_a_subclass_by_path_plays_and_its_rewards_count(own_agents):
-    agent = AgentSpec(SimpleGameEnvironment, agent_path=own_agents, agent_name="Polite", reward_fn=None).build()
+    agent = AgentSpec(
+        SimpleGameEnvironment, agent_path=own_agents, agent_name="Polite", reward_fn=None
+    ).build()
     agent.reset(0)
     item = agent.environment.here[0]
     messages, reward, done, _ = agent.step(f"please take {item}")
@@ -337,14 +372,19 @@ def test_a_subclass_by_path_plays_and_its_rewards_count(own_agents):
 
 
 def test_an_agent_that_is_no_agent_of_ours_plays_without_an_environment(own_agents):
-    spec = AgentSpec(None, agent_path=own_agents, agent_name="Alone", reward_fn=lambda t: len(t) + 0.5)
+    spec = AgentSpec(
+        None, agent_path=own_agents, agent_name="Alone", reward_fn=lambda t: len(t) + 0.5
+    )
     agent = spec.build()
     assert isinstance(agent, CheckedAgent) and agent.tool_schemas is None
     assert agent.reset(4) == [user("seed 4")]
     assert agent.step("hm") == ([user("more")], 0.0, False, {"environment_reward": 1.0})
     assert agent.step("long") == ([user("more")], 0.0, True, {"environment_reward": 1.0})
     assert agent.episode_reward("done") == 2.5
-    assert (agent.trajectory.states, agent.trajectory.actions) == (["seed 4", "more", "more"], ["hm", "long"])
+    assert (agent.trajectory.states, agent.trajectory.actions) == (
+        ["seed 4", "more", "more"],
+        ["hm", "long"],
+    )
     agent.close()
     assert agent.inner.closed
 

@@ -18,9 +18,21 @@ from tests.unit.test_models import MODELS, SIZES, build
 from training.config import ActorConfig, CriticModelConfig, MicroBatching, ModelConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model import attention
-from workers.model.attention import NAME, Sequences, own_attention, packed_attention, use_own_attention
+from workers.model.attention import (
+    NAME,
+    Sequences,
+    own_attention,
+    packed_attention,
+    use_own_attention,
+)
 from workers.model.builder import ModelSpec
-from workers.model.forward import ForwardSettings, ValueModel, forward_settings, iter_micro_batches, scatter_tokens
+from workers.model.forward import (
+    ForwardSettings,
+    ValueModel,
+    forward_settings,
+    iter_micro_batches,
+    scatter_tokens,
+)
 
 CPU = torch.device("cpu")
 PADDED = ForwardSettings()
@@ -42,7 +54,9 @@ def relative(got: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_rows_padded_rows_and_rows_alone_are_the_same(kind: str, checkpointing: bool) -> None:
+def test_packed_rows_padded_rows_and_rows_alone_are_the_same(
+    kind: str, checkpointing: bool
+) -> None:
     lm, data = grouped_heads(kind, checkpointing), make_batch()
     alone = [x.detach() for x in plain_log_probs(lm, data, 0.7)]
     expected = gradient(lm, data, PADDED, MicroBatching(micro_batch_size=1))
@@ -61,7 +75,9 @@ def test_values_of_packed_rows_are_those_of_padded_rows(tiny_task: Path) -> None
     for name, settings in {"shared": SHARED, "packed": PACKED, "padded": PADDED}.items():
         transformer.zero_grad()
         values[name] = torch.zeros(data.batch["responses"].shape)
-        for rows, micro, inputs in iter_micro_batches(data, settings, MicroBatching(max_token_len=40)):
+        for rows, micro, inputs in iter_micro_batches(
+            data, settings, MicroBatching(max_token_len=40)
+        ):
             values[name][rows] = scatter_tokens(
                 *ValueModel(transformer)(inputs), inputs, micro.batch["responses"].shape
             )
@@ -88,7 +104,9 @@ def test_the_budget_counts_the_tokens_of_packed_rows_once_and_the_padding_of_oth
     budget = MicroBatching(max_token_len=28)
 
     def sizes(settings: ForwardSettings) -> list[int]:
-        return [inputs.input_ids.numel() for _, _, inputs in iter_micro_batches(data, settings, budget)]
+        return [
+            inputs.input_ids.numel() for _, _, inputs in iter_micro_batches(data, settings, budget)
+        ]
 
     assert sizes(PACKED) == [11 + 9 + 8, 7 + 6 + 5 + 4]
     assert len(sizes(PADDED)) == 3 and max(sizes(PADDED)) <= 28
@@ -104,7 +122,11 @@ def test_an_update_of_packed_rows_does_not_depend_on_the_micro_batches(tiny_task
             before = [p.detach().clone() for p in lm.parameters()]
             config = ActorConfig(grad_clip=1e9, entropy_coeff=0.1, use_kl_loss=True, **limits)
             optimizer = torch.optim.SGD(lm.parameters(), lr=0.1)
-            metrics.append(DataParallelPPOActor(config, lm, optimizer, forward=settings).update_policy(make_update()))
+            metrics.append(
+                DataParallelPPOActor(config, lm, optimizer, forward=settings).update_policy(
+                    make_update()
+                )
+            )
             after = zip(lm.parameters(), before, strict=True)
             changes.append(torch.cat([(p.detach() - q).flatten() for p, q in after]))
     assert all(close(change, changes[0]) for change in changes[1:])
@@ -114,7 +136,9 @@ def test_an_update_of_packed_rows_does_not_depend_on_the_micro_batches(tiny_task
 def test_autocast_computes_packed_rows_in_its_type() -> None:
     lm, data = grouped_heads("qwen2", False), make_batch()
     seen = set()
-    lm.base_model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].dtype))
+    lm.base_model.layers[0].self_attn.o_proj.register_forward_pre_hook(
+        lambda _, inputs: seen.add(inputs[0].dtype)
+    )
     expected, _ = packed(lm, data, PACKED, MicroBatching(max_token_len=60))
     settings = replace(SHARED, dtype=torch.bfloat16)
     with settings.autocast():
@@ -124,17 +148,23 @@ def test_autocast_computes_packed_rows_in_its_type() -> None:
 
 
 def test_without_sequences_it_is_sdpa_and_generates_as_before(tiny_task: Path) -> None:
-    own, plain = (AutoModelForCausalLM.from_pretrained(tiny_task / "model").eval() for _ in range(2))
+    own, plain = (
+        AutoModelForCausalLM.from_pretrained(tiny_task / "model").eval() for _ in range(2)
+    )
     assert use_own_attention(own) and plain.config._attn_implementation == "sdpa"
     ids = torch.tensor([[0, 0, 5, 6, 7], [5, 9, 8, 7, 6]])
     mask = (ids != 0).long()
-    assert torch.equal(own(ids, attention_mask=mask).logits[:, 2:], plain(ids, attention_mask=mask).logits[:, 2:])
+    assert torch.equal(
+        own(ids, attention_mask=mask).logits[:, 2:], plain(ids, attention_mask=mask).logits[:, 2:]
+    )
     assert torch.equal(own(ids).logits, plain(ids).logits)
     kwargs = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(own.generate(ids, **kwargs), plain.generate(ids, **kwargs))
 
 
-def test_workers_pack_rows_where_the_model_attends_fully_and_the_engines_model_is_left_alone(tiny_task: Path) -> None:
+def test_workers_pack_rows_where_the_model_attends_fully_and_the_engines_model_is_left_alone(
+    tiny_task: Path,
+) -> None:
     spec = ModelSpec(ModelConfig(dtype="float32"), str(tiny_task / "model"), CPU)
     module = spec.causal_lm(trainable=False)
     assert forward_settings(spec.config, False, module, CPU).pack_rows
@@ -148,7 +178,12 @@ def test_workers_pack_rows_where_the_model_attends_fully_and_the_engines_model_i
     assert not forward_settings(padded, True, module, CPU).pack_rows
     # What many layers round in bfloat16, 1.6 percent here, is no sign of another's row.
     torch.manual_seed(0)
-    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 32, "num_attention_heads": 4}
+    shape = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 4,
+    }
     deep = LlamaForCausalLM(LlamaConfig(vocab_size=512, **shape)).bfloat16()
     assert forward_settings(spec.config, False, deep, CPU).pack_rows
     assert module.config._attn_implementation == "sdpa"
@@ -157,33 +192,55 @@ def test_workers_pack_rows_where_the_model_attends_fully_and_the_engines_model_i
 def test_attention_of_segments_is_written_out_softmax_along_each_path() -> None:
     torch.manual_seed(0)
     scale, total = 0.3, 9
-    query, key, value = torch.randn(1, 4, total, 8), torch.randn(1, 2, total, 8), torch.randn(1, 2, total, 8)
+    query, key, value = (
+        torch.randn(1, 4, total, 8),
+        torch.randn(1, 2, total, 8),
+        torch.randn(1, 2, total, 8),
+    )
     # A prompt of three tokens, two answers to it, a row alone, and one that goes on behind the first answer.
     paths = [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4, 5], [6], [0, 1, 2, 3, 7, 8]]
     lengths = (3, 1, 2, 1, 2)
     sequences = Sequences.of(lengths, [torch.tensor(path) for path in paths])
-    assert sequences.boundaries.tolist() == [0, 3, 4, 6, 7, 9] and sequences.boundaries.dtype == torch.int32
+    assert (
+        sequences.boundaries.tolist() == [0, 3, 4, 6, 7, 9]
+        and sequences.boundaries.dtype == torch.int32
+    )
     assert sequences.key_boundaries.tolist() == [0, 3, 7, 12, 13, 19]
-    output, _ = own_attention(nn.Module(), query, key, value, None, sequences=sequences, scaling=scale)
+    output, _ = own_attention(
+        nn.Module(), query, key, value, None, sequences=sequences, scaling=scale
+    )
     for path, n in zip(paths, lengths, strict=True):
         for place in path[-n:]:
             seen = path[: path.index(place) + 1]
             for head in range(4):
                 weights = (scale * key[0, head // 2, seen] @ query[0, head, place]).softmax(0)
-                torch.testing.assert_close(output[0, place, head], weights @ value[0, head // 2, seen])
+                torch.testing.assert_close(
+                    output[0, place, head], weights @ value[0, head // 2, seen]
+                )
     alone = Sequences.of([4, 5])
-    assert alone.keys is None and alone.boundaries.tolist() == alone.key_boundaries.tolist() == [0, 4, 9]
+    assert alone.keys is None and alone.boundaries.tolist() == alone.key_boundaries.tolist() == [
+        0,
+        4,
+        9,
+    ]
 
 
 @pytest.mark.parametrize("short", [0, 1 << 18])
-def test_keys_that_several_segments_read_gather_all_their_gradients(short: int, monkeypatch) -> None:
+def test_keys_that_several_segments_read_gather_all_their_gradients(
+    short: int, monkeypatch
+) -> None:
     """As the rows would have alone; in bfloat16 they add up in float32."""
     monkeypatch.setattr(attention, "SHORT", short)
     torch.manual_seed(0)
     prompt, answers, n = 16, 4, 24
-    tokens = [torch.randn(prompt + answers * n, heads, 8, dtype=torch.bfloat16) for heads in (4, 2, 2)]
+    tokens = [
+        torch.randn(prompt + answers * n, heads, 8, dtype=torch.bfloat16) for heads in (4, 2, 2)
+    ]
     upstream = torch.randn_like(tokens[0])
-    rows = [torch.arange(prompt), *(torch.arange(prompt + i * n, prompt + (i + 1) * n) for i in range(answers))]
+    rows = [
+        torch.arange(prompt),
+        *(torch.arange(prompt + i * n, prompt + (i + 1) * n) for i in range(answers)),
+    ]
     paths = [rows[0], *(torch.cat([rows[0], row]) for row in rows[1:])]
 
     def gradients(dtype: torch.dtype, alone: bool) -> list[Tensor]:
@@ -200,7 +257,11 @@ def test_keys_that_several_segments_read_gather_all_their_gradients(short: int, 
             outputs = packed_attention(q, k, v, sequences, None)[0].transpose(0, 1)
         return list(torch.autograd.grad(outputs, inputs, upstream.to(dtype)))
 
-    for got, expected in zip(gradients(torch.float32, False), gradients(torch.float32, True), strict=True):
+    for got, expected in zip(
+        gradients(torch.float32, False), gradients(torch.float32, True), strict=True
+    ):
         assert relative(got, expected) < 1e-6
-    for got, expected in zip(gradients(torch.bfloat16, False), gradients(torch.float32, True), strict=True):
+    for got, expected in zip(
+        gradients(torch.bfloat16, False), gradients(torch.float32, True), strict=True
+    ):
         assert got.dtype == torch.bfloat16 and relative(got.float(), expected) < 1e-2

@@ -24,7 +24,11 @@ def batch_of(rows_per_prompt: list[int]) -> DataProto:
     lengths = torch.tensor([3 + i % 5 for i in range(len(uids))])
     mask = (torch.arange(7) < lengths[:, None]).long()
     return DataProto.from_dict(
-        tensors={"attention_mask": mask, "response_mask": mask.clone(), "row": torch.arange(len(uids))},
+        tensors={
+            "attention_mask": mask,
+            "response_mask": mask.clone(),
+            "row": torch.arange(len(uids)),
+        },
         non_tensors={"uid": object_array(uids)},
     )
 
@@ -32,7 +36,9 @@ def batch_of(rows_per_prompt: list[int]) -> DataProto:
 def plan_of(prompts: int, ranks: int, actor: int, critic: int, balance: bool = True) -> BatchPlan:
     """Mini-batches in prompts, as a config gives them."""
     actor_plan, critic_plan = (UpdatePlan(mini_batches=prompts // size) for size in (actor, critic))
-    return BatchPlan(prompts=prompts, ranks=ranks, balance=balance, actor=actor_plan, critic=critic_plan)
+    return BatchPlan(
+        prompts=prompts, ranks=ranks, balance=balance, actor=actor_plan, critic=critic_plan
+    )
 
 
 @pytest.mark.parametrize("balance", [True, False])
@@ -54,7 +60,9 @@ def test_every_mini_batch_of_either_model_has_its_own_prompts_on_any_number_of_r
                 for chunk, part in zip(chunks, parts, strict=True)
                 for u in chunk[part[number]].non_tensor_batch["uid"]
             ]
-            assert set(uids) - {DUMMY_UID} == {f"p{p}" for p in range(number * size, (number + 1) * size)}
+            assert set(uids) - {DUMMY_UID} == {
+                f"p{p}" for p in range(number * size, (number + 1) * size)
+            }
     kept = arranged.drop_dummies()
     assert sorted(kept.batch["row"].tolist()) == list(range(25))
 
@@ -69,9 +77,15 @@ def test_balancing_gives_ranks_about_as_many_tokens() -> None:
     assert sum(tokens[True]) == sum(tokens[False])
 
 
-@given(st.lists(st.integers(1, 6), min_size=8, max_size=8), st.sampled_from([1, 2, 3, 4]), st.booleans())
+@given(
+    st.lists(st.integers(1, 6), min_size=8, max_size=8),
+    st.sampled_from([1, 2, 3, 4]),
+    st.booleans(),
+)
 @settings(max_examples=60, deadline=None)
-def test_balancing_keeps_groups_on_one_rank_as_far_as_they_fit(rows: list[int], ranks: int, alike: bool) -> None:
+def test_balancing_keeps_groups_on_one_rank_as_far_as_they_fit(
+    rows: list[int], ranks: int, alike: bool
+) -> None:
     rows = [rows[0]] * 8 if alike else rows
     chunks = arrange(batch_of(rows), plan_of(8, ranks, 4, 8)).chunk(ranks)
     homes: dict[str, set[int]] = {}
@@ -82,9 +96,9 @@ def test_balancing_keeps_groups_on_one_rank_as_far_as_they_fit(rows: list[int], 
         assert all(len(home) == 1 for home in homes.values())
     # One group at most is taken apart for each rank that is filled up.
     assert sum(len(home) - 1 for home in homes.values()) <= 2 * ranks * max(rows).bit_length()
-    assert sorted(row for chunk in chunks for row in chunk.drop_dummies().batch["row"].tolist()) == list(
-        range(sum(rows))
-    )
+    assert sorted(
+        row for chunk in chunks for row in chunk.drop_dummies().batch["row"].tolist()
+    ) == list(range(sum(rows)))
 
 
 def test_a_batch_that_needs_nothing_is_left_as_it_is() -> None:
@@ -122,17 +136,30 @@ def test_shuffling_keeps_groups_together_and_every_epoch_has_all_rows() -> None:
 
 
 def test_rows_that_do_not_divide_are_refused_with_the_fix() -> None:
-    with pytest.raises(ValueError, match=r"25 rows do not divide into 2 mini-batches; arrange the batch by its plan"):
+    with pytest.raises(
+        ValueError,
+        match=r"25 rows do not divide into 2 mini-batches; arrange the batch by its plan",
+    ):
         rows_of_updates(batch_of([25]), UpdatePlan(mini_batches=2))
 
 
 def test_sizes_that_do_not_nest_are_refused_at_load() -> None:
-    argv = ["data.train_batch_size=12", "actor_rollout_ref.actor.ppo_mini_batch_size=6", "critic.ppo_mini_batch_size=4"]
-    with pytest.raises(ConfigError, match=r"ppo_mini_batch_size=6 and critic.ppo_mini_batch_size=4 do not nest"):
+    argv = [
+        "data.train_batch_size=12",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=6",
+        "critic.ppo_mini_batch_size=4",
+    ]
+    with pytest.raises(
+        ConfigError, match=r"ppo_mini_batch_size=6 and critic.ppo_mini_batch_size=4 do not nest"
+    ):
         load_config(argv)
 
 
 def test_without_a_critic_its_sizes_decide_nothing() -> None:
-    argv = ["data.train_batch_size=12", "actor_rollout_ref.actor.ppo_mini_batch_size=6", "critic.ppo_mini_batch_size=4"]
+    argv = [
+        "data.train_batch_size=12",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=6",
+        "critic.ppo_mini_batch_size=4",
+    ]
     config = load_config([*argv, "algorithm.adv_estimator=grpo"], check=False).config
     assert config.batch_plan.parts == 2

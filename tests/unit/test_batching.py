@@ -60,7 +60,9 @@ def test_two_way_differencing_of_the_textbook_example():
 def test_partitions_are_close_to_the_best_by_brute_force():
     lengths = [31, 27, 22, 18, 14, 11, 7, 3]
     best = min(
-        spread([half, set(range(8)) - set(half)], lengths) for n in range(1, 8) for half in combinations(range(8), n)
+        spread([half, set(range(8)) - set(half)], lengths)
+        for n in range(1, 8)
+        for half in combinations(range(8), n)
     )
     assert spread(get_seqlen_balanced_partitions(lengths, 2, equal_size=False), lengths) <= best + 4
 
@@ -125,7 +127,9 @@ def test_token_plan_holds_every_row_once_within_the_budget(lengths, budget):
     micro_batches = plan_padded(lengths, MicroBatching(max_token_len=budget))
     assert sorted(chain.from_iterable(micro_batches)) == list(range(len(lengths)))
     sizes = [padded_tokens(micro_batch, lengths) for micro_batch in micro_batches]
-    assert all(size <= budget or len(micro) == 1 for size, micro in zip(sizes, micro_batches, strict=True))
+    assert all(
+        size <= budget or len(micro) == 1 for size, micro in zip(sizes, micro_batches, strict=True)
+    )
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -161,7 +165,9 @@ def test_the_documented_example():
 
 def test_mini_batches_divide_the_rows_or_are_refused():
     assert UpdatePlan.of_rows(6, 2, epochs=2).updates == 6
-    with pytest.raises(ValueError, match=r"6 rows .* mini-batches of 4; choose a ppo_mini_batch_size that divides"):
+    with pytest.raises(
+        ValueError, match=r"6 rows .* mini-batches of 4; choose a ppo_mini_batch_size that divides"
+    ):
         UpdatePlan.of_rows(6, 4)
 
 

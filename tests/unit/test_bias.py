@@ -54,7 +54,9 @@ def test_what_is_unbiased_is_the_policy_gradient_exactly(estimator: str, loss: s
     assert (cosine, ratio) == pytest.approx((1.0, 1.0), abs=1e-8)
 
 
-def test_a_mean_that_includes_the_episode_itself_shrinks_an_outcome_evenly_and_turns_unevenly() -> None:
+def test_a_mean_that_includes_the_episode_itself_shrinks_an_outcome_evenly_and_turns_unevenly() -> (
+    None
+):
     outcome = bias_of("grpo no_std", "vanilla", "seq-mean-token-sum", case())
     assert outcome == pytest.approx((1.0, 1 / 2), abs=1e-8)
     cosine, _ = bias_of("turn_return with itself", "vanilla", "seq-mean-token-sum", case())
@@ -62,10 +64,14 @@ def test_a_mean_that_includes_the_episode_itself_shrinks_an_outcome_evenly_and_t
 
 
 @pytest.mark.parametrize("stale", [1, 2])
-def test_whole_sequences_weights_make_old_samples_unbiased(stale: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_sequences_weights_make_old_samples_unbiased(
+    stale: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     untruncated = RolloutCorrectionConfig(rollout_is="sequence", rollout_is_threshold="1e6")
     monkeypatch.setitem(bias.CORRECTIONS, "untruncated", untruncated)
-    for estimator, loss in itertools.product(("rloo", "remax", "rae"), ("gpg", "vanilla", "bypass_mode")):
+    for estimator, loss in itertools.product(
+        ("rloo", "remax", "rae"), ("gpg", "vanilla", "bypass_mode")
+    ):
         found = bias_of(estimator, loss, "seq-mean-token-sum", case(stale, "untruncated"))
         assert found == pytest.approx((1.0, 1.0), abs=1e-8)
     # Tokens' own weights leave out what came before.
@@ -91,7 +97,9 @@ def test_a_mean_over_tokens_favours_short_episodes() -> None:
         ("rloo", "kl_cov", "seq-mean-token-sum-norm"),
     ],
 )
-def test_all_groups_at_once_are_each_group_by_itself(estimator: str, loss: str, mode: str, correction: str) -> None:
+def test_all_groups_at_once_are_each_group_by_itself(
+    estimator: str, loss: str, mode: str, correction: str
+) -> None:
     some = SMALL.only(list(range(0, 120, 7)))
     chosen = case(2, correction, some)
     batch = chosen.tensors()
@@ -106,16 +114,32 @@ def test_all_groups_at_once_are_each_group_by_itself(estimator: str, loss: str, 
         bypass = loss == "bypass_mode"
         old = one["rollout_log_probs" if bypass else "old_log_probs"]
         mask = bias.WORLD.mask[alone.rows] if bypass else one["response_mask"]
-        given = (old, new, advantages, mask, mode, config, None if bypass else one.get("rollout_is_weights"))
+        given = (
+            old,
+            new,
+            advantages,
+            mask,
+            mode,
+            config,
+            None if bypass else one.get("rollout_is_weights"),
+        )
         value, _ = core_algos.get_policy_loss_fn(loss)(*given)
         expected -= chance * torch.autograd.grad(value, leaf)[0]
-    torch.testing.assert_close(bias.expected_gradient(estimator, loss, mode, chosen), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        bias.expected_gradient(estimator, loss, mode, chosen), expected, rtol=1e-9, atol=1e-12
+    )
 
 
-@pytest.mark.parametrize("key", [("grpo", "vanilla", "old"), ("turn_return", "gpg", "token"), ("gae", "gspo", "none")])
+@pytest.mark.parametrize(
+    "key", [("grpo", "vanilla", "old"), ("turn_return", "gpg", "token"), ("gae", "gspo", "none")]
+)
 def test_the_table_holds_what_is_computed(key: tuple[str, str, str]) -> None:
     with bias.TABLE.open() as file:
-        (row,) = [row for row in csv.DictReader(file) if (row["estimator"], row["loss"], row["correction"]) == key]
+        (row,) = [
+            row
+            for row in csv.DictReader(file)
+            if (row["estimator"], row["loss"], row["correction"]) == key
+        ]
     for stale, mode in ((0, "token-mean"), (2, "seq-mean-token-sum")):
         cosine, ratio = bias_of(*key[:2], mode, case(stale, key[2], bias.GROUPS))
         assert row[f"{mode}/{stale}"] == f"{cosine:.3f} {ratio:.2f}"

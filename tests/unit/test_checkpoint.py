@@ -40,7 +40,11 @@ def test_a_checkpoint_is_seen_only_when_it_is_whole(tmp_path: Path) -> None:
     (folder / "actor").mkdir()
     assert checkpoint.saved_steps(tmp_path) == [1]
     assert checkpoint.complete_checkpoint(folder) == 2
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["global_step_1", "global_step_2", checkpoint.LATEST]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "global_step_1",
+        "global_step_2",
+        checkpoint.LATEST,
+    ]
     assert (tmp_path / checkpoint.LATEST).read_text() == "2"
 
 
@@ -61,7 +65,9 @@ def test_resume_takes_the_latest_that_holds_what_is_needed(tmp_path: Path) -> No
     assert find(tmp_path, "auto", None, ("actor", "critic")) == tmp_path / "global_step_9"
     assert find(tmp_path, "disable", None) is None
     assert find(tmp_path / "empty", "auto", None) is None
-    assert find(tmp_path, "resume_path", str(tmp_path / "global_step_9")) == tmp_path / "global_step_9"
+    assert (
+        find(tmp_path, "resume_path", str(tmp_path / "global_step_9")) == tmp_path / "global_step_9"
+    )
     with pytest.raises(FileNotFoundError, match="holds no critic"):
         find(tmp_path, "resume_path", str(tmp_path / "global_step_10"), ("actor", "critic"))
 
@@ -78,17 +84,23 @@ def test_pruning_keeps_the_newest_and_clears_leftovers(tmp_path: Path) -> None:
     assert checkpoint.saved_steps(tmp_path) == [2, 3, 10]
 
 
-def test_pruning_never_takes_what_was_just_saved_for_an_older_runs_later_step(tmp_path: Path) -> None:
+def test_pruning_never_takes_what_was_just_saved_for_an_older_runs_later_step(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, 6)
     write(tmp_path, 1)
     checkpoint.prune(tmp_path, 1, keep_actor=1, keep_critic=1)
     write(tmp_path, 2)
     checkpoint.prune(tmp_path, 2, keep_actor=1, keep_critic=1)
     assert checkpoint.saved_steps(tmp_path) == [2, 6]
-    assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_2"
+    assert (
+        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_2"
+    )
 
 
-def test_a_folder_whose_checkpoints_do_not_fit_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
+def test_a_folder_whose_checkpoints_do_not_fit_is_an_error_not_a_fresh_start(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, 3, parts=("actor",))
     with pytest.raises(FileNotFoundError, match="none with actor, critic as this run needs"):
         checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor", "critic"))
@@ -105,7 +117,9 @@ def test_driver_state_runs_no_code(tmp_path: Path) -> None:
     assert not (tmp_path / "hacked").exists()
 
 
-def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+def trained(
+    seed: int,
+) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     torch.manual_seed(seed)
     module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
     optim = OptimConfig(lr=0.1, scheduler="cosine")
@@ -113,7 +127,11 @@ def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr
     return module, optimizer, build_scheduler(optimizer, optim, 10)
 
 
-def step(module: nn.Module, optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+def step(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+) -> None:
     module(torch.ones(1, 3)).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -163,7 +181,9 @@ def test_what_is_written_is_the_state_at_the_start_though_training_goes_on(tmp_p
     assert restored[2].last_epoch == 1
 
 
-def test_checkpoints_appear_in_the_background_one_at_a_time_and_prune_the_old(tmp_path: Path) -> None:
+def test_checkpoints_appear_in_the_background_one_at_a_time_and_prune_the_old(
+    tmp_path: Path,
+) -> None:
     saver = make_saver(tmp_path, keep=2)
     for number in range(1, 5):
         saver.begin(number, {"global_steps": number})
@@ -175,7 +195,10 @@ def test_checkpoints_appear_in_the_background_one_at_a_time_and_prune_the_old(tm
         time.sleep(0.01)
     saver.close()
     assert checkpoint.saved_steps(tmp_path) == [3, 4]
-    assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor", "critic")) == tmp_path / "global_step_4"
+    assert (
+        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor", "critic"))
+        == tmp_path / "global_step_4"
+    )
 
 
 @contextmanager
@@ -205,7 +228,8 @@ def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, caplog, size: int)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_1", checkpoint.LATEST]
     assert checkpoint.damage(tmp_path / "global_step_1") is None
     with pytest.raises(
-        checkpoint.CheckpointError, match=r"the last checkpoint, of step 2, was not saved .* keeps the"
+        checkpoint.CheckpointError,
+        match=r"the last checkpoint, of step 2, was not saved .* keeps the",
     ) as e:
         saver.close()
     assert f"{tmp_path} keeps the one of step 1: " in str(e.value)
@@ -214,9 +238,13 @@ def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, caplog, size: int)
     assert checkpoint.saved_steps(tmp_path) == [1, 3]
 
 
-def test_a_full_disk_from_the_start_is_said_in_one_line_that_names_no_older_checkpoint(tmp_path: Path) -> None:
+def test_a_full_disk_from_the_start_is_said_in_one_line_that_names_no_older_checkpoint(
+    tmp_path: Path,
+) -> None:
     saver = make_saver(tmp_path)
-    lost = pytest.raises(checkpoint.CheckpointError, match=r"step 1, was not saved .* holds no other: \S")
+    lost = pytest.raises(
+        checkpoint.CheckpointError, match=r"step 1, was not saved .* holds no other: \S"
+    )
     with files_no_longer_than(0), lost as error:
         saver.begin(1, {"global_steps": 1})
         saver.close()
@@ -248,7 +276,9 @@ def test_training_goes_on_from_a_saved_state_bitwise(tmp_path: Path) -> None:
         assert torch.equal(a, b)
 
 
-def test_saving_before_the_first_step_changes_no_step_after_it_nor_after_loading(tmp_path: Path) -> None:
+def test_saving_before_the_first_step_changes_no_step_after_it_nor_after_loading(
+    tmp_path: Path,
+) -> None:
     """An optimiser has no state then, and a state of zeros would be another: AdamW counts the steps in it."""
     parts = ("model", "optimizer", "extra")
     plain, saved, fresh, used = trained(0), trained(0), trained(1), trained(2)
@@ -260,14 +290,21 @@ def test_saving_before_the_first_step_changes_no_step_after_it_nor_after_loading
     for state in (plain, saved, fresh, used):
         step(*state)
     for state in (saved, fresh, used):
-        assert all(torch.equal(a, b) for a, b in zip(plain[0].parameters(), state[0].parameters(), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(plain[0].parameters(), state[0].parameters(), strict=True)
+        )
 
 
-def test_a_single_rank_saves_and_loads_alone_beside_an_engines_process_group(tmp_path: Path) -> None:
+def test_a_single_rank_saves_and_loads_alone_beside_an_engines_process_group(
+    tmp_path: Path,
+) -> None:
     """vLLM makes one in the process, even for one rank; it is not ours, and goes when the engine goes."""
     parts = ("model", "optimizer", "extra")
     for engine in ("gone", "there"):
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
         try:
             state, writer = trained(0), CheckpointWriter()
             step(*state)
@@ -291,8 +328,12 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_taken(tmp_path: Pat
         write(tmp_path, step)
     (tmp_path / "global_step_3/actor/weights").write_text("4")
     (tmp_path / "global_step_2/critic/weights").unlink()
-    assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
-    assert "global_step_3 is damaged (actor/weights has changed since it was written)" in caplog.text
+    assert (
+        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
+    )
+    assert (
+        "global_step_3 is damaged (actor/weights has changed since it was written)" in caplog.text
+    )
     assert re.search(r"global_step_2 is damaged \(.* No such file .*critic/weights", caplog.text)
     with pytest.raises(ValueError, match="global_step_3 is damaged: actor/weights"):
         checkpoint.find_checkpoint(tmp_path, "resume_path", str(tmp_path / "global_step_3"))
@@ -312,14 +353,20 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_taken(tmp_path: Pat
         ('{"actor/weights": 7, "data.pt": null}', "actor/weights has changed since it was written"),
     ],
 )
-def test_a_manifest_that_does_not_list_the_files_is_damage(tmp_path: Path, caplog, manifest: str, problem: str) -> None:
+def test_a_manifest_that_does_not_list_the_files_is_damage(
+    tmp_path: Path, caplog, manifest: str, problem: str
+) -> None:
     for step in (1, 2):
         write(tmp_path, step)
     (tmp_path / "global_step_2" / checkpoint.MANIFEST).write_text(manifest)
-    assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
+    assert (
+        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
+    )
     assert f"global_step_2 is damaged ({problem}) and left out" in caplog.text
     with pytest.raises(ValueError, match="global_step_2 is damaged"):
-        checkpoint.find_checkpoint(tmp_path, "resume_path", str(tmp_path / "global_step_2"), ("actor",))
+        checkpoint.find_checkpoint(
+            tmp_path, "resume_path", str(tmp_path / "global_step_2"), ("actor",)
+        )
 
 
 def test_a_checkpoint_without_a_manifest_is_damaged(tmp_path: Path) -> None:
@@ -332,7 +379,9 @@ def test_a_checkpoint_whose_driver_state_is_gone_is_damaged_too(tmp_path: Path, 
     for step in (1, 2):
         write(tmp_path, step)
     (tmp_path / "global_step_2/data.pt").unlink()
-    assert checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
+    assert (
+        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
+    )
     assert re.search(r"global_step_2 is damaged \(.* No such file .*data.pt", caplog.text)
 
 
@@ -352,7 +401,10 @@ def test_a_malicious_checkpoint_runs_no_code(tmp_path: Path) -> None:
     save(tmp_path, state, ("model",))
     whole = (tmp_path / "model/.metadata").read_bytes()
     (tmp_path / "model/.metadata").write_bytes(pickle.dumps(Payload(trace)))
-    with pytest.raises(pickle.UnpicklingError, match=r"names pathlib\.\w*Path\.touch|names builtins.getattr|no reason"):
+    with pytest.raises(
+        pickle.UnpicklingError,
+        match=r"names pathlib\.\w*Path\.touch|names builtins.getattr|no reason",
+    ):
         model_state.load(tmp_path, state, ("model",))
     metadata = pickle.loads(whole)
     metadata.state_dict_metadata["0.weight"] = BytesStorageMetadata()
@@ -367,7 +419,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2, bias=False))
     optimizer = build_optimizer(module, OptimConfig())
     with pytest.raises(ValueError, match="saved by another model: 3 tensors differ"):
-        model_state.load(tmp_path, (module, optimizer, build_scheduler(optimizer, OptimConfig(), 1)), ("model",))
+        model_state.load(
+            tmp_path, (module, optimizer, build_scheduler(optimizer, OptimConfig(), 1)), ("model",)
+        )
 
 
 def test_a_part_that_was_not_saved_is_named(tmp_path: Path) -> None:
@@ -378,7 +432,9 @@ def test_a_part_that_was_not_saved_is_named(tmp_path: Path) -> None:
         model_state.load(tmp_path, state, ("model", "optimizer"))
 
 
-def test_without_a_frequency_a_crash_costs_at_most_ten_minutes_and_two_checkpoints_stay(tmp_path, monkeypatch) -> None:
+def test_without_a_frequency_a_crash_costs_at_most_ten_minutes_and_two_checkpoints_stay(
+    tmp_path, monkeypatch
+) -> None:
     now = 0.0
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
     saver = checkpoint.CheckpointSaver(tmp_path, {}, TrainerConfig())

@@ -20,9 +20,24 @@ import transformers
 from annotated_types import Ge, Gt, Le, Lt
 
 from training import core_algos
-from training.config import ActorConfig, AgentConfig, EnvironmentChoice, MicroBatching, PPOConfig, RefConfig, resources
+from training.config import (
+    ActorConfig,
+    AgentConfig,
+    EnvironmentChoice,
+    MicroBatching,
+    PPOConfig,
+    RefConfig,
+    resources,
+)
 from training.config.checks import check_config
-from training.config.loader import ConfigError, LoadedConfig, explain, load_config, reference_yaml, to_yaml
+from training.config.loader import (
+    ConfigError,
+    LoadedConfig,
+    explain,
+    load_config,
+    reference_yaml,
+    to_yaml,
+)
 from training.config.section import (
     InputPath,
     Leaf,
@@ -119,7 +134,10 @@ def test_without_arguments_every_value_is_the_default() -> None:
         ('trainer.logger=\'["console","file"]\'', ("console", "file")),
         ("trainer.logger=console", ("console",)),
         ("data.train_files=/data/a.parquet", ("/data/a.parquet",)),
-        ("data.train_files=['/data/a.parquet', '/data/b.parquet']", ("/data/a.parquet", "/data/b.parquet")),
+        (
+            "data.train_files=['/data/a.parquet', '/data/b.parquet']",
+            ("/data/a.parquet", "/data/b.parquet"),
+        ),
         ("data.val_files=null", ()),
         ("data.apply_chat_template_kwargs.enable_thinking=False", {"enable_thinking": False}),
         ("+data.apply_chat_template_kwargs={enable_thinking:true}", {"enable_thinking": True}),
@@ -149,14 +167,25 @@ def test_free_mappings_are_merged_key_by_key() -> None:
 
 
 def test_values_may_refer_to_other_values() -> None:
-    config = load("data.max_prompt_length=100", f"{ROLLOUT}.max_num_batched_tokens=${{data.max_prompt_length}}")
+    config = load(
+        "data.max_prompt_length=100",
+        f"{ROLLOUT}.max_num_batched_tokens=${{data.max_prompt_length}}",
+    )
     assert config.actor_rollout_ref.rollout.max_num_batched_tokens == 100
     assert load("critic.ppo_epochs=${actor_rollout_ref.actor.ppo_epochs}").critic.ppo_epochs == 1
-    assert load("trainer.logger=['${trainer.project_name}']", "trainer.project_name=file").trainer.logger == ("file",)
+    assert load(
+        "trainer.logger=['${trainer.project_name}']", "trainer.project_name=file"
+    ).trainer.logger == ("file",)
     (problem,) = problems_of("data.seed=${data.nothing}")
-    assert problem == "data.seed='${data.nothing}' (command line): Interpolation key 'data.nothing' not found"
+    assert (
+        problem
+        == "data.seed='${data.nothing}' (command line): Interpolation key 'data.nothing' not found"
+    )
     assert len(problems_of("data.seed=${data.nothing", "data.val_batch_size=${data.seed}")) == 2
-    assert len(problems_of("data.seed=${data.val_batch_size}", "data.val_batch_size=${data.seed}")) >= 1
+    assert (
+        len(problems_of("data.seed=${data.val_batch_size}", "data.val_batch_size=${data.seed}"))
+        >= 1
+    )
 
 
 # --- layers -------------------------------------------------------------------------------------------------------
@@ -173,7 +202,9 @@ def inherited(tmp_path: Path) -> Path:
     return tmp_path / "run.yaml"
 
 
-def test_an_environments_file_takes_the_place_of_an_inherited_name_and_its_settings(inherited: Path) -> None:
+def test_an_environments_file_takes_the_place_of_an_inherited_name_and_its_settings(
+    inherited: Path,
+) -> None:
     mine = ["agent.environment.path=mine.py", "agent.environment.cls=Coin"]
     bare = EnvironmentChoice(path="mine.py", cls="Coin", isolation="process")
     assert load(str(inherited), *mine).agent.environment == bare
@@ -187,16 +218,21 @@ def test_an_environments_file_takes_the_place_of_an_inherited_name_and_its_setti
     inherited.write_text("extends: base.yaml\nagent: {environment: {path: mine.py, cls: Coin}}\n")
     assert load(str(inherited)).agent.environment == bare
     name = "gymnasium:FrozenLake-v1"
-    assert load(str(inherited), f"agent.environment.name={name}").agent.environment == EnvironmentChoice(
-        name=name, isolation="process"
-    )
+    assert load(
+        str(inherited), f"agent.environment.name={name}"
+    ).agent.environment == EnvironmentChoice(name=name, isolation="process")
 
 
 def test_null_leaves_what_is_inherited_of_the_others(inherited: Path) -> None:
     for null in ("null", "None", ""):
         environment = load(str(inherited), f"agent.environment.path={null}").agent.environment
-        assert (environment.name, environment.kwargs) == ("textarena:GuessTheNumber-v0", {"max_number": 10})
-    assert load(str(inherited), "agent.environment.name=null").agent.environment.kwargs == {"max_number": 10}
+        assert (environment.name, environment.kwargs) == (
+            "textarena:GuessTheNumber-v0",
+            {"max_number": 10},
+        )
+    assert load(str(inherited), "agent.environment.name=null").agent.environment.kwargs == {
+        "max_number": 10
+    }
 
 
 def test_an_empty_mapping_clears_what_is_inherited(inherited: Path) -> None:
@@ -215,15 +251,27 @@ def test_an_empty_mapping_clears_what_is_inherited(inherited: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("data.train_batch_size=many", "data.train_batch_size='many' (command line): must be a whole number"),
-        ("data.train_batch_size=1.5", "data.train_batch_size='1.5' (command line): must be a whole number"),
-        ("data.train_batch_size=null", "data.train_batch_size=None (command line): must be a whole number"),
+        (
+            "data.train_batch_size=many",
+            "data.train_batch_size='many' (command line): must be a whole number",
+        ),
+        (
+            "data.train_batch_size=1.5",
+            "data.train_batch_size='1.5' (command line): must be a whole number",
+        ),
+        (
+            "data.train_batch_size=null",
+            "data.train_batch_size=None (command line): must be a whole number",
+        ),
         ("data.seed=inf", "data.seed='inf' (command line): must be a whole number (or null)"),
         ("data.seed=x", "data.seed='x' (command line): must be a whole number (or null)"),
         ("data.shuffle=1", "data.shuffle='1' (command line): must be true or false"),
         ("data.shuffle=yes", "data.shuffle='yes' (command line): must be true or false"),
         ("data.seed=true", "data.seed='true' (command line): must be a whole number (or null)"),
-        (f"{ACTOR}.optim.lr=nan", f"{ACTOR}.optim.lr='nan' (command line): must be a finite number"),
+        (
+            f"{ACTOR}.optim.lr=nan",
+            f"{ACTOR}.optim.lr='nan' (command line): must be a finite number",
+        ),
         (
             f"{ACTOR}.optim.betas=[0.9]",
             f"{ACTOR}.optim.betas[1]=[0.9] (command line): must be given; the list is too short",
@@ -256,7 +304,10 @@ def test_an_empty_mapping_clears_what_is_inherited(inherited: Path) -> None:
             "actor.optim.betas=4 (command line): there is no such key. "
             "Did you mean 'actor_rollout_ref.actor.optim.betas'?",
         ),
-        ("~data.sead", "data.sead='~' (command line): there is no such key. Did you mean 'data.seed'?"),
+        (
+            "~data.sead",
+            "data.sead='~' (command line): there is no such key. Did you mean 'data.seed'?",
+        ),
         (
             f"{ACTOR}.megatron.tensor_model_parallel_size=4",
             f"{ACTOR}.megatron.tensor_model_parallel_size=4 (command line): the Megatron backend is not there; "
@@ -292,7 +343,9 @@ def test_an_unclosed_bracket_is_reported_not_raised(override: str) -> None:
 
 
 def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("data: {seed: soon}\nalgoritm: {gamma: 1}\ntrainer: {experiment_name: 7}\n")
+    (tmp_path / "run.yaml").write_text(
+        "data: {seed: soon}\nalgoritm: {gamma: 1}\ntrainer: {experiment_name: 7}\n"
+    )
     with pytest.raises(ConfigError) as caught:
         load_config([str(tmp_path / "run.yaml"), "critic.ppo_epochs=x"], check=False)
     assert str(caught.value) == (
@@ -309,16 +362,32 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
 
 def test_yaml_extends_and_command_line_win_in_this_order(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / "base.yaml").write_text("data: {seed: 1, train_batch_size: 8, max_prompt_length: 16}\n")
-    (tmp_path / "run.yaml").write_text("extends: shared/base.yaml\ndata: {seed: 2, train_batch_size: 4}\ntrainer:\n")
+    (tmp_path / "shared" / "base.yaml").write_text(
+        "data: {seed: 1, train_batch_size: 8, max_prompt_length: 16}\n"
+    )
+    (tmp_path / "run.yaml").write_text(
+        "extends: shared/base.yaml\ndata: {seed: 2, train_batch_size: 4}\ntrainer:\n"
+    )
     loaded = load_config([str(tmp_path / "run.yaml"), "data.seed=3"], check=False)
     data = loaded.config.data
-    assert (data.seed, data.train_batch_size, data.max_prompt_length, data.shuffle) == (3, 4, 16, True)
+    assert (data.seed, data.train_batch_size, data.max_prompt_length, data.shuffle) == (
+        3,
+        4,
+        16,
+        True,
+    )
     names = ("seed", "train_batch_size", "max_prompt_length", "shuffle")
-    assert [loaded.sources[f"data.{name}"] for name in names] == ["command line", "run.yaml", "base.yaml", "default"]
+    assert [loaded.sources[f"data.{name}"] for name in names] == [
+        "command line",
+        "run.yaml",
+        "base.yaml",
+        "default",
+    ]
 
 
-@pytest.mark.parametrize("form", ["--config-path={0} --config-name=run", "--config-path {0} --config-name run.yaml"])
+@pytest.mark.parametrize(
+    "form", ["--config-path={0} --config-name=run", "--config-path {0} --config-name run.yaml"]
+)
 def test_hydras_two_options_name_a_yaml(form: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("data: {seed: 5}\n")
     assert load(*form.format(tmp_path).split(), "data.max_prompt_length=9").data.seed == 5
@@ -327,12 +396,18 @@ def test_hydras_two_options_name_a_yaml(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("defaults: [_self_]\n", "run.yaml: `defaults:` lists are Hydra's; write `extends: other.yaml` instead"),
+        (
+            "defaults: [_self_]\n",
+            "run.yaml: `defaults:` lists are Hydra's; write `extends: other.yaml` instead",
+        ),
         ("extends: run.yaml\n", "`extends` goes in a circle: run.yaml -> run.yaml"),
         ("- 1\n", "run.yaml holds a list; it must hold keys with values"),
         ("data: {seed: 1}\ndata: {seed: 2}\n", "found duplicate key data"),
         ("data: [1\n", "cannot read "),
-        ("extends: runn.yaml\n", "cannot read {0}/runn.yaml as YAML in UTF-8: [Errno 2] No such file"),
+        (
+            "extends: runn.yaml\n",
+            "cannot read {0}/runn.yaml as YAML in UTF-8: [Errno 2] No such file",
+        ),
         (
             "data: {prompt_key: frågan}\n",
             "run.yaml as YAML in UTF-8: 'utf-8' codec can't decode byte 0xe5 in position 21",
@@ -359,7 +434,9 @@ def test_only_one_yaml_is_taken(tmp_path: Path) -> None:
 
 def test_inputs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = load("configs/ppo_trainer.yaml", "data.train_files=[configs/ppo_trainer.yaml,absent.parquet]")
+    config = load(
+        "configs/ppo_trainer.yaml", "data.train_files=[configs/ppo_trainer.yaml,absent.parquet]"
+    )
     assert config.data.train_files == (str(ROOT / "configs/ppo_trainer.yaml"), "absent.parquet")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/ppo_trainer.yaml").write_text("data: {seed: 77}\n")
@@ -369,9 +446,20 @@ def test_inputs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_saved_config_loads_to_an_equal_one(tmp_path: Path) -> None:
     config = load(
-        *("data.train_files=[a.parquet,b.parquet]", "trainer.experiment_name=007", f"{ACTOR}.optim.lr=3e-7"),
-        *("data.seed=4", f"{ROLLOUT}.engine_kwargs={{vllm: {{seed: 3, mode: 'null'}}}}", "trainer.logger=[]"),
-        *("custom_reward_function.reward_kwargs.text='yes: \"no\" # 1'", f"{ACTOR}.optim.betas=[0.8,0.99]"),
+        *(
+            "data.train_files=[a.parquet,b.parquet]",
+            "trainer.experiment_name=007",
+            f"{ACTOR}.optim.lr=3e-7",
+        ),
+        *(
+            "data.seed=4",
+            f"{ROLLOUT}.engine_kwargs={{vllm: {{seed: 3, mode: 'null'}}}}",
+            "trainer.logger=[]",
+        ),
+        *(
+            "custom_reward_function.reward_kwargs.text='yes: \"no\" # 1'",
+            f"{ACTOR}.optim.betas=[0.8,0.99]",
+        ),
     )
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert load(str(tmp_path / "config.yaml")) == config
@@ -380,7 +468,9 @@ def test_a_saved_config_loads_to_an_equal_one(tmp_path: Path) -> None:
 
 def test_explain_says_where_each_value_came_from(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("data: {seed: 5}\n")
-    loaded = load_config([str(tmp_path / "run.yaml"), "--explain", "trainer.logger=[file]"], check=False)
+    loaded = load_config(
+        [str(tmp_path / "run.yaml"), "--explain", "trainer.logger=[file]"], check=False
+    )
     assert loaded.explain
     lines = {line.split()[0]: line.split()[1:] for line in explain(loaded).splitlines()}
     assert lines["data.seed"] == ["5", "run.yaml", "data/rl_dataset.py"]
@@ -398,7 +488,9 @@ def test_help_prints_the_keys_and_stops(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_reference_yaml_is_in_step_and_holds_the_defaults() -> None:
     written = (ROOT / "configs/ppo_trainer.yaml").read_text()
-    assert written == reference_yaml(), "run: python -m training.config.loader --reference > configs/ppo_trainer.yaml"
+    assert written == reference_yaml(), (
+        "run: python -m training.config.loader --reference > configs/ppo_trainer.yaml"
+    )
     loaded = load_config([str(ROOT / "configs/ppo_trainer.yaml")], check=False)
     assert loaded.config == PPOConfig()
     assert set(loaded.sources.values()) == {"ppo_trainer.yaml"}
@@ -411,7 +503,10 @@ def test_the_reference_yaml_is_in_step_and_holds_the_defaults() -> None:
     ("override", "new"),
     [
         ("algorithm.clip_ratio=0.3", "actor_rollout_ref.actor.clip_ratio=0.3"),
-        ("actor_rollout_ref.actor.optim.lr_scheduler_type=cosine", "actor_rollout_ref.actor.optim.scheduler=cosine"),
+        (
+            "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+            "actor_rollout_ref.actor.optim.scheduler=cosine",
+        ),
         ("critic.optim.warmup_style=constant", "critic.optim.scheduler=constant"),
         ("actor_rollout_ref.rollout.prompt_length=64", "data.max_prompt_length=64"),
         ("critic.model.fsdp_config.param_offload=True", "critic.fsdp_config.param_offload=True"),
@@ -420,22 +515,32 @@ def test_the_reference_yaml_is_in_step_and_holds_the_defaults() -> None:
         ("advantage_estimation=rloo", "algorithm.adv_estimator=rloo"),
     ],
 )
-def test_a_key_that_moved_is_taken_with_a_word(override: str, new: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_that_moved_is_taken_with_a_word(
+    override: str, new: str, caplog: pytest.LogCaptureFixture
+) -> None:
     assert load(override) == load(new)
     assert f"is called {new.split('=')[0]} here" in caplog.text
 
 
 def test_a_part_that_is_not_there_may_be_switched_off_but_not_on() -> None:
-    off = ["trainer.default_hdfs_dir=null", "algorithm.use_pf_ppo=False", f"{ROLLOUT}.multi_turn.enable=False"]
+    off = [
+        "trainer.default_hdfs_dir=null",
+        "algorithm.use_pf_ppo=False",
+        f"{ROLLOUT}.multi_turn.enable=False",
+    ]
     assert load(*off) == PPOConfig()
     (problem,) = problems_of(f"{ROLLOUT}.multi_turn.interaction_config_path=users.yaml")
-    assert problem.endswith("name the environment under agent.environment, tools and their parser under agent")
+    assert problem.endswith(
+        "name the environment under agent.environment, tools and their parser under agent"
+    )
 
 
 DEFAULTS = (Path(__file__).parent / "verl_defaults.txt").read_text().splitlines()
 
 
-def test_every_key_of_verl_loads_at_its_default_with_a_line_at_most(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_key_of_verl_loads_at_its_default_with_a_line_at_most(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Takes verl 0.6.1's, 0.7.1's and 0.9.1's keys, each at its default or defaults."""
     refused, wordy = [], []
     for line in DEFAULTS:
@@ -452,21 +557,55 @@ def test_verls_defaults_are_within_the_bounds_here(runnable: list[str]) -> None:
     """Leaves out what needs other keys at verl's defaults too, or its machine and files."""
     apart = ("tensor_model_parallel_size", "use_dynamic_bsz", ".path", "_files", "trainer.device")
     ours = [line for line in DEFAULTS if not line.partition("=")[0].endswith(apart)]
-    assert not [text for text in checked(runnable, *ours) if " must be " in text and "multiple" not in text]
+    assert not [
+        text for text in checked(runnable, *ours) if " must be " in text and "multiple" not in text
+    ]
 
 
 @pytest.mark.parametrize(
     "override",
     [
-        *(f"{ACTOR}.optim.optimizer=Muon", f"{ACTOR}.optim.clip_grad=0.5", f"{ACTOR}.fsdp_config.dtype=float16"),
-        *(f"{ACTOR}.router_replay.mode=R2", f"{ACTOR}.qat.enable=true", "critic.loss_scale_factor=512"),
-        *(f"{ROLLOUT}.pipeline_model_parallel_size=2", f"{ROLLOUT}.do_sample=false", f"{ROLLOUT}.quantization=fp8"),
-        *(f"{ROLLOUT}.multi_turn.max_tool_response_length=1024", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"),
-        *("critic.model.lora_rank=8", "critic.model.lora.rank=8", "critic.model.mtp.enable_train=true"),
-        *("actor_rollout_ref.model.lora.dropout=0.1", "actor_rollout_ref.model.lora_adapter_path=adapter"),
-        *("actor_rollout_ref.model.exclude_modules=[q_proj]", "actor_rollout_ref.model.lora.type=dora"),
-        *("algorithm.rollout_correction.use_policy_gradient=true", "reward.sandbox_fusion.url=http://localhost"),
-        *("reward_model.enable_resource_pool=true", "distillation.enabled=true", "trainer.v1.trainer_mode=async"),
+        *(
+            f"{ACTOR}.optim.optimizer=Muon",
+            f"{ACTOR}.optim.clip_grad=0.5",
+            f"{ACTOR}.fsdp_config.dtype=float16",
+        ),
+        *(
+            f"{ACTOR}.router_replay.mode=R2",
+            f"{ACTOR}.qat.enable=true",
+            "critic.loss_scale_factor=512",
+        ),
+        *(
+            f"{ROLLOUT}.pipeline_model_parallel_size=2",
+            f"{ROLLOUT}.do_sample=false",
+            f"{ROLLOUT}.quantization=fp8",
+        ),
+        *(
+            f"{ROLLOUT}.multi_turn.max_tool_response_length=1024",
+            f"{ROLLOUT}.agent.default_agent_loop=tool_agent",
+        ),
+        *(
+            "critic.model.lora_rank=8",
+            "critic.model.lora.rank=8",
+            "critic.model.mtp.enable_train=true",
+        ),
+        *(
+            "actor_rollout_ref.model.lora.dropout=0.1",
+            "actor_rollout_ref.model.lora_adapter_path=adapter",
+        ),
+        *(
+            "actor_rollout_ref.model.exclude_modules=[q_proj]",
+            "actor_rollout_ref.model.lora.type=dora",
+        ),
+        *(
+            "algorithm.rollout_correction.use_policy_gradient=true",
+            "reward.sandbox_fusion.url=http://localhost",
+        ),
+        *(
+            "reward_model.enable_resource_pool=true",
+            "distillation.enabled=true",
+            "trainer.v1.trainer_mode=async",
+        ),
         *("skip.rollout.enable=true", "reward_model.reward_manger=naive", "data.promt_key=text"),
         *("actor_rollout_ref.model.lora_ranks=8", f"{ACTOR}.fsdp_config.use_orig_param=true"),
     ],
@@ -476,16 +615,24 @@ def test_what_asks_for_a_part_that_is_not_there_stays_an_error(override: str) ->
     assert problem.startswith(f"{override.split('=')[0]}=")
 
 
-def test_a_yaml_of_verls_may_name_its_classes_and_link_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_yaml_of_verls_may_name_its_classes_and_link_keys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "verl.yaml").write_text(
         "actor_rollout_ref:\n  actor: {_target_: verl.Actor, optim: {_target_: verl.Optim, lr: 2e-6}}\n"
         "  rollout: {mtp: '${oc.select:actor_rollout_ref.model.mtp, null}', multi_turn: {tool_config_path: null}}\n"
     )
     config = load(str(tmp_path / "verl.yaml"))
-    assert (config.actor_rollout_ref.actor.optim.lr, config.agent.tools, caplog.messages) == (2e-6, (), [])
+    assert (config.actor_rollout_ref.actor.optim.lr, config.agent.tools, caplog.messages) == (
+        2e-6,
+        (),
+        [],
+    )
 
 
-def test_verls_file_of_tools_is_an_entry_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verls_file_of_tools_is_an_entry_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs = f"{ROLLOUT}.multi_turn.tool_config_path"
     assert load(f"{theirs}=tools.yaml").agent.tools == ("tools.yaml",)
     assert load(f"{theirs}=null").agent.tools == load(f"{theirs}=None").agent.tools == ()
@@ -497,7 +644,9 @@ def test_verls_file_of_tools_is_an_entry_of_ours(tmp_path: Path, monkeypatch: py
 
 def test_verls_newer_keys_of_lora_are_ours() -> None:
     theirs, ours = "actor_rollout_ref.model.lora", "actor_rollout_ref.model.lora_rank"
-    model = load(f"{theirs}.rank=8", f"{theirs}.alpha=32", f"{theirs}.target_modules=[q_proj]").actor_rollout_ref.model
+    model = load(
+        f"{theirs}.rank=8", f"{theirs}.alpha=32", f"{theirs}.target_modules=[q_proj]"
+    ).actor_rollout_ref.model
     assert (model.lora_rank, model.lora_alpha, model.target_modules) == (8, 32, ("q_proj",))
     assert load("actor_rollout_ref.model.target_modules=all-linear") == PPOConfig()
     # verl's files hold both, of which one is not used.
@@ -543,19 +692,39 @@ GSM8K = [
     *("data.train_files=/data/gsm8k/train.parquet", "data.val_files=/data/gsm8k/test.parquet"),
     *("data.train_batch_size=1024", "data.max_prompt_length=512", "data.max_response_length=1024"),
     *("data.filter_overlong_prompts=True", "data.truncation='error'"),
-    *("actor_rollout_ref.model.use_remove_padding=True", "actor_rollout_ref.model.enable_gradient_checkpointing=True"),
-    *(f"{ACTOR}.optim.lr=1e-6", f"{ACTOR}.ppo_mini_batch_size=256", f"{ACTOR}.fsdp_config.param_offload=False"),
+    *(
+        "actor_rollout_ref.model.use_remove_padding=True",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+    ),
+    *(
+        f"{ACTOR}.optim.lr=1e-6",
+        f"{ACTOR}.ppo_mini_batch_size=256",
+        f"{ACTOR}.fsdp_config.param_offload=False",
+    ),
     *(
         f"{ACTOR}.fsdp_config.optimizer_offload=False",
         f"{ROLLOUT}.name=vllm",
         f"{ROLLOUT}.tensor_model_parallel_size=2",
     ),
-    *(f"{ROLLOUT}.gpu_memory_utilization=0.6", "trainer.critic_warmup=0", 'trainer.logger=["console","wandb"]'),
-    *("trainer.n_gpus_per_node=8", "trainer.nnodes=1", "trainer.save_freq=20", "trainer.test_freq=5"),
+    *(
+        f"{ROLLOUT}.gpu_memory_utilization=0.6",
+        "trainer.critic_warmup=0",
+        'trainer.logger=["console","wandb"]',
+    ),
+    *(
+        "trainer.n_gpus_per_node=8",
+        "trainer.nnodes=1",
+        "trainer.save_freq=20",
+        "trainer.test_freq=5",
+    ),
     *("trainer.total_epochs=15", "trainer.project_name='gsm8k'", "trainer.experiment_name='run_1'"),
 ]
 KL_LOSS = [
-    *(f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.001", f"{ACTOR}.kl_loss_type=low_var_kl"),
+    *(
+        f"{ACTOR}.use_kl_loss=True",
+        f"{ACTOR}.kl_loss_coef=0.001",
+        f"{ACTOR}.kl_loss_type=low_var_kl",
+    ),
     *(f"{ACTOR}.entropy_coeff=0", "actor_rollout_ref.ref.fsdp_config.param_offload=True"),
 ]
 
@@ -564,12 +733,26 @@ def test_verl_script_grpo_on_gsm8k_loads() -> None:
     config = load(
         *GSM8K,
         *KL_LOSS,
-        *("algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct", f"{ROLLOUT}.n=5"),
-        *(f"{ACTOR}.ppo_micro_batch_size_per_gpu=32", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32"),
-        *("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32", "algorithm.use_kl_in_reward=False"),
+        *(
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct",
+            f"{ROLLOUT}.n=5",
+        ),
+        *(
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu=32",
+            f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32",
+        ),
+        *(
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32",
+            "algorithm.use_kl_in_reward=False",
+        ),
     )
     policy = config.actor_rollout_ref
-    assert policy.actor.micro_batching == policy.ref_micro_batching == MicroBatching(micro_batch_size=32)
+    assert (
+        policy.actor.micro_batching
+        == policy.ref_micro_batching
+        == MicroBatching(micro_batch_size=32)
+    )
     assert (config.need_critic, config.need_reference, config.trainer.num_ranks) == (False, True, 8)
     assert config.trainer.use_ray
 
@@ -578,9 +761,21 @@ def test_verl_script_grpo_with_dynamic_batches_loads() -> None:
     config = load(
         *GSM8K,
         *KL_LOSS,
-        *("algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct", f"{ROLLOUT}.n=5"),
-        *(f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=24000", "data.return_raw_chat=True"),
-        *("actor_rollout_ref.hybrid_engine=True", f"{ACTOR}.use_torch_compile=False", "trainer.val_before_train=False"),
+        *(
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct",
+            f"{ROLLOUT}.n=5",
+        ),
+        *(
+            f"{ACTOR}.use_dynamic_bsz=True",
+            f"{ACTOR}.ppo_max_token_len_per_gpu=24000",
+            "data.return_raw_chat=True",
+        ),
+        *(
+            "actor_rollout_ref.hybrid_engine=True",
+            f"{ACTOR}.use_torch_compile=False",
+            "trainer.val_before_train=False",
+        ),
         f"{ACTOR}.ppo_micro_batch_size=128",
     )
     assert config.actor_rollout_ref.log_prob_micro_batching == MicroBatching(max_token_len=24000)
@@ -590,11 +785,27 @@ def test_verl_script_grpo_with_dynamic_batches_loads() -> None:
 def test_verl_script_ppo_with_a_critic_loads() -> None:
     config = load(
         *GSM8K,
-        *("algorithm.adv_estimator=gae", "actor_rollout_ref.model.path=deepseek-ai/deepseek-llm-7b-chat"),
-        *(f"{ACTOR}.ppo_micro_batch_size_per_gpu=16", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32"),
-        *("critic.optim.lr=1e-5", "critic.model.use_remove_padding=True", "critic.ppo_micro_batch_size_per_gpu=32"),
-        *("critic.model.path=deepseek-ai/deepseek-llm-7b-chat", "critic.model.enable_gradient_checkpointing=True"),
-        *("critic.model.fsdp_config.param_offload=False", "critic.model.fsdp_config.optimizer_offload=False"),
+        *(
+            "algorithm.adv_estimator=gae",
+            "actor_rollout_ref.model.path=deepseek-ai/deepseek-llm-7b-chat",
+        ),
+        *(
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu=16",
+            f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32",
+        ),
+        *(
+            "critic.optim.lr=1e-5",
+            "critic.model.use_remove_padding=True",
+            "critic.ppo_micro_batch_size_per_gpu=32",
+        ),
+        *(
+            "critic.model.path=deepseek-ai/deepseek-llm-7b-chat",
+            "critic.model.enable_gradient_checkpointing=True",
+        ),
+        *(
+            "critic.model.fsdp_config.param_offload=False",
+            "critic.model.fsdp_config.optimizer_offload=False",
+        ),
         *("trainer.use_legacy_worker_impl=False", "trainer.total_training_steps=2"),
     )
     assert (config.need_critic, config.need_reference) == (True, False)
@@ -604,12 +815,27 @@ def test_verl_script_ppo_with_a_critic_loads() -> None:
 def test_verl_script_ppo_with_kl_in_the_reward_and_sequence_balance_loads() -> None:
     config = load(
         *GSM8K,
-        *("algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True", "algorithm.kl_penalty=kl"),
-        *("algorithm.kl_ctrl.kl_coef=0.001", "algorithm.kl_ctrl.type=adaptive", "trainer.balance_batch=True"),
+        *(
+            "algorithm.adv_estimator=gae",
+            "algorithm.use_kl_in_reward=True",
+            "algorithm.kl_penalty=kl",
+        ),
+        *(
+            "algorithm.kl_ctrl.kl_coef=0.001",
+            "algorithm.kl_ctrl.type=adaptive",
+            "trainer.balance_batch=True",
+        ),
         *("actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct", f"{ACTOR}.use_dynamic_bsz=True"),
         *("critic.model.path=Qwen/Qwen2-7B-Instruct", "critic.ppo_max_token_len_per_gpu=98304"),
-        *("critic.forward_max_token_len_per_gpu=98304", "critic.use_dynamic_bsz=True", "data.val_batch_size=1312"),
-        *("+trainer.val_before_train=False", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=65536"),
+        *(
+            "critic.forward_max_token_len_per_gpu=98304",
+            "critic.use_dynamic_bsz=True",
+            "data.val_batch_size=1312",
+        ),
+        *(
+            "+trainer.val_before_train=False",
+            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=65536",
+        ),
     )
     assert config.need_reference
     assert config.actor_rollout_ref.ref_micro_batching == MicroBatching(max_token_len=65536)
@@ -623,11 +849,31 @@ def test_verl_script_grpo_with_several_files_and_trackers_loads() -> None:
         *KL_LOSS,
         "data.train_files=['/data/gsm8k/train.parquet', '/data/math/train.parquet']",
         "data.val_files=['/data/gsm8k/test.parquet', '/data/math/test.parquet']",
-        *("algorithm.adv_estimator=grpo", "trainer.logger=['console','wandb','tensorboard']", f"{ACTOR}.strategy=fsdp"),
-        *("actor_rollout_ref.model.path=Qwen/Qwen2.5-7B", f"{ROLLOUT}.mode=sync", f"{ACTOR}.clip_ratio_high=0.28"),
-        *(f"{ROLLOUT}.val_kwargs.do_sample=True", f"{ROLLOUT}.val_kwargs.n=16", f"{ROLLOUT}.val_kwargs.top_p=0.7"),
-        *(f"{ROLLOUT}.val_kwargs.temperature=1.0", f"{ROLLOUT}.load_format=safetensors", f"{ROLLOUT}.n=8"),
-        *(f"{ROLLOUT}.layered_summon=True", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", "trainer.device=cuda"),
+        *(
+            "algorithm.adv_estimator=grpo",
+            "trainer.logger=['console','wandb','tensorboard']",
+            f"{ACTOR}.strategy=fsdp",
+        ),
+        *(
+            "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B",
+            f"{ROLLOUT}.mode=sync",
+            f"{ACTOR}.clip_ratio_high=0.28",
+        ),
+        *(
+            f"{ROLLOUT}.val_kwargs.do_sample=True",
+            f"{ROLLOUT}.val_kwargs.n=16",
+            f"{ROLLOUT}.val_kwargs.top_p=0.7",
+        ),
+        *(
+            f"{ROLLOUT}.val_kwargs.temperature=1.0",
+            f"{ROLLOUT}.load_format=safetensors",
+            f"{ROLLOUT}.n=8",
+        ),
+        *(
+            f"{ROLLOUT}.layered_summon=True",
+            f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm",
+            "trainer.device=cuda",
+        ),
         *(f"{ACTOR}.checkpoint.save_contents=['model','hf_model']", "trainer.resume_mode=disable"),
     )
     assert len(config.data.val_files) == 2
@@ -651,7 +897,9 @@ def test_a_token_budget_cuts_unless_rows_are_asked_for(
     use_dynamic_bsz: bool | None, micro_batch_size: int | None, wanted: MicroBatching
 ) -> None:
     actor = ActorConfig(
-        use_dynamic_bsz=use_dynamic_bsz, ppo_micro_batch_size_per_gpu=micro_batch_size, ppo_max_token_len_per_gpu=99
+        use_dynamic_bsz=use_dynamic_bsz,
+        ppo_micro_batch_size_per_gpu=micro_batch_size,
+        ppo_max_token_len_per_gpu=99,
     )
     assert actor.micro_batching == wanted
     policy = replace(PPOConfig().actor_rollout_ref, actor=actor)
@@ -661,10 +909,14 @@ def test_a_token_budget_cuts_unless_rows_are_asked_for(
 
 
 def test_the_critic_takes_over_from_the_actor_what_it_leaves_open() -> None:
-    config = load("actor_rollout_ref.model.path=m", f"{ACTOR}.ppo_mini_batch_size=32", f"{ACTOR}.ppo_epochs=3")
+    config = load(
+        "actor_rollout_ref.model.path=m", f"{ACTOR}.ppo_mini_batch_size=32", f"{ACTOR}.ppo_epochs=3"
+    )
     critic = config.resolved_critic
     assert (critic.model.path, critic.ppo_mini_batch_size, critic.ppo_epochs) == ("m", 32, 3)
-    own = load("critic.model.path=c", "critic.ppo_mini_batch_size=8", "critic.ppo_epochs=2").resolved_critic
+    own = load(
+        "critic.model.path=c", "critic.ppo_mini_batch_size=8", "critic.ppo_epochs=2"
+    ).resolved_critic
     assert (own.model.path, own.ppo_mini_batch_size, own.ppo_epochs) == ("c", 8, 2)
 
 
@@ -676,11 +928,22 @@ def test_the_estimator_decides_about_the_critic_unless_it_is_set() -> None:
 
 
 def test_derived_values_of_the_run() -> None:
-    config = load("data.max_prompt_length=3", "data.max_response_length=4", "trainer.experiment_name=e")
+    config = load(
+        "data.max_prompt_length=3", "data.max_response_length=4", "trainer.experiment_name=e"
+    )
     rollout = config.resolved_rollout
     assert (rollout.response_length, rollout.max_model_len) == (4, 7)
-    assert (config.max_model_len, config.data.run_seed, config.trainer.run_dir) == (7, 1, "checkpoints/ppo_core/e")
-    config = load(f"{ROLLOUT}.max_model_len=9", "data.seed=0", "trainer.default_local_dir=/x", "trainer.launcher=ray")
+    assert (config.max_model_len, config.data.run_seed, config.trainer.run_dir) == (
+        7,
+        1,
+        "checkpoints/ppo_core/e",
+    )
+    config = load(
+        f"{ROLLOUT}.max_model_len=9",
+        "data.seed=0",
+        "trainer.default_local_dir=/x",
+        "trainer.launcher=ray",
+    )
     assert (config.max_model_len, config.data.run_seed, config.trainer.run_dir) == (9, 0, "/x")
     assert config.trainer.use_ray and not PPOConfig().trainer.use_ray
 
@@ -689,7 +952,10 @@ def test_estimators_and_losses_written_for_verl_read_fields_by_name() -> None:
     config = load("algorithm.gamma=0.9", f"{ACTOR}.policy_loss.loss_mode=vanilla")
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
     assert (algorithm.get("norm_adv_by_std_in_grpo", False), algorithm["gamma"]) == (True, 0.9)
-    assert (actor.policy_loss.get("ppo_kl_coef", 0.1), actor.policy_loss["loss_mode"]) == (0.1, "vanilla")
+    assert (actor.policy_loss.get("ppo_kl_coef", 0.1), actor.policy_loss["loss_mode"]) == (
+        0.1,
+        "vanilla",
+    )
     assert actor.get("clip_ratio_low", 7) is None and actor.get("micro_batching") is None
     with pytest.raises(KeyError, match="'kl'"):
         algorithm.kl_ctrl["kl"]
@@ -713,18 +979,36 @@ def test_mistakes_and_failed_checks_are_reported_together(runnable: list[str]) -
     with pytest.raises(ConfigError) as caught:
         load_config(
             [
-                *(*runnable, "data.train_batchsize=4", "data.train_files=nope.parquet", f"{ACTOR}.clip_ratio=-1"),
+                *(
+                    *runnable,
+                    "data.train_batchsize=4",
+                    "data.train_files=nope.parquet",
+                    f"{ACTOR}.clip_ratio=-1",
+                ),
                 *("algorithm.adv_estimator=grpoo", f"{ROLLOUT}.m=4"),
             ]
         )
     assert [problem.split("=")[0] for problem in caught.value.problems] == [
-        *("data.train_batchsize", f"{ROLLOUT}.m", f"{ACTOR}.clip_ratio", "algorithm.adv_estimator", "data.train_files")
+        *(
+            "data.train_batchsize",
+            f"{ROLLOUT}.m",
+            f"{ACTOR}.clip_ratio",
+            "algorithm.adv_estimator",
+            "data.train_files",
+        )
     ]
 
 
 def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config([*runnable, f"{ACTOR}.optim.lr=0", "data.max_response_length=0", "trainer.resume_mode=resume_path"])
+        load_config(
+            [
+                *runnable,
+                f"{ACTOR}.optim.lr=0",
+                "data.max_response_length=0",
+                "trainer.resume_mode=resume_path",
+            ]
+        )
     assert [problem.split(" ")[0] for problem in caught.value.problems] == [
         f"{ACTOR}.optim.lr='0'",
         "data.max_response_length='0'",
@@ -794,8 +1078,14 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             [f"{ROLLOUT}.response_length=64"],
             f"{ROLLOUT}.response_length=64 contradicts data.max_response_length=512: leave the first null",
         ),
-        ([f"{ROLLOUT}.temperature=0"], f"{ROLLOUT}.temperature=0.0: training samples; set it above 0"),
-        ([f"{ROLLOUT}.temperature=-1"], f"{ROLLOUT}.temperature='-1' (command line): must be 0 or more"),
+        (
+            [f"{ROLLOUT}.temperature=0"],
+            f"{ROLLOUT}.temperature=0.0: training samples; set it above 0",
+        ),
+        (
+            [f"{ROLLOUT}.temperature=-1"],
+            f"{ROLLOUT}.temperature='-1' (command line): must be 0 or more",
+        ),
         ([f"{ROLLOUT}.top_p=1.5"], f"{ROLLOUT}.top_p='1.5' (command line): must be at most 1"),
         ([f"{ROLLOUT}.top_p=0"], f"{ROLLOUT}.top_p='0' (command line): must be above 0"),
         ([f"{ROLLOUT}.top_k=0"], f"{ROLLOUT}.top_k='0' (command line): must be -1, or 1 or more"),
@@ -812,7 +1102,10 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             "algorithm.adv_estimator=gae reads a critic's values: set critic.enable=true, or null",
         ),
         (
-            ["algorithm.rollout_correction.bypass_mode=true", f"{ACTOR}.policy_loss.loss_mode=gspo"],
+            [
+                "algorithm.rollout_correction.bypass_mode=true",
+                f"{ACTOR}.policy_loss.loss_mode=gspo",
+            ],
             "algorithm.rollout_correction.bypass_mode has losses of its own (loss_type): loss_mode=gspo is not read; "
             "leave it at vanilla",
         ),
@@ -897,7 +1190,11 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
             f"{ULYSSES}=2 needs critic.model.use_remove_padding=true",
         ),
         (
-            [f"{ROLLOUT}.tensor_model_parallel_size=4", "trainer.n_gpus_per_node=2", "trainer.nnodes=2"],
+            [
+                f"{ROLLOUT}.tensor_model_parallel_size=4",
+                "trainer.n_gpus_per_node=2",
+                "trainer.nnodes=2",
+            ],
             f"{ROLLOUT}.tensor_model_parallel_size=4 does not divide trainer.n_gpus_per_node=2: "
             "an engine's ranks share a machine",
         ),
@@ -989,15 +1286,23 @@ def test_checks_run_at_loading_and_come_together(runnable: list[str]) -> None:
         ),
     ],
 )
-def test_an_impossible_combination_is_named(overrides: list[str], problem: str, runnable: list[str]) -> None:
+def test_an_impossible_combination_is_named(
+    overrides: list[str], problem: str, runnable: list[str]
+) -> None:
     model = runnable[0].split("=")[1]
     (Path(model) / "config.toml").touch()
     found = checked(runnable, *(text.replace("{model}", model) for text in overrides))
     assert problem.replace("{model}", model) in found
 
 
-def test_an_engine_may_be_float16_and_so_may_a_critic_that_is_not_there(runnable: list[str]) -> None:
-    overrides = [f"{ROLLOUT}.dtype=float16", "critic.model.dtype=float16", "algorithm.adv_estimator=rloo"]
+def test_an_engine_may_be_float16_and_so_may_a_critic_that_is_not_there(
+    runnable: list[str],
+) -> None:
+    overrides = [
+        f"{ROLLOUT}.dtype=float16",
+        "critic.model.dtype=float16",
+        "algorithm.adv_estimator=rloo",
+    ]
     assert checked([*runnable, *overrides]) == []
 
 
@@ -1020,10 +1325,14 @@ def test_a_missing_file_is_named(
     key: str, runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert f"{key}=nowhere.py is not a file (seen from {tmp_path})" in checked(runnable, f"{key}=nowhere.py")
+    assert f"{key}=nowhere.py is not a file (seen from {tmp_path})" in checked(
+        runnable, f"{key}=nowhere.py"
+    )
 
 
-def test_a_missing_model_is_named(runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_model_is_named(
+    runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (problem,) = checked(runnable, "actor_rollout_ref.model.path=empty")
@@ -1031,10 +1340,16 @@ def test_a_missing_model_is_named(runnable: list[str], tmp_path: Path, monkeypat
         "actor_rollout_ref.model.path=empty: holds no config.json with settings; is it a Hugging Face model folder?"
     )
     (problem,) = checked(runnable, "critic.model.path=./gone/model")
-    assert problem == f"critic.model.path=./gone/model: is not a folder (seen from {tmp_path}) and cannot be a hub name"
+    assert (
+        problem
+        == f"critic.model.path=./gone/model: is not a folder (seen from {tmp_path}) and cannot be a hub name"
+    )
     # No hub is asked for what is misspelt in a folder that is there.
     (problem,) = checked(runnable, "critic.model.path=empty/modle")
-    assert problem == f"critic.model.path=empty/modle: is not a folder (seen from {tmp_path}) and cannot be a hub name"
+    assert (
+        problem
+        == f"critic.model.path=empty/modle: is not a folder (seen from {tmp_path}) and cannot be a hub name"
+    )
 
 
 def test_a_hub_model_is_asked_for_its_context_and_its_failure_is_a_problem(
@@ -1076,7 +1391,9 @@ def test_a_tracker_that_is_missing_is_left_out_where_another_logger_stands_besid
     runnable: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else there(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "wandb" else there(name)
+    )
     logger = "trainer.logger=[console,wandb]"
     assert checked(runnable, logger) == []
     assert "trainer.logger has wandb, which is not installed" in caplog.text
@@ -1089,7 +1406,9 @@ def test_explain_asks_no_hub(
     runnable: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(transformers.PretrainedConfig, "get_config_dict", lambda _: pytest.fail("it asked the hub"))
+    monkeypatch.setattr(
+        transformers.PretrainedConfig, "get_config_dict", lambda _: pytest.fail("it asked the hub")
+    )
     hub = [*runnable, "actor_rollout_ref.model.path=org/name", "--explain"]
     assert load_config(hub).explain
     assert "actor_rollout_ref.model.path=org/name is no folder here: left unchecked" in caplog.text
@@ -1106,16 +1425,25 @@ def unweighed(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, 
 """
 
 
-def test_a_loss_that_would_drop_the_importance_weights_is_refused(runnable: list[str], tmp_path: Path) -> None:
+def test_a_loss_that_would_drop_the_importance_weights_is_refused(
+    runnable: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "loss.py").write_text(UNWEIGHED)
     own = (f"custom_algorithm={tmp_path}/loss.py", f"{ACTOR}.policy_loss.loss_mode=unweighed")
     correction = "algorithm.rollout_correction.rollout_is"
     assert checked(runnable, *own) == []
     (problem,) = checked(runnable, *own, f"{correction}=token")
-    assert problem.startswith(f"{ACTOR}.policy_loss.loss_mode=unweighed takes no rollout_is_weights, which")
+    assert problem.startswith(
+        f"{ACTOR}.policy_loss.loss_mode=unweighed takes no rollout_is_weights, which"
+    )
     ahead = ("trainer.rollout_n_gpus=1", "trainer.async_level=1")
-    assert any("takes no rollout_is_weights" in problem for problem in checked(runnable, *own, *ahead))
-    assert not any("rollout_is_weights" in problem for problem in checked(runnable, *own, *ahead, f"{correction}=off"))
+    assert any(
+        "takes no rollout_is_weights" in problem for problem in checked(runnable, *own, *ahead)
+    )
+    assert not any(
+        "rollout_is_weights" in problem
+        for problem in checked(runnable, *own, *ahead, f"{correction}=off")
+    )
 
 
 @pytest.mark.parametrize("name", ["vanilla", "gspo", "kl_cov", "bypass_mode", "reinforce"])
@@ -1125,11 +1453,17 @@ def test_our_losses_take_importance_weights(runnable: list[str], name: str) -> N
 
 
 def test_finished_groups_go_with_no_correction_only(runnable: list[str]) -> None:
-    own = ("trainer.train_finished_groups=true", "algorithm.adv_estimator=grpo", f"{ACTOR}.ppo_mini_batch_size=null")
+    own = (
+        "trainer.train_finished_groups=true",
+        "algorithm.adv_estimator=grpo",
+        f"{ACTOR}.ppo_mini_batch_size=null",
+    )
     own += (f"{ACTOR}.ppo_epochs=1", "actor_rollout_ref.rollout.n=2")
     correction = "algorithm.rollout_correction"
     assert checked(runnable, *own, f"{correction}.rollout_is=off") == []
-    (problem,) = checked(runnable, *own, f"{correction}.rollout_rs=token_k1", f"{correction}.rollout_rs_threshold=2")
+    (problem,) = checked(
+        runnable, *own, f"{correction}.rollout_rs=token_k1", f"{correction}.rollout_rs_threshold=2"
+    )
     assert f"which {correction}.rollout_rs=token_k1 cannot do" in problem
 
 
@@ -1144,7 +1478,10 @@ def anything(**kwargs):
 
 def test_reward_kwargs_that_nobody_takes_are_problems(runnable: list[str], tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text(SCORE)
-    own, kwargs = [f"custom_reward_function.path={tmp_path / 'score.py'}"], "custom_reward_function.reward_kwargs"
+    own, kwargs = (
+        [f"custom_reward_function.path={tmp_path / 'score.py'}"],
+        "custom_reward_function.reward_kwargs",
+    )
     for_manager = "reward_model.reward_kwargs"
     assert checked(runnable, *own, f"{kwargs}.tolerance=0.1", f"{for_manager}.tolerance=0.1") == []
     for key in (kwargs, for_manager):
@@ -1152,7 +1489,16 @@ def test_reward_kwargs_that_nobody_takes_are_problems(runnable: list[str], tmp_p
             f"{key}.tolerence: there is no such argument; compute_score takes data_source, solution_str, ground_truth, "
             "extra_info, tolerance. Did you mean 'tolerance'?"
         ]
-    assert checked(runnable, *own, "custom_reward_function.name=anything", f"{kwargs}.x=1", f"{for_manager}.y=2") == []
+    assert (
+        checked(
+            runnable,
+            *own,
+            "custom_reward_function.name=anything",
+            f"{kwargs}.x=1",
+            f"{for_manager}.y=2",
+        )
+        == []
+    )
     assert checked(runnable, f"{for_manager}.method=flexible") == []
     (problem,) = checked(runnable, f"{for_manager}.methd=flexible")
     assert "default_compute_score takes" in problem and problem.endswith("Did you mean 'method'?")
@@ -1169,7 +1515,10 @@ def test_a_manager_of_ones_own_takes_its_reward_kwargs(runnable: list[str], tmp_
         "    def __init__(self, tokenizer, num_examine, compute_score=None, reward_fn_key='', *, scale=1.0):\n"
         "        pass\n"
     )
-    mine = [f"custom_algorithm={tmp_path / 'mine.py'}", "reward_model.reward_manager=config_test_manager"]
+    mine = [
+        f"custom_algorithm={tmp_path / 'mine.py'}",
+        "reward_model.reward_manager=config_test_manager",
+    ]
     assert checked(runnable, *mine, "reward_model.reward_kwargs.scale=2") == []
     assert checked(runnable, *mine, "reward_model.reward_kwargs.scael=2") == [
         "reward_model.reward_kwargs.scael: there is no such argument; Manager takes scale. Did you mean 'scale'?"
@@ -1184,7 +1533,9 @@ def test_a_manager_of_ones_own_takes_its_reward_kwargs(runnable: list[str], tmp_
         ("reward_model.reward_manager=naiv", "naive"),
     ],
 )
-def test_an_unregistered_name_is_refused_with_the_nearest(override: str, near: str, runnable: list[str]) -> None:
+def test_an_unregistered_name_is_refused_with_the_nearest(
+    override: str, near: str, runnable: list[str]
+) -> None:
     (problem,) = checked(runnable, override)
     key, name = override.split("=")
     assert f"{key}='{name}' is unknown" in problem
@@ -1205,7 +1556,9 @@ def test_a_key_is_offered_only_where_its_words_are_the_same(key: str, near: str 
     with pytest.raises(ConfigError) as refused:
         load_config([str(ROOT / "configs/tiny_prompts.yaml"), f"{key}=1"], check=False)
     (problem,) = refused.value.problems
-    assert (f"Did you mean '{near}'?" in problem) == (near is not None) == ("Did you mean" in problem)
+    assert (
+        (f"Did you mean '{near}'?" in problem) == (near is not None) == ("Did you mean" in problem)
+    )
 
 
 def test_verls_defaults_that_mean_nothing_here_are_said_and_refused_ones_can_be_taken_back(
@@ -1221,8 +1574,16 @@ def test_verls_defaults_that_mean_nothing_here_are_said_and_refused_ones_can_be_
         load_config([str(file)], check=False)
     taken_back = [f"~{ROLLOUT}.agent", "~global_profiler.tool", f"{ACTOR}.use_kl_loss="]
     config = load_config([str(file), *taken_back], check=False).config
-    assert config.critic.fsdp_config.param_offload and not config.actor_rollout_ref.actor.use_kl_loss
-    for name in ("over_sample_rate", "trace.backend", "ref.ulysses", "global_profiler.tool", "gen_batch_size"):
+    assert (
+        config.critic.fsdp_config.param_offload and not config.actor_rollout_ref.actor.use_kl_loss
+    )
+    for name in (
+        "over_sample_rate",
+        "trace.backend",
+        "ref.ulysses",
+        "global_profiler.tool",
+        "gen_batch_size",
+    ):
         assert any(name in line and "no effect here" in line for line in caplog.messages)
     assert f"{ACTOR}.use_kl_loss= (command line) has no value" in caplog.text
 
@@ -1237,7 +1598,10 @@ def test_a_custom_algorithm_file_registers_before_names_are_checked(
         "@register_adv_est('config_test_estimator', needs=('values',))\n"
         "def estimate(token_level_rewards, response_mask, values):\n    return values, values\n"
     )
-    mine = [f"custom_algorithm={tmp_path / 'mine.py'}", "algorithm.adv_estimator=config_test_estimator"]
+    mine = [
+        f"custom_algorithm={tmp_path / 'mine.py'}",
+        "algorithm.adv_estimator=config_test_estimator",
+    ]
     assert checked(runnable, *mine) == []
     assert checked(runnable, *mine, "critic.enable=false") == [
         "algorithm.adv_estimator=config_test_estimator reads a critic's values: set critic.enable=true, or null"
@@ -1247,12 +1611,17 @@ def test_a_custom_algorithm_file_registers_before_names_are_checked(
 # --- users' files and this machine --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["custom_algorithm", "custom_reward_function.path", "data.custom_cls.path"])
+@pytest.mark.parametrize(
+    "key", ["custom_algorithm", "custom_reward_function.path", "data.custom_cls.path"]
+)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("def f(:\n", "SyntaxError: invalid syntax (mine.py, line 1)"),
-        ("x = 1\nimport no_such_package\n", "ModuleNotFoundError in line 2: No module named 'no_such_package'"),
+        (
+            "x = 1\nimport no_such_package\n",
+            "ModuleNotFoundError in line 2: No module named 'no_such_package'",
+        ),
         ("raise SystemExit(3)\n", "SystemExit in line 1: 3"),
     ],
 )
@@ -1260,9 +1629,13 @@ def test_a_file_that_cannot_be_loaded_is_a_problem(
     key: str, text: str, reason: str, runnable: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(text)
-    more = ["data.custom_cls.name=Mine"] if "custom_cls" in key else ["algorithm.adv_estimator=mine"]
+    more = (
+        ["data.custom_cls.name=Mine"] if "custom_cls" in key else ["algorithm.adv_estimator=mine"]
+    )
     found = checked(runnable, f"{key}={tmp_path / 'mine.py'}", *more)
-    wanted = f"{key}={tmp_path / 'mine.py'} cannot be loaded: {reason}; mend the file, or take it out"
+    wanted = (
+        f"{key}={tmp_path / 'mine.py'} cannot be loaded: {reason}; mend the file, or take it out"
+    )
     assert wanted in found
     # Whether the estimator exists is known only where custom_algorithm has run.
     assert len(found) == (2 if key == "custom_reward_function.path" else 1)
@@ -1297,7 +1670,9 @@ def test_a_config_json_without_settings_is_a_problem(content: str, runnable: lis
 def test_a_model_folder_without_a_tokenizer_is_a_problem(runnable: list[str]) -> None:
     model = Path(runnable[0].split("=")[1])
     (model / "tokenizer.json").unlink()
-    assert checked(runnable) == [f"actor_rollout_ref.model.path={model}: the folder holds no tokenizer; save it there"]
+    assert checked(runnable) == [
+        f"actor_rollout_ref.model.path={model}: the folder holds no tokenizer; save it there"
+    ]
 
 
 def test_a_class_of_ones_own_reads_data_of_any_kind(runnable: list[str], tmp_path: Path) -> None:
@@ -1305,10 +1680,20 @@ def test_a_class_of_ones_own_reads_data_of_any_kind(runnable: list[str], tmp_pat
     (tmp_path / "mine.py").write_text("class Mine:\n    pass\n")
     csv = f"data.train_files={tmp_path / 'rows.csv'}"
     assert len(checked(runnable, csv)) == 1
-    assert checked(runnable, csv, f"data.custom_cls.path={tmp_path / 'mine.py'}", "data.custom_cls.name=Mine") == []
+    assert (
+        checked(
+            runnable,
+            csv,
+            f"data.custom_cls.path={tmp_path / 'mine.py'}",
+            "data.custom_cls.name=Mine",
+        )
+        == []
+    )
 
 
-def test_the_runs_folder_can_be_made(runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runs_folder_can_be_made(
+    runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "train.jsonl"
     for path in (file, file / "run"):
         assert checked(runnable, f"trainer.default_local_dir={path}") == [
@@ -1317,13 +1702,19 @@ def test_the_runs_folder_can_be_made(runnable: list[str], tmp_path: Path, monkey
     # Root may write anywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     inner = f"trainer.default_local_dir={tmp_path / 'a/b'}"
-    assert checked(runnable, inner) == [f"{inner}: {tmp_path} is not a folder that can be written; name another folder"]
+    assert checked(runnable, inner) == [
+        f"{inner}: {tmp_path} is not a folder that can be written; name another folder"
+    ]
     monkeypatch.chdir(tmp_path)
     (problem,) = checked(runnable, "trainer.default_local_dir=null")
-    assert problem.startswith("trainer.default_local_dir=null, so the run's folder=checkpoints/ppo_core/default: ")
+    assert problem.startswith(
+        "trainer.default_local_dir=null, so the run's folder=checkpoints/ppo_core/default: "
+    )
 
 
-def test_cuda_is_asked_for_only_where_the_config_names_it(runnable: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_asked_for_only_where_the_config_names_it(
+    runnable: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert checked(runnable, "trainer.device=cuda") == [
         "trainer.device=cuda: torch finds no CUDA device here; use cpu, or null for what there is"
@@ -1331,7 +1722,11 @@ def test_cuda_is_asked_for_only_where_the_config_names_it(runnable: list[str], m
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("nobody asked for CUDA"))
     assert checked(runnable) == checked(runnable, "trainer.device=cpu") == []
     # The other nodes of a cluster may have what this machine has not.
-    joined = ["trainer.device=cuda", "trainer.n_gpus_per_node=2", "ray_kwargs.ray_init.address=auto"]
+    joined = [
+        "trainer.device=cuda",
+        "trainer.n_gpus_per_node=2",
+        "ray_kwargs.ray_init.address=auto",
+    ]
     assert checked(runnable, *joined) == []
 
 
@@ -1345,7 +1740,9 @@ def test_several_ranks_are_started_by_ray(runnable: list[str]) -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_ranks_that_share_sequences_divide_the_models_heads(runnable: list[str], nested: bool) -> None:
+def test_ranks_that_share_sequences_divide_the_models_heads(
+    runnable: list[str], nested: bool
+) -> None:
     pytest.importorskip("ray")
     model = Path(runnable[0].split("=")[1])
     entries = {"num_attention_heads": 6, "max_position_embeddings": 2048}
@@ -1362,7 +1759,10 @@ def test_checkpoints_that_nobody_resumes_may_hold_anything(runnable: list[str]) 
     saving = ["trainer.save_freq=5", f"{ACTOR}.checkpoint.save_contents=[hf_model]"]
     assert checked(runnable, *saving, "trainer.resume_mode=disable") == []
     assert checked(runnable, "trainer.save_freq=5") == []
-    partly = [f"{ACTOR}.checkpoint.save_contents=[model,hf_model]", f"{ACTOR}.checkpoint.load_contents=[model]"]
+    partly = [
+        f"{ACTOR}.checkpoint.save_contents=[model,hf_model]",
+        f"{ACTOR}.checkpoint.load_contents=[model]",
+    ]
     assert checked(runnable, "trainer.save_freq=5", *partly) == []
 
 
@@ -1388,7 +1788,9 @@ def test_a_section_is_built_again_from_its_table() -> None:
 
 def bounds_of(kind: Any) -> set[Any]:
     """Collects what `Annotated` says of a type, of each X of `X | None` and of a tuple."""
-    return {*getattr(kind, "__metadata__", ())} | {bound for part in get_args(kind) for bound in bounds_of(part)}
+    return {*getattr(kind, "__metadata__", ())} | {
+        bound for part in get_args(kind) for bound in bounds_of(part)
+    }
 
 
 def around(bound: Any, step: float) -> tuple[list[Any], list[Any]]:
@@ -1411,8 +1813,12 @@ BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize(("key", "leaf", "bound"), BOUNDS, ids=[f"{key}-{bound}" for key, _, bound in BOUNDS])
-def test_a_value_just_outside_its_bound_is_reported_and_one_inside_is_not(key: str, leaf: Leaf, bound: Any) -> None:
+@pytest.mark.parametrize(
+    ("key", "leaf", "bound"), BOUNDS, ids=[f"{key}-{bound}" for key, _, bound in BOUNDS]
+)
+def test_a_value_just_outside_its_bound_is_reported_and_one_inside_is_not(
+    key: str, leaf: Leaf, bound: Any
+) -> None:
     """Says so of what is read, and of what is made in Python, which raises."""
     inside, outside = around(bound, 1 if "int" in str(leaf.kind) else 1e-6)
     pair = leaf.plain is tuple
@@ -1421,7 +1827,9 @@ def test_a_value_just_outside_its_bound_is_reported_and_one_inside_is_not(key: s
         assert load(f"{key}={as_text([value] * 2 if pair else value)}")
     for value in outside:
         problems = problems_of(f"{key}={as_text([value] * 2 if pair else value)}")
-        assert problems and all(re.match(rf"{re.escape(key)}\S*=.* \(command line\): must be ", p) for p in problems)
+        assert problems and all(
+            re.match(rf"{re.escape(key)}\S*=.* \(command line\): must be ", p) for p in problems
+        )
         with pytest.raises(ValueError, match=name):
             replace(attrgetter(section)(PPOConfig()), **{name: (value, value) if pair else value})
 
@@ -1433,17 +1841,31 @@ def test_reading_a_config_does_not_import_torch() -> None:
 
 def sections_of(section: Any) -> list[type]:
     inner = [getattr(section, item.name) for item in fields(section)]
-    return [type(section), *(kind for value in inner if is_dataclass(value) for kind in sections_of(value))]
+    return [
+        type(section),
+        *(kind for value in inner if is_dataclass(value) for kind in sections_of(value)),
+    ]
 
 
 def test_every_config_field_has_a_reader() -> None:
     """Counts a field, or a property that derives something from fields, as read by `something.name` in the code."""
     folders = ("data", "training", "workers", "custom", "examples")
-    files = [ROOT / "main.py", *(file for folder in folders for file in (ROOT / folder).rglob("*.py"))]
+    files = [
+        ROOT / "main.py",
+        *(file for folder in folders for file in (ROOT / folder).rglob("*.py")),
+    ]
     # vLLM is handed those that it has under the same names; both strategies of verl's are FSDP2.
-    unread = {name: key for key, _ in leaves(PPOConfig()) if (name := key.split(".")[-1]) not in (*ALIKE, "strategy")}
+    unread = {
+        name: key
+        for key, _ in leaves(PPOConfig())
+        if (name := key.split(".")[-1]) not in (*ALIKE, "strategy")
+    }
     for kind in sections_of(PPOConfig()):
-        unread |= {name: f"{kind.__name__}.{name}" for name, value in vars(kind).items() if isinstance(value, property)}
+        unread |= {
+            name: f"{kind.__name__}.{name}"
+            for name, value in vars(kind).items()
+            if isinstance(value, property)
+        }
     for file in files:
         # A check that refuses a value is its reader.
         for node in ast.walk(ast.parse(file.read_text())):
@@ -1460,7 +1882,9 @@ def test_entries_of_env_template_are_checked_like_other_keys(runnable: list[str]
         "{path: mine.py, kwargs: 5}": "env_template[0].kwargs=5 (command line): must be a mapping",
         "{path: mine.py, isolation: process}": "isolation is one for all environments: set agent.environment.isolation",
     }.items():
-        assert any(wanted in problem for problem in checked(runnable, f"env_template=[{entry}]")), entry
+        assert any(wanted in problem for problem in checked(runnable, f"env_template=[{entry}]")), (
+            entry
+        )
 
 
 COIN = """
@@ -1530,7 +1954,9 @@ def test_rows_that_cannot_be_used_are_problems(runnable: list[str], tmp_path: Pa
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW | {"prompt": None}) + "\n")
     (problem,) = checked(runnable, f"data.train_files={file}")
-    assert problem.startswith(f"data.train_files: 1 of 2 rows cannot be used: {file} row 1 has no prompt")
+    assert problem.startswith(
+        f"data.train_files: 1 of 2 rows cannot be used: {file} row 1 has no prompt"
+    )
     assert checked(runnable, f"data.train_files={file}", "data.train_max_samples=1") == []
     (problem,) = checked(runnable, "data.prompt_key=question", "data.val_files=[]")
     assert "has no prompt (a string or chat messages) under 'question'" in problem
@@ -1542,12 +1968,17 @@ def test_rows_that_cannot_be_used_are_problems(runnable: list[str], tmp_path: Pa
 def test_a_folder_for_episodes_that_cannot_be_written_is_named(runnable: list[str]) -> None:
     game = ["agent.environment.name=gymnasium:FrozenLake-v1", "agent.episodes_dir=/dev/null/x"]
     assert any(
-        "agent.episodes_dir=/dev/null/x: /dev/null is not a folder that" in text for text in checked(runnable, *game)
+        "agent.episodes_dir=/dev/null/x: /dev/null is not a folder that" in text
+        for text in checked(runnable, *game)
     )
 
 
 def test_a_section_made_in_python_is_checked_and_reaches_another_process_as_it_is() -> None:
-    made = PPOConfig(agent=AgentConfig(tools=["calculator"], environment=EnvironmentChoice(kwargs={"a": (1, [2])})))
+    made = PPOConfig(
+        agent=AgentConfig(
+            tools=["calculator"], environment=EnvironmentChoice(kwargs={"a": (1, [2])})
+        )
+    )
     assert pickle.loads(pickle.dumps(made)) == made and made.agent.tools == ("calculator",)
     assert replace(made, agent=AgentConfig()) == PPOConfig()
     with pytest.raises(ValueError, match="max_turns"):
@@ -1556,7 +1987,9 @@ def test_a_section_made_in_python_is_checked_and_reaches_another_process_as_it_i
         AgentConfig(trial_episodes="many")  # type: ignore[arg-type]
 
 
-def test_a_run_keeps_its_files_of_tools_and_names_of_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_keeps_its_files_of_tools_and_names_of_tools(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "python").mkdir()
     (tmp_path / "tools.yaml").touch()

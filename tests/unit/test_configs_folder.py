@@ -19,10 +19,19 @@ def test_every_shipped_config_has_known_keys_and_types(path: Path) -> None:
 
 def test_the_gsm8k_configs_differ_in_the_algorithm_alone() -> None:
     grpo, ppo = (
-        load_config([str(PROJECT / f"configs/gsm8k_{name}.yaml")], check=False).config for name in ("grpo", "ppo")
+        load_config([str(PROJECT / f"configs/gsm8k_{name}.yaml")], check=False).config
+        for name in ("grpo", "ppo")
     )
-    assert (grpo.algorithm.adv_estimator, grpo.need_critic, grpo.actor_rollout_ref.rollout.n) == ("grpo", False, 8)
-    assert (ppo.algorithm.adv_estimator, ppo.need_critic, ppo.actor_rollout_ref.rollout.n) == ("gae", True, 1)
+    assert (grpo.algorithm.adv_estimator, grpo.need_critic, grpo.actor_rollout_ref.rollout.n) == (
+        "grpo",
+        False,
+        8,
+    )
+    assert (ppo.algorithm.adv_estimator, ppo.need_critic, ppo.actor_rollout_ref.rollout.n) == (
+        "gae",
+        True,
+        1,
+    )
     assert grpo.data == ppo.data
     assert grpo.actor_rollout_ref.model == ppo.actor_rollout_ref.model
 
@@ -33,7 +42,11 @@ def test_the_agents_config_wants_an_environment_and_a_model_alone(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_env.py").write_text("class MyEnv:\n    pass\n")
     base, vllm = str(PROJECT / "configs/agent.yaml"), "actor_rollout_ref.rollout.name=hf"
-    lengths = ["data.max_prompt_length=32", "data.max_response_length=32", "agent.max_turn_tokens=8"]
+    lengths = [
+        "data.max_prompt_length=32",
+        "data.max_response_length=32",
+        "agent.max_turn_tokens=8",
+    ]
     given = ["agent.environment.path=my_env.py", "agent.environment.cls=MyEnv"]
     model = f"actor_rollout_ref.model.path={tiny_task}/model"
     config = load_config([base, vllm, *lengths, *given, model]).config
@@ -46,6 +59,15 @@ def test_the_agents_config_wants_an_environment_and_a_model_alone(
 
 
 def test_the_quickstarts_configs_pass_every_check_on_the_tiny_task(tiny_task: Path) -> None:
-    files = [f"data.train_files={tiny_task}/train.parquet", f"data.val_files={tiny_task}/val.parquet"]
+    files = [
+        f"data.train_files={tiny_task}/train.parquet",
+        f"data.val_files={tiny_task}/val.parquet",
+    ]
     for name in ("quickstart", "test_config"):
-        load_config([str(PROJECT / f"configs/{name}.yaml"), *files, f"actor_rollout_ref.model.path={tiny_task}/model"])
+        load_config(
+            [
+                str(PROJECT / f"configs/{name}.yaml"),
+                *files,
+                f"actor_rollout_ref.model.path={tiny_task}/model",
+            ]
+        )

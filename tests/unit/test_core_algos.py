@@ -29,7 +29,9 @@ MASK = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0]]
 
 def random_rows(seed=0, batch=3, length=6):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, length, generator=generator), torch.randn(batch, length, generator=generator)
+    return torch.randn(batch, length, generator=generator), torch.randn(
+        batch, length, generator=generator
+    )
 
 
 def outcome(scores, mask):
@@ -62,7 +64,12 @@ def loop_gae(rewards, values, mask, gamma, lam):
 def test_gae_of_two_tokens_matches_numbers_worked_by_hand():
     # delta_1 = 1 - 0.4 = 0.6; delta_0 = 0 + 0.5 * 0.4 - 0.2 = 0; A_0 = 0 + 0.5 * 0.5 * 0.6 = 0.15
     advantages, returns = algos.compute_gae_advantage_return(
-        torch.tensor([[0.0, 1.0]]), torch.tensor([[0.2, 0.4]]), torch.ones(1, 2), gamma=0.5, lam=0.5, whiten=False
+        torch.tensor([[0.0, 1.0]]),
+        torch.tensor([[0.2, 0.4]]),
+        torch.ones(1, 2),
+        gamma=0.5,
+        lam=0.5,
+        whiten=False,
     )
     torch.testing.assert_close(advantages, torch.tensor([[0.15, 0.6]]))
     torch.testing.assert_close(returns, torch.tensor([[0.35, 1.0]]))
@@ -126,10 +133,14 @@ def test_turns_are_found_by_three_goes_over_the_tokens():
 
 def test_gae_advantages_are_whitened_and_returns_are_not():
     rewards, values = random_rows()
-    plain, plain_returns = algos.compute_gae_advantage_return(rewards, values, MASK, 0.9, 0.8, whiten=False)
+    plain, plain_returns = algos.compute_gae_advantage_return(
+        rewards, values, MASK, 0.9, 0.8, whiten=False
+    )
     advantages, returns = algos.compute_gae_advantage_return(rewards, values, MASK, 0.9, 0.8)
     valid = plain[MASK.bool()]
-    torch.testing.assert_close(advantages[MASK.bool()], (valid - valid.mean()) / valid.std(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        advantages[MASK.bool()], (valid - valid.mean()) / valid.std(), rtol=1e-5, atol=1e-6
+    )
     assert torch.equal(advantages[~MASK.bool()], torch.zeros(6 * 3 - int(MASK.sum())))
     torch.testing.assert_close(returns, plain_returns)
 
@@ -139,7 +150,9 @@ def test_gae_does_not_see_what_lies_outside_the_mask(garbage):
     rewards, values = random_rows()
     clean = algos.compute_gae_advantage_return(rewards, values, MASK, 0.9, 0.8)
     dirty_rewards, dirty_values = (torch.where(MASK.bool(), x, garbage) for x in (rewards, values))
-    torch.testing.assert_close(algos.compute_gae_advantage_return(dirty_rewards, dirty_values, MASK, 0.9, 0.8), clean)
+    torch.testing.assert_close(
+        algos.compute_gae_advantage_return(dirty_rewards, dirty_values, MASK, 0.9, 0.8), clean
+    )
 
 
 def test_gae_does_not_depend_on_row_order_or_padding():
@@ -147,7 +160,9 @@ def test_gae_does_not_depend_on_row_order_or_padding():
     advantages, _ = algos.compute_gae_advantage_return(rewards, values, MASK, 0.9, 0.8)
     order = torch.tensor([2, 0, 1])
     padded = [torch.nn.functional.pad(x[order], (2, 3)) for x in (rewards, values, MASK)]
-    torch.testing.assert_close(algos.compute_gae_advantage_return(*padded, 0.9, 0.8)[0][:, 2:-3], advantages[order])
+    torch.testing.assert_close(
+        algos.compute_gae_advantage_return(*padded, 0.9, 0.8)[0][:, 2:-3], advantages[order]
+    )
 
 
 def test_gae_of_a_fully_masked_batch_is_zero():
@@ -157,7 +172,9 @@ def test_gae_of_a_fully_masked_batch_is_zero():
 
 
 def test_reinforce_plus_plus_return_is_discounted_per_sampled_token_and_crosses_masked_ones():
-    returns = algos.discounted_returns(torch.tensor([[0.0, 0.0, 0.0, 8.0]]), torch.tensor([[1, 0, 1, 1]]), 0.5)
+    returns = algos.discounted_returns(
+        torch.tensor([[0.0, 0.0, 0.0, 8.0]]), torch.tensor([[1, 0, 1, 1]]), 0.5
+    )
     torch.testing.assert_close(returns, torch.tensor([[2.0, 0.0, 4.0, 8.0]]))
 
 
@@ -174,7 +191,9 @@ def test_reinforce_plus_plus_equals_a_loop_and_is_whitened():
     )
     torch.testing.assert_close(returns, expected)
     valid = expected[MASK.bool()]
-    torch.testing.assert_close(advantages[MASK.bool()], (valid - valid.mean()) / valid.std(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        advantages[MASK.bool()], (valid - valid.mean()) / valid.std(), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_estimate_advantages_stops_at_episode_ends():
@@ -184,7 +203,9 @@ def test_estimate_advantages_stops_at_episode_ends():
     torch.testing.assert_close(advantages, torch.tensor([[1.0, 4.0, 4.0]]))
     torch.testing.assert_close(returns, advantages)
     # With values [.5, .5, .5]: deltas .5, 2 + .25 - .5 = 1.75, 3.5; A_1 = 1.75 + 0.5 * 3.5
-    advantages, returns = algos.estimate_advantages(rewards, torch.full((1, 3), 0.5), dones, 0.5, 1.0)
+    advantages, returns = algos.estimate_advantages(
+        rewards, torch.full((1, 3), 0.5), dones, 0.5, 1.0
+    )
     torch.testing.assert_close(advantages, torch.tensor([[0.5, 3.5, 3.5]]))
     torch.testing.assert_close(returns, torch.tensor([[1.0, 4.0, 4.0]]))
 
@@ -228,7 +249,9 @@ def test_group_estimators_equal_a_loop_over_groups(kind):
 
 def test_grpo_of_scores_0_and_2_is_minus_and_plus_one_over_root_two():
     mask = torch.ones(2, 1)
-    advantages, _ = algos.compute_grpo_outcome_advantage(torch.tensor([[0.0], [2.0]]), mask, np.array([7, 7]))
+    advantages, _ = algos.compute_grpo_outcome_advantage(
+        torch.tensor([[0.0], [2.0]]), mask, np.array([7, 7])
+    )
     torch.testing.assert_close(advantages, torch.tensor([[-0.70711], [0.70711]]), atol=1e-5, rtol=0)
 
 
@@ -251,7 +274,9 @@ def test_a_batch_without_any_sampled_token_gives_zeros(estimator):
 
 def test_a_group_of_equal_scores_has_no_advantage_despite_rounding():
     scores = torch.full((7, 1), 0.1)
-    advantages, _ = algos.compute_grpo_outcome_advantage(scores, torch.ones(7, 1), np.zeros(7, dtype=object))
+    advantages, _ = algos.compute_grpo_outcome_advantage(
+        scores, torch.ones(7, 1), np.zeros(7, dtype=object)
+    )
     assert advantages.abs().max() < 1e-6
 
 
@@ -261,12 +286,16 @@ def test_group_advantages_do_not_depend_on_row_order_or_padding(estimator):
     advantages, _ = estimator(rewards, GROUP_MASK, GROUPS)
     order = [4, 2, 5, 0, 1, 3]
     rewards, mask = (torch.nn.functional.pad(x[order], (1, 4)) for x in (rewards, GROUP_MASK))
-    torch.testing.assert_close(estimator(rewards, mask, GROUPS[order])[0][:, 1:-4], advantages[order])
+    torch.testing.assert_close(
+        estimator(rewards, mask, GROUPS[order])[0][:, 1:-4], advantages[order]
+    )
 
 
 def test_index_may_mix_uids_with_numbers_and_must_name_every_row():
     rewards, mask = torch.tensor([[1.0], [3.0], [5.0]]), torch.ones(3, 1)
-    advantages, _ = algos.compute_rloo_outcome_advantage(rewards, mask, np.array([1, 1, "dummy"], dtype=object))
+    advantages, _ = algos.compute_rloo_outcome_advantage(
+        rewards, mask, np.array([1, 1, "dummy"], dtype=object)
+    )
     torch.testing.assert_close(advantages, torch.tensor([[-2.0], [2.0], [5.0]]))
     with pytest.raises((RuntimeError, IndexError)):
         algos.compute_rloo_outcome_advantage(rewards, mask, np.array(["a", "a"]))
@@ -277,7 +306,9 @@ def test_a_group_of_one_is_logged_once(caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             algos.compute_rloo_outcome_advantage(outcome(SCORES, GROUP_MASK), GROUP_MASK, GROUPS)
-    assert [record.message.split(":")[0] for record in caplog.records] == ["some groups have a single sample"]
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "some groups have a single sample"
+    ]
 
 
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
@@ -301,18 +332,30 @@ def test_estimators_do_not_write_into_their_arguments():
 
 
 def test_every_listed_estimator_is_registered_and_nothing_else():
-    ours = {name for name, fn in algos.ADV_ESTIMATOR_REGISTRY.items() if fn.__module__.startswith(algos.__name__)}
+    ours = {
+        name
+        for name, fn in algos.ADV_ESTIMATOR_REGISTRY.items()
+        if fn.__module__.startswith(algos.__name__)
+    }
     assert {str(name) for name in algos.AdvantageEstimator} == ours
-    assert algos.get_adv_estimator_fn(algos.AdvantageEstimator.GAE) is algos.get_adv_estimator_fn("gae")
-    assert algos.get_adv_estimator_fn("grpo_vectorized") is algos.compute_grpo_vectorized_outcome_advantage
+    assert algos.get_adv_estimator_fn(algos.AdvantageEstimator.GAE) is algos.get_adv_estimator_fn(
+        "gae"
+    )
+    assert (
+        algos.get_adv_estimator_fn("grpo_vectorized")
+        is algos.compute_grpo_vectorized_outcome_advantage
+    )
 
 
 def test_an_unknown_name_lists_the_known_ones_and_the_nearest():
     with pytest.raises(
-        ValueError, match=r"adv_estimator='grop' is unknown; allowed: .*gae,.*grpo,.*Did you mean 'grpo'\?"
+        ValueError,
+        match=r"adv_estimator='grop' is unknown; allowed: .*gae,.*grpo,.*Did you mean 'grpo'\?",
     ):
         algos.get_adv_estimator_fn("grop")
-    with pytest.raises(ValueError, match=r"loss_mode='vanila' is unknown; allowed: .*Did you mean 'vanilla'\?"):
+    with pytest.raises(
+        ValueError, match=r"loss_mode='vanila' is unknown; allowed: .*Did you mean 'vanilla'\?"
+    ):
         algos.get_policy_loss_fn("vanila")
 
 
@@ -322,14 +365,18 @@ def test_a_name_belongs_to_one_function():
 
     assert algos.register_adv_est("mine")(mine) is mine
     algos.register_adv_est("mine")(mine)
-    with pytest.raises(ValueError, match=r"'mine' is already registered by .*mine; register .*another name"):
+    with pytest.raises(
+        ValueError, match=r"'mine' is already registered by .*mine; register .*another name"
+    ):
         algos.register_adv_est("mine")(lambda **kwargs: None)
     with pytest.raises(ValueError, match="policy loss 'vanilla' is already registered"):
         algos.register_policy_loss("vanilla")(mine)
 
 
 def test_needs_are_declared_or_read_from_the_signature():
-    def verl_style(token_level_rewards, response_mask, index=None, old_log_probs=None, config=None, **kwargs):
+    def verl_style(
+        token_level_rewards, response_mask, index=None, old_log_probs=None, config=None, **kwargs
+    ):
         return token_level_rewards, token_level_rewards
 
     algos.register_adv_est("undeclared")(verl_style)
@@ -350,7 +397,13 @@ def test_calling_by_name_hands_over_what_the_signature_takes():
         return token_level_rewards, token_level_rewards
 
     rewards, values = random_rows()
-    offered = {"token_level_rewards": rewards, "response_mask": MASK, "values": values, "gamma": 0.9, "lam": 0.8}
+    offered = {
+        "token_level_rewards": rewards,
+        "response_mask": MASK,
+        "values": values,
+        "gamma": 0.9,
+        "lam": 0.8,
+    }
     torch.testing.assert_close(
         algos.call_adv_estimator("gae", **offered, index=GROUPS),
         algos.compute_gae_advantage_return(rewards, values, MASK, 0.9, 0.8),
@@ -375,7 +428,9 @@ def test_kl_kinds_match_numbers_worked_by_hand():
     }
     for kind, alias in (("kl", "k1"), ("abs", "abs"), ("mse", "k2"), ("low_var_kl", "k3")):
         for name in (kind, alias, f"{kind}+", f"{alias}+"):
-            torch.testing.assert_close(algos.kl_penalty(log_prob, ref, name), torch.tensor(expected[kind]))
+            torch.testing.assert_close(
+                algos.kl_penalty(log_prob, ref, name), torch.tensor(expected[kind])
+            )
 
 
 @pytest.mark.parametrize("kind", ["kl+", "abs+", "k2+", "low_var_kl+"])
@@ -387,22 +442,34 @@ def test_straight_through_kl_has_the_gradient_of_k2(kind):
 
 def test_low_variance_kl_is_bounded():
     far = torch.tensor([1000.0, -1000.0])
-    torch.testing.assert_close(algos.kl_penalty(far, torch.zeros(2), "k3"), torch.tensor([10.0, 10.0]))
+    torch.testing.assert_close(
+        algos.kl_penalty(far, torch.zeros(2), "k3"), torch.tensor([10.0, 10.0])
+    )
 
 
 def test_unknown_kl_kind_names_the_nearest():
-    with pytest.raises(ValueError, match=r"kl_penalty='low_var_k' is unknown.*Did you mean 'low_var_kl'"):
+    with pytest.raises(
+        ValueError, match=r"kl_penalty='low_var_k' is unknown.*Did you mean 'low_var_kl'"
+    ):
         algos.kl_penalty(torch.zeros(1), torch.zeros(1), "low_var_k")
 
 
 def test_rewards_lose_the_kl_times_its_coefficient():
-    scores, old, ref = torch.tensor([[0.0, 1.0]]), torch.tensor([[-1.0, -2.0]]), torch.tensor([[-2.0, -1.0]])
-    torch.testing.assert_close(algos.compute_rewards(scores, old, ref, 0.1), torch.tensor([[-0.1, 1.1]]))
+    scores, old, ref = (
+        torch.tensor([[0.0, 1.0]]),
+        torch.tensor([[-1.0, -2.0]]),
+        torch.tensor([[-2.0, -1.0]]),
+    )
+    torch.testing.assert_close(
+        algos.compute_rewards(scores, old, ref, 0.1), torch.tensor([[-0.1, 1.1]])
+    )
     torch.testing.assert_close(algos.compute_kl_penalty(old, ref), torch.tensor([[1.0, -1.0]]))
 
 
 def test_adaptive_kl_coefficient_moves_towards_the_target_by_at_most_a_fifth_per_horizon():
-    controller = algos.get_kl_controller(SimpleNamespace(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100))
+    controller = algos.get_kl_controller(
+        SimpleNamespace(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100)
+    )
     # An error of 0.1 over half a horizon.
     controller.update(current_kl=0.11, n_steps=50)
     assert controller.value == pytest.approx(1.05)
@@ -413,6 +480,8 @@ def test_adaptive_kl_coefficient_moves_towards_the_target_by_at_most_a_fifth_per
 
 
 def test_a_fixed_kl_coefficient_stays():
-    fixed = algos.get_kl_controller(SimpleNamespace(type="fixed", kl_coef=0.3, target_kl=0.1, horizon=100))
+    fixed = algos.get_kl_controller(
+        SimpleNamespace(type="fixed", kl_coef=0.3, target_kl=0.1, horizon=100)
+    )
     fixed.update(current_kl=5.0, n_steps=100)
     assert fixed.value == 0.3

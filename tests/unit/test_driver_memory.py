@@ -25,7 +25,9 @@ MIB = 1 << 20
 def batch() -> DataProto:
     settle_heap()
     draw = torch.Generator().manual_seed(0)
-    held = torch.arange(RESPONSE) < torch.randint(RESPONSE // 2, RESPONSE, (ROWS, 1), generator=draw)
+    held = torch.arange(RESPONSE) < torch.randint(
+        RESPONSE // 2, RESPONSE, (ROWS, 1), generator=draw
+    )
     sampled = held & (torch.arange(RESPONSE) % 10 != 9)
     scores = place_outcome_rewards(torch.rand(ROWS, generator=draw), sampled)
     advantages, values = (torch.randn(ROWS, RESPONSE, generator=draw) * sampled for _ in range(2))
@@ -49,7 +51,11 @@ def peak_mib(call: Callable[[], object]) -> float:
     peak.write_text("5")
 
     def of(field: str) -> int:
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field))
+        return next(
+            int(line.split()[1])
+            for line in status.read_text().splitlines()
+            if line.startswith(field)
+        )
 
     start = of("VmHWM")
     call()
@@ -61,14 +67,24 @@ def peak_mib(call: Callable[[], object]) -> float:
     [
         # A float32 matrix is 16 MiB, a mask 4; of what is returned each has one, or a mask, or a number.
         (
-            lambda t, uid: core_algos.compute_grpo_outcome_advantage(t["token_level_rewards"], t["response_mask"], uid),
+            lambda t, uid: core_algos.compute_grpo_outcome_advantage(
+                t["token_level_rewards"], t["response_mask"], uid
+            ),
             36,
         ),
         (lambda t, uid: place_outcome_rewards(t["values"][:, 0], t["response_mask"]), 64),
         (lambda t, uid: move_to_sampled_tokens(t["token_level_scores"], t["response_mask"]), 16),
         (lambda t, uid: masked_mean(t["values"], t["response_mask"]), 12),
-        (lambda t, uid: compute_offpolicy_metrics(t["values"], t["returns"], t["response_mask"]), 46),
-        (lambda t, uid: compute_data_metrics(DataProto.from_dict(tensors=t, non_tensors={"uid": uid})), 26),
+        (
+            lambda t, uid: compute_offpolicy_metrics(t["values"], t["returns"], t["response_mask"]),
+            46,
+        ),
+        (
+            lambda t, uid: compute_data_metrics(
+                DataProto.from_dict(tensors=t, non_tensors={"uid": uid})
+            ),
+            26,
+        ),
         (
             lambda t, uid: compute_timing_metrics(
                 DataProto.from_dict(tensors=t, non_tensors={"uid": uid}), {"gen": 1.0}
@@ -88,19 +104,33 @@ def test_what_is_computed_block_by_block_is_what_is_computed_at_once(batch) -> N
     metrics = compute_data_metrics(batch)
     chosen = {name: tensors[name][mask].double() for name in ("advantages", "returns", "values")}
     for name, values in chosen.items():
-        assert metrics[f"critic/{name}/mean"] == pytest.approx(values.mean().item(), rel=1e-12, abs=1e-12)
-        assert metrics[f"critic/{name}/max"] == values.max() and metrics[f"critic/{name}/min"] == values.min()
-    error = (chosen["returns"] - chosen["values"]).var(correction=0) / (chosen["returns"].var(correction=0) + 1e-5)
+        assert metrics[f"critic/{name}/mean"] == pytest.approx(
+            values.mean().item(), rel=1e-12, abs=1e-12
+        )
+        assert (
+            metrics[f"critic/{name}/max"] == values.max()
+            and metrics[f"critic/{name}/min"] == values.min()
+        )
+    error = (chosen["returns"] - chosen["values"]).var(correction=0) / (
+        chosen["returns"].var(correction=0) + 1e-5
+    )
     assert metrics["critic/vf_explained_var"] == pytest.approx(1 - error.item(), rel=1e-12)
     lengths = tensors["attention_mask"][:, PROMPT:].sum(dim=1)
     assert metrics["response_length/mean"] == lengths.double().mean()
     assert masked_mean(tensors["values"], mask) == chosen["values"].mean().float()
     moved = move_to_sampled_tokens(tensors["values"] + 1, mask)
-    few = [move_to_sampled_tokens(tensors["values"][rows] + 1, mask[rows]) for rows in torch.arange(ROWS).split(3)]
-    assert torch.equal(moved, torch.cat(few))
-    advantages, _ = core_algos.compute_grpo_outcome_advantage(tensors["token_level_rewards"], mask, uid)
     few = [
-        core_algos.compute_grpo_outcome_advantage(tensors["token_level_rewards"][rows], mask[rows], uid[rows])[0]
+        move_to_sampled_tokens(tensors["values"][rows] + 1, mask[rows])
+        for rows in torch.arange(ROWS).split(3)
+    ]
+    assert torch.equal(moved, torch.cat(few))
+    advantages, _ = core_algos.compute_grpo_outcome_advantage(
+        tensors["token_level_rewards"], mask, uid
+    )
+    few = [
+        core_algos.compute_grpo_outcome_advantage(
+            tensors["token_level_rewards"][rows], mask[rows], uid[rows]
+        )[0]
         for rows in torch.arange(ROWS).split(8)
     ]
     assert torch.equal(advantages, torch.cat(few))

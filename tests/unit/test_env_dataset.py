@@ -77,7 +77,10 @@ def test_hooks_give_state_action_and_length(tokenizer):
     assert len(dataset) == 9 and isinstance(dataset, RLHFDataset)
     assert row["state"] == {"above": 3, "below": 5} and row["expected_action"] == "guess 4"
     assert row["prompt"] == [{"role": "user", "content": "above 3 below 5"}]
-    assert tokenizer.decode(row["input_ids"]) == "<|im_start|> user above 3 below 5 <|im_end|> <|im_start|> assistant"
+    assert (
+        tokenizer.decode(row["input_ids"])
+        == "<|im_start|> user above 3 below 5 <|im_end|> <|im_start|> assistant"
+    )
     assert row["attention_mask"].tolist() == [1] * 9
     assert (row["index"], row["seed"], row["data_source"]) == (3, 3, "Between")
     with pytest.raises(IndexError, match="row 9 of 9"):
@@ -89,7 +92,11 @@ def test_a_plain_environment_gives_the_first_messages_of_its_agent():
     dataset = CustomEnvDataset(ToolArithmetic(), num_rows=5, first_seed=100)
     for number, row in enumerate(dataset):
         assert row["prompt"] == Agent(ToolArithmetic()).reset(100 + number)
-        assert (row["state"], row["expected_action"], row["seed"]) == (row["prompt"][1]["content"], None, 100 + number)
+        assert (row["state"], row["expected_action"], row["seed"]) == (
+            row["prompt"][1]["content"],
+            None,
+            100 + number,
+        )
         # Without a tokenizer a row holds text only.
         assert "input_ids" not in row
     assert dataset[2]["prompt"] == dataset[2]["prompt"] != dataset[3]["prompt"]
@@ -111,13 +118,17 @@ def test_arguments_of_the_tokenizer_reach_it(tokenizer):
         cutting = copy.deepcopy(tokenizer)
         cutting.truncation_side = side
         options = {"truncation": True, "max_length": 5, "return_tensors": "pt"}
-        assert torch.equal(CustomEnvDataset(Plain(), cutting, tokenizer_kwargs=options)[4]["input_ids"], kept)
+        assert torch.equal(
+            CustomEnvDataset(Plain(), cutting, tokenizer_kwargs=options)[4]["input_ids"], kept
+        )
 
     class Padded(CustomEnvDataset):
         tokenizer_kwargs = MappingProxyType({"padding": "max_length", "max_length": len(whole) + 3})
 
     row = Padded(Plain(), tokenizer)[4]
-    assert len(row["input_ids"]) == len(whole) + 3 and torch.equal(row["input_ids"][row["attention_mask"] == 1], whole)
+    assert len(row["input_ids"]) == len(whole) + 3 and torch.equal(
+        row["input_ids"][row["attention_mask"] == 1], whole
+    )
 
 
 def test_after_collation_states_are_objects_beside_the_tensors(tokenizer):
@@ -127,14 +138,19 @@ def test_after_collation_states_are_objects_beside_the_tensors(tokenizer):
 
     def collate(rows):
         return collate_fn(
-            [normalise_row(row, max_prompt_length=12, pad_token_id=0, truncation="error") for row in rows]
+            [
+                normalise_row(row, max_prompt_length=12, pad_token_id=0, truncation="error")
+                for row in rows
+            ]
         )
 
     for dataset, second in (
         (BetweenDataset(Between(), tokenizer), {"above": 1, "below": 3}),
         (CustomEnvDataset(Tensors(), tokenizer), None),
     ):
-        data = DataProto.from_single_dict(next(iter(DataLoader(dataset, batch_size=4, collate_fn=collate))))
+        data = DataProto.from_single_dict(
+            next(iter(DataLoader(dataset, batch_size=4, collate_fn=collate)))
+        )
         assert set(data.batch.keys()) == {"input_ids", "attention_mask", "position_ids"}
         assert data.non_tensor_batch["state"].dtype == object
         assert second is None or data.non_tensor_batch["state"][1] == second
@@ -154,14 +170,20 @@ def data_config(path):
 def test_a_file_names_the_environment_and_the_rows_carry_it(tmp_path, tokenizer):
     kwargs = {"high": 9, "turns": 1}
     file = describe(
-        tmp_path / "task.json", environment="custom.envs.guess_number:GuessNumber", kwargs=kwargs, num_rows=7
+        tmp_path / "task.json",
+        environment="custom.envs.guess_number:GuessNumber",
+        kwargs=kwargs,
+        num_rows=7,
     )
     dataset = create_dataset([file], data_config("custom/env_dataset.py"), tokenizer)
     assert len(dataset) == 7
     row = dataset[0]
     assert "1 to 9" in row["prompt"][0]["content"]
     assert row["environment"] == {"environment": row["data_source"], "kwargs": kwargs}
-    assert len(create_dataset([file], data_config("custom/env_dataset.py"), tokenizer, max_samples=3)) == 3
+    assert (
+        len(create_dataset([file], data_config("custom/env_dataset.py"), tokenizer, max_samples=3))
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +191,10 @@ def test_a_file_names_the_environment_and_the_rows_carry_it(tmp_path, tokenizer)
     [
         ("[]", "does not describe an environment; allowed: "),
         ('{"kwargs": {}}', "does not describe an environment"),
-        ('{"environment": "gymnasium:FrozenLake-v1", "seed": 1}', "does not describe an environment"),
+        (
+            '{"environment": "gymnasium:FrozenLake-v1", "seed": 1}',
+            "does not describe an environment",
+        ),
         ('{"environment": "FrozenLake"}', "'FrozenLake' is unknown; allowed: gymnasium:…"),
     ],
 )
@@ -305,4 +330,6 @@ def test_both_train_from_a_config(tiny_task, tmp_path):
     trainer.init_workers()
     trainer.fit()
     metrics = read_steps(tmp_path / "run")[2]
-    assert [key for key in metrics if key.startswith("val-core/")] == ["val-core/between.py:Between/reward/mean@1"]
+    assert [key for key in metrics if key.startswith("val-core/")] == [
+        "val-core/between.py:Between/reward/mean@1"
+    ]

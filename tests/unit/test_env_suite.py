@@ -17,11 +17,23 @@ FROZEN = {"name": "gymnasium:FrozenLake-v1"}
 
 
 def test_equal_weights_play_in_turn() -> None:
-    assert EnvironmentSuite(["a", "b", "c"], [2, 2, 2]).choose(range(4, 9), seed=3) == [1, 2, 0, 1, 2]
+    assert EnvironmentSuite(["a", "b", "c"], [2, 2, 2]).choose(range(4, 9), seed=3) == [
+        1,
+        2,
+        0,
+        1,
+        2,
+    ]
 
 
-@given(st.lists(st.floats(0.01, 10), min_size=1, max_size=6), st.integers(1, 200), st.integers(0, 2**31))
-def test_counts_are_within_one_of_what_the_weights_say(weights: list[float], groups: int, seed: int) -> None:
+@given(
+    st.lists(st.floats(0.01, 10), min_size=1, max_size=6),
+    st.integers(1, 200),
+    st.integers(0, 2**31),
+)
+def test_counts_are_within_one_of_what_the_weights_say(
+    weights: list[float], groups: int, seed: int
+) -> None:
     suite = EnvironmentSuite([str(i) for i in range(len(weights))], weights)
     counts = Counter(suite.choose(range(groups), seed))
     for index, weight in enumerate(weights):
@@ -43,7 +55,9 @@ def test_a_curriculum_gives_more_episodes_to_what_is_neither_certain_nor_hopeles
 def test_members_of_a_group_play_the_same_environment_under_its_name() -> None:
     suite = EnvironmentSuite(["a", "b"], [3, 1])
     described = describe_episodes(8, 2, step_info(step=1, seed=0), suite=suite)
-    agents, sources = (described.non_tensor_batch[name].tolist() for name in ("agent_index", "data_source"))
+    agents, sources = (
+        described.non_tensor_batch[name].tolist() for name in ("agent_index", "data_source")
+    )
     assert agents[::2] == agents[1::2] and Counter(agents) == {0: 12, 1: 4}
     assert sources == [suite.names[agent] for agent in agents]
     validated = describe_episodes(4, 1, step_info(step=1, seed=0, validate=True), suite=suite)
@@ -51,10 +65,16 @@ def test_members_of_a_group_play_the_same_environment_under_its_name() -> None:
 
 
 def test_the_config_gives_names_weights_and_limits() -> None:
-    entries = ({**FROZEN, "weight": 2.0, "max_turn": 3}, {**FROZEN, "kwargs": {"is_slippery": False}})
+    entries = (
+        {**FROZEN, "weight": 2.0, "max_turn": 3},
+        {**FROZEN, "kwargs": {"is_slippery": False}},
+    )
     config = PPOConfig(env_template=entries, agent=AgentConfig(max_turn=7))
     suite = make_suite(config, agent_specs(config))
-    assert suite.names == ["gymnasium:FrozenLake-v1", "gymnasium:FrozenLake-v1#2"] and suite.weights == [2.0, 1.0]
+    assert suite.names == [
+        "gymnasium:FrozenLake-v1",
+        "gymnasium:FrozenLake-v1#2",
+    ] and suite.weights == [2.0, 1.0]
     assert [spec.max_turn for spec in agent_specs(config)] == [3, None]
 
 

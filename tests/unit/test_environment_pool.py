@@ -45,7 +45,10 @@ def processes() -> int:
     count = 0
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            count += "run_fork_server" in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE
+            count += (
+                "run_fork_server" in " ".join(child.cmdline())
+                and child.status() != psutil.STATUS_ZOMBIE
+            )
     return count
 
 
@@ -61,7 +64,11 @@ def nothing_left() -> Iterator[None]:
 
 def alive(process: psutil.Process | None) -> bool:
     try:
-        return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return (
+            process is not None
+            and process.is_running()
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
     # It ended in between.
     except psutil.NoSuchProcess:
         return False
@@ -203,7 +210,9 @@ def test_waiting_for_a_permit_counts_for_no_deadline() -> None:
         begun = time.monotonic()
         for key in range(5):
             pool.step(key, "sleep 0.2")
-        assert [(key, reply.failure) for key, reply in answers(pool, 5)] == [(key, "") for key in range(5)]
+        assert [(key, reply.failure) for key, reply in answers(pool, 5)] == [
+            (key, "") for key in range(5)
+        ]
         assert time.monotonic() - begun > 0.95
 
 
@@ -223,7 +232,10 @@ def test_a_call_that_hangs_gives_its_permit_back() -> None:
         start(pool, "a", "b")
         pool.step("a", "loop")
         pool.step("b", "say x")
-        assert [(key, reply.failure) for key, reply in answers(pool, 2)] == [("a", "env_timeout"), ("b", "")]
+        assert [(key, reply.failure) for key, reply in answers(pool, 2)] == [
+            ("a", "env_timeout"),
+            ("b", ""),
+        ]
 
 
 @WORKERS
@@ -270,7 +282,9 @@ def test_a_huge_observation_is_cut_and_no_failure(isolation: str) -> None:
         assert not reply.failure and 15_000 < len(reply.messages[0]["content"]) <= 20_000
 
 
-@pytest.mark.parametrize(("how", "text"), [("exit", "exit code 7"), ("crash", "SIGSEGV"), ("kill", "SIGKILL")])
+@pytest.mark.parametrize(
+    ("how", "text"), [("exit", "exit code 7"), ("crash", "SIGSEGV"), ("kill", "SIGKILL")]
+)
 def test_the_death_of_a_process_is_a_crash_that_says_how_it_died(how: str, text: str) -> None:
     with pool_of("process", step_timeout_s=5.0) as pool:
         start(pool, "a", "b")
@@ -346,7 +360,9 @@ def test_each_environment_is_closed_once(isolation: str, tmp_path: Path) -> None
 
 
 @WORKERS
-def test_a_late_return_closes_its_environment_and_answers_nobody(isolation: str, tmp_path: Path) -> None:
+def test_a_late_return_closes_its_environment_and_answers_nobody(
+    isolation: str, tmp_path: Path
+) -> None:
     closes = tmp_path / "closes"
     with pool_of(isolation, closes=str(closes), step_timeout_s=0.4) as pool:
         start(pool, "a")
@@ -423,7 +439,9 @@ def test_an_agent_that_cannot_be_made_fails_the_episode_or_the_start(isolation: 
 
 
 @WORKERS
-def test_making_an_agent_has_a_deadline_of_its_own(isolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_making_an_agent_has_a_deadline_of_its_own(
+    isolation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("workers.environments.pool.BUILD_TIMEOUT_S", 0.3)
     with pool_of(isolation, hang_in="build", step_timeout_s=0.3) as pool:
         pool.reset("a", 0, 0)
@@ -446,9 +464,9 @@ def test_agents_that_hang_while_they_are_made_do_not_hold_up_the_making_of_other
 
 
 def test_only_libraries_named_as_such_are_loaded_ahead() -> None:
-    assert libraries_of(["textarena:Hangman-v0", "custom.envs.x:Y", Obedient, "/a/gymnasium.py:Z", None]) == [
-        "textarena"
-    ]
+    assert libraries_of(
+        ["textarena:Hangman-v0", "custom.envs.x:Y", Obedient, "/a/gymnasium.py:Z", None]
+    ) == ["textarena"]
 
 
 def test_a_worker_in_a_process_loads_neither_torch_nor_ray() -> None:
@@ -496,7 +514,10 @@ def test_nothing_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     trainer = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(PROJECT)}, text=True
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        text=True,
     )
     try:
         assert trainer.stdout is not None
@@ -536,11 +557,19 @@ def some_answers(pool: EnvironmentPool) -> list[Answer]:
     return got
 
 
-FAULTS = {"raise plain": 0.1, "loop": 0.05, "garbage shape": 0.05, "garbage nan": 0.05, "garbage megabyte": 0.05}
+FAULTS = {
+    "raise plain": 0.1,
+    "loop": 0.05,
+    "garbage shape": 0.05,
+    "garbage nan": 0.05,
+    "garbage megabyte": 0.05,
+}
 
 
 @WORKERS
-def test_under_a_load_of_faults_every_call_has_one_reply_and_the_counts_are_exact(isolation: str) -> None:
+def test_under_a_load_of_faults_every_call_has_one_reply_and_the_counts_are_exact(
+    isolation: str,
+) -> None:
     rng = random.Random(5)
     actions = {
         (episode, turn): rng.choices([*FAULTS, "say x"], [*FAULTS.values(), 0.7])[0]
@@ -573,11 +602,16 @@ def test_under_a_load_of_faults_every_call_has_one_reply_and_the_counts_are_exac
 
 
 def test_specs_have_slots_of_their_own() -> None:
-    with EnvironmentPool([AgentSpec(Obedient), AgentSpec(Obedient, {"fail_in": "reset"})], isolation="thread") as pool:
+    with EnvironmentPool(
+        [AgentSpec(Obedient), AgentSpec(Obedient, {"fail_in": "reset"})], isolation="thread"
+    ) as pool:
         assert pool.tool_schemas == [None, None]
         pool.reset("good", 0, 0)
         pool.reset("bad", 1, 0)
-        assert {key: reply.failure for key, reply in answers(pool, 2)} == {"good": "", "bad": "env_crash"}
+        assert {key: reply.failure for key, reply in answers(pool, 2)} == {
+            "good": "",
+            "bad": "env_crash",
+        }
 
 
 def test_an_environment_that_cannot_travel_is_refused_at_once() -> None:
@@ -600,7 +634,9 @@ def test_ray_workers_play_crash_hang_and_go(cluster: None, tmp_path: Path) -> No
     with pool_of("ray", step_timeout_s=3.0, closes=str(closes)) as pool:
         start(pool, *"abcd")
         actors = [psutil.Process(int(words(ask(pool, key, "who"))[0])) for key in "abcd"]
-        assert len({actor.pid for actor in actors}) == 4 and os.getpid() not in {actor.pid for actor in actors}
+        assert len({actor.pid for actor in actors}) == 4 and os.getpid() not in {
+            actor.pid for actor in actors
+        }
         assert "SystemExit" in ask(pool, "a", "raise exit").error
         assert ask(pool, "b", "die exit").failure == "env_crash"
         assert ask(pool, "c", "sleep 100").failure == "env_timeout"

@@ -98,7 +98,10 @@ class Unprintable:
         (("next", 0.0, "yes", {}), "done='yes'"),
         (("next", 0.0, None, {}), "done=None"),
         (("next", 0.0, True, False, [1]), r"the info \[1\]"),
-        ((3, 0.0, True, {}), r"the observation 3 \(int\); allowed: a string, or a list of messages"),
+        (
+            (3, 0.0, True, {}),
+            r"the observation 3 \(int\); allowed: a string, or a list of messages",
+        ),
         ((None, 0.0, True, {}), "the observation None"),
         ((b"next", 0.0, True, {}), "the observation b'next'"),
         (([{"role": "king", "content": "x"}], 0.0, True, {}), "the observation"),
@@ -115,7 +118,9 @@ def test_anything_else_is_a_bad_environment_that_says_what_came(answer, message)
 
 def test_reset_takes_gymnasiums_pair_and_refuses_the_rest():
     assert reset_environment(Scripted(reset=("start", {"a": 1})), 0) == "start"
-    with pytest.raises(BadEnvironment, match=r"Scripted.reset \(.*py:\d+\) returned the observation \('start', 1\)"):
+    with pytest.raises(
+        BadEnvironment, match=r"Scripted.reset \(.*py:\d+\) returned the observation \('start', 1\)"
+    ):
         reset_environment(Scripted(reset=("start", 1)), 0)
     with pytest.raises(BadEnvironment, match=r"Scripted.reset.* returned no message"):
         reset_environment(Scripted(reset=[]), 0)
@@ -129,7 +134,9 @@ def test_reset_clears_done_also_where_a_subclass_does_not():
 
 
 def test_a_long_observation_is_cut_in_the_middle_with_a_mark():
-    text = step_environment(Scripted(step=("a" * 600_000 + "b" * 400_000, 0.0, True, {})), "", 1000).observation
+    text = step_environment(
+        Scripted(step=("a" * 600_000 + "b" * 400_000, 0.0, True, {})), "", 1000
+    ).observation
     assert len(text) == 1000 and text.startswith("a" * 400) and text.endswith("b" * 400)
     assert "999,000 characters or more left out" in text
     messages = check_observation([{"role": "user", "content": "x" * 900}] * 2, "here", 1000)
@@ -194,7 +201,21 @@ def test_own_generators_go_on_where_they_left_off():
 
 
 ACTIONS = [
-    *("guess 5", "3", "take key", "go north", "go south", "open door", "leave", "right", "down", "1", "0", "2", "hit"),
+    *(
+        "guess 5",
+        "3",
+        "take key",
+        "go north",
+        "go south",
+        "open door",
+        "leave",
+        "right",
+        "down",
+        "1",
+        "0",
+        "2",
+        "hit",
+    ),
     *("[4]", "[7]", "stick", "", "no idea", "42", "pickup", "9" * 5000, "é漢", "[[", "take lamp"),
 ]
 GAMES = [
@@ -243,12 +264,17 @@ def test_equal_seeds_and_actions_give_equal_episodes_and_no_action_an_exception(
 
     check()
     # The seed makes a difference.
-    episodes = {str([play(one, seed, [move] * 3) for move in ("1", "[red]", "[1 2 3 4]")]) for seed in range(20)}
+    episodes = {
+        str([play(one, seed, [move] * 3) for move in ("1", "[red]", "[1 2 3 4]")])
+        for seed in range(20)
+    }
     assert len(episodes) > 1
     one.close(), other.close()
 
 
-@pytest.mark.parametrize("name", ["textarena:GuessTheNumber-v0", "textarena:2048-v0-3x3", "gymnasium:FrozenLake-v1"])
+@pytest.mark.parametrize(
+    "name", ["textarena:GuessTheNumber-v0", "textarena:2048-v0-3x3", "gymnasium:FrozenLake-v1"]
+)
 def test_episodes_in_many_threads_are_those_of_one(name):
     actions = ["1", "[right]", "right", "[up]", "5", "down"]
     alone = [play(make_environment(name), seed, actions) for seed in range(32)]
@@ -264,9 +290,15 @@ def test_guess_number_answers_higher_and_lower_and_rewards_by_hand():
     env = GuessNumber(GuessNumberConfig(high=20, turns=3, shaped=True))
     assert reset_environment(env, 0) == "I think of a number from 1 to 20. You have 3 guesses."
     env.number = 10
-    assert step_environment(env, "guess 4") == StepResult("Higher. Guesses left: 2.", 0.1 * 0.7, False, {"won": False})
-    assert step_environment(env, "hm") == StepResult("I see no number. Guesses left: 1.", 0.0, False, {"won": False})
-    assert step_environment(env, "20") == StepResult("Lower. It was 10.", 0.05, True, {"won": False})
+    assert step_environment(env, "guess 4") == StepResult(
+        "Higher. Guesses left: 2.", 0.1 * 0.7, False, {"won": False}
+    )
+    assert step_environment(env, "hm") == StepResult(
+        "I see no number. Guesses left: 1.", 0.0, False, {"won": False}
+    )
+    assert step_environment(env, "20") == StepResult(
+        "Lower. It was 10.", 0.05, True, {"won": False}
+    )
     reset_environment(env, 0)
     env.number = 10
     assert step_environment(env, "10!") == StepResult("Correct!", 1.0, True, {"won": True})
@@ -302,7 +334,9 @@ def test_the_text_adventure_can_always_be_won():
             return total
 
         assert explore() == 0.2
-        assert step_environment(env, "Open door!") == StepResult("The door opens. You are free!", 1.0, True, {})
+        assert step_environment(env, "Open door!") == StepResult(
+            "The door opens. You are free!", 1.0, True, {}
+        )
 
 
 def test_the_simple_game_by_hand():
@@ -310,7 +344,9 @@ def test_the_simple_game_by_hand():
     start = reset_environment(env, 0)
     item = env.here[0]
     assert item in start and env.get_state_description() == "Score: 0.0, inventory: empty"
-    assert step_environment(env, f"Take the {item}") == StepResult(f"You have the {item}.", 1.0, False, {})
+    assert step_environment(env, f"Take the {item}") == StepResult(
+        f"You have the {item}.", 1.0, False, {}
+    )
     assert step_environment(env, f"take {item}").reward == -0.1
     assert step_environment(env, "leave") == StepResult("You leave.", 0.0, True, {})
     assert env.get_state_description() == f"Score: 0.9, inventory: {item}"
@@ -320,7 +356,9 @@ def test_tool_arithmetic_knows_its_own_answer():
     env = ToolArithmetic(ToolArithmeticConfig(attempts=2))
     expression = reset_environment(env, 5).removeprefix("What is ").removesuffix("?")
     assert step_environment(env, "12").done is False
-    assert step_environment(env, f"It is {eval(expression):,}.") == StepResult("Correct.", 1.0, True, {})
+    assert step_environment(env, f"It is {eval(expression):,}.") == StepResult(
+        "Correct.", 1.0, True, {}
+    )
 
 
 # From a name
@@ -350,13 +388,21 @@ def test_a_users_file_and_a_users_config_make_an_environment(tmp_path):
         ("FrozenLake-v1", {}, "'FrozenLake-v1' is unknown; allowed: gymnasium:…"),
         ("no.such.module:Env", {}, "there is no module 'no'"),
         ("custom.envs.guess_number:Nothing", {}, "does not define 'Nothing'"),
-        ("custom.envs.guess_number:GuessNumber", {"hihg": 3}, r"takes \(high: int = 10, .*, not \['hihg'\]"),
+        (
+            "custom.envs.guess_number:GuessNumber",
+            {"hihg": 3},
+            r"takes \(high: int = 10, .*, not \['hihg'\]",
+        ),
         ("gymnasium:Nothing-v1", {}, "gymnasium:Nothing-v1 cannot be made"),
         ("gymnasium:Taxi-v3", {}, "use `Taxi-v4` instead"),
         ("gymnasium:Pendulum-v1", {}, "action space Box.*allowed: Discrete or Text"),
         ("gymnasium:FrozenLake-v1", {"nothing": 1}, "cannot be made with"),
         ("gymnasium:FrozenLake-v1", {"action_names": ["a"] * 4}, "allowed: different names"),
-        ("gymnasium:FrozenLake-v1", {"action_names": list("abcde")}, "one for each of the numbers 0 to 3"),
+        (
+            "gymnasium:FrozenLake-v1",
+            {"action_names": list("abcde")},
+            "one for each of the numbers 0 to 3",
+        ),
         ("reasoning_gym:nothing", {}, "'nothing' not registered"),
         ("reasoning_gym:chain_sum", {"nothing": 1}, "unexpected keyword argument 'nothing'"),
         ("textarena:Nothing-v0", {}, "Nothing-v0 not found"),
@@ -388,7 +434,9 @@ def test_an_environments_process_needs_neither_torch_nor_the_libraries_of_others
         "heavy = 'torch', 'transformers', 'gymnasium', 'textarena', 'reasoning_gym', 'ray', 'vllm'\n"
         "print([name for name in heavy if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -418,20 +466,33 @@ def test_the_last_action_that_a_text_names_counts(text, number):
 
 
 def test_frozen_lake_reads_as_a_map_and_is_won_by_name():
-    env = make_environment("gymnasium:FrozenLake-v1", {"is_slippery": False, "invalid_reward": -0.5})
+    env = make_environment(
+        "gymnasium:FrozenLake-v1", {"is_slippery": False, "invalid_reward": -0.5}
+    )
     start = reset_environment(env, 0)
     assert "[S] F  F  F\n F  H  F  H\n F  F  F  H\n H  F  F  G\n" in start
     assert "0 (left), 1 (down), 2 (right), 3 (up)" in start
     invalid = step_environment(env, "jump")
-    assert invalid.observation.startswith("I found no action in your answer.") and invalid.reward == -0.5
+    assert (
+        invalid.observation.startswith("I found no action in your answer.")
+        and invalid.reward == -0.5
+    )
     assert "\x1b" not in step_environment(env, "down").observation
-    rewards = [step_environment(env, action).reward for action in ("down", "right", "right", "1", "2")]
+    rewards = [
+        step_environment(env, action).reward for action in ("down", "right", "right", "1", "2")
+    ]
     assert rewards == [0, 0, 0, 0, 1]
-    assert step_environment(env, "left") == StepResult("The game is over.", 0.0, True, {"valid": False})
+    assert step_environment(env, "left") == StepResult(
+        "The game is over.", 0.0, True, {"valid": False}
+    )
 
 
 def test_a_template_of_ones_own_is_filled_and_a_wrong_field_is_named():
-    kwargs = {"prompt_template": "{name}|{goal}|{actions}|{{}}", "goal": "Win.", "action_names": ["stay"]}
+    kwargs = {
+        "prompt_template": "{name}|{goal}|{actions}|{{}}",
+        "goal": "Win.",
+        "action_names": ["stay"],
+    }
     assert reset_environment(make_environment("gymnasium:Blackjack-v1", kwargs), 0) == (
         "Blackjack-v1|Win.|0 (stay), 1|{}"
     )
@@ -449,7 +510,9 @@ def test_blackjacks_tuple_is_named():
 def test_spaces_become_text_and_images_are_refused():
     from gymnasium import spaces
 
-    nested = spaces.Dict({"at": spaces.Tuple([spaces.Discrete(3), spaces.Text(5)]), "v": spaces.Box(-1, 1, (2,))})
+    nested = spaces.Dict(
+        {"at": spaces.Tuple([spaces.Discrete(3), spaces.Text(5)]), "v": spaces.Box(-1, 1, (2,))}
+    )
     value = {"at": (1, "ab"), "v": np.array([0.5, -0.12345])}
     assert space_to_text(nested, value) == "at: 1, ab\nv: [0.5, -0.1235]"
     with pytest.raises(ValueError, match="cannot be written down; allowed: Discrete, Text"):
@@ -471,7 +534,10 @@ def test_gymnasium_takes_text_actions():
 
     gymnasium.register("Echo-v0", Echo)
     env = make_environment("gymnasium:Echo-v0")
-    assert reset_environment(env, 0) == "Play Echo-v0.\n\nSay yes.\n\nActions: any text. Answer with one of them."
+    assert (
+        reset_environment(env, 0)
+        == "Play Echo-v0.\n\nSay yes.\n\nActions: any text. Answer with one of them."
+    )
     assert step_environment(env, "é").observation.startswith("I found no action")
     assert step_environment(env, " yes\n").reward == 1.0
 
@@ -482,7 +548,9 @@ def test_gymnasium_takes_text_actions():
 def test_a_reasoning_gym_task_is_scored_by_its_verifier():
     env = make_environment("reasoning_gym:chain_sum", {"prompt_template": "Q: {question}"})
     assert reset_environment(env, 1).startswith("Q: State the final answer")
-    assert step_environment(env, "no idea") == StepResult("That is not right.", 0.0, True, {"score": 0.0})
+    assert step_environment(env, "no idea") == StepResult(
+        "That is not right.", 0.0, True, {"score": 0.0}
+    )
     reset_environment(env, 1)
     told = step_environment(env, f"So it is {env.entry['answer']}.")
     assert told == StepResult("Correct.", 1.0, True, {"score": 1.0})
@@ -524,5 +592,9 @@ def test_a_trajectory_has_one_more_state_than_actions():
     trajectory.record("a1", StepResult("s2", 1.0, True, {"x": 1}))
     trajectory.ending = "done"
     assert (trajectory.states, trajectory.actions) == (["s0", "s1", "s2"], ["a0", "a1"])
-    assert (trajectory.rewards, trajectory.dones, trajectory.infos) == ([0.25, 1.0], [False, True], [{}, {"x": 1}])
+    assert (trajectory.rewards, trajectory.dones, trajectory.infos) == (
+        [0.25, 1.0],
+        [False, True],
+        [{}, {"x": 1}],
+    )
     assert (len(trajectory), len(Trajectory())) == (2, 0)

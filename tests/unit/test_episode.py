@@ -18,9 +18,21 @@ from data.turn_tokens import TurnTokens
 from scripts.replay import row_of
 from workers.environments.env_server import EnvServer, StepReply
 from workers.rollout.engine import Completion, Sampling
-from workers.rollout.episode import Ask, Ended, Episode, Play, Row, Sample, TurnLimits, anchor_of, play_episode
+from workers.rollout.episode import (
+    Ask,
+    Ended,
+    Episode,
+    Play,
+    Row,
+    Sample,
+    TurnLimits,
+    anchor_of,
+    play_episode,
+)
 
-LIMITS = TurnLimits(prompt_length=16, response_length=40, max_model_len=56, max_turn=3, max_turn_tokens=4)
+LIMITS = TurnLimits(
+    prompt_length=16, response_length=40, max_model_len=56, max_turn=3, max_turn_tokens=4
+)
 
 
 def sampler(episode: Episode) -> Sampling:
@@ -49,7 +61,9 @@ def said(text: str) -> list[Message]:
 def completion(tokens: TurnTokens, text: str, finish_reason: Any = "stop") -> Completion:
     ids = tokens.tokenizer.encode(text, add_special_tokens=False)
     ids += [tokens.tokenizer.eos_token_id] if finish_reason == "stop" else []
-    return Completion(request_id="0", token_ids=ids, log_probs=[-0.5] * len(ids), finish_reason=finish_reason)
+    return Completion(
+        request_id="0", token_ids=ids, log_probs=[-0.5] * len(ids), finish_reason=finish_reason
+    )
 
 
 def end(play: Play, answer: Any) -> None:
@@ -62,22 +76,26 @@ def test_it_samples_and_steps_until_the_environment_is_done(start, tokens) -> No
     assert play.send(None) == Ask("reset", (0, 7, {}))
     request = play.send(StepReply(messages=said("guess the number")))
     assert isinstance(request, Sample)
-    assert request.token_ids == episode.rows[0].prompt_ids == tokens.prompt(said("guess the number"))
+    assert (
+        request.token_ids == episode.rows[0].prompt_ids == tokens.prompt(said("guess the number"))
+    )
     assert request.sampling.max_tokens == 4, "of the turn"
     assert play.send(completion(tokens, "guess 5")) == Ask("step", ("guess 5",))
     request = play.send(StepReply(messages=said("higher"), reward=0.25, seconds=2.0))
     assert isinstance(request, Sample) and request.token_ids == episode.row.token_ids
     assert play.send(completion(tokens, "guess 7")) == Ask("step", ("guess 7",))
-    assert play.send(StepReply(messages=said("correct"), reward=1.0, done=True, seconds=1.0)) == Ask(
-        "finish", ("done",)
-    )
+    assert play.send(
+        StepReply(messages=said("correct"), reward=1.0, done=True, seconds=1.0)
+    ) == Ask("finish", ("done",))
     end(play, StepReply(done=True))
     assert (episode.ending, episode.error, episode.env_seconds) == ("done", "", 3.0)
     assert [turn.text for turn in episode.turns] == ["guess 5", "guess 7"]
     row = episode.row.record()
     first, rewards = row["turn_ids"].count(0), row["rewards"]
     assert rewards[first - 1] == 0.25 and rewards[-1] == 1.0 and sum(rewards) == 1.25
-    assert row["turn_ids"][first] == -1 and row["response_mask"][first] == 0, "what the environment said is not sampled"
+    assert row["turn_ids"][first] == -1 and row["response_mask"][first] == 0, (
+        "what the environment said is not sampled"
+    )
 
 
 def test_the_turn_limit_ends_it(start, tokens) -> None:
@@ -104,7 +122,9 @@ def test_a_reply_that_leaves_no_room_is_not_joined(start, tokens) -> None:
     play.send(None)
     play.send(StepReply(messages=said("guess")))
     play.send(completion(tokens, "5"))
-    assert play.send(StepReply(messages=said("higher higher higher"), reward=0.5)) == Ask("finish", ("overflow",))
+    assert play.send(StepReply(messages=said("higher higher higher"), reward=0.5)) == Ask(
+        "finish", ("overflow",)
+    )
     row = episode.row.record()
     assert row["response_mask"] == [1, 1] and sum(row["rewards"]) == 0.5
 
@@ -170,10 +190,15 @@ def test_a_prompt_alone_is_answered_once() -> None:
 def test_a_row_holds_few_bytes_a_token_and_its_record_has_an_entry_for_each() -> None:
     row = Row(prompt_ids=[1, 2])
     episode = Episode(group=0, sample=0, rows=[row, Row(prompt_ids=[3])])
-    row.append_sampled(Completion(request_id="0", token_ids=[5, 6], log_probs=[-0.5, -0.1], finish_reason="stop"), 0)
+    row.append_sampled(
+        Completion(request_id="0", token_ids=[5, 6], log_probs=[-0.5, -0.1], finish_reason="stop"),
+        0,
+    )
     episode.add_reward(0.25)
     row.append_given([7, 8])
-    row.append_sampled(Completion(request_id="0", token_ids=[9], log_probs=[-2.0], finish_reason="stop"), 1)
+    row.append_sampled(
+        Completion(request_id="0", token_ids=[9], log_probs=[-2.0], finish_reason="stop"), 1
+    )
     episode.add_reward(1.0)
     episode.add_reward(0.5)
     record = row.record()
@@ -189,7 +214,10 @@ def test_a_row_holds_few_bytes_a_token_and_its_record_has_an_entry_for_each() ->
     assert row.token_ids == [1, 2, 5, 6, 7, 8, 9]
     long = Row(prompt_ids=[1])
     ids = list(range(1000, 21_000))
-    long.append_sampled(Completion(request_id="0", token_ids=ids, log_probs=[-0.5] * 20_000, finish_reason="stop"), 0)
+    long.append_sampled(
+        Completion(request_id="0", token_ids=ids, log_probs=[-0.5] * 20_000, finish_reason="stop"),
+        0,
+    )
     assert len(pickle.dumps(long)) < 9 * 20_000
 
 

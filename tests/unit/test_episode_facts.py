@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.run.metric_utils import EnvironmentsFail, FailureWatch, episode_metrics, require_same_tasks
+from training.run.metric_utils import (
+    EnvironmentsFail,
+    FailureWatch,
+    episode_metrics,
+    require_same_tasks,
+)
 from training.run.tracking import format_line
 from workers.environments.env_server import MAX_NUMBERS, numbers
 
@@ -16,7 +21,15 @@ NAMES = ["game", "other"]
 
 
 def fact(group: int = 0, **own: Any) -> dict[str, Any]:
-    plain = {"ending": "done", "error": "", "environment": 0, "group": group, "begins": "a", "turns": 2, "attempts": 1}
+    plain = {
+        "ending": "done",
+        "error": "",
+        "environment": 0,
+        "group": group,
+        "begins": "a",
+        "turns": 2,
+        "attempts": 1,
+    }
     plain |= {
         "cut_turns": 0,
         "env_seconds": 0.1,
@@ -30,17 +43,29 @@ def fact(group: int = 0, **own: Any) -> dict[str, Any]:
 
 
 def test_members_of_a_group_that_begin_differently_stop_the_run() -> None:
-    require_same_tasks([fact(0), fact(0), fact(1, begins="b"), fact(1, begins="b"), fact(1, begins="")], NAMES)
-    with pytest.raises(EnvironmentsFail, match=r"environment other: in 1 of 2 groups .*allow_different_tasks=true"):
-        require_same_tasks([fact(0), fact(1, environment=1), fact(1, environment=1, begins="b")], NAMES)
+    require_same_tasks(
+        [fact(0), fact(0), fact(1, begins="b"), fact(1, begins="b"), fact(1, begins="")], NAMES
+    )
+    with pytest.raises(
+        EnvironmentsFail, match=r"environment other: in 1 of 2 groups .*allow_different_tasks=true"
+    ):
+        require_same_tasks(
+            [fact(0), fact(1, environment=1), fact(1, environment=1, begins="b")], NAMES
+        )
 
 
 def test_a_run_whose_environments_fail_for_three_steps_stops_with_the_first_error() -> None:
     watch = FailureWatch(0.5)
-    bad = [fact(ending="env_crash", error="ZeroDivisionError: why"), fact(ending="env_timeout"), fact()]
+    bad = [
+        fact(ending="env_crash", error="ZeroDivisionError: why"),
+        fact(ending="env_timeout"),
+        fact(),
+    ]
     watch.check(bad)
     watch.check(bad)
-    with pytest.raises(EnvironmentsFail, match=r"6 of 9 attempts .*max_failure_rate=0.5.*ZeroDivisionError: why"):
+    with pytest.raises(
+        EnvironmentsFail, match=r"6 of 9 attempts .*max_failure_rate=0.5.*ZeroDivisionError: why"
+    ):
         watch.check(bad)
 
 
@@ -57,26 +82,44 @@ def test_three_steps_together_count_and_retries_do_too() -> None:
 
 
 def test_masked_episodes_and_groups_are_counted_and_stand_on_the_console() -> None:
-    facts = [fact(0), fact(0, masked=True), fact(1, masked=True), fact(1, masked=True, ending="env_crash", attempts=4)]
+    facts = [
+        fact(0),
+        fact(0, masked=True),
+        fact(1, masked=True),
+        fact(1, masked=True, ending="env_crash", attempts=4),
+    ]
     metrics = episode_metrics(facts, ["game"])
     assert (metrics["agent/masked"], metrics["agent/masked_groups"]) == (3, 1)
-    assert (metrics["agent/failed"], metrics["agent/episodes"], metrics["agent/retries"]) == (1, 4, 3)
+    assert (metrics["agent/failed"], metrics["agent/episodes"], metrics["agent/retries"]) == (
+        1,
+        4,
+        3,
+    )
     line = format_line(metrics, step=1)
     assert "failed 1 of 4 | masked 3 of 4 | retries 3" in line and "overflow" not in line
 
 
 def test_several_environments_have_metrics_each() -> None:
-    facts = [fact(0, reward=3.0), fact(1, environment=1, reward=1.0), fact(1, environment=1, reward=9.0, masked=True)]
+    facts = [
+        fact(0, reward=3.0),
+        fact(1, environment=1, reward=1.0),
+        fact(1, environment=1, reward=9.0, masked=True),
+    ]
     metrics = episode_metrics(facts, NAMES)
     assert metrics["env/game/reward"] == 3.0 and metrics["env/other/reward"] == 1.0
     assert metrics["env/other/episodes"] == 2
     assert not any(name.startswith("env/") for name in episode_metrics(facts[:1], ["game"]))
 
 
-def test_a_group_that_crashes_more_often_than_the_others_is_an_alarm(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_that_crashes_more_often_than_the_others_is_an_alarm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     calm = [fact(group) for group in range(4) for _ in range(8)]
     with caplog.at_level(logging.WARNING):
-        episode_metrics([*calm, *(fact(4, attempts=2) for _ in range(4)), *(fact(4) for _ in range(4))], ["game"])
+        episode_metrics(
+            [*calm, *(fact(4, attempts=2) for _ in range(4)), *(fact(4) for _ in range(4))],
+            ["game"],
+        )
     assert "group 4 crashed in 4 of 12 attempts, the others in 0 of 32" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
@@ -85,12 +128,24 @@ def test_a_group_that_crashes_more_often_than_the_others_is_an_alarm(caplog: pyt
 
 
 def test_numbers_of_info_are_metrics_of_the_episodes_that_give_them() -> None:
-    facts = [fact(info={"won": 1.0, "lives": 3.0}), fact(info={"won": 0.0}), fact(info={"won": 9.0}, masked=True)]
+    facts = [
+        fact(info={"won": 1.0, "lives": 3.0}),
+        fact(info={"won": 0.0}),
+        fact(info={"won": 9.0}, masked=True),
+    ]
     metrics = episode_metrics(facts, ["game"])
     assert (metrics["agent/info/won/mean"], metrics["agent/info/lives/mean"]) == (0.5, 3.0)
 
 
 def test_of_an_info_finite_numbers_leave_the_environments_home() -> None:
-    given = {"won": True, "steps": np.int64(4), "share": 0.5, "bad": float("nan"), "text": "x", 5: 1.0, "x" * 65: 1.0}
+    given = {
+        "won": True,
+        "steps": np.int64(4),
+        "share": 0.5,
+        "bad": float("nan"),
+        "text": "x",
+        5: 1.0,
+        "x" * 65: 1.0,
+    }
     assert numbers(given) == {"won": 1.0, "steps": 4.0, "share": 0.5}
     assert len(numbers({str(i): i for i in range(100)})) == MAX_NUMBERS

@@ -23,7 +23,9 @@ from training.reward import compute_advantage
 WIDTH = 4
 
 
-def batch_of(rows: list[tuple[str, str, int, list[float]]], mask: list[list[int]] | None = None) -> DataProto:
+def batch_of(
+    rows: list[tuple[str, str, int, list[float]]], mask: list[list[int]] | None = None
+) -> DataProto:
     """Rows as (uid, episode_id, episode_row, rewards); without `mask` every token was sampled."""
     rewards = torch.tensor([row[3] for row in rows])
     sampled = torch.ones_like(rewards, dtype=torch.long) if mask is None else torch.tensor(mask)
@@ -32,7 +34,9 @@ def batch_of(rows: list[tuple[str, str, int, list[float]]], mask: list[list[int]
         "episode_id": object_array([row[1] for row in rows]),
         "episode_row": np.array([row[2] for row in rows]),
     }
-    return DataProto.from_dict(tensors={"token_level_rewards": rewards, "response_mask": sampled}, non_tensors=columns)
+    return DataProto.from_dict(
+        tensors={"token_level_rewards": rewards, "response_mask": sampled}, non_tensors=columns
+    )
 
 
 def test_rows_of_an_episode_stand_one_behind_the_other_in_their_order() -> None:
@@ -65,22 +69,32 @@ def test_a_batch_of_one_row_each_is_left_as_it_is() -> None:
 
 
 def test_every_dummy_is_an_episode_of_its_own() -> None:
-    batch = batch_of([("g", "e0", 0, [1.0]), ("g", "e0", 1, [2.0]), ("g", "e1", 0, [3.0])]).pad_with_dummies(5)
+    batch = batch_of(
+        [("g", "e0", 0, [1.0]), ("g", "e0", 1, [2.0]), ("g", "e1", 0, [3.0])]
+    ).pad_with_dummies(5)
     assert batch.non_tensor_batch["uid"].tolist()[3:] == [DUMMY_UID] * 2
     assert EpisodeRows(batch).rows == [[0, 1], [2], [3], [4]]
 
 
 def test_without_episode_ids_every_row_is_an_episode() -> None:
-    assert EpisodeRows(DataProto.from_dict(tensors={"x": torch.zeros(3, 1)})).rows == [[0], [1], [2]]
+    assert EpisodeRows(DataProto.from_dict(tensors={"x": torch.zeros(3, 1)})).rows == [
+        [0],
+        [1],
+        [2],
+    ]
 
 
 def advantages(batch: DataProto, estimator: str, **kwargs: float) -> DataProto:
-    return compute_advantage(batch, estimator, config=SimpleNamespace(gamma=kwargs.get("gamma", 1.0)), **kwargs)
+    return compute_advantage(
+        batch, estimator, config=SimpleNamespace(gamma=kwargs.get("gamma", 1.0)), **kwargs
+    )
 
 
 def test_a_group_counts_an_episode_of_two_rows_once() -> None:
     """Compares scores 3 (1 + 2, in two rows), 1 and 2 with their mean 2, which by rows would be (1 + 2 + 1 + 2) / 4."""
-    batch = batch_of([("g", "a", 0, [1.0]), ("g", "b", 0, [1.0]), ("g", "a", 1, [2.0]), ("g", "c", 0, [2.0])])
+    batch = batch_of(
+        [("g", "a", 0, [1.0]), ("g", "b", 0, [1.0]), ("g", "a", 1, [2.0]), ("g", "c", 0, [2.0])]
+    )
     advantages(batch, "grpo", norm_adv_by_std_in_grpo=False)
     assert batch.batch["advantages"].tolist() == [[1], [-1], [1], [0]]
     advantages(batch, "grpo")
@@ -89,11 +103,15 @@ def test_a_group_counts_an_episode_of_two_rows_once() -> None:
     )
     # 3 - (1 + 2)/2, 1 - (3 + 2)/2, 2 - (3 + 1)/2.
     advantages(batch, "rloo")
-    torch.testing.assert_close(batch.batch["advantages"], torch.tensor([[1.5], [-1.5], [1.5], [0.0]]))
+    torch.testing.assert_close(
+        batch.batch["advantages"], torch.tensor([[1.5], [-1.5], [1.5], [0.0]])
+    )
 
 
 def test_a_reward_in_the_last_row_reaches_back_into_the_first() -> None:
-    batch = batch_of([("g", "a", 0, [0.0, 0.0]), ("g", "a", 1, [0.0, 1.0]), ("g", "b", 0, [0.0, 0.5])])
+    batch = batch_of(
+        [("g", "a", 0, [0.0, 0.0]), ("g", "a", 1, [0.0, 1.0]), ("g", "b", 0, [0.0, 0.5])]
+    )
     batch.batch["values"] = torch.zeros(3, 2)
     advantages(batch, "gae", gamma=0.5, lam=1.0)
     assert batch.batch["returns"].tolist() == [[0.125, 0.25], [0.5, 1.0], [0.25, 0.5]]
@@ -109,7 +127,9 @@ def episodes(draw: st.DrawFn) -> list[list[list[tuple[int, float, float]]]]:
 
 
 def tensor_of(rows: list[list[tuple[int, float, float]]], field: int) -> Tensor:
-    return torch.tensor([[token[field] for token in row] for row in rows], dtype=torch.long if field == 0 else None)
+    return torch.tensor(
+        [[token[field] for token in row] for row in rows], dtype=torch.long if field == 0 else None
+    )
 
 
 def as_batch(
@@ -134,7 +154,9 @@ def as_batch(
             "episode_id": object_array(ids),
             "episode_row": np.array(order),
             "role": object_array([f"role {int(name) % 2}" for name in ids]),
-            "anchors": object_array([[f"{int(name) * turn % 3}" for turn in range(3 * WIDTH)] for name in ids]),
+            "anchors": object_array(
+                [[f"{int(name) * turn % 3}" for turn in range(3 * WIDTH)] for name in ids]
+            ),
         },
     )
 
@@ -155,7 +177,9 @@ SETTINGS = SimpleNamespace(
 @pytest.mark.parametrize("estimator", sorted(ESTIMATOR_NEEDS.keys() - {"optimal_token_baseline"}))
 @settings(max_examples=25, deadline=None)
 @given(told=episodes(), seed=st.integers(0, 10**6))
-def test_split_episodes_have_the_advantages_of_the_same_episodes_in_one_row(estimator, told, seed) -> None:
+def test_split_episodes_have_the_advantages_of_the_same_episodes_in_one_row(
+    estimator, told, seed
+) -> None:
     longest = max(map(len, told)) * WIDTH
     # grpo_passk refuses groups of one.
     groups = 1 if estimator == "grpo_passk" else 2
@@ -207,19 +231,29 @@ def test_an_episode_of_many_rows_does_not_make_the_others_as_wide(estimator: str
     ids = [str(i) for i in range(60)] + ["0"] * 40
     token = np.random.default_rng(0).normal(size=(100, WIDTH, 2)).round(2)
     rows = [[(1, float(reward), float(value)) for reward, value in row] for row in token]
-    batch = as_batch(rows, [f"g{int(name) // 2}" for name in ids], ids, [0] * 60 + list(range(1, 41)))
-    batch.non_tensor_batch["anchors"] = object_array([["start"] * WIDTH * (1 if int(name) else 41) for name in ids])
+    batch = as_batch(
+        rows, [f"g{int(name) // 2}" for name in ids], ids, [0] * 60 + list(range(1, 41))
+    )
+    batch.non_tensor_batch["anchors"] = object_array(
+        [["start"] * WIDTH * (1 if int(name) else 41) for name in ids]
+    )
     with LargestTensor() as seen:
         compute_advantage(batch, estimator, gamma=0.9, lam=0.8, config=SETTINGS)
     assert seen.entries <= 4 * 100 * WIDTH
 
 
 def test_whitening_is_over_the_episodes_of_all_lengths() -> None:
-    batch = batch_of([("g", "a", 0, [3.0, 0.0]), ("g", "a", 1, [1.0, 2.0]), ("g", "b", 0, [1.0, 0.0])])
+    batch = batch_of(
+        [("g", "a", 0, [3.0, 0.0]), ("g", "a", 1, [1.0, 2.0]), ("g", "b", 0, [1.0, 0.0])]
+    )
     for estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo"):
-        advantages(batch, estimator) if estimator != "gdpo" else compute_advantage(batch, estimator, config=SETTINGS)
+        advantages(batch, estimator) if estimator != "gdpo" else compute_advantage(
+            batch, estimator, config=SETTINGS
+        )
         found = batch.batch["advantages"]
-        assert abs(float(found.mean())) < 1e-6 and float(found.std()) == pytest.approx(1, abs=1e-5), estimator
+        assert abs(float(found.mean())) < 1e-6 and float(found.std()) == pytest.approx(
+            1, abs=1e-5
+        ), estimator
 
 
 def test_gae_over_joined_rows_is_gae_over_their_sampled_tokens() -> None:
@@ -227,7 +261,10 @@ def test_gae_over_joined_rows_is_gae_over_their_sampled_tokens() -> None:
     batch = batch_of([("g", "a", 0, [0.0, 0.0]), ("g", "a", 1, [1.0, 0.0])], mask=[[1, 0], [1, 0]])
     batch.batch["values"] = torch.tensor([[0.5, 0.0], [0.25, 0.0]])
     episodes = EpisodeRows(batch)
-    joined = [episodes.join(batch.batch[name]) for name in ("token_level_rewards", "values", "response_mask")]
+    joined = [
+        episodes.join(batch.batch[name])
+        for name in ("token_level_rewards", "values", "response_mask")
+    ]
     raw, returns = compute_gae_advantage_return(*joined, 0.5, 1.0, whiten=False)
     assert raw.tolist() == [[0.0, 0.75]], "0 + .5 x .25 - .5 + .5 x .75 = 0, 1 - .25 = .75"
     assert returns.tolist() == [[0.5, 1.0]]

@@ -18,7 +18,12 @@ INDEX = np.array(["a", "a", "a", "b", "b"], dtype=object)
 SCORES = [3.0, 1.0, 0.0, 2.0, 4.0]
 TURNS = torch.tensor([[0, 0, 1, -1], [0, 0, -1, -1], [0, -1, 1, 1], [0, 1, 1, 2], [0, -1, -1, -1]])
 CONFIG = SimpleNamespace(
-    gamma=1.0, turn_gamma=1.0, turn_lam=1.0, gigpo_step_weight=1.0, distillation_coef=1.0, distillation_task=None
+    gamma=1.0,
+    turn_gamma=1.0,
+    turn_lam=1.0,
+    gigpo_step_weight=1.0,
+    distillation_coef=1.0,
+    distillation_task=None,
 )
 
 
@@ -29,7 +34,10 @@ def outcome(scores: list[float], mask: Tensor) -> Tensor:
 
 
 def offered(
-    scores: list[float] = SCORES, mask: Tensor = MASK, index: np.ndarray = INDEX, turns: Tensor = TURNS
+    scores: list[float] = SCORES,
+    mask: Tensor = MASK,
+    index: np.ndarray = INDEX,
+    turns: Tensor = TURNS,
 ) -> dict:
     torch.manual_seed(0)
     rows = len(mask)
@@ -72,9 +80,17 @@ def test_passk_rewards_the_best_by_its_distance_to_the_second() -> None:
     plain = of_rows("grpo_passk", norm_adv_by_std_in_grpo=False)
     assert plain == [2, 0, 0, 0, 2], "3 - 1 and 4 - 2"
     # std(3, 1, 0) = sqrt((25/9 + 1/9 + 16/9) / 2), std(2, 4) = sqrt(2).
-    assert of_rows("grpo_passk") == pytest.approx([2 / (7 / 3) ** 0.5, 0, 0, 0, 2 / 2**0.5], abs=1e-5)
+    assert of_rows("grpo_passk") == pytest.approx(
+        [2 / (7 / 3) ** 0.5, 0, 0, 0, 2 / 2**0.5], abs=1e-5
+    )
     tied = outcome([3.0, 3.0, 0.0, 2.0, 4.0], MASK)
-    assert of_rows("grpo_passk", token_level_rewards=tied, norm_adv_by_std_in_grpo=False) == [0, 0, 0, 0, 2]
+    assert of_rows("grpo_passk", token_level_rewards=tied, norm_adv_by_std_in_grpo=False) == [
+        0,
+        0,
+        0,
+        0,
+        2,
+    ]
     with pytest.raises(ValueError, match=r"single row: set rollout\.n above 1"):
         estimate("grpo_passk", index=np.array(["a", "a", "a", "b", "c"]))
 
@@ -88,7 +104,9 @@ def test_reinforce_plus_plus_baseline_whitens_the_deviations_over_tokens() -> No
 
 def test_opo_weighs_scores_with_lengths() -> None:
     # Lengths 3, 2, 3 and 4, 1: (9 + 2 + 0) / 8 and (8 + 4) / 5.
-    assert of_rows("opo") == pytest.approx([3 - 11 / 8, 1 - 11 / 8, -11 / 8, 2 - 12 / 5, 4 - 12 / 5])
+    assert of_rows("opo") == pytest.approx(
+        [3 - 11 / 8, 1 - 11 / 8, -11 / 8, 2 - 12 / 5, 4 - 12 / 5]
+    )
 
 
 def test_gpg_scales_by_the_share_of_scores_that_are_not_zero() -> None:
@@ -115,7 +133,9 @@ def test_gdpo_normalises_each_kind_of_reward_by_itself() -> None:
     total = hit + 0.5 * form
     tokens = torch.repeat_interleave(total, MASK.sum(1))
     expected = (total - tokens.mean()) / tokens.std()
-    assert of_rows("gdpo", config=config, non_tensor_batch=kinds) == pytest.approx(expected.tolist(), abs=1e-4)
+    assert of_rows("gdpo", config=config, non_tensor_batch=kinds) == pytest.approx(
+        expected.tolist(), abs=1e-4
+    )
     with pytest.raises(ValueError, match="gdpo_reward_keys='hit' is unknown; allowed: form"):
         estimate("gdpo", config=config, non_tensor_batch={"form": kinds["form"]})
 
@@ -130,7 +150,9 @@ def test_rae_compares_with_the_running_mean_of_the_role_before_it_moves() -> Non
     assert of_rows("rae", state=state) == [3, 1, 0, 1, 3]
     assert state["a"] == pytest.approx((1 - 0.95**3) * 4 / 3)
     assert state["b"] == pytest.approx(0.95**2 * 1 + (1 - 0.95**2) * 3)
-    assert of_rows("rae", state=state)[0] == pytest.approx(3 - (1 - 0.95**3) * 4 / 3), "the state is used"
+    assert of_rows("rae", state=state)[0] == pytest.approx(3 - (1 - 0.95**3) * 4 / 3), (
+        "the state is used"
+    )
 
 
 def test_optimal_token_baseline_weighs_returns_with_what_varied_up_to_there() -> None:
@@ -145,7 +167,9 @@ def test_optimal_token_baseline_weighs_returns_with_what_varied_up_to_there() ->
     # 1 - 2 pi + sum pi^2: 0.5 a token in the first row, 0.75 in the second; they add up.
     first, _ = algos.call_adv_estimator("optimal_token_baseline", **given)
     baseline = 0.5 / 1.25
-    assert first[0].tolist() == pytest.approx([1 - baseline, 1 - baseline, 1.0]), "no baseline where one is left"
+    assert first[0].tolist() == pytest.approx([1 - baseline, 1 - baseline, 1.0]), (
+        "no baseline where one is left"
+    )
     assert first[1, :2].tolist() == pytest.approx([-baseline, -baseline])
     kept, _ = algos.call_adv_estimator("optimal_token_baseline", **given, handle_zero_tail=False)
     assert kept[0].tolist() == pytest.approx([1 - baseline, 1 - baseline, 0.0], abs=1e-6)
@@ -153,13 +177,18 @@ def test_optimal_token_baseline_weighs_returns_with_what_varied_up_to_there() ->
 
 def test_the_multi_turn_one_counts_sampled_tokens() -> None:
     torch.manual_seed(1)
-    whole = {name: torch.rand(4, 3) for name in ("token_level_rewards", "old_log_probs", "sum_pi_squared")}
+    whole = {
+        name: torch.rand(4, 3)
+        for name in ("token_level_rewards", "old_log_probs", "sum_pi_squared")
+    }
     index = np.array(["a", "a", "b", "b"])
     places = torch.tensor([[0, 2, 4], [1, 2, 3], [0, 1, 2], [2, 3, 4]])
     spread = {name: torch.full((4, 5), 7.0).scatter(1, places, x) for name, x in whole.items()}
     mask = torch.zeros(4, 5, dtype=torch.long).scatter(1, places, 1)
     name = "optimal_token_baseline"
-    expected, _ = algos.call_adv_estimator(name, **whole, response_mask=torch.ones(4, 3), index=index)
+    expected, _ = algos.call_adv_estimator(
+        name, **whole, response_mask=torch.ones(4, 3), index=index
+    )
     seen, _ = algos.call_adv_estimator(f"tir_{name}", **spread, response_mask=mask, index=index)
     assert torch.equal(seen.gather(1, places), expected) and not seen[mask == 0].any()
 
@@ -169,7 +198,9 @@ def test_distillation_looks_at_each_token_alone() -> None:
     advantages, _ = estimate("on_policy_distillation")
     difference = given["ref_log_prob"] - given["old_log_probs"]
     assert torch.equal(advantages, difference * MASK)
-    both = SimpleNamespace(**{**vars(CONFIG), "distillation_coef": 0.5, "distillation_task": "rloo"})
+    both = SimpleNamespace(
+        **{**vars(CONFIG), "distillation_coef": 0.5, "distillation_task": "rloo"}
+    )
     expected = 0.5 * difference * MASK + estimate("rloo")[0]
     torch.testing.assert_close(estimate("on_policy_distillation", config=both)[0], expected)
 
@@ -190,25 +221,39 @@ def test_turn_return_compares_a_turn_with_others_that_got_so_far() -> None:
     advantages, returns = algos.compute_turn_return_advantage(**TWO, config=config)
     # Returns 1 + .5 x 2 = 2, 2; and .5 + .5 x (1 + .5 x 4) = 2, 3, 4.
     assert returns.tolist() == [[2, 2, 0, 2, 0, 0], [2, 0, 3, 3, 0, 4]]
-    assert advantages.tolist() == [[0, 0, 0, -1, 0, 0], [0, 0, 1, 1, 0, 4]], "nobody else reached turn 2"
+    assert advantages.tolist() == [[0, 0, 0, -1, 0, 0], [0, 0, 1, 1, 0, 4]], (
+        "nobody else reached turn 2"
+    )
     halved, _ = algos.compute_turn_return_advantage(**TWO, config=config, leave_one_out=False)
     assert halved.tolist() == [[0, 0, 0, -0.5, 0, 0], [0, 0, 0.5, 0.5, 0, 0]], "m / (m + 1) of it"
 
 
 def test_gigpo_compares_turns_that_began_in_the_same_state() -> None:
     config = SimpleNamespace(turn_gamma=1.0, turn_lam=1.0, gigpo_step_weight=2.0)
-    given = {**TWO, "anchors": [["start", "door"], ["start", "hall", "door"]], "norm_adv_by_std_in_grpo": False}
+    given = {
+        **TWO,
+        "anchors": [["start", "door"], ["start", "hall", "door"]],
+        "norm_adv_by_std_in_grpo": False,
+    }
     advantages, returns = algos.compute_gigpo_advantage(**given, config=config)
     # Returns 3, 2 and 5.5, 5, 4. Episodes: 3 - 4.25 and 5.5 - 4.25; start: 3, 5.5; door: 2, 4; the hall was met once.
     assert returns.tolist() == [[3, 3, 0, 2, 0, 0], [5.5, 0, 5, 5, 0, 4]]
-    expected = [[-1.25 - 2.5, -1.25 - 2.5, 0, -1.25 - 2, 0, 0], [1.25 + 2.5, 0, 1.25, 1.25, 0, 1.25 + 2]]
+    expected = [
+        [-1.25 - 2.5, -1.25 - 2.5, 0, -1.25 - 2, 0, 0],
+        [1.25 + 2.5, 0, 1.25, 1.25, 0, 1.25 + 2],
+    ]
     assert advantages.tolist() == expected
     with pytest.raises(ValueError, match="5 turns were played, and anchors name 3"):
-        algos.compute_gigpo_advantage(**{**given, "anchors": [["start"], ["start", "hall"]]}, config=config)
+        algos.compute_gigpo_advantage(
+            **{**given, "anchors": [["start"], ["start", "hall"]]}, config=config
+        )
 
 
 def test_turn_gae_is_gae_over_turns_and_inside_them_over_tokens() -> None:
-    config, values = SimpleNamespace(turn_gamma=0.5, turn_lam=0.8), torch.arange(12.0).view(2, 6) / 10
+    config, values = (
+        SimpleNamespace(turn_gamma=0.5, turn_lam=0.8),
+        torch.arange(12.0).view(2, 6) / 10,
+    )
     given = {name: TWO[name] for name in ("response_mask", "turn_ids", "token_level_rewards")}
     raw, returns = algos.compute_turn_gae_advantage_return(
         **given, values=values, gamma=0.9, lam=0.7, config=config, whiten=False
@@ -222,7 +267,9 @@ def test_turn_gae_is_gae_over_turns_and_inside_them_over_tokens() -> None:
         given["token_level_rewards"], values, given["response_mask"], whiten=False
     )
     same = algos.compute_turn_gae_advantage_return(**given, values=values, whiten=False)
-    torch.testing.assert_close(same[0], plain[0], msg="with nothing discounted turns make no difference")
+    torch.testing.assert_close(
+        same[0], plain[0], msg="with nothing discounted turns make no difference"
+    )
 
 
 # Edges and invariances
@@ -233,22 +280,35 @@ PAIRS = [name for name in ALL if name != "grpo_passk"]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ALL)
-def test_results_are_finite_float32_and_zero_outside_the_mask(name: str, dtype: torch.dtype) -> None:
-    given = {key: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in offered().items()}
+def test_results_are_finite_float32_and_zero_outside_the_mask(
+    name: str, dtype: torch.dtype
+) -> None:
+    given = {
+        key: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+        for key, x in offered().items()
+    }
     for result in algos.call_adv_estimator(name, **given):
-        assert result.dtype in (torch.float32, dtype) and result.isfinite().all() and not result[MASK == 0].any()
+        assert (
+            result.dtype in (torch.float32, dtype)
+            and result.isfinite().all()
+            and not result[MASK == 0].any()
+        )
 
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize(
-    "mask", [torch.zeros(2, 3), torch.tensor([[1, 0, 0], [0, 0, 0]]), torch.ones(2, 3)], ids=["empty", "one", "equal"]
+    "mask",
+    [torch.zeros(2, 3), torch.tensor([[1, 0, 0], [0, 0, 0]]), torch.ones(2, 3)],
+    ids=["empty", "one", "equal"],
 )
 def test_nothing_to_learn_from_is_defined(name: str, mask: Tensor) -> None:
     mask = mask.long()
     given = offered([1.0, 1.0], mask, np.array(["a", "a"]), torch.where(mask > 0, 0, -1))
     given["anchors"] = [["s"], ["s"]]
     advantages, returns = algos.call_adv_estimator(name, **given)
-    assert advantages.isfinite().all() and returns.isfinite().all() and not advantages[mask == 0].any()
+    assert (
+        advantages.isfinite().all() and returns.isfinite().all() and not advantages[mask == 0].any()
+    )
 
 
 @pytest.mark.parametrize("garbage", [float("nan"), 1e9])
@@ -257,7 +317,9 @@ def test_nothing_outside_the_mask_is_seen(name: str, garbage: float) -> None:
     given = offered()
     fields = ("token_level_rewards", "values", "old_log_probs", "ref_log_prob", "sum_pi_squared")
     dirty = given | {field: torch.where(MASK.bool(), given[field], garbage) for field in fields}
-    clean, seen = (algos.call_adv_estimator(name, **{**some, "state": {}}) for some in (given, dirty))
+    clean, seen = (
+        algos.call_adv_estimator(name, **{**some, "state": {}}) for some in (given, dirty)
+    )
     assert clean[0].any() and torch.equal(clean[0], seen[0]) and torch.equal(clean[1], seen[1])
 
 
@@ -266,12 +328,19 @@ def test_neither_row_order_nor_padding_matters(name: str) -> None:
     given, order = offered(), [4, 2, 0, 3, 1]
     pad = {"turn_ids": -1}
     moved = {
-        key: torch.nn.functional.pad(x[order], (1, 2) if x.dim() == 2 else (0, 0), value=pad.get(key, 0))
+        key: torch.nn.functional.pad(
+            x[order], (1, 2) if x.dim() == 2 else (0, 0), value=pad.get(key, 0)
+        )
         if isinstance(x, Tensor)
         else x
         for key, x in given.items()
     }
-    moved |= {"index": INDEX[order], "role": INDEX[order], "anchors": [given["anchors"][i] for i in order], "state": {}}
+    moved |= {
+        "index": INDEX[order],
+        "role": INDEX[order],
+        "anchors": [given["anchors"][i] for i in order],
+        "state": {},
+    }
     for expected, seen in zip(estimate(name), algos.call_adv_estimator(name, **moved), strict=True):
         torch.testing.assert_close(seen[:, 1:-2], expected[order], atol=1e-5, rtol=1e-5)
 
@@ -283,7 +352,9 @@ def test_an_empty_batch_has_empty_advantages(name: str, shape: tuple[int, int]) 
     changed = {key: torch.zeros(shape) for key in ("token_level_rewards", "values")}
     index = np.array(["a"] * shape[0], dtype=object)
     anchors = [[] for _ in range(shape[0])]
-    advantages, _ = estimate(name, response_mask=mask, turn_ids=mask, index=index, anchors=anchors, **changed)
+    advantages, _ = estimate(
+        name, response_mask=mask, turn_ids=mask, index=index, anchors=anchors, **changed
+    )
     assert advantages.shape == shape
 
 
@@ -305,8 +376,17 @@ def test_pf_ppo_draws_no_row_without_a_sampled_token(method: str) -> None:
     scores = torch.tensor([-1.0, -0.5, 0.0, -0.2])
     mask = torch.tensor([[1, 1], [1, 0], [0, 0], [1, 1]])
     data = DataProto.from_dict(
-        tensors={"response_mask": mask, "token_level_scores": scores[:, None] * mask, "row": torch.arange(4)},
+        tensors={
+            "response_mask": mask,
+            "token_level_scores": scores[:, None] * mask,
+            "row": torch.arange(4),
+        },
         non_tensors={"uid": np.array(list("abcd"), dtype=object)},
     )
-    drawn = [algos.compute_pf_ppo_reweight_data(data, method, seed=seed).batch["row"].tolist() for seed in range(20)]
-    assert all(len(rows) == 4 for rows in drawn) and 2 not in {row for rows in drawn for row in rows}
+    drawn = [
+        algos.compute_pf_ppo_reweight_data(data, method, seed=seed).batch["row"].tolist()
+        for seed in range(20)
+    ]
+    assert all(len(rows) == 4 for rows in drawn) and 2 not in {
+        row for rows in drawn for row in rows
+    }

@@ -61,7 +61,12 @@ def make_batch(seed: int = 0, pad_prompt: int = 0, pad_response: int = 0) -> Dat
     # The environment's reply inside row 5.
     mask[5, 2:4] = 0
     return DataProto.from_dict(
-        tensors={"prompts": prompts, "responses": responses, "response_mask": mask, "attention_mask": attention}
+        tensors={
+            "prompts": prompts,
+            "responses": responses,
+            "response_mask": mask,
+            "attention_mask": attention,
+        }
     )
 
 
@@ -83,8 +88,13 @@ def plain_log_probs(lm: nn.Module, data: DataProto, temperature: float) -> tuple
     return log_probs, entropies
 
 
-def packed(lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: MicroBatching, t: float = 1.0):
-    log_probs, entropies = torch.zeros(data.batch["responses"].shape), torch.zeros(data.batch["responses"].shape)
+def packed(
+    lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: MicroBatching, t: float = 1.0
+):
+    log_probs, entropies = (
+        torch.zeros(data.batch["responses"].shape),
+        torch.zeros(data.batch["responses"].shape),
+    )
     data.meta_info["temperature"] = t
     for rows, micro, inputs in iter_micro_batches(data, settings, limits):
         own_log_probs, own_entropies = PolicyModel(lm)(inputs, "grad")
@@ -113,7 +123,9 @@ WAYS = [
 
 @pytest.mark.parametrize(("settings", "limits"), WAYS)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_every_packing_gives_the_log_probs_of_single_unpadded_rows(lm, settings, limits, temperature) -> None:
+def test_every_packing_gives_the_log_probs_of_single_unpadded_rows(
+    lm, settings, limits, temperature
+) -> None:
     data = make_batch()
     expected = plain_log_probs(lm, data, temperature)
     got = packed(lm, data, settings, limits, temperature)
@@ -122,7 +134,11 @@ def test_every_packing_gives_the_log_probs_of_single_unpadded_rows(lm, settings,
 
 
 def gradient(
-    lm: nn.Module, data: DataProto, settings: ForwardSettings, limits: MicroBatching, temperature: float = 1.0
+    lm: nn.Module,
+    data: DataProto,
+    settings: ForwardSettings,
+    limits: MicroBatching,
+    temperature: float = 1.0,
 ) -> Tensor:
     lm.zero_grad()
     data.meta_info["temperature"] = temperature
@@ -151,7 +167,13 @@ def test_padding_on_either_side_changes_nothing(lm) -> None:
 
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES |= {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 HEADS = {
     "tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
     "with a bias": PhiConfig(**SIZES),
@@ -171,7 +193,9 @@ def test_gradient_of_every_kind_of_head_is_that_of_the_models_own_logits(
     with torch.no_grad():
         for name, parameter in lm.named_parameters():
             # Differences must show.
-            parameter.copy_(torch.randn_like(parameter)) if name == "lm_head.bias" else parameter.mul_(5)
+            parameter.copy_(
+                torch.randn_like(parameter)
+            ) if name == "lm_head.bias" else parameter.mul_(5)
     log_probs, entropies = plain_log_probs(lm, data, 0.7)
     weights = torch.arange(log_probs.numel()).view(log_probs.shape) / 10
     ((log_probs * weights).sum() + entropies.sum()).backward()
@@ -210,7 +234,9 @@ def test_values_are_those_of_the_state_before_each_sampled_token(tiny_task: Path
     from training.config import CriticModelConfig
 
     spec = ModelSpec(
-        CriticModelConfig(enable_gradient_checkpointing=False), str(tiny_task / "model"), torch.device("cpu")
+        CriticModelConfig(enable_gradient_checkpointing=False),
+        str(tiny_task / "model"),
+        torch.device("cpu"),
     )
     transformer = spec.value_model().eval()
     assert not transformer.score.weight.any() and use_own_attention(transformer)
@@ -229,7 +255,9 @@ def test_values_are_those_of_the_state_before_each_sampled_token(tiny_task: Path
 
 
 @pytest.mark.parametrize("strip_padding", [True, False])
-def test_a_row_without_a_prompt_token_is_refused_where_padding_is_no_token(strip_padding: bool) -> None:
+def test_a_row_without_a_prompt_token_is_refused_where_padding_is_no_token(
+    strip_padding: bool,
+) -> None:
     data = make_batch()
     data.batch["attention_mask"][3, :PROMPT] = 0
     if strip_padding:

@@ -55,7 +55,9 @@ def test_another_number_of_the_reward_function_may_be_what_differs() -> None:
     batch = scored({"a": [1.0, 0.0], "b": [1.0, 0.0]})
     batch.non_tensor_batch["reward_info/acc"] = object_array([True, True, True, False])
     assert varied_groups(batch, "acc") == (["b"], 1)
-    with pytest.raises(ValueError, match=r"metric='akk' is unknown; allowed: acc, score, seq_reward"):
+    with pytest.raises(
+        ValueError, match=r"metric='akk' is unknown; allowed: acc, score, seq_reward"
+    ):
         varied_groups(batch, "akk")
 
 
@@ -69,26 +71,35 @@ VARIED, UNIFORM = [0.0, 1.0], [1.0, 1.0]
 
 
 def test_batches_are_drawn_until_there_are_enough_and_what_is_over_is_left() -> None:
-    batches = endless({"a": VARIED, "b": UNIFORM, "c": UNIFORM}, {"a": UNIFORM, "b": VARIED, "c": VARIED})
+    batches = endless(
+        {"a": VARIED, "b": UNIFORM, "c": UNIFORM}, {"a": UNIFORM, "b": VARIED, "c": VARIED}
+    )
     batch, metrics = collect_varied_groups(batches, FilterGroupsConfig(enable=True), wanted=2)
     assert batch.non_tensor_batch["uid"].tolist() == ["0.a", "0.a", "1.b", "1.b"]
     assert metrics == {"filter_groups/batches": 2, "filter_groups/dropped": 3}
 
 
 def test_a_first_batch_that_suffices_is_the_only_one() -> None:
-    batch, metrics = collect_varied_groups(endless({"a": VARIED}), FilterGroupsConfig(enable=True), wanted=1)
+    batch, metrics = collect_varied_groups(
+        endless({"a": VARIED}), FilterGroupsConfig(enable=True), wanted=1
+    )
     assert len(batch) == 2
     assert metrics == {"filter_groups/batches": 1, "filter_groups/dropped": 0}
 
 
 def test_at_the_bound_the_step_makes_do_with_what_there_is() -> None:
     settings = FilterGroupsConfig(enable=True, max_num_gen_batches=2)
-    batch, metrics = collect_varied_groups(endless({"a": VARIED, "b": UNIFORM}, {"a": UNIFORM}), settings, wanted=2)
+    batch, metrics = collect_varied_groups(
+        endless({"a": VARIED, "b": UNIFORM}, {"a": UNIFORM}), settings, wanted=2
+    )
     assert batch.non_tensor_batch["uid"].tolist() == ["0.a", "0.a"]
     assert metrics == {"filter_groups/batches": 2, "filter_groups/dropped": 2}
 
 
 def test_without_any_group_that_varies_the_error_says_what_to_change() -> None:
     settings = FilterGroupsConfig(enable=True, max_num_gen_batches=2)
-    with pytest.raises(ValueError, match=r"in 2 batches no group had two different values of 'seq_reward'.*rollout\.n"):
+    with pytest.raises(
+        ValueError,
+        match=r"in 2 batches no group had two different values of 'seq_reward'.*rollout\.n",
+    ):
         collect_varied_groups(endless({"a": UNIFORM}, {"a": UNIFORM}), settings, wanted=1)

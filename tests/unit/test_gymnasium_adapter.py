@@ -36,7 +36,11 @@ def test_all_500_taxi_states_are_readable_and_differ():
         row, column, passenger, destination = env.game.unwrapped.decode(state)
         words, *picture = text.split("\n")
         assert {len(line) for line in picture} == {26}
-        signs = {(y, x): line[1 + 5 * x : 5 + 5 * x].strip() for y, line in enumerate(picture[1:-1]) for x in range(5)}
+        signs = {
+            (y, x): line[1 + 5 * x : 5 + 5 * x].strip()
+            for y, line in enumerate(picture[1:-1])
+            for x in range(5)
+        }
         # By hand: the stops' places, and a T, a P and a D each exactly once.
         stops = {"R": (0, 0), "G": (0, 4), "Y": (4, 0), "B": (4, 3)}
         assert [at for at, sign in signs.items() if "T" in sign] == [(row, column)]
@@ -79,7 +83,9 @@ def test_every_cell_of_a_map_is_readable(name, columns, kwargs):
         row, column = divmod(state, columns)
         assert words.startswith(f"You are at row {row}, column {column}, on ")
         cells = [re.findall("...", line.ljust(3 * columns)) for line in lines]
-        assert [(y, x) for y, r in enumerate(cells) for x, cell in enumerate(r) if "[" in cell] == [(row, column)]
+        assert [(y, x) for y, r in enumerate(cells) for x, cell in enumerate(r) if "[" in cell] == [
+            (row, column)
+        ]
         maps.add(re.sub(r"[][ ]", "", "\n".join(lines)))
     # Below the player the map is the same.
     assert len(maps) == 1 and ("G" in maps.pop()) == name.startswith("Frozen")
@@ -89,19 +95,39 @@ def test_every_cell_of_a_map_is_readable(name, columns, kwargs):
     ("name", "kwargs", "told", "untold"),
     [
         ("FrozenLake-v1", {}, "only one time in three", ""),
-        ("FrozenLake-v1", {"is_slippery": False}, "reaching G pays 1, falling into H 0", "slippery"),
+        (
+            "FrozenLake-v1",
+            {"is_slippery": False},
+            "reaching G pays 1, falling into H 0",
+            "slippery",
+        ),
         ("FrozenLake-v1", {"success_rate": 0.8}, "80% of the time", "one time in three"),
-        ("FrozenLake-v1", {"reward_schedule": (5, -2, -1)}, "G pays 5, falling into H -2, any other move -1", ""),
+        (
+            "FrozenLake-v1",
+            {"reward_schedule": (5, -2, -1)},
+            "G pays 5, falling into H -2, any other move -1",
+            "",
+        ),
         ("FrozenLake-v1", {"max_episode_steps": 7}, "after 7 actions at the latest", ""),
         ("CliffWalking-v1", {}, "A step onto C pays -100", "slippery"),
         ("CliffWalkingSlippery-v1", {}, "only one time in three", ""),
         ("Taxi-v4", {}, "delivering the passenger pays 20", "rains"),
         ("Taxi-v4", {"is_rainy": True}, "80% of moves go where you steer", "may change"),
-        ("Taxi-v4", {"fickle_passenger": True}, "The passenger may change the destination", "rains"),
+        (
+            "Taxi-v4",
+            {"fickle_passenger": True},
+            "The passenger may change the destination",
+            "rains",
+        ),
         ("Blackjack-v1", {}, "A win pays 1, a loss -1, a draw 0", "1.5"),
         ("Blackjack-v1", {"sab": False, "natural": True}, "pays 1.5", ""),
         ("CartPole-v1", {}, "the goal is to balance the pole", "ndarray"),
-        ("MountainCar-v0", {}, "the agent is penalised with a reward of -1 for each timestep", "Thesis"),
+        (
+            "MountainCar-v0",
+            {},
+            "the agent is penalised with a reward of -1 for each timestep",
+            "Thesis",
+        ),
     ],
 )
 def test_the_prompt_tells_this_games_rules_and_is_short(name, kwargs, told, untold):
@@ -155,7 +181,11 @@ def test_a_docstring_tells_what_no_legend_does():
         "position: 0.1235, speed: 0\n\n"
         "Actions: 0 (push it to the left), 1 (push it to the right). Answer with one of them."
     )
-    assert [env.read_action(text) for text in ("I push it to the right", "left!", "1")] == [1, None, 1]
+    assert [env.read_action(text) for text in ("I push it to the right", "left!", "1")] == [
+        1,
+        None,
+        1,
+    ]
     assert step_environment(env, "1").observation == "position: 1, speed: 12.35"
 
 
@@ -190,7 +220,10 @@ def test_names_of_observations_reach_rows_of_numbers_and_tuples():
     assert re.search(r"\nx: -0\.\d{1,4}, v: 0\n", reset_environment(env, 0))
     pair = spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(2)])
     assert space_to_text(pair, (1, [0, 1]), ["a"]) == "a: 1, [0, 1]"
-    assert space_to_text(spaces.Box(-9, 9, (3,)), [0.5, -0.00001, 7.126], ["a", "b"]) == "a: 0.5, b: 0, 7.13"
+    assert (
+        space_to_text(spaces.Box(-9, 9, (3,)), [0.5, -0.00001, 7.126], ["a", "b"])
+        == "a: 0.5, b: 0, 7.13"
+    )
 
 
 # What an unreadable answer costs
@@ -213,12 +246,17 @@ def test_names_of_observations_reach_rows_of_numbers_and_tuples():
         ("MountainCar-v0", {"invalid_reward": 0.0}, 0.0),
     ],
 )
-def test_an_unreadable_answer_costs_the_worst_that_a_step_can_pay_and_moves_nothing(name, kwargs, expected):
+def test_an_unreadable_answer_costs_the_worst_that_a_step_can_pay_and_moves_nothing(
+    name, kwargs, expected
+):
     env, other = (make_environment(f"gymnasium:{name}", kwargs) for _ in range(2))
     assert reset_environment(env, 5) == reset_environment(other, 5)
     steps = [step_environment(env, text) for text in ("hm", "17", "")]
     assert {step.reward for step in steps} == {expected}
-    assert all(f"The actions are: {env._action_list()}" in s.observation and not s.info["valid"] for s in steps)
+    assert all(
+        f"The actions are: {env._action_list()}" in s.observation and not s.info["valid"]
+        for s in steps
+    )
     # The trial that found the reward out has left no trace: the episode goes on as one without it.
     for _ in range(3):
         assert step_environment(env, "1") == step_environment(other, "1")
@@ -236,14 +274,18 @@ def test_a_slow_games_trial_ends_in_time(monkeypatch):
     clock = iter(range(1000))
     monkeypatch.setattr(time, "thread_time", lambda: next(clock) * 0.1)
     played = []
-    monkeypatch.setattr(Valley, "step", lambda self, a: (played.append(a), ([0.0, 0.0], -2.0, False, False, {}))[1])
+    monkeypatch.setattr(
+        Valley, "step", lambda self, a: (played.append(a), ([0.0, 0.0], -2.0, False, False, {}))[1]
+    )
     assert worst_reward(gymnasium.make("Valley-v0"), "Valley-v0", {}) == -2.0 and len(played) == 1
 
 
 # The optional members
 
 
-@pytest.mark.parametrize("name", ["FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "CartPole-v1", "Valley-v0"])
+@pytest.mark.parametrize(
+    "name", ["FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "CartPole-v1", "Valley-v0"]
+)
 def test_sampled_actions_are_readable_names_and_cover_the_game(name):
     env = make_environment(f"gymnasium:{name}")
     sampled = [env.sample_action(random.Random(seed)) for seed in range(60)]
@@ -263,6 +305,11 @@ def test_sampled_numbers_and_texts_are_valid_actions_and_leave_the_episode_alone
 
 
 def test_the_most_turns_are_the_games_own_time_limit():
-    limits = {"FrozenLake-v1": 100, "FrozenLake8x8-v1": 200, "CliffWalking-v1": None, "CartPole-v1": 500}
+    limits = {
+        "FrozenLake-v1": 100,
+        "FrozenLake8x8-v1": 200,
+        "CliffWalking-v1": None,
+        "CartPole-v1": 500,
+    }
     assert {name: make_environment(f"gymnasium:{name}").max_turns for name in limits} == limits
     assert make_environment("gymnasium:CartPole-v1", {"max_episode_steps": 9}).max_turns == 9

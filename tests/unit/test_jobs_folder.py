@@ -22,7 +22,12 @@ OVERRIDE = re.compile(r"(?:trainer|data|actor_rollout_ref|ray_kwargs)\.[\w.]+=")
 
 def closed(required: list[str], **properties: Any) -> dict[str, Any]:
     """The schema of an object that has these fields only."""
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
 
 
 def many(items: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +54,9 @@ VOLUME = closed(
     persistentVolumeClaim=closed(["claimName"], claimName=TEXT),
     emptyDir=closed([], medium={"enum": ["", "Memory"]}, sizeLimit=QUANTITY),
 )
-POD = closed(["spec"], spec=closed(["containers"], containers=many(CONTAINER), volumes=many(VOLUME)))
+POD = closed(
+    ["spec"], spec=closed(["containers"], containers=many(CONTAINER), volumes=many(VOLUME))
+)
 GROUP = {"rayStartParams": TEXTS, "template": POD}
 WORKERS = {"groupName": TEXT, "replicas": COUNT, "minReplicas": COUNT, "maxReplicas": COUNT}
 CLUSTER = closed(
@@ -58,7 +65,11 @@ CLUSTER = closed(
     authOptions=closed(["mode"], mode={"enum": ["disabled", "token"]}),
     headGroupSpec=closed(["rayStartParams", "template"], **GROUP),
     workerGroupSpecs=many(
-        closed(["groupName", "minReplicas", "maxReplicas", "rayStartParams", "template"], **WORKERS, **GROUP)
+        closed(
+            ["groupName", "minReplicas", "maxReplicas", "rayStartParams", "template"],
+            **WORKERS,
+            **GROUP,
+        )
     ),
 )
 # Of the fields of ray.io/v1 RayJob those that the manifest has, with the types of KubeRay 1.5.
@@ -66,7 +77,9 @@ RAY_JOB = closed(
     ["apiVersion", "kind", "metadata", "spec"],
     apiVersion={"const": "ray.io/v1"},
     kind={"const": "RayJob"},
-    metadata=closed(["name"], name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}),
+    metadata=closed(
+        ["name"], name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
+    ),
     spec=closed(
         ["rayClusterSpec"],
         entrypoint=TEXT,
@@ -87,11 +100,18 @@ def manifest() -> dict[str, Any]:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_bash_reads_every_script(script: Path) -> None:
-    assert subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=True).stderr == ""
+    assert (
+        subprocess.run(
+            ["bash", "-n", str(script)], capture_output=True, text=True, check=True
+        ).stderr
+        == ""
+    )
 
 
 def test_every_key_that_the_job_files_set_exists() -> None:
-    found = {name: OVERRIDE.findall(path.read_text()) for path in JOBS.iterdir() for name in [path.name]}
+    found = {
+        name: OVERRIDE.findall(path.read_text()) for path in JOBS.iterdir() for name in [path.name]
+    }
     assert {"slurm.sbatch", "ray_job.sh", "kuberay.yaml"} == found.keys() and all(found.values())
     values = {"resume_mode": "auto", "address": "auto", "nnodes": "2", "n_gpus_per_node": "8"}
     for keys in found.values():
@@ -104,12 +124,20 @@ def test_the_manifest_has_the_form_of_a_ray_job(manifest: dict[str, Any]) -> Non
     for cluster in (manifest["spec"]["rayClusterSpec"],):
         groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
         for spec in (group["template"]["spec"] for group in groups):
-            mounted = [mount["name"] for container in spec["containers"] for mount in container["volumeMounts"]]
+            mounted = [
+                mount["name"]
+                for container in spec["containers"]
+                for mount in container["volumeMounts"]
+            ]
             assert sorted(mounted) == sorted(volume["name"] for volume in spec["volumes"])
 
 
-@pytest.mark.parametrize("wrong", [{"backoffLimit": "3"}, {"entryPoint": "x"}, {"rayClusterSpec": {}}])
-def test_the_schema_refuses_what_kubernetes_would(manifest: dict[str, Any], wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"backoffLimit": "3"}, {"entryPoint": "x"}, {"rayClusterSpec": {}}]
+)
+def test_the_schema_refuses_what_kubernetes_would(
+    manifest: dict[str, Any], wrong: dict[str, Any]
+) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(manifest | {"spec": manifest["spec"] | wrong}, RAY_JOB)
 
@@ -129,6 +157,10 @@ def test_the_manifests_command_fits_its_pods(manifest: dict[str, Any]) -> None:
     mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
     assert all(
         any(path.startswith(f"{mount}/") for mount in mounts)
-        for path in (config.trainer.run_dir, str(config.actor_rollout_ref.model.path), *config.data.train_files)
+        for path in (
+            config.trainer.run_dir,
+            str(config.actor_rollout_ref.model.path),
+            *config.data.train_files,
+        )
     )
     assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"].isdigit()

@@ -43,15 +43,24 @@ class Policy:
         self.module = PolicyModel(PolicyValueModel(self.lm) if values else self.lm)
         optimizer = build_optimizer(self.module, optim)
         self.actor = DataParallelPPOActor(ActorConfig(ppo_epochs=2), self.module, optimizer)
-        self.state = self.module if values else self.lm, optimizer, build_scheduler(optimizer, optim, 10)
+        self.state = (
+            self.module if values else self.lm,
+            optimizer,
+            build_scheduler(optimizer, optim, 10),
+        )
 
     def update(self, seed: int = 0) -> dict[str, float]:
         return self.actor.update_policy(make_update(seed))
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Copies of the weights that train, and of the others."""
-        named = {name: (p.detach().clone(), p.requires_grad) for name, p in self.module.named_parameters()}
-        return tuple({n: p for n, (p, trains) in named.items() if trains is kind} for kind in (True, False))  # type: ignore[return-value]
+        named = {
+            name: (p.detach().clone(), p.requires_grad)
+            for name, p in self.module.named_parameters()
+        }
+        return tuple(
+            {n: p for n, (p, trains) in named.items() if trains is kind} for kind in (True, False)
+        )  # type: ignore[return-value]
 
 
 @torch.no_grad()
@@ -103,7 +112,9 @@ def test_the_gradient_is_the_whole_models_by_the_chain_rule(tiny_task: Path) -> 
 
 
 @pytest.mark.parametrize("tying", ["untied", "tied"])
-def test_merged_weights_are_the_policy_under_the_base_models_names(tiny_task, tied_model, tying) -> None:
+def test_merged_weights_are_the_policy_under_the_base_models_names(
+    tiny_task, tied_model, tying
+) -> None:
     path = tied_model if tying == "tied" else tiny_task / "model"
     policy, whole = Policy(path), base(path)
     assert torch.equal(logits(policy.lm), logits(whole)), "adapters begin with no effect"
@@ -111,17 +122,30 @@ def test_merged_weights_are_the_policy_under_the_base_models_names(tiny_task, ti
         policy.update(seed)
         before = copy.deepcopy(policy.lm.state_dict())
         sent = dict(iter_weights(policy.lm, torch.float32))
-        assert weight_manifest(policy.lm) == weight_manifest(whole) == {n: t.shape for n, t in sent.items()}
+        assert (
+            weight_manifest(policy.lm)
+            == weight_manifest(whole)
+            == {n: t.shape for n, t in sent.items()}
+        )
         whole.load_state_dict(sent)
         torch.testing.assert_close(logits(whole), logits(policy.lm), atol=2e-5, rtol=0)
         assert (logits(whole) - logits(base(path))).abs().max() > 1e-2
-        assert all(torch.equal(tensor, before[name]) for name, tensor in policy.lm.state_dict().items())
+        assert all(
+            torch.equal(tensor, before[name]) for name, tensor in policy.lm.state_dict().items()
+        )
 
 
-def test_merged_weights_are_right_where_layers_hold_their_weights_transposed(tmp_path: Path) -> None:
+def test_merged_weights_are_right_where_layers_hold_their_weights_transposed(
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=2, n_positions=64)).save_pretrained(tmp_path)
-    lm, whole = lora_spec(tmp_path, target_modules=("c_attn", "c_proj")).causal_lm(trainable=True), base(tmp_path)
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    ).save_pretrained(tmp_path)
+    lm, whole = (
+        lora_spec(tmp_path, target_modules=("c_attn", "c_proj")).causal_lm(trainable=True),
+        base(tmp_path),
+    )
     perturb_adapters(lm)
     whole.load_state_dict(dict(iter_weights(lm, torch.float32)))
     assert (logits(whole) - logits(base(tmp_path))).abs().max() > 1e-3
@@ -135,7 +159,9 @@ def perturb_adapters(lm: nn.Module) -> None:
             parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
 
 
-def test_an_engine_that_is_sent_merged_weights_has_the_policy_after_every_update(tiny_task: Path) -> None:
+def test_an_engine_that_is_sent_merged_weights_has_the_policy_after_every_update(
+    tiny_task: Path,
+) -> None:
     policy = Policy(tiny_task / "model")
     rollout = build_engine("hf", policy.spec)
     for seed in (1, 2):
@@ -150,7 +176,9 @@ def test_an_engine_that_is_sent_merged_weights_has_the_policy_after_every_update
 
 @pytest.mark.vllm
 @pytest.mark.parametrize(("rank", "targets"), [(4, ("all-linear",)), (16, ("v_proj", "down_proj"))])
-def test_vllm_with_the_adapter_has_the_policy_after_every_update(tiny_task, tmp_path, rank, targets) -> None:
+def test_vllm_with_the_adapter_has_the_policy_after_every_update(
+    tiny_task, tmp_path, rank, targets
+) -> None:
     policy = Policy(tiny_task / "model", lora_rank=rank, target_modules=targets)
     rollout: Any = build_engine("vllm", policy.spec, replace(CONFIG, lora_as_adapter=True))
     seen = []
@@ -164,7 +192,9 @@ def test_vllm_with_the_adapter_has_the_policy_after_every_update(tiny_task, tmp_
         assert worst_difference(rollout, policy.lm.eval(), policy.spec, 1.0) < 1e-4
         seen += rollout.engine.list_loras()
         with torch.no_grad():
-            expected = policy.lm(IDS).logits[0, :-1].log_softmax(-1).gather(1, IDS[0, 1:, None])[:, 0]
+            expected = (
+                policy.lm(IDS).logits[0, :-1].log_softmax(-1).gather(1, IDS[0, 1:, None])[:, 0]
+            )
         for scored in rollout.score(IDS.tolist() * 3):
             torch.testing.assert_close(torch.tensor(scored), expected, atol=1e-4, rtol=0)
     assert seen == [1, 2, 3], "an adapter at a time, each of a number of its own"
@@ -172,10 +202,15 @@ def test_vllm_with_the_adapter_has_the_policy_after_every_update(tiny_task, tmp_
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_reference_is_the_base_before_and_after_updates(tiny_task: Path, dtype: str) -> None:
-    policy, data = Policy(tiny_task / "model", dtype=dtype, enable_gradient_checkpointing=True), make_update()
+    policy, data = (
+        Policy(tiny_task / "model", dtype=dtype, enable_gradient_checkpointing=True),
+        make_update(),
+    )
     frozen = lora_spec(tiny_task / "model", lora_rank=0, dtype=dtype).causal_lm(trainable=False)
     settings = ForwardSettings(dtype=torch_dtype(dtype))
-    expected = DataParallelPPOActor(ActorConfig(), frozen, forward=settings).compute_log_prob(data)[0]
+    expected = DataParallelPPOActor(ActorConfig(), frozen, forward=settings).compute_log_prob(data)[
+        0
+    ]
     policy.actor.settings = settings
     for _ in range(2):
         flags = [parameter.requires_grad for parameter in policy.module.parameters()]
@@ -193,36 +228,54 @@ def test_without_adapters_changes_nothing_in_a_model_that_has_none(tiny_task: Pa
         assert not any(parameter.requires_grad for parameter in lm.parameters())
 
 
-def test_adapters_are_float32_on_weights_of_the_compute_type_and_every_run_begins_alike(tiny_task: Path) -> None:
+def test_adapters_are_float32_on_weights_of_the_compute_type_and_every_run_begins_alike(
+    tiny_task: Path,
+) -> None:
     kept = torch.get_rng_state()
-    one, other = (lora_spec(tiny_task / "model", dtype="bfloat16").causal_lm(trainable=True) for _ in range(2))
+    one, other = (
+        lora_spec(tiny_task / "model", dtype="bfloat16").causal_lm(trainable=True) for _ in range(2)
+    )
     assert torch.equal(torch.get_rng_state(), kept)
     for (name, parameter), own in zip(one.named_parameters(), other.parameters(), strict=True):
-        assert parameter.dtype == (torch.float32 if parameter.requires_grad else torch.bfloat16), name
+        assert parameter.dtype == (torch.float32 if parameter.requires_grad else torch.bfloat16), (
+            name
+        )
         assert torch.equal(parameter, own)
         assert not (name.endswith("lora_B.ppo_core.weight") and parameter.any())
         assert "lora_A" not in name or parameter.std() > 0.01
 
 
 def test_targets_are_layers_by_name_and_others_are_refused(tiny_task: Path) -> None:
-    lm = lora_spec(tiny_task / "model", target_modules=("q_proj", "down_proj")).causal_lm(trainable=True)
-    found = {name.split(".lora_A")[0].split(".")[-1] for name, _ in lm.named_parameters() if ".lora_A." in name}
+    lm = lora_spec(tiny_task / "model", target_modules=("q_proj", "down_proj")).causal_lm(
+        trainable=True
+    )
+    found = {
+        name.split(".lora_A")[0].split(".")[-1]
+        for name, _ in lm.named_parameters()
+        if ".lora_A." in name
+    }
     assert found == {"q_proj", "down_proj"}
     whole = base(tiny_task / "model")
     for name in ("lm_head", "embed_tokens", "qq_proj"):
         with pytest.raises(ValueError, match=f"is called {name}; there are down_proj, gate_proj"):
-            add_adapters(whole, ModelConfig(lora_rank=4, target_modules=("q_proj", name)), "a folder")
+            add_adapters(
+                whole, ModelConfig(lora_rank=4, target_modules=("q_proj", name)), "a folder"
+            )
     assert not any(".lora_A." in name for name, _ in whole.named_parameters())
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_a_checkpoint_holds_what_trains_and_goes_on_bitwise(tiny_task: Path, tmp_path: Path, values: bool) -> None:
+def test_a_checkpoint_holds_what_trains_and_goes_on_bitwise(
+    tiny_task: Path, tmp_path: Path, values: bool
+) -> None:
     parts = ("model", "optimizer", "extra")
     policy = Policy(tiny_task / "model", values)
     policy.update(1)
     save(tmp_path, policy.state, parts)
     saved = model_state.SafeReader(tmp_path / "model").read_metadata().state_dict_metadata
-    assert len(saved) == 28 + values and all(".ppo_core." in name or name == "value_head.weight" for name in saved)
+    assert len(saved) == 28 + values and all(
+        ".ppo_core." in name or name == "value_head.weight" for name in saved
+    )
     again = Policy(tiny_task / "model", values)
     model_state.load(tmp_path, again.state, parts)
     for own in (policy, again):
@@ -234,7 +287,9 @@ def test_a_checkpoint_holds_what_trains_and_goes_on_bitwise(tiny_task: Path, tmp
         model_state.load(tmp_path, other.state, ("model",))
 
 
-def test_the_export_is_the_policy_to_peft_and_to_transformers(tiny_task: Path, tmp_path: Path) -> None:
+def test_the_export_is_the_policy_to_peft_and_to_transformers(
+    tiny_task: Path, tmp_path: Path
+) -> None:
     from peft import PeftModel
 
     # Weights that bfloat16 holds.
@@ -245,7 +300,9 @@ def test_the_export_is_the_policy_to_peft_and_to_transformers(tiny_task: Path, t
     policy = Policy(folder)
     policy.update(1)
     expected = logits(policy.lm)
-    export = model_state.huggingface_export(tmp_path / "huggingface", policy.lm, policy.spec.tokenizer, weights=True)
+    export = model_state.huggingface_export(
+        tmp_path / "huggingface", policy.lm, policy.spec.tokenizer, weights=True
+    )
     # What is written is what was there when it was gathered.
     policy.update(2)
     export()

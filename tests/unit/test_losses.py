@@ -53,7 +53,13 @@ def test_aggregation_matches_numbers_worked_by_hand(mode, expected):
 def test_global_counts_replace_the_denominators_and_ranks_multiply(mode, expected):
     losses, mask = torch.tensor([[1.0, 2.0], [7.0, 60.0]]), torch.tensor([[1, 1], [1, 0]])
     loss = algos.agg_loss(
-        losses, mask, mode, dp_size=3, batch_num_tokens=12, global_batch_size=torch.tensor(5), loss_scale_factor=8
+        losses,
+        mask,
+        mode,
+        dp_size=3,
+        batch_num_tokens=12,
+        global_batch_size=torch.tensor(5),
+        loss_scale_factor=8,
     )
     assert loss.item() == pytest.approx(expected)
 
@@ -78,7 +84,9 @@ def test_several_ranks_need_the_global_count_that_the_mode_divides_by():
 
 
 def test_unknown_aggregation_names_the_nearest():
-    with pytest.raises(ValueError, match=r"loss_agg_mode='token_mean' is unknown.*Did you mean 'token-mean'"):
+    with pytest.raises(
+        ValueError, match=r"loss_agg_mode='token_mean' is unknown.*Did you mean 'token-mean'"
+    ):
         algos.agg_loss(torch.ones(1, 1), torch.ones(1, 1), "token_mean")
 
 
@@ -100,9 +108,13 @@ def test_unknown_aggregation_names_the_nearest():
         (5.0, 2.0, -2.4, 1, 0),
     ],
 )
-def test_vanilla_loss_of_one_token_matches_numbers_worked_by_hand(ratio, advantage, expected, clipped, clipped_lower):
+def test_vanilla_loss_of_one_token_matches_numbers_worked_by_hand(
+    ratio, advantage, expected, clipped, clipped_lower
+):
     old, new = torch.tensor([[-1.0]]), torch.tensor([[-1.0 + math.log(ratio)]])
-    loss, metrics = algos.compute_policy_loss_vanilla(old, new, torch.tensor([[advantage]]), torch.ones(1, 1))
+    loss, metrics = algos.compute_policy_loss_vanilla(
+        old, new, torch.tensor([[advantage]]), torch.ones(1, 1)
+    )
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert {name: value.item() for name, value in metrics.items()} == {
         "actor/pg_clipfrac": clipped,
@@ -138,7 +150,8 @@ def test_log_probs_of_padding_reach_neither_loss_nor_gradient():
     old, new, advantages = policy_inputs()
     expected, expected_metrics = algos.compute_policy_loss_vanilla(old, new, advantages, MASK)
     old, new, advantages = (
-        torch.where(MASK.bool(), x, y) for x, y in ((old, -math.inf), (new, math.nan), (advantages, math.nan))
+        torch.where(MASK.bool(), x, y)
+        for x, y in ((old, -math.inf), (new, math.nan), (advantages, math.nan))
     )
     new.requires_grad_()
     loss, metrics = algos.compute_policy_loss_vanilla(old, new, advantages, MASK)
@@ -165,7 +178,9 @@ def test_metrics_carry_no_gradient():
 @pytest.mark.parametrize("cuts", [[5], [1, 4], [2, 1, 2], [1, 1, 1, 1, 1]])
 def test_gradient_and_metrics_do_not_depend_on_the_micro_batch_split(mode, cuts):
     old, new, advantages = policy_inputs()
-    config = algos.PolicyLossConfig(global_batch_info={"dp_size": 1, "loss_scale_factor": 4, **GLOBAL})
+    config = algos.PolicyLossConfig(
+        global_batch_info={"dp_size": 1, "loss_scale_factor": 4, **GLOBAL}
+    )
 
     def summed(splits):
         leaf = new.clone().requires_grad_()
@@ -188,7 +203,9 @@ def test_gradient_and_metrics_do_not_depend_on_the_micro_batch_split(mode, cuts)
 @pytest.mark.parametrize("mode", [mode for mode in algos.LOSS_AGG_MODES if mode != "token-sum"])
 def test_average_over_ranks_equals_the_gradient_of_one_rank(mode):
     old, new, advantages = policy_inputs()
-    config = algos.PolicyLossConfig(global_batch_info={"dp_size": 2, "loss_scale_factor": 4, **GLOBAL})
+    config = algos.PolicyLossConfig(
+        global_batch_info={"dp_size": 2, "loss_scale_factor": 4, **GLOBAL}
+    )
     single = new.clone().requires_grad_()
     algos.compute_policy_loss_vanilla(old, single, advantages, MASK, mode)[0].backward()
     leaf = new.clone().requires_grad_()
@@ -213,10 +230,18 @@ def test_dual_clip_must_be_above_one():
 
 def test_older_forms_agree_with_the_vanilla_loss():
     inputs = (*policy_inputs(), MASK)
-    settings = {"clip_ratio": 0.3, "clip_ratio_low": 0.1, "clip_ratio_high": 0.4, "clip_ratio_c": 1.5}
+    settings = {
+        "clip_ratio": 0.3,
+        "clip_ratio_low": 0.1,
+        "clip_ratio_high": 0.4,
+        "clip_ratio_c": 1.5,
+    }
     plain = SimpleNamespace(**settings, loss_agg_mode="seq-mean-token-mean", global_batch_info={})
     loss, metrics = algos.get_policy_loss_fn("vanilla")(*inputs, "seq-mean-token-mean", plain)
-    assert algos.compute_policy_loss(*inputs, 0.3, 0.1, 0.4, 1.5, "seq-mean-token-mean") == (loss, *metrics.values())
+    assert algos.compute_policy_loss(*inputs, 0.3, 0.1, 0.4, 1.5, "seq-mean-token-mean") == (
+        loss,
+        *metrics.values(),
+    )
     assert algos.compute_ppo_loss(*inputs, config=plain) == loss
     assert algos.compute_ppo_loss(*inputs) == algos.compute_policy_loss_vanilla(*inputs)[0]
 
@@ -227,7 +252,11 @@ def test_older_forms_agree_with_the_vanilla_loss():
 def test_value_loss_matches_numbers_worked_by_hand():
     # old 0, clip 0.5: prediction 2 is kept at 0.5. Returns 3: errors 1 and 6.25. Returns 0: errors 4 and 0.25.
     loss, clipped = algos.compute_value_loss(
-        torch.full((1, 3), 2.0), torch.tensor([[3.0, 0.0, 9.0]]), torch.zeros(1, 3), torch.tensor([[1, 1, 0]]), 0.5
+        torch.full((1, 3), 2.0),
+        torch.tensor([[3.0, 0.0, 9.0]]),
+        torch.zeros(1, 3),
+        torch.tensor([[1, 1, 0]]),
+        0.5,
     )
     assert loss.item() == pytest.approx(0.5 * (6.25 + 4) / 2)
     assert clipped.item() == 0.5
@@ -262,8 +291,12 @@ def test_entropy_loss_of_uniform_logits_is_the_log_of_the_vocabulary():
     logits = torch.zeros(2, 3, 8)
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
     assert algos.compute_entropy_loss(logits, mask).item() == pytest.approx(math.log(8))
-    assert algos.compute_entropy_loss(logits, mask, batch_num_tokens=6).item() == pytest.approx(math.log(8) / 2)
-    assert algos.compute_entropy_loss(logits, mask, "token-sum").item() == pytest.approx(3 * math.log(8))
+    assert algos.compute_entropy_loss(logits, mask, batch_num_tokens=6).item() == pytest.approx(
+        math.log(8) / 2
+    )
+    assert algos.compute_entropy_loss(logits, mask, "token-sum").item() == pytest.approx(
+        3 * math.log(8)
+    )
 
 
 def test_a_fraction_of_tokens_is_detached_and_sums_over_micro_batches_to_the_mini_batchs():
@@ -272,7 +305,10 @@ def test_a_fraction_of_tokens_is_detached_and_sums_over_micro_batches_to_the_min
     whole = algos.token_fraction(clipped, mask, {})
     assert whole.item() == pytest.approx(2 / 3) and not whole.requires_grad
     counts = algos.GlobalBatchInfo(dp_size=2, batch_num_tokens=3)
-    parts = [algos.token_fraction(clipped[row : row + 1], mask[row : row + 1], counts).item() for row in (0, 1)]
+    parts = [
+        algos.token_fraction(clipped[row : row + 1], mask[row : row + 1], counts).item()
+        for row in (0, 1)
+    ]
     assert parts == pytest.approx([1 / 3, 1 / 3])
 
 
@@ -281,11 +317,17 @@ def test_a_fraction_of_tokens_is_detached_and_sums_over_micro_batches_to_the_min
 def test_no_loss_depends_on_how_a_mini_batch_is_cut(name, weighed):
     """clip_cov and kl_cov do: they choose tokens of a micro-batch."""
     old, new, advantages = policy_inputs()
-    weights = torch.rand(MASK.shape, generator=torch.Generator().manual_seed(0)) if weighed else None
+    weights = (
+        torch.rand(MASK.shape, generator=torch.Generator().manual_seed(0)) if weighed else None
+    )
     own = PolicyLossChoice(dro_beta=0.1)
-    correction = RolloutCorrectionConfig(loss_type="reinforce", rollout_is="token", rollout_rs="seq_mean_k1")
+    correction = RolloutCorrectionConfig(
+        loss_type="reinforce", rollout_is="token", rollout_rs="seq_mean_k1"
+    )
     correction = replace(correction, rollout_rs_threshold="0.5_2.0")
-    config = algos.PolicyLossConfig(policy_loss=own, rollout_correction=correction, global_batch_info=GLOBAL)
+    config = algos.PolicyLossConfig(
+        policy_loss=own, rollout_correction=correction, global_batch_info=GLOBAL
+    )
     gradients = []
     for parts in ([slice(0, 5)], [slice(0, 1), slice(1, 3), slice(3, 5)]):
         leaf = new.clone().requires_grad_()
@@ -299,7 +341,9 @@ def test_no_loss_depends_on_how_a_mini_batch_is_cut(name, weighed):
 
 
 def loss_settings(**changed):
-    correction = RolloutCorrectionConfig(loss_type="reinforce", rollout_is="token", rollout_rs="seq_mean_k1")
+    correction = RolloutCorrectionConfig(
+        loss_type="reinforce", rollout_is="token", rollout_rs="seq_mean_k1"
+    )
     correction = replace(correction, rollout_rs_threshold="0.2_5.0")
     own = PolicyLossChoice(dro_beta=0.1, clip_cov_lb=0.0, clip_cov_ratio=0.2, kl_cov_ratio=0.2)
     return algos.PolicyLossConfig(policy_loss=own, rollout_correction=correction, **changed)
@@ -317,7 +361,14 @@ def test_the_gradient_is_the_finite_difference_of_the_loss(name, monkeypatch):
 
     def loss(log_prob):
         torch.manual_seed(0)
-        given = (old, log_prob, advantages, MASK, "token-mean", loss_settings(global_batch_info=GLOBAL))
+        given = (
+            old,
+            log_prob,
+            advantages,
+            MASK,
+            "token-mean",
+            loss_settings(global_batch_info=GLOBAL),
+        )
         return algos.get_policy_loss_fn(name)(*given)[0]
 
     leaf, step = new.clone().requires_grad_(), 1e-6
@@ -352,13 +403,20 @@ def test_mismatch_is_measured_the_same_of_halves(dtype):
     trainer = (engine.float() + 0.1 * torch.randn(8, 400, generator=generator)).to(dtype)
     mask = torch.ones(8, 400)
     exact = compute_offpolicy_metrics(trainer.double(), engine.double(), mask)
-    assert compute_offpolicy_metrics(trainer, engine, mask) == pytest.approx(exact, rel=1e-4, abs=1e-6)
-    assert exact["chi2_seq"] == pytest.approx(((trainer.double() - engine.double()).sum(1) * 2).exp().mean() - 1)
+    assert compute_offpolicy_metrics(trainer, engine, mask) == pytest.approx(
+        exact, rel=1e-4, abs=1e-6
+    )
+    assert exact["chi2_seq"] == pytest.approx(
+        ((trainer.double() - engine.double()).sum(1) * 2).exp().mean() - 1
+    )
 
 
 def test_of_a_batch_without_tokens_mismatch_is_zero():
     empty = torch.zeros(2, 3)
-    assert not any(compute_offpolicy_metrics(empty, empty, empty).get(name) for name in ("kl", "k3_kl", "chi2_token"))
+    assert not any(
+        compute_offpolicy_metrics(empty, empty, empty).get(name)
+        for name in ("kl", "k3_kl", "chi2_token")
+    )
     shares, _ = measure_mismatch(empty, empty, empty)
     read = read_mismatch({name: share.item() for name, share in shares.items()})
     assert not any(read[f"training/rollout_ratio_p{percent}"] for percent in ("01", "50", "99"))

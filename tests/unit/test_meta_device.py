@@ -51,7 +51,11 @@ def first_reader(call: Callable[[], Any]) -> str:
     """Returns the name of the function of ours that first wanted a number of the meta device."""
     with OneDevice(), pytest.raises((NotImplementedError, RuntimeError), match="meta") as caught:
         call()
-    ours = [f for f in traceback.extract_tb(caught.value.__traceback__) if "/site-packages/" not in f.filename]
+    ours = [
+        f
+        for f in traceback.extract_tb(caught.value.__traceback__)
+        if "/site-packages/" not in f.filename
+    ]
     return ours[-1].name if "test_meta_device" not in ours[-1].filename else ours[-2].name
 
 
@@ -74,7 +78,11 @@ def actor(folder: Path, layout: str, **config: Any) -> DataParallelPPOActor:
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("entropy_coeff", [0.0, 0.1])
 def test_a_policy_update_reads_only_the_gradients_norm(
-    tiny_task: Path, layout: str, chunked: bool, entropy_coeff: float, monkeypatch: pytest.MonkeyPatch
+    tiny_task: Path,
+    layout: str,
+    chunked: bool,
+    entropy_coeff: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if chunked:
         monkeypatch.setattr(forward, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)
@@ -88,19 +96,25 @@ READERS = {"clip_cov", "kl_cov", "bypass_mode"}
 
 @pytest.mark.parametrize("loss_mode", sorted(POLICY_LOSS_REGISTRY.keys() - READERS))
 def test_no_policy_loss_reads_anything(tiny_task: Path, loss_mode: str) -> None:
-    policy = actor(tiny_task, "shared", policy_loss=PolicyLossChoice(loss_mode=loss_mode, dro_beta=0.1))
+    policy = actor(
+        tiny_task, "shared", policy_loss=PolicyLossChoice(loss_mode=loss_mode, dro_beta=0.1)
+    )
     assert first_reader(lambda: policy.update_policy(make_update())) == "clip_grad_norm"
 
 
 @PACKED_LAYOUTS
 @pytest.mark.parametrize("with_entropy", [False, True])
-def test_log_probs_are_read_once_all_are_computed(tiny_task: Path, layout: str, with_entropy: bool) -> None:
+def test_log_probs_are_read_once_all_are_computed(
+    tiny_task: Path, layout: str, with_entropy: bool
+) -> None:
     policy = actor(tiny_task, layout)
     assert first_reader(lambda: policy.compute_log_prob(make_update(), with_entropy)) == "read_rows"
 
 
 @PACKED_LAYOUTS
-def test_the_critic_reads_its_values_once_and_in_an_update_the_norm(tiny_task: Path, layout: str) -> None:
+def test_the_critic_reads_its_values_once_and_in_an_update_the_norm(
+    tiny_task: Path, layout: str
+) -> None:
     module = model(tiny_task / "model", AutoModelForTokenClassification, num_labels=1)
     settings = ForwardSettings(device=META, **LAYOUTS[layout])
     optimizer = torch.optim.AdamW(module.parameters(), fused=False)

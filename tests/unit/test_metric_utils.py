@@ -12,7 +12,13 @@ from training.run import metric_utils as metrics
 
 def test_reduction_follows_the_words_of_the_name():
     values = [1.0, torch.tensor(2.0), 6]
-    names = ["actor/loss", "actor/grad_norm_max", "response_length/min", "timing_s/gen", "perf/maximal"]
+    names = [
+        "actor/loss",
+        "actor/grad_norm_max",
+        "response_length/min",
+        "timing_s/gen",
+        "perf/maximal",
+    ]
     reduced = metrics.reduce_metrics(dict.fromkeys(names, values))
     assert reduced == {
         "actor/loss": 3,
@@ -131,7 +137,9 @@ def test_timing_is_per_token_of_the_section():
 
 
 def test_throughput_counts_real_tokens_per_second_and_gpu():
-    assert metrics.compute_throughout_metrics(batch_of_three_episodes(), {"step": 3.0}, n_gpus=2) == {
+    assert metrics.compute_throughout_metrics(
+        batch_of_three_episodes(), {"step": 3.0}, n_gpus=2
+    ) == {
         "perf/total_num_tokens": 12,
         "perf/time_per_step": 3.0,
         "perf/throughput": 2.0,
@@ -143,9 +151,14 @@ def test_throughput_counts_real_tokens_per_second_and_gpu():
 
 def test_best_and_worst_of_k_equal_the_enumeration_of_all_draws():
     samples = [0.0, 1.0, 5.0]
-    result = metrics.process_validation_metrics(["s"] * 3, ["p"] * 3, {"reward": samples})["s"]["reward"]
+    result = metrics.process_validation_metrics(["s"] * 3, ["p"] * 3, {"reward": samples})["s"][
+        "reward"
+    ]
     assert set(result) == {"mean@3", "std@3"} | {
-        f"{kind}@{k}/{what}" for kind in ("best", "worst") for k in (2, 3) for what in ("mean", "std")
+        f"{kind}@{k}/{what}"
+        for kind in ("best", "worst")
+        for k in (2, 3)
+        for what in ("mean", "std")
     }
     assert result["mean@3"] == 2 and result["std@3"] == pytest.approx(np.std(samples))
     for k, (kind, pick) in itertools.product((2, 3), (("best", max), ("worst", min))):
@@ -163,7 +176,9 @@ def test_validation_averages_over_prompts_within_each_source():
     assert result["code"]["reward"] == {"mean@1": 4}
     math = result["math"]["reward"]
     assert math["mean@2"] == 0.75 and math["std@2"] == 0.25
-    assert math["best@2/mean"] == pytest.approx((0.75 + 1) / 2) and math["worst@2/mean"] == pytest.approx(0.625)
+    assert math["best@2/mean"] == pytest.approx((0.75 + 1) / 2) and math[
+        "worst@2/mean"
+    ] == pytest.approx(0.625)
     assert set(result["math"]) == {"reward", "acc"}
 
 
@@ -189,7 +204,9 @@ def test_a_variable_counts_in_the_sources_whose_every_sample_has_a_number():
         "huge": [10**400, 1, 1, 1],
         "none": [None] * 4,
     }
-    result = metrics.process_validation_metrics(["math"] * 2 + ["code"] * 2, ["1", "2", "3", "4"], infos)
+    result = metrics.process_validation_metrics(
+        ["math"] * 2 + ["code"] * 2, ["1", "2", "3", "4"], infos
+    )
     assert result == {
         "math": {"reward": {"mean@1": 0.5}},
         "code": {
@@ -203,31 +220,44 @@ def test_a_variable_counts_in_the_sources_whose_every_sample_has_a_number():
 
 def test_a_number_lacking_in_one_group_leaves_the_variable_out_of_the_whole_source():
     # Prompts of different numbers of samples are worked on apart; the rule is about the source all the same.
-    result = metrics.process_validation_metrics(["s"] * 3, ["1", "1", "2"], {"reward": [0, 1, 2], "acc": [1, 1, None]})
+    result = metrics.process_validation_metrics(
+        ["s"] * 3, ["1", "1", "2"], {"reward": [0, 1, 2], "acc": [1, 1, None]}
+    )
     assert set(result["s"]) == {"reward"}
 
 
 def test_majority_votes_are_taken_in_sources_that_have_answers_of_any_type():
     infos = {"reward": [0.0, 1, 0, 1, 1, 1], "pred": [None, None, None, ["x"], ["x"], ["x"]]}
-    result = metrics.process_validation_metrics(["a", "a", "b", "b", "b", "b"], ["1", "1", "2", "2", "2", "2"], infos)
+    result = metrics.process_validation_metrics(
+        ["a", "a", "b", "b", "b", "b"], ["1", "1", "2", "2", "2", "2"], infos
+    )
     assert not any(name.startswith("maj") for name in result["a"]["reward"])
     # None votes too. With 1/4 a draw, it wins by 3 or 4 of 4 draws, 13/256, or as the earlier of two and two, 27/256.
     assert result["b"]["reward"]["maj@4/mean"] == pytest.approx(1 - 40 / 256, abs=0.04)
     infos = {"reward": [1.0, 1.0], "pred": [float("nan"), float("nan")]}
-    assert metrics.process_validation_metrics(["s"] * 2, ["1"] * 2, infos)["s"]["reward"]["maj@2/mean"] == 1
+    assert (
+        metrics.process_validation_metrics(["s"] * 2, ["1"] * 2, infos)["s"]["reward"]["maj@2/mean"]
+        == 1
+    )
 
 
 @pytest.mark.parametrize("entries", [[], [1.0], [1.0] * 3])
 def test_a_variable_without_one_entry_per_sample_is_named(entries):
-    with pytest.raises(ValueError, match=rf"not 2, that of the samples: {{'acc': {len(entries)}}}\. Put None"):
+    with pytest.raises(
+        ValueError, match=rf"not 2, that of the samples: {{'acc': {len(entries)}}}\. Put None"
+    ):
         metrics.process_validation_metrics(["s"] * 2, ["1"] * 2, {"reward": [0, 1], "acc": entries})
 
 
 def test_bootstrap_estimates_the_mean_of_subsets_and_repeats_with_its_seed():
-    (mean, std), (largest, _) = metrics.bootstrap_metric([0.0, 1.0], 4, [np.mean, max], n_bootstrap=2000, seed=1)
+    (mean, std), (largest, _) = metrics.bootstrap_metric(
+        [0.0, 1.0], 4, [np.mean, max], n_bootstrap=2000, seed=1
+    )
     assert mean == pytest.approx(0.5, abs=0.03) and std == pytest.approx(0.25, abs=0.02)
     assert largest == pytest.approx(15 / 16, abs=0.03)
-    assert metrics.bootstrap_metric([0, 1], 4, [max], seed=1) == metrics.bootstrap_metric([0, 1], 4, [max], seed=1)
+    assert metrics.bootstrap_metric([0, 1], 4, [max], seed=1) == metrics.bootstrap_metric(
+        [0, 1], 4, [max], seed=1
+    )
 
 
 def test_validation_metrics_are_flattened_by_source_and_variable():

@@ -30,7 +30,14 @@ from tests.unit.test_forward import PACKED, SHARED, make_batch, packed, plain_lo
 from training.config import CriticConfig, CriticModelConfig, MicroBatching, ModelConfig
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model.builder import ModelSpec
-from workers.model.forward import ForwardSettings, ValueModel, attends_fully, check_forward, forward_settings, pack_rows
+from workers.model.forward import (
+    ForwardSettings,
+    ValueModel,
+    attends_fully,
+    check_forward,
+    forward_settings,
+    pack_rows,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -55,9 +62,15 @@ MODELS: dict[str, tuple[PretrainedConfig, str | None, bool]] = {
     "gemma2 capped": (Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=2.0), None, False),
     "granite scaled": (GraniteConfig(**SIZES, logits_scaling=8.0), None, True),
     "cohere scaled": (CohereConfig(**SIZES, logit_scale=0.0625), None, True),
-    "gpt2": (GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, eos_token_id=2, bos_token_id=1), None, True),
+    "gpt2": (
+        GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, eos_token_id=2, bos_token_id=1),
+        None,
+        True,
+    ),
     "gpt-oss eager": (
-        GptOssConfig(**SIZES, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=4),
+        GptOssConfig(
+            **SIZES, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=4
+        ),
         "eager",
         False,
     ),
@@ -80,7 +93,9 @@ def build(config: PretrainedConfig, attention: str | None) -> nn.Module:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("strip_padding", [True, False])
-def test_log_probs_are_the_models_own_with_padding_and_without(name: str, strip_padding: bool) -> None:
+def test_log_probs_are_the_models_own_with_padding_and_without(
+    name: str, strip_padding: bool
+) -> None:
     config, attention, may_share = MODELS[name]
     lm = build(config, attention)
     check_forward(lm)
@@ -105,7 +120,9 @@ def test_packed_rows_have_the_models_own_log_probs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3 with a window", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_layers_hand_on_is_of_the_compute_type_and_so_are_gradients_to_them(name, dtype, tmp_path) -> None:
+def test_what_layers_hand_on_is_of_the_compute_type_and_so_are_gradients_to_them(
+    name, dtype, tmp_path
+) -> None:
     build(*MODELS[name][:2]).save_pretrained(tmp_path)
     config = ModelConfig(path=str(tmp_path), enable_gradient_checkpointing=False)
     lm = ModelSpec(config, str(tmp_path), torch.device("cpu")).causal_lm(trainable=True)
@@ -114,7 +131,9 @@ def test_what_layers_hand_on_is_of_the_compute_type_and_so_are_gradients_to_them
         if list(module.parameters(recurse=False)):
             module.register_forward_hook(lambda module, args, output: forward.add(output.dtype))
             if not isinstance(module, nn.Embedding):
-                module.register_full_backward_hook(lambda module, inward, outward: backward.add(outward[0].dtype))
+                module.register_full_backward_hook(
+                    lambda module, inward, outward: backward.add(outward[0].dtype)
+                )
     settings = ForwardSettings(dtype=dtype)
     with settings.autocast():
         got, _ = packed(lm, make_batch(), settings, MicroBatching(max_token_len=60))
@@ -138,7 +157,9 @@ def test_a_model_that_loses_the_sequences_on_the_way_has_padded_rows() -> None:
 
 
 @pytest.mark.parametrize("config", [StableLmConfig, NemotronConfig])
-def test_models_that_cannot_pack_compute_policies_and_values_of_padded_rows(config, tmp_path) -> None:
+def test_models_that_cannot_pack_compute_policies_and_values_of_padded_rows(
+    config, tmp_path
+) -> None:
     """Their layers do not hand sequences on to their attention."""
     config = config(**SIZES)
     lm, data = build(config, None), make_batch()
@@ -157,9 +178,13 @@ def test_models_that_cannot_pack_compute_policies_and_values_of_padded_rows(conf
         places = (mask.cumsum(1) - 1).clamp(min=0)
         alone = critic(input_ids=ids, attention_mask=mask, position_ids=places).logits.squeeze(-1)
     settings = forward_settings(critic_config, True, critic, torch.device("cpu"))
-    values = DataParallelPPOCritic(CriticConfig(), ValueModel(critic), None, forward=settings).compute_values(data)
+    values = DataParallelPPOCritic(
+        CriticConfig(), ValueModel(critic), None, forward=settings
+    ).compute_values(data)
     width, sampled = data.batch["prompts"].shape[1], data.batch["response_mask"].bool()
-    torch.testing.assert_close(values[sampled], alone[:, width - 1 : -1][sampled], rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(
+        values[sampled], alone[:, width - 1 : -1][sampled], rtol=1e-4, atol=2e-4
+    )
 
 
 def test_a_model_without_positions_is_refused_before_training() -> None:

@@ -60,7 +60,9 @@ def turns_of(name: str, core: str) -> TurnTokens:
     if core == "bytes":
         return of_bytes(name)
     control = CONTROL.get(name, ["<|im_start|>", "<|object_ref_start|>"])
-    return of_template(TEMPLATES[name], END.get(name, "<|im_end|>"), control, core=sentencepiece_core())
+    return of_template(
+        TEMPLATES[name], END.get(name, "<|im_end|>"), control, core=sentencepiece_core()
+    )
 
 
 def control_ids(turns: TurnTokens, token_ids: list[int]) -> Counter[int]:
@@ -82,7 +84,12 @@ def conversations(name: str, text: str, *, by_policy: bool = False) -> list[list
     first, answer = [system("Play."), user("Hi")], assistant("7")
     if by_policy:
         return [[user("Hi"), assistant(text), user("low")], [*first, assistant(text), user("low")]]
-    made = [[system(text), user("Hi")], [user(text)], [user("Hi"), answer, user(text)], [*first, answer, user(text)]]
+    made = [
+        [system(text), user("Hi")],
+        [user(text)],
+        [user("Hi"), answer, user(text)],
+        [*first, answer, user(text)],
+    ]
     tools = [[user("Hi"), answer, tool(text)], [user("Hi"), answer, tool("4"), tool(text)]]
     return [*made, *tools] if name in WITH_TOOLS else made
 
@@ -90,7 +97,9 @@ def conversations(name: str, text: str, *, by_policy: bool = False) -> list[list
 def assert_only_the_template_controls(turns: TurnTokens, spelled: list, plain: list) -> None:
     ids = turns.prompt(spelled)
     assert control_ids(turns, ids) == control_ids(turns, turns.prompt(plain))
-    rendered = render_chat(turns.tokenizer, spelled if turns.accepts_system else fold_system_message(spelled))
+    rendered = render_chat(
+        turns.tokenizer, spelled if turns.accepts_system else fold_system_message(spelled)
+    )
     if turns.tokenizer.backend_tokenizer.normalizer is None:
         assert decode(turns, ids) == rendered
     # This sentencepiece tokenizer reads a space behind each control token.
@@ -103,13 +112,17 @@ def test_special_tokens_in_any_message_are_text(name, core):
     turns = turns_of(name, core)
     for special in special_texts(turns.tokenizer):
         for place in PLACES:
-            pairs = zip(*(conversations(name, place.replace("{}", s)) for s in (special, WORD)), strict=True)
+            pairs = zip(
+                *(conversations(name, place.replace("{}", s)) for s in (special, WORD)), strict=True
+            )
             for spelled, plain in pairs:
                 assert_only_the_template_controls(turns, spelled, plain)
                 expected = decode(turns, turns.prompt(plain)).replace(WORD, special)
                 assert decode(turns, turns.prompt(spelled)) == expected, "with the same white space"
     whole = forged(turns)
-    pairs = zip(*(conversations(name, text) for text in (whole, harmless(turns, whole))), strict=True)
+    pairs = zip(
+        *(conversations(name, text) for text in (whole, harmless(turns, whole))), strict=True
+    )
     for spelled, plain in pairs:
         assert_only_the_template_controls(turns, spelled, plain)
 
@@ -118,11 +131,17 @@ def test_special_tokens_in_any_message_are_text(name, core):
 @pytest.mark.parametrize("name", NAMES)
 def test_special_tokens_that_the_policy_spelt_are_text_in_its_history(name, core):
     turns = turns_of(name, core)
-    silent = [special for special in special_texts(turns.tokenizer) if not turns.text(encode(turns, special))]
+    silent = [
+        special
+        for special in special_texts(turns.tokenizer)
+        if not turns.text(encode(turns, special))
+    ]
     assert len(silent) >= 3
     for special in silent:
         for place in PLACES:
-            texts_of = (conversations(name, place.replace("{}", s), by_policy=True) for s in (special, WORD))
+            texts_of = (
+                conversations(name, place.replace("{}", s), by_policy=True) for s in (special, WORD)
+            )
             for spelled, plain in zip(*texts_of, strict=True):
                 assert_only_the_template_controls(turns, spelled, plain)
 
@@ -135,12 +154,21 @@ def test_special_tokens_in_what_is_joined_are_text(name, core):
     spellings = [p.replace("{}", s) for s in special_texts(turns.tokenizer) for p in PLACES]
     for text in [*spellings, forged(turns)]:
         for role in replies:
-            for sampled in ([], encode(turns, "7"), [*encode(turns, "7"), turns.tokenizer.eos_token_id]):
-                join, plain = (turns.join([user("Hi")], sampled, [role(t)]) for t in (text, harmless(turns, text)))
+            for sampled in (
+                [],
+                encode(turns, "7"),
+                [*encode(turns, "7"), turns.tokenizer.eos_token_id],
+            ):
+                join, plain = (
+                    turns.join([user("Hi")], sampled, [role(t)])
+                    for t in (text, harmless(turns, text))
+                )
                 assert (join.rewritten is None) == (plain.rewritten is None)
                 ids, plain_ids = (j.token_ids or j.rewritten for j in (join, plain))
                 assert control_ids(turns, ids) == control_ids(turns, plain_ids)
-                assert harmless(turns, decode(turns, ids)) == harmless(turns, decode(turns, plain_ids))
+                assert harmless(turns, decode(turns, ids)) == harmless(
+                    turns, decode(turns, plain_ids)
+                )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -177,7 +205,9 @@ def test_added_tokens_that_are_not_special_stay_as_they_are_and_stops_become_tex
     tokenizer.add_tokens(["<stop>"])
     stop = tokenizer.convert_tokens_to_ids("<stop>")
     stopping = TurnTokens(tokenizer, template_kwargs={}, eos_token_ids=[stop])
-    assert stop not in stopping.prompt([user("a<stop>")]) and stop in encode_chat(tokenizer, "a<stop>")
+    assert stop not in stopping.prompt([user("a<stop>")]) and stop in encode_chat(
+        tokenizer, "a<stop>"
+    )
 
 
 def test_every_string_of_a_message_is_text():
@@ -199,7 +229,9 @@ def test_every_string_of_a_message_is_text():
 
 
 def test_words_used_as_placeholders_in_any_field_start_no_new_row():
-    turns = of_template("{% for m in messages %}{{ (m.name or '') + m.content + '<|im_end|>' }}{% endfor %}")
+    turns = of_template(
+        "{% for m in messages %}{{ (m.name or '') + m.content + '<|im_end|>' }}{% endfor %}"
+    )
     for word in ("textofthisturn", f"textof{MARK}thisturn", "textofthereply"):
         reply = {**user(word), "name": word}
         assert turns.join([user("Hi")], encode(turns, "7"), [reply]).rewritten is None
@@ -248,11 +280,17 @@ def word_level() -> Tokenizer:
 
 @pytest.mark.parametrize("options", [{}, {"normalized": True}, {"lstrip": True, "rstrip": True}])
 @pytest.mark.parametrize("core", [unigram("always"), unigram("first"), word_level()])
-def test_a_model_that_knows_the_special_tokens_as_words_does_not_read_them_in_messages(core, options):
+def test_a_model_that_knows_the_special_tokens_as_words_does_not_read_them_in_messages(
+    core, options
+):
     end = AddedToken("</s>", special=True, **options)
     core = Tokenizer.from_str(core.to_str())
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token=end, unk_token="<unk>", chat_template=ENDING, name_or_path="other"
+        tokenizer_object=core,
+        eos_token=end,
+        unk_token="<unk>",
+        chat_template=ENDING,
+        name_or_path="other",
     )
     ids = encode_chat(tokenizer, "a</s>b </s> </s></s> a")
     assert ids.count(tokenizer.eos_token_id) == 1 and ids[-1] == tokenizer.eos_token_id
@@ -270,7 +308,9 @@ class Letters(PreTrainedTokenizer):
     vocab_size = property(lambda self: len(self.letters))
 
     def get_vocab(self) -> dict[str, int]:
-        return {letter: place for place, letter in enumerate(self.letters)} | self.added_tokens_encoder
+        return {
+            letter: place for place, letter in enumerate(self.letters)
+        } | self.added_tokens_encoder
 
     def _tokenize(self, text: str) -> list[str]:
         return list(text)
@@ -291,7 +331,9 @@ def test_a_tokenizer_in_python_reads_special_tokens_in_messages_as_text():
 def test_a_token_that_is_added_later_is_known():
     tokenizer = of_template(CHATML_TEMPLATE).tokenizer
     encode_chat(tokenizer, "<new><|im_end|>")
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<new>"]}, replace_extra_special_tokens=False)
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": ["<new>"]}, replace_extra_special_tokens=False
+    )
     new = tokenizer.convert_tokens_to_ids("<new>")
     assert new not in encode_chat(tokenizer, "<new><|im_end|>")
     assert new in encode_rendered(tokenizer, f"<new><{MARK}|im_end|>")

@@ -26,8 +26,18 @@ ACTOR = "actor_rollout_ref.actor"
 LAYER = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 64
 PARAMETERS = 2 * 96 * 32 + 2 * LAYER + 32
 # Rotary frequencies, which are not trained: 4 heads of 8 have 4.
-SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-SHAPE |= {"num_key_value_heads": 2, "vocab_size": 96, "max_position_embeddings": 4096, "tie_word_embeddings": False}
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+SHAPE |= {
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
 
 
 @pytest.fixture
@@ -38,8 +48,16 @@ def shape(tmp_path: Path) -> Path:
 
 
 def planner(shape: Path, *overrides: str) -> Planner:
-    given = [f"actor_rollout_ref.model.path={shape}", "actor_rollout_ref.rollout.name=hf", "trainer.device=cpu"]
-    given += ["data.train_batch_size=4", "actor_rollout_ref.rollout.n=2", "algorithm.adv_estimator=grpo"]
+    given = [
+        f"actor_rollout_ref.model.path={shape}",
+        "actor_rollout_ref.rollout.name=hf",
+        "trainer.device=cpu",
+    ]
+    given += [
+        "data.train_batch_size=4",
+        "actor_rollout_ref.rollout.n=2",
+        "algorithm.adv_estimator=grpo",
+    ]
     lengths = ["data.max_prompt_length=8", "data.max_response_length=8"]
     return Planner(load_config([*given, *lengths, *overrides], check=False).config)
 
@@ -62,7 +80,14 @@ def test_bytes_are_counted_once_and_until_they_are_freed() -> None:
 def test_weights_moments_gradients_and_copies_are_those_of_the_parameters(shape: Path) -> None:
     plan = planner(shape, f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")
     phases = plan.phases(0)
-    assert sorted(phases) == ["actor update", "checkpoint", "generation", "log-probs", "reference", "weight sync"]
+    assert sorted(phases) == [
+        "actor update",
+        "checkpoint",
+        "generation",
+        "log-probs",
+        "reference",
+        "weight sync",
+    ]
     # The actor's float32, and the reference's and the engine's bfloat16.
     assert {terms["weights"] for terms in phases.values()} == {(4 + 2 + 2) * PARAMETERS}
     assert {terms["optimiser"] for terms in phases.values()} == {8 * PARAMETERS}
@@ -73,21 +98,29 @@ def test_weights_moments_gradients_and_copies_are_those_of_the_parameters(shape:
 
 def test_a_full_micro_batch_is_planned_whatever_the_number_of_rows(shape: Path) -> None:
     def update(*overrides: str) -> float:
-        return planner(shape, f"{ACTOR}.use_prefix_grouper=false", *overrides).phases(0)["actor update"]["activations"]
+        return planner(shape, f"{ACTOR}.use_prefix_grouper=false", *overrides).phases(0)[
+            "actor update"
+        ]["activations"]
 
     budget = f"{ACTOR}.ppo_max_token_len_per_gpu=64"
     assert update(budget, "data.train_batch_size=8") == update(budget, "data.train_batch_size=64")
     assert update(budget) < update(f"{ACTOR}.ppo_max_token_len_per_gpu=128")
     long = ["data.max_response_length=504", f"{ACTOR}.ppo_max_token_len_per_gpu=2048"]
     # Of two layers one is held at a time.
-    assert 1.5 * update(*long) < update(*long, "actor_rollout_ref.model.enable_gradient_checkpointing=false")
+    assert 1.5 * update(*long) < update(
+        *long, "actor_rollout_ref.model.enable_gradient_checkpointing=false"
+    )
 
 
 def test_logits_of_a_wide_vocabulary_are_seen(tmp_path: Path) -> None:
     LlamaConfig(**SHAPE | {"vocab_size": 50000}).save_pretrained(tmp_path)
     plan = planner(tmp_path, f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4")
     # 4 rows of 8 sampled tokens in bfloat16, and what a block of rows takes in float32.
-    assert 4 * 8 * 50000 * 2 <= plan.phases(0)["log-probs"]["logits"] <= 4 * 8 * 50000 * 2 + 4 * (1 << 20) * 4
+    assert (
+        4 * 8 * 50000 * 2
+        <= plan.phases(0)["log-probs"]["logits"]
+        <= 4 * 8 * 50000 * 2 + 4 * (1 << 20) * 4
+    )
 
 
 def test_the_cache_of_the_hf_engine_holds_every_row(shape: Path) -> None:
@@ -100,13 +133,24 @@ def test_the_cache_of_the_hf_engine_holds_every_row(shape: Path) -> None:
 
 def test_an_engine_on_cuda_takes_its_part_of_the_device_and_sleeps(shape: Path) -> None:
     vllm = ["actor_rollout_ref.rollout.name=vllm", "trainer.device=cuda"]
-    phases = planner(shape, *vllm, "actor_rollout_ref.rollout.gpu_memory_utilization=0.25").phases(80 * GIB)
+    phases = planner(shape, *vllm, "actor_rollout_ref.rollout.gpu_memory_utilization=0.25").phases(
+        80 * GIB
+    )
     engine = 2 * PARAMETERS
     assert phases["generation"]["KV cache"] == 20 * GIB - engine
-    assert phases["generation"]["weights"] == phases["weight sync"]["weights"] == 4 * PARAMETERS + engine
-    assert phases["actor update"]["weights"] == 4 * PARAMETERS and not phases["actor update"]["KV cache"]
+    assert (
+        phases["generation"]["weights"]
+        == phases["weight sync"]["weights"]
+        == 4 * PARAMETERS + engine
+    )
+    assert (
+        phases["actor update"]["weights"] == 4 * PARAMETERS
+        and not phases["actor update"]["KV cache"]
+    )
     assert not phases["checkpoint"]["copies"]
-    awake = planner(shape, *vllm, "actor_rollout_ref.rollout.free_cache_engine=false").phases(80 * GIB)
+    awake = planner(shape, *vllm, "actor_rollout_ref.rollout.free_cache_engine=false").phases(
+        80 * GIB
+    )
     assert awake["actor update"]["KV cache"] == 40 * GIB - engine
 
 
@@ -116,14 +160,22 @@ def test_what_is_offloaded_is_on_the_device_only_where_it_is_used(shape: Path) -
     phases = planner(shape, *cuda, *offload, "algorithm.adv_estimator=gae").phases(80 * GIB)
     critic = 4 * (PARAMETERS - 96 * 32 + 32 + 1)
     assert phases["values"]["weights"] == critic
-    assert phases["log-probs"]["weights"] == phases["actor update"]["weights"] == critic + 4 * PARAMETERS
+    assert (
+        phases["log-probs"]["weights"]
+        == phases["actor update"]["weights"]
+        == critic + 4 * PARAMETERS
+    )
     assert phases["values"]["optimiser"] == phases["log-probs"]["optimiser"] == 2 * critic
     assert phases["actor update"]["optimiser"] == 2 * critic + 8 * PARAMETERS
 
 
 def test_several_ranks_share_weights_and_gather_blocks(shape: Path) -> None:
-    phases = planner(shape, "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.name=vllm").phases(0)
-    assert phases["checkpoint"]["optimiser"] == phases["log-probs"]["optimiser"] == 8 * PARAMETERS // 2
+    phases = planner(
+        shape, "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.name=vllm"
+    ).phases(0)
+    assert (
+        phases["checkpoint"]["optimiser"] == phases["log-probs"]["optimiser"] == 8 * PARAMETERS // 2
+    )
     assert phases["actor update"]["gradients"] == 4 * PARAMETERS // 2
     # A norm counts with the blocks.
     outer = 2 * 96 * 32
@@ -133,47 +185,79 @@ def test_several_ranks_share_weights_and_gather_blocks(shape: Path) -> None:
 
 
 def test_ranks_that_share_sequences_share_activations(shape: Path) -> None:
-    four = ["trainer.n_gpus_per_node=4", "actor_rollout_ref.rollout.name=vllm", "data.train_batch_size=64"]
+    four = [
+        "trainer.n_gpus_per_node=4",
+        "actor_rollout_ref.rollout.name=vllm",
+        "data.train_batch_size=64",
+    ]
     budget = f"{ACTOR}.ppo_max_token_len_per_gpu=128"
-    one, two = (planner(shape, *four, budget, f"{ACTOR}.ulysses_sequence_parallel_size={n}").phases(0) for n in (1, 2))
+    one, two = (
+        planner(shape, *four, budget, f"{ACTOR}.ulysses_sequence_parallel_size={n}").phases(0)
+        for n in (1, 2)
+    )
     for phase in ("log-probs", "actor update"):
         assert (
-            two[phase]["activations"] == one[phase]["activations"] // 2 and two[phase]["copies"] == one[phase]["copies"]
+            two[phase]["activations"] == one[phase]["activations"] // 2
+            and two[phase]["copies"] == one[phase]["copies"]
         )
 
 
 def test_a_reward_model_counts(shape: Path, tmp_path: Path) -> None:
     LlamaConfig(**SHAPE, num_labels=1).save_pretrained(tmp_path / "scorer")
     scorer = ["reward_model.enable=true", f"reward_model.model.path={tmp_path / 'scorer'}"]
-    more = planner(shape, *scorer).phases(0)["log-probs"]["weights"] - planner(shape).phases(0)["log-probs"]["weights"]
+    more = (
+        planner(shape, *scorer).phases(0)["log-probs"]["weights"]
+        - planner(shape).phases(0)["log-probs"]["weights"]
+    )
     assert 0 <= more - 2 * (PARAMETERS - 96 * 32 + 32) <= 4
 
 
 def test_critic_and_reference_that_are_offloaded_are_planned(shape: Path) -> None:
-    off = [f"{part}.fsdp_config.{kind}_offload=true" for part in (ACTOR, "critic") for kind in ("param", "optimizer")]
-    cuda = ["trainer.device=cuda", "actor_rollout_ref.rollout.name=vllm", "algorithm.adv_estimator=gae"]
+    off = [
+        f"{part}.fsdp_config.{kind}_offload=true"
+        for part in (ACTOR, "critic")
+        for kind in ("param", "optimizer")
+    ]
+    cuda = [
+        "trainer.device=cuda",
+        "actor_rollout_ref.rollout.name=vllm",
+        "algorithm.adv_estimator=gae",
+    ]
     phases = planner(shape, *cuda, *off).phases(80 * GIB)
     assert phases["critic update"]["weights"] == 4 * (PARAMETERS - 96 * 32 + 32 + 1)
     assert phases["checkpoint"]["weights"] == phases["checkpoint"]["optimiser"] == 0
 
 
 def test_of_adapters_alone_there_are_gradients_and_moments(shape: Path) -> None:
-    phases = planner(shape, "actor_rollout_ref.model.lora_rank=2", f"{ACTOR}.use_kl_loss=true").phases(0)
+    phases = planner(
+        shape, "actor_rollout_ref.model.lora_rank=2", f"{ACTOR}.use_kl_loss=true"
+    ).phases(0)
     # Rank 2 for q, k, v, o, gate, up and down of two layers; in and out of each count.
     adapters = 2 * 2 * ((32 + 32) * 2 + (32 + 16) * 2 + (32 + 64) * 3)
     assert "reference" not in phases
-    assert {terms["weights"] for terms in phases.values()} == {2 * PARAMETERS + 4 * adapters + 2 * PARAMETERS}
+    assert {terms["weights"] for terms in phases.values()} == {
+        2 * PARAMETERS + 4 * adapters + 2 * PARAMETERS
+    }
     assert phases["actor update"]["optimiser"] == 8 * adapters
     assert phases["actor update"]["gradients"] == 4 * adapters
     assert phases["checkpoint"]["copies"] == 12 * adapters
-    ranks = planner(shape, "actor_rollout_ref.model.lora_rank=2", "trainer.n_gpus_per_node=2").phases(0)
+    ranks = planner(
+        shape, "actor_rollout_ref.model.lora_rank=2", "trainer.n_gpus_per_node=2"
+    ).phases(0)
     assert ranks["actor update"]["optimiser"] == 4 * adapters
 
 
 def test_engines_with_ranks_of_their_own_have_generation_to_themselves(shape: Path) -> None:
-    apart = ["trainer.rollout_n_gpus=2", "trainer.device=cuda", "actor_rollout_ref.rollout.name=vllm"]
+    apart = [
+        "trainer.rollout_n_gpus=2",
+        "trainer.device=cuda",
+        "actor_rollout_ref.rollout.name=vllm",
+    ]
     phases = planner(shape, *apart).phases(80 * GIB)
-    assert phases["generation"] == {"weights": 2 * PARAMETERS, "KV cache": 40 * GIB - 2 * PARAMETERS}
+    assert phases["generation"] == {
+        "weights": 2 * PARAMETERS,
+        "KV cache": 40 * GIB - 2 * PARAMETERS,
+    }
     assert phases["weight sync"]["weights"] == phases["actor update"]["weights"] == 4 * PARAMETERS
     assert not any(phases[name]["KV cache"] for name in phases if name != "generation")
 
@@ -186,10 +270,21 @@ def test_values_of_the_policys_own_model_are_planned_with_it(shape: Path) -> Non
 def test_a_7b_model_is_planned_in_seconds_without_its_memory_or_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wide = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
-    LlamaConfig(**SHAPE | wide | {"num_key_value_heads": 32, "vocab_size": 32000}).save_pretrained(tmp_path)
+    wide = {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    }
+    LlamaConfig(**SHAPE | wide | {"num_key_value_heads": 32, "vocab_size": 32000}).save_pretrained(
+        tmp_path
+    )
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    model = [f"actor_rollout_ref.model.path={tmp_path}", "trainer.device=cuda", "algorithm.adv_estimator=grpo"]
+    model = [
+        f"actor_rollout_ref.model.path={tmp_path}",
+        "trainer.device=cuda",
+        "algorithm.adv_estimator=grpo",
+    ]
     model.append("actor_rollout_ref.rollout.gpu_memory_utilization=0.25")
     assert main([*model, "data.train_files=none.parquet", "--plan"]) == 0
     assert time.process_time() - start < 40
@@ -213,25 +308,41 @@ def test_what_cannot_be_planned_is_said(shape: Path, capsys: pytest.CaptureFixtu
 def test_fake_tensors_leave_a_spec_as_it_was(shape: Path) -> None:
     """The planner's models are fake while it builds them alone."""
     plan = planner(shape)
-    lm = ModelSpec(plan.config.actor_rollout_ref.model, str(shape), torch.device("cpu")).empty_causal_lm(torch.float32)
+    lm = ModelSpec(
+        plan.config.actor_rollout_ref.model, str(shape), torch.device("cpu")
+    ).empty_causal_lm(torch.float32)
     assert type(next(lm.parameters()).data) is torch.Tensor
 
 
 def test_sizes_are_told_in_words() -> None:
-    given = ["data.train_batch_size=64", "actor_rollout_ref.rollout.n=8", f"{ACTOR}.ppo_mini_batch_size=16"]
-    given += ["data.max_response_length=1024", "trainer.n_gpus_per_node=8", "algorithm.adv_estimator=grpo"]
+    given = [
+        "data.train_batch_size=64",
+        "actor_rollout_ref.rollout.n=8",
+        f"{ACTOR}.ppo_mini_batch_size=16",
+    ]
+    given += [
+        "data.max_response_length=1024",
+        "trainer.n_gpus_per_node=8",
+        "algorithm.adv_estimator=grpo",
+    ]
     assert sizes(load_config(given, check=False).config) == (
         "a step: 64 prompts x 8 = 512 rows of at most 1,536 tokens (786,432 tokens)\n"
         "policy: 4 update(s) a step, of 128 rows each; of these 16 on each of 8 rank(s)"
     )
     more = [*given, "algorithm.adv_estimator=gae", "critic.ppo_epochs=2"]
-    assert sizes(load_config(more, check=False).config).splitlines()[2].startswith("critic: 8 update(s) a step, of 128")
+    assert (
+        sizes(load_config(more, check=False).config)
+        .splitlines()[2]
+        .startswith("critic: 8 update(s) a step, of 128")
+    )
 
 
 def test_the_reader_of_every_setting_names_it() -> None:
     reads = attribute_reads()
     for key, _ in leaves(PPOConfig()):
-        assert re.search(rf"\b{key.split('.')[-1]}\b", (PROJECT / reader(key, reads)).read_text()), key
+        assert re.search(
+            rf"\b{key.split('.')[-1]}\b", (PROJECT / reader(key, reads)).read_text()
+        ), key
     expected = {
         "algorithm.kl_ctrl.horizon": "training/core_algos/kl_and_values.py",
         f"{ACTOR}.entropy_coeff": "workers/dp_actor.py",

@@ -54,20 +54,29 @@ def plain_values(model: PolicyValueModel, data: DataProto) -> Tensor:
     return values
 
 
-def changed(model: PolicyValueModel, data: DataProto, config: ActorConfig, **settings: object) -> tuple[Tensor, dict]:
+def changed(
+    model: PolicyValueModel, data: DataProto, config: ActorConfig, **settings: object
+) -> tuple[Tensor, dict]:
     """Makes one SGD step of size 0.1; returns the change of every weight."""
     module = copy.deepcopy(model)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    actor = DataParallelPPOActor(config, module, optimizer, forward=ForwardSettings(**settings), critic=CRITIC)  # type: ignore[arg-type]
+    actor = DataParallelPPOActor(
+        config, module, optimizer, forward=ForwardSettings(**settings), critic=CRITIC
+    )  # type: ignore[arg-type]
     metrics = actor.update_policy(data)
     change = [p - q for p, q in zip(module.parameters(), model.parameters(), strict=True)]
     return torch.cat([c.detach().flatten() for c in change]), metrics
 
 
 def gradient(model: PolicyValueModel, loss: Tensor) -> Tensor:
-    found = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True, allow_unused=True)
+    found = torch.autograd.grad(
+        loss, list(model.parameters()), retain_graph=True, allow_unused=True
+    )
     return torch.cat(
-        [torch.zeros(p.numel()) if g is None else g.flatten() for g, p in zip(found, model.parameters(), strict=True)]
+        [
+            torch.zeros(p.numel()) if g is None else g.flatten()
+            for g, p in zip(found, model.parameters(), strict=True)
+        ]
     )
 
 
@@ -81,15 +90,22 @@ def test_the_gradient_is_the_policys_and_so_much_of_the_values(shared) -> None:
     values = plain_values(model, data)
     near = values.clamp(old - 0.5, old + 0.5)
     errors = torch.maximum((values - returns) ** 2, (near - returns) ** 2)
-    policy_loss, value_loss = (losses * mask).sum() / mask.sum(), 0.5 * (errors * mask).sum() / mask.sum()
+    policy_loss, value_loss = (
+        (losses * mask).sum() / mask.sum(),
+        0.5 * (errors * mask).sum() / mask.sum(),
+    )
     expected = -0.1 * (gradient(model, policy_loss) + 0.7 * gradient(model, value_loss))
     got, metrics = changed(shared, data, CONFIG)
     assert close(got, expected)
     assert metrics["actor/pg_loss"] == pytest.approx(policy_loss.item(), rel=1e-5)
     assert metrics["critic/vf_loss"] == pytest.approx(value_loss.item(), rel=1e-5)
-    assert metrics["critic/vpred_mean"] == pytest.approx(values.sum().item() / mask.sum().item(), rel=1e-5)
+    assert metrics["critic/vpred_mean"] == pytest.approx(
+        values.sum().item() / mask.sum().item(), rel=1e-5
+    )
     assert 0 < metrics["critic/vf_clipfrac"] < 1
-    assert not close(got, -0.1 * gradient(model, policy_loss)), "the values move the transformer too"
+    assert not close(got, -0.1 * gradient(model, policy_loss)), (
+        "the values move the transformer too"
+    )
 
 
 @pytest.mark.parametrize("split", SPLITS[1:])
@@ -109,7 +125,9 @@ def test_values_come_with_the_log_probs_in_every_layout(shared, layout) -> None:
     log_probs, entropies, squares, values = actor.read(data, "a test", limits, "squares")
     torch.testing.assert_close(values, plain_values(shared, data).detach(), rtol=1e-5, atol=1e-6)
     alone = DataParallelPPOActor(CONFIG, shared.lm, forward=ForwardSettings(**LAYOUTS[layout]))
-    for own, other in zip((log_probs, entropies, squares), alone.read(data, "a test", limits, "squares"), strict=True):
+    for own, other in zip(
+        (log_probs, entropies, squares), alone.read(data, "a test", limits, "squares"), strict=True
+    ):
         assert torch.equal(own, other)
     assert actor.compute_log_prob(data, limits=limits)[1] is None
     assert torch.equal(actor.compute_log_prob(data, True, limits)[1], entropies)
@@ -146,18 +164,25 @@ def test_a_checkpoint_holds_the_head(shared, tmp_path) -> None:
     with pytest.raises(ValueError, match="was saved by another model"):
         lm = copy.deepcopy(shared.lm)
         optimizer = build_optimizer(lm, OptimConfig())
-        model_state.load(tmp_path, (lm, optimizer, build_scheduler(optimizer, OptimConfig(), 1)), ("model",))
+        model_state.load(
+            tmp_path, (lm, optimizer, build_scheduler(optimizer, OptimConfig(), 1)), ("model",)
+        )
 
 
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        (["algorithm.adv_estimator=grpo"], "algorithm.adv_estimator=grpo reads no values; take it out"),
+        (
+            ["algorithm.adv_estimator=grpo"],
+            "algorithm.adv_estimator=grpo reads no values; take it out",
+        ),
         (["critic.model.path=other"], "critic.model.path=other is not the actor's"),
         (["trainer.critic_warmup=1"], "there is no critic to warm up"),
     ],
 )
-def test_settings_that_a_shared_model_contradicts_are_refused(overrides, problem, tiny_task, tmp_path) -> None:
+def test_settings_that_a_shared_model_contradicts_are_refused(
+    overrides, problem, tiny_task, tmp_path
+) -> None:
     with pytest.raises(ConfigError) as refused:
         tiny_config(tiny_task, tmp_path, "critic.share_backbone=true", *overrides)
     assert any(problem in told for told in refused.value.problems)
@@ -169,10 +194,14 @@ def test_settings_that_a_shared_model_contradicts_are_refused(overrides, problem
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_a_temperature_it_is_one(shared, layout) -> None:
     data = make_update()
-    actor = DataParallelPPOActor(CONFIG, shared.lm.eval(), forward=ForwardSettings(**LAYOUTS[layout]))
+    actor = DataParallelPPOActor(
+        CONFIG, shared.lm.eval(), forward=ForwardSettings(**LAYOUTS[layout])
+    )
     expected = actor.compute_log_prob(data, calculate_entropy=True)
     del data.meta_info["temperature"]
-    for own, other in zip(actor.compute_log_prob(data, calculate_entropy=True), expected, strict=True):
+    for own, other in zip(
+        actor.compute_log_prob(data, calculate_entropy=True), expected, strict=True
+    ):
         assert torch.equal(own, other)
     data.meta_info["temperature"] = 0.5
     assert not torch.allclose(actor.compute_log_prob(data)[0], expected[0])
@@ -187,7 +216,10 @@ def test_forward_gives_log_probs_and_entropies_with_a_gradient(shared, layout) -
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-5, atol=2e-6)
     weights = torch.arange(found[0].numel()).view(found[0].shape) / 10
-    gradients = [torch.autograd.grad((a * weights + b).sum(), list(lm.parameters())) for a, b in (found, expected)]
+    gradients = [
+        torch.autograd.grad((a * weights + b).sum(), list(lm.parameters()))
+        for a, b in (found, expected)
+    ]
     one, other = (torch.cat([g.flatten() for g in gradient]) for gradient in gradients)
     assert close(one, other)
 
@@ -204,7 +236,9 @@ def test_logits_and_values_do_not_depend_on_padding(shared) -> None:
     torch.testing.assert_close(other_logits[:, 2:6], logits, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(other_values[:, 2:6], values, rtol=1e-5, atol=1e-5)
     positions = torch.tensor([[0, 0, 0, 1, 2, 3, 4]])
-    torch.testing.assert_close(shared(padded, mask, positions)[1][:, 2:6], values, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        shared(padded, mask, positions)[1][:, 2:6], values, rtol=1e-5, atol=1e-5
+    )
     written = shared.lm.generate(ids, max_new_tokens=2, do_sample=False)
     assert written.shape[1] <= 6 and torch.equal(written[:, 4], logits[:, -1].argmax(-1))
 
@@ -212,11 +246,16 @@ def test_logits_and_values_do_not_depend_on_padding(shared) -> None:
 def test_a_batch_of_tensors_is_the_trainers_and_back(shared) -> None:
     data = make_update()
     batch = PPOBatch.from_dataproto(data).to("cpu")
-    assert batch.input_ids.shape == batch.attention_mask.shape == (7, 11) and batch.responses.shape == (7, 5)
+    assert batch.input_ids.shape == batch.attention_mask.shape == (
+        7,
+        11,
+    ) and batch.responses.shape == (7, 5)
     back = batch.to_dataproto()
     assert {*back.batch.keys()} == {*data.batch.keys()}
     assert all(torch.equal(back.batch[name], data.batch[name]) for name in back.batch.keys())  # noqa: SIM118
-    few = PPOBatch.from_dataproto(data.select(["prompts", "responses", "attention_mask", "response_mask"]))
+    few = PPOBatch.from_dataproto(
+        data.select(["prompts", "responses", "attention_mask", "response_mask"])
+    )
     assert few.values is None and "values" not in few.to_dataproto().batch
 
 
@@ -226,7 +265,11 @@ def test_an_update_by_hand_is_the_actors(shared) -> None:
     logits, values = model(batch.input_ids, batch.attention_mask)
     before_each = slice(-batch.responses.shape[1] - 1, -1)
     log_probs = logprobs_from_logits(logits[:, before_each], batch.responses)
-    policy_loss, _ = algo.compute_policy_loss(batch.old_log_probs, log_probs, batch.advantages, batch.response_mask)
-    value_loss, _ = algo.compute_value_loss(values[:, before_each], batch.returns, batch.values, batch.response_mask)
+    policy_loss, _ = algo.compute_policy_loss(
+        batch.old_log_probs, log_probs, batch.advantages, batch.response_mask
+    )
+    value_loss, _ = algo.compute_value_loss(
+        values[:, before_each], batch.returns, batch.values, batch.response_mask
+    )
     expected, _ = changed(shared, data, CONFIG)
     assert close(-0.1 * gradient(model, policy_loss + 0.7 * value_loss), expected)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from training.config import MicroBatching
-from workers.model.attention import KEYS_PER_TOKEN, MicroBatch, Segments, cut_segments, order_rows, plan_packed
+from workers.model.attention import (
+    KEYS_PER_TOKEN,
+    MicroBatch,
+    Segments,
+    cut_segments,
+    order_rows,
+    plan_packed,
+)
 from workers.model.forward import key_cost
 
 # Few different tokens, so that rows often begin alike, or are the same.
@@ -27,18 +34,30 @@ def prefixes(rows: Sequence[Sequence[int]]) -> set[tuple[int, ...]]:
     return {tuple(row[:n]) for row in rows for n in range(1, len(row) + 1)}
 
 
-def packed_tokens(segments: Segments, micro: MicroBatch, rows: Sequence[Sequence[int]]) -> list[int]:
-    return [token for row, start, n in segments.parts for token in rows[micro[row][0]][start : start + n]]
+def packed_tokens(
+    segments: Segments, micro: MicroBatch, rows: Sequence[Sequence[int]]
+) -> list[int]:
+    return [
+        token
+        for row, start, n in segments.parts
+        for token in rows[micro[row][0]][start : start + n]
+    ]
 
 
 def laid_out(micro: MicroBatch, rows: Sequence[Sequence[int]]) -> Segments:
-    return cut_segments([(i, shared) for i, (_, shared) in enumerate(micro)], [len(rows[row]) for row, _ in micro])
+    return cut_segments(
+        [(i, shared) for i, (_, shared) in enumerate(micro)], [len(rows[row]) for row, _ in micro]
+    )
 
 
 @given(ROWS)
 @settings(max_examples=300, deadline=None)
-def test_each_different_beginning_is_computed_once_and_every_row_is_its_own_path(rows: list[list[int]]) -> None:
-    (micro,) = plan_packed(order_rows(arrays(rows), key_cost=0.0), [len(row) for row in rows], NO_LIMIT)
+def test_each_different_beginning_is_computed_once_and_every_row_is_its_own_path(
+    rows: list[list[int]],
+) -> None:
+    (micro,) = plan_packed(
+        order_rows(arrays(rows), key_cost=0.0), [len(row) for row in rows], NO_LIMIT
+    )
     segments = laid_out(micro, rows)
     tokens = packed_tokens(segments, micro, rows)
     assert len(tokens) == sum(n for _, _, n in segments.parts) == len(prefixes(rows))
@@ -52,12 +71,16 @@ def test_each_different_beginning_is_computed_once_and_every_row_is_its_own_path
         end += n
 
 
-@given(ROWS, st.integers(1, 20), st.integers(1, 5), st.booleans(), st.sampled_from([None, 0.0, 0.4]))
+@given(
+    ROWS, st.integers(1, 20), st.integers(1, 5), st.booleans(), st.sampled_from([None, 0.0, 0.4])
+)
 @settings(max_examples=300, deadline=None)
 def test_a_plan_holds_every_row_once_within_its_limits(
     rows: list[list[int]], budget: int, size: int, by_tokens: bool, cost: float | None
 ) -> None:
-    limits = MicroBatching(max_token_len=budget) if by_tokens else MicroBatching(micro_batch_size=size)
+    limits = (
+        MicroBatching(max_token_len=budget) if by_tokens else MicroBatching(micro_batch_size=size)
+    )
     lengths = [len(row) for row in rows]
     plan = plan_packed(order_rows(arrays(rows), cost), lengths, limits)
     assert sorted(row for micro in plan for row, _ in micro) == list(range(len(rows)))
@@ -82,7 +105,13 @@ def test_the_documented_example() -> None:
     segments = laid_out(order, rows)
     texts = [rows[order[r][0]][s : s + n] for r, s, n in segments.parts]
     assert texts == ["ab", "c", "de", "f", "g"]
-    assert [keys.tolist() for keys in segments.keys] == [[0, 1], [0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2, 5], [0, 1, 6]]
+    assert [keys.tolist() for keys in segments.keys] == [
+        [0, 1],
+        [0, 1, 2],
+        [0, 1, 2, 3, 4],
+        [0, 1, 2, 5],
+        [0, 1, 6],
+    ]
 
 
 def test_rows_that_share_too_little_for_their_copies_are_computed_by_themselves() -> None:

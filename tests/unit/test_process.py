@@ -13,8 +13,12 @@ from training.config.settings import TrainerConfig
 from training.run.process import EndingSignals, has_gpus, say_busy_cores
 
 
-@pytest.mark.parametrize(("threads", "used", "said"), [(4, 60.0, True), (4, 5.0, False), (1, 90.0, False)])
-def test_threads_that_outnumber_the_free_cores_are_named(monkeypatch, caplog, threads, used, said) -> None:
+@pytest.mark.parametrize(
+    ("threads", "used", "said"), [(4, 60.0, True), (4, 5.0, False), (1, 90.0, False)]
+)
+def test_threads_that_outnumber_the_free_cores_are_named(
+    monkeypatch, caplog, threads, used, said
+) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval: used)
@@ -48,8 +52,13 @@ def test_a_postponed_signal_waits_for_the_step_and_a_second_one_does_not() -> No
             signal.signal(number, before if number == signal.SIGINT else signal.SIG_DFL)
 
 
-def test_ranks_have_gpus_where_the_config_says_so_or_this_machine_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_have_gpus_where_the_config_says_so_or_this_machine_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for there in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        given = [has_gpus(TrainerConfig(device=device, launcher="local")) for device in ("cuda", "cpu", None)]
+        given = [
+            has_gpus(TrainerConfig(device=device, launcher="local"))
+            for device in ("cuda", "cpu", None)
+        ]
         assert given == [True, False, there]

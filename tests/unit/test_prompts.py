@@ -15,11 +15,24 @@ from data.containers import seed_for
 from data.loading import load_extern_object
 from data.turn_tokens import CHATML_TEMPLATE, encode_chat, pad_token_id, render_chat
 
-WORDS = ["<unk>", "<|im_start|>", "<|im_end|>", "user", "assistant", "system", "two", "plus", "three", "[BOS]"]
+WORDS = [
+    "<unk>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "user",
+    "assistant",
+    "system",
+    "two",
+    "plus",
+    "three",
+    "[BOS]",
+]
 
 
 def make_tokenizer(**kwargs) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **kwargs)
     fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
@@ -32,7 +45,9 @@ def test_a_chat_template_is_rendered_with_the_generation_prompt():
         "{{ 'assistant' if add_generation_prompt else '' }}{{ extra }}"
     )
     messages = [{"role": "system", "content": "two"}, {"role": "user", "content": "plus"}]
-    assert encode_chat(tokenizer, messages) == [WORDS.index(w) for w in ["system", "two", "user", "plus", "assistant"]]
+    assert encode_chat(tokenizer, messages) == [
+        WORDS.index(w) for w in ["system", "two", "user", "plus", "assistant"]
+    ]
     assert encode_chat(tokenizer, messages, extra=" three")[-1] == WORDS.index("three")
     assert render_chat(tokenizer, messages, add_generation_prompt=False) == "system two user plus "
 
@@ -57,7 +72,9 @@ def test_the_tokenizers_own_bos_is_not_added_to_a_rendered_prompt():
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = make_tokenizer(chat_template=CHATML_TEMPLATE)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="[BOS] $A", special_tokens=[("[BOS]", 9)])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[BOS] $A", special_tokens=[("[BOS]", 9)]
+    )
     assert tokenizer.encode("two") == [9, 6]
     assert encode_chat(tokenizer, "two")[0] == 1
 
@@ -65,7 +82,9 @@ def test_the_tokenizers_own_bos_is_not_added_to_a_rendered_prompt():
 def test_the_pad_token_falls_back_to_end_of_sequence():
     assert pad_token_id(make_tokenizer(pad_token="<unk>", eos_token="<|im_end|>")) == 0
     assert pad_token_id(make_tokenizer(eos_token="<|im_end|>")) == 2
-    with pytest.raises(ValueError, match=r"neither a pad_token nor an eos_token; set tokenizer\.pad_token"):
+    with pytest.raises(
+        ValueError, match=r"neither a pad_token nor an eos_token; set tokenizer\.pad_token"
+    ):
         pad_token_id(make_tokenizer())
 
 
@@ -75,7 +94,9 @@ def test_the_pad_token_falls_back_to_end_of_sequence():
 def test_a_seed_is_the_same_in_another_process():
     code = "from data.containers import seed_for; print(seed_for(1, 2, 3), seed_for(1, 2, 3, 4, 5))"
     root = Path(turn_tokens.__file__).parents[1]
-    output = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    ).stdout
     assert output.split() == [str(seed_for(1, 2, 3)), str(seed_for(1, 2, 3, 4, 5))]
 
 
@@ -113,7 +134,9 @@ def test_a_file_is_executed_once_and_its_classes_keep_their_identity(tmp_path, m
 def test_threads_that_load_a_file_at_once_all_get_the_whole_of_it(tmp_path):
     (tmp_path / "slow.py").write_text("import time\n\ntime.sleep(0.2)\nvalue = object()\n")
     with ThreadPoolExecutor(4) as threads:
-        found = set(threads.map(lambda _: load_extern_object(str(tmp_path / "slow.py"), "value"), range(4)))
+        found = set(
+            threads.map(lambda _: load_extern_object(str(tmp_path / "slow.py"), "value"), range(4))
+        )
     assert len(found) == 1
 
 
@@ -125,14 +148,19 @@ def test_two_files_of_one_name_are_two_modules(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "same.py").write_text(f"where = {folder!r}\n")
-    assert [load_extern_object(str(tmp_path / f / "same.py"), "where") for f in ("a", "b")] == ["a", "b"]
+    assert [load_extern_object(str(tmp_path / f / "same.py"), "where") for f in ("a", "b")] == [
+        "a",
+        "b",
+    ]
 
 
 def test_loading_errors_say_what_is_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"'nowhere\.py' is not a file"):
         load_extern_object("nowhere.py", "f")
     (tmp_path / "mine.py").write_text("def compute_score(): ...\n_hidden = 1\n")
-    with pytest.raises(ValueError, match=r"mine\.py does not define 'score'; it has: compute_score$"):
+    with pytest.raises(
+        ValueError, match=r"mine\.py does not define 'score'; it has: compute_score$"
+    ):
         load_extern_object(str(tmp_path / "mine.py"), "score")
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(ValueError, match=r"must end in \.py"):

@@ -52,7 +52,10 @@ def generated(rows: int = 3) -> DataProto:
             "turn_ids": torch.zeros(rows, 2, dtype=torch.int64),
             "values": torch.rand(rows, 2),
         },
-        non_tensors={"uid": [f"u{i}" for i in range(rows)], "episode_id": [f"e{i}" for i in range(rows)]},
+        non_tensors={
+            "uid": [f"u{i}" for i in range(rows)],
+            "episode_id": [f"e{i}" for i in range(rows)],
+        },
     )
 
 
@@ -66,13 +69,21 @@ def test_lists_of_one_length_stay_one_object_per_row():
 
 
 def test_from_single_dict_sorts_tensors_from_arrays():
-    data = DataProto.from_single_dict({"x": torch.zeros(2, 3), "name": np.array(["a", "b"], dtype=object)})
-    assert set(data.batch.keys()) == {"x"} and set(data.non_tensor_batch) == {"name"} and len(data) == 2
+    data = DataProto.from_single_dict(
+        {"x": torch.zeros(2, 3), "name": np.array(["a", "b"], dtype=object)}
+    )
+    assert (
+        set(data.batch.keys()) == {"x"}
+        and set(data.non_tensor_batch) == {"name"}
+        and len(data) == 2
+    )
     assert DataProto.from_single_dict({"y": [1, 2]}).non_tensor_batch["y"].tolist() == [1, 2]
 
 
 def test_rows_that_do_not_match_are_an_error_naming_the_fields():
-    with pytest.raises(RuntimeError, match=r"batch_size=torch.Size\(\[2\]\) and value.shape=torch.Size\(\[3\]\)"):
+    with pytest.raises(
+        RuntimeError, match=r"batch_size=torch.Size\(\[2\]\) and value.shape=torch.Size\(\[3\]\)"
+    ):
         DataProto.from_dict(tensors={"a": torch.zeros(2), "b": torch.zeros(3)})
     with pytest.raises(ValueError, match=r"needs 2 rows.*'name': \(3,\)"):
         DataProto.from_dict(tensors={"a": torch.zeros(2)}, non_tensors={"name": ["x", "y", "z"]})
@@ -91,7 +102,10 @@ def test_to_tensordict_and_back_keeps_everything_under_slicing(rows):
         meta_info={"t": [1, 2]},
     )
     tensor_dict = data.to_tensordict()
-    for back in (DataProto.from_tensordict(tensor_dict), DataProto.from_tensordict(tensor_dict[torch.arange(rows)])):
+    for back in (
+        DataProto.from_tensordict(tensor_dict),
+        DataProto.from_tensordict(tensor_dict[torch.arange(rows)]),
+    ):
         assert torch.equal(back.batch["x"], data.batch["x"])
         assert back.non_tensor_batch["same"].tolist() == [{"a": 1}] * rows
         assert back.non_tensor_batch["ids"].tolist() == [[i] for i in range(rows)]
@@ -101,12 +115,17 @@ def test_to_tensordict_and_back_keeps_everything_under_slicing(rows):
 def test_saving_and_loading_gives_the_same_rows_and_dtypes(tmp_path):
     data = make(6)
     data.batch["half"] = torch.rand(6, 3).bfloat16()
-    data.non_tensor_batch["reward_model"] = object_array([{"ground_truth": np.float32(0.5), "n": None}] * 6)
+    data.non_tensor_batch["reward_model"] = object_array(
+        [{"ground_truth": np.float32(0.5), "n": None}] * 6
+    )
     part = data[2:4]
     part.save_to_disk(tmp_path / "part.pt")
     loaded = DataProto.load_from_disk(tmp_path / "part.pt")
     assert names(loaded) == ["r2", "r3"]
-    assert torch.equal(loaded.batch["half"], part.batch["half"]) and loaded.batch["half"].dtype == torch.bfloat16
+    assert (
+        torch.equal(loaded.batch["half"], part.batch["half"])
+        and loaded.batch["half"].dtype == torch.bfloat16
+    )
     assert loaded.non_tensor_batch["number"].dtype == part.non_tensor_batch["number"].dtype
     assert loaded.non_tensor_batch["reward_model"][0] == {"ground_truth": 0.5, "n": None}
     assert loaded.meta_info == {"temperature": 0.7}
@@ -119,7 +138,9 @@ def test_saving_without_tensors_keeps_batch_none(tmp_path):
 
 def test_saving_what_json_cannot_hold_names_the_field(tmp_path):
     data = DataProto.from_dict(non_tensors={"extra_info": [{"obj": object()}]})
-    with pytest.raises(TypeError, match=r"non_tensor_batch\['extra_info'\] holds a object.*Convert or pop"):
+    with pytest.raises(
+        TypeError, match=r"non_tensor_batch\['extra_info'\] holds a object.*Convert or pop"
+    ):
         data.save_to_disk(tmp_path / "d.pt")
     with pytest.raises(TypeError, match=r"meta_info\['m'\] holds a Tensor"):
         DataProto(meta_info={"m": torch.zeros(1)}).save_to_disk(tmp_path / "d.pt")
@@ -134,7 +155,9 @@ def test_a_file_with_code_in_it_is_not_loaded(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.int64, torch.float32])
 @pytest.mark.parametrize("rows", [0, 3])
 def test_pickling_keeps_dtype_and_shape(dtype, rows):
-    data = DataProto.from_dict(tensors={"x": torch.ones(rows, 2, 2, dtype=dtype)}, meta_info={"m": 1})
+    data = DataProto.from_dict(
+        tensors={"x": torch.ones(rows, 2, 2, dtype=dtype)}, meta_info={"m": 1}
+    )
     back = pickle.loads(pickle.dumps(data))
     assert torch.equal(back.batch["x"], data.batch["x"]) and back.batch["x"].dtype == dtype
     assert back.batch.batch_size == data.batch.batch_size and back.meta_info == {"m": 1}
@@ -147,9 +170,19 @@ def test_pickling_gives_every_bit_back_whatever_lies_in_the_padding(seed):
     width += 1
     starts, ends = (torch.randint(0, width + 1, (rows, 1), generator=draw) for _ in range(2))
     held = (torch.arange(width) >= starts) & (torch.arange(width) < ends)
-    x = torch.where(held, torch.randn(rows, width, generator=draw), [0.0, -0.0, float("nan"), 7.0][seed % 4])
+    x = torch.where(
+        held, torch.randn(rows, width, generator=draw), [0.0, -0.0, float("nan"), 7.0][seed % 4]
+    )
     x[torch.rand(rows, width, generator=draw) < 0.1 * (seed % 3)] = -0.0
-    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.int16, torch.int8, torch.bool, torch.complex128)
+    dtypes = (
+        torch.float32,
+        torch.bfloat16,
+        torch.float64,
+        torch.int16,
+        torch.int8,
+        torch.bool,
+        torch.complex128,
+    )
     tensors = {str(dtype): x.to(dtype) for dtype in dtypes} | {
         "response_mask": held.to(torch.int8),
         "cube": x[:, :, None],
@@ -175,10 +208,14 @@ def test_padding_is_not_pickled_and_full_rows_are_not_copied():
     held = torch.arange(1024) < torch.randint(1, 200, (64, 1))
     left, right = (torch.where(mask, tokens, 0) for mask in (held.flip(1), held))
     mask = torch.cat([held.flip(1), held], dim=1).to(torch.int8)
-    padded = DataProto.from_dict(tensors={"prompts": left, "responses": right, "attention_mask": mask})
+    padded = DataProto.from_dict(
+        tensors={"prompts": left, "responses": right, "attention_mask": mask}
+    )
     assert len(pickle.dumps(padded)) < 2 * 5 * int(held.sum()) + 20_000
     buffers: list[pickle.PickleBuffer] = []
-    pickle.dumps(DataProto.from_dict(tensors={"x": tokens}), protocol=5, buffer_callback=buffers.append)
+    pickle.dumps(
+        DataProto.from_dict(tensors={"x": tokens}), protocol=5, buffer_callback=buffers.append
+    )
     assert np.frombuffer(buffers[0]).ctypes.data == tokens.data_ptr()
 
 
@@ -197,7 +234,9 @@ def test_unpickling_from_read_only_buffers_gives_tensors_of_their_own():
     before = [bytes(buffer) for buffer in frozen]
     back = pickle.loads(payload, buffers=frozen)
     back.batch["x"] += 1
-    assert back.batch["x"][0].tolist() == [1.0, 1.5] and [bytes(buffer) for buffer in frozen] == before
+    assert (
+        back.batch["x"][0].tolist() == [1.0, 1.5] and [bytes(buffer) for buffer in frozen] == before
+    )
 
 
 def test_a_deep_copy_shares_nothing():
@@ -280,19 +319,35 @@ def test_slices_are_views_and_selected_rows_are_copies():
 def test_require_names_the_missing_field_and_its_writer():
     data = generated()
     data.require("values", "uid", by="update_critic")
-    with pytest.raises(KeyError, match=r"update_policy needs 'old_log_probs' .*written by compute_log_prob.*turn_ids"):
+    with pytest.raises(
+        KeyError,
+        match=r"update_policy needs 'old_log_probs' .*written by compute_log_prob.*turn_ids",
+    ):
         data.require("values", "old_log_probs", by="update_policy")
     with pytest.raises(KeyError, match="not a field of FIELDS"):
         data.require("nonsense", by="me")
 
 
 def test_a_key_in_the_other_part_is_said_to_be_there():
-    data = DataProto.from_dict(tensors={"x": torch.zeros(2, 1)}, non_tensors={"state": ["a", "b"], "uid": ["p", "q"]})
+    data = DataProto.from_dict(
+        tensors={"x": torch.zeros(2, 1)}, non_tensors={"state": ["a", "b"], "uid": ["p", "q"]}
+    )
     data = data.union(DataProto.from_dict(tensors={"y": torch.ones(2)})).repeat(2)
-    for made in (data, data[1:3], DataProto.concat([data, data]), pickle.loads(pickle.dumps(data)), data.select()):
-        with pytest.raises(KeyError, match=r"no tensor 'state'; it has: x, y\. .* is in non_tensor_batch\['state'\]"):
+    for made in (
+        data,
+        data[1:3],
+        DataProto.concat([data, data]),
+        pickle.loads(pickle.dumps(data)),
+        data.select(),
+    ):
+        with pytest.raises(
+            KeyError,
+            match=r"no tensor 'state'; it has: x, y\. .* is in non_tensor_batch\['state'\]",
+        ):
             made.batch["state"]
-        with pytest.raises(KeyError, match=r"no 'x'; it has: state, uid\. Tensors are in batch\['x'\]"):
+        with pytest.raises(
+            KeyError, match=r"no 'x'; it has: state, uid\. Tensors are in batch\['x'\]"
+        ):
             made.non_tensor_batch["x"]
     data.pop(non_tensor_batch_keys=["uid"])
     with pytest.raises(KeyError, match="no 'uid'; it has: state"):
@@ -305,7 +360,11 @@ def test_every_row_shape_in_the_table_of_fields_is_one_of_four():
 
 def test_info_and_size_name_every_field(capsys):
     info = make().get_data_info()
-    assert "x: (4, 2) torch.float32 cpu" in info and "name: (4,) str" in info and "meta_info temperature" in info
+    assert (
+        "x: (4, 2) torch.float32 cpu" in info
+        and "name: (4,) str" in info
+        and "meta_info temperature" in info
+    )
     DataProto.from_dict(tensors={"x": torch.zeros(1).expand(1024, 1024, 256)}).print_size("batch")
     assert capsys.readouterr().out == "batch 1024 rows, tensors 1.000 GiB, arrays 0.000 GiB\n"
 
@@ -325,10 +384,16 @@ def test_select_means_all_for_none_and_nothing_for_an_empty_list():
 
 def test_pop_moves_fields_out():
     data = make()
-    popped = data.pop(batch_keys=["x"], non_tensor_batch_keys=["ids"], meta_info_keys=["temperature"])
+    popped = data.pop(
+        batch_keys=["x"], non_tensor_batch_keys=["ids"], meta_info_keys=["temperature"]
+    )
     assert set(popped.batch.keys()) == {"x"} and set(popped.non_tensor_batch) == {"ids"}
     assert popped.meta_info == {"temperature": 0.7} and data.meta_info == {}
-    assert set(data.batch.keys()) == set() and set(data.non_tensor_batch) == {"name", "number"} and len(data) == 4
+    assert (
+        set(data.batch.keys()) == set()
+        and set(data.non_tensor_batch) == {"name", "number"}
+        and len(data) == 4
+    )
     with pytest.raises(KeyError, match="'x'"):
         data.pop(batch_keys=["x"])
 
@@ -432,10 +497,15 @@ def test_concat_gathers_metrics_and_refuses_other_differences():
     a.meta_info["metrics"] = {"loss": 1.0, "kl": [0.1, 0.2]}
     b.meta_info["metrics"] = {"loss": 2.0, "only_b": 3.0}
     merged = DataProto.concat([a, b]).meta_info
-    assert merged == {"temperature": 0.7, "metrics": {"loss": [1.0, 2.0], "kl": [0.1, 0.2], "only_b": [3.0]}}
+    assert merged == {
+        "temperature": 0.7,
+        "metrics": {"loss": [1.0, 2.0], "kl": [0.1, 0.2], "only_b": [3.0]},
+    }
     assert a.meta_info["metrics"]["kl"] == [0.1, 0.2]
     b.meta_info["temperature"] = 1.0
-    with pytest.raises(ValueError, match=r"meta_info\['temperature'\] differs between the parts: 0.7, 1.0"):
+    with pytest.raises(
+        ValueError, match=r"meta_info\['temperature'\] differs between the parts: 0.7, 1.0"
+    ):
         DataProto.concat([a, b])
     with pytest.raises(ValueError, match="part 1 and part 0 differ in"):
         DataProto.concat([a, b.select(["x"], ["name"])])
@@ -445,8 +515,14 @@ def test_concat_gathers_metrics_and_refuses_other_differences():
 
 def test_unfolding_columns_turns_pairs_into_neighbouring_rows():
     data = DataProto.from_dict(
-        tensors={"pair": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), "once": torch.tensor([[0, 1], [2, 3]])},
-        non_tensors={"name": ["a", "b"], "labels": np.array([["a0", "a1"], ["b0", "b1"]], dtype=object)},
+        tensors={
+            "pair": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]),
+            "once": torch.tensor([[0, 1], [2, 3]]),
+        },
+        non_tensors={
+            "name": ["a", "b"],
+            "labels": np.array([["a0", "a1"], ["b0", "b1"]], dtype=object),
+        },
     )
     unfolded = data.unfold_column_chunks(2, split_keys=["pair", "labels"])
     assert unfolded.batch["pair"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
@@ -460,9 +536,14 @@ def test_unfolding_columns_turns_pairs_into_neighbouring_rows():
 
 def test_an_iterator_visits_every_row_once_per_epoch_in_a_reproducible_order():
     data = make(6)
-    assert [names(part) for part in data.make_iterator(2, 1)] == [["r0", "r1"], ["r2", "r3"], ["r4", "r5"]]
+    assert [names(part) for part in data.make_iterator(2, 1)] == [
+        ["r0", "r1"],
+        ["r2", "r3"],
+        ["r4", "r5"],
+    ]
     runs = [
-        [n for part in data.make_iterator(2, 2, seed, {"shuffle": True}) for n in names(part)] for seed in (1, 1, 2)
+        [n for part in data.make_iterator(2, 2, seed, {"shuffle": True}) for n in names(part)]
+        for seed in (1, 1, 2)
     ]
     first, second = runs[0][:6], runs[0][6:]
     assert sorted(first) == sorted(second) == names(data) and first != second
@@ -527,7 +608,9 @@ def test_dummies_work_with_numeric_uids():
 def test_a_future_joins_parts_and_hands_out_chunks_lazily():
     calls = []
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(lambda part=part: calls.append(1) or part) for part in make(4).chunk(2)]
+        futures = [
+            pool.submit(lambda part=part: calls.append(1) or part) for part in make(4).chunk(2)
+        ]
         future = DataProtoFuture.concat(futures)
         first, second = future.chunk(2)
         assert names(future.get()) == ["r0", "r1", "r2", "r3"]
@@ -549,7 +632,8 @@ def test_a_future_takes_its_own_way_to_resolve_and_can_be_pickled():
 def test_rows_are_moved_by_whole_tensor_operations():
     rows = 16_384
     data = DataProto.from_dict(
-        tensors={"x": torch.zeros(rows, 64, dtype=torch.int32)}, non_tensors={"uid": np.arange(rows).astype(object)}
+        tensors={"x": torch.zeros(rows, 64, dtype=torch.int32)},
+        non_tensors={"uid": np.arange(rows).astype(object)},
     )
     started = time.perf_counter()
     data.reorder(torch.randperm(rows))

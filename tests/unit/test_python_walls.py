@@ -92,21 +92,32 @@ def test_the_c_library_opens_no_file_outside(private: Path) -> None:
 def test_a_database_in_the_folder_works() -> None:
     code = "import sqlite3\nwith sqlite3.connect('a.db') as base:\n    base.execute('create table t (x)')\n"
     assert (
-        run(code + "    base.execute('insert into t values (3)')\nbase.execute('select x from t').fetchall()")
+        run(
+            code
+            + "    base.execute('insert into t values (3)')\nbase.execute('select x from t').fetchall()"
+        )
         == "[(3,)]"
     )
 
 
 def test_no_file_of_the_user_is_read(private: Path) -> None:
     needs("files_private")
-    for path in (private, Path(__file__), Path.home() / ".bashrc", Path("/etc/passwd"), Path("/proc/1/environ")):
+    for path in (
+        private,
+        Path(__file__),
+        Path.home() / ".bashrc",
+        Path("/etc/passwd"),
+        Path("/proc/1/environ"),
+    ):
         text = run(f"open({str(path)!r}, 'rb').read()")
         assert "PermissionError" in text or "FileNotFoundError" in text
 
 
 def test_a_new_root_shows_neither_the_names_of_files_nor_this_process() -> None:
     needs("disk_limited")
-    text = run("import os\nprint([os.path.exists(path) for path in ('/proc/self', '/sys/kernel', '/home', '/var')])")
+    text = run(
+        "import os\nprint([os.path.exists(path) for path in ('/proc/self', '/sys/kernel', '/home', '/var')])"
+    )
     assert text == "[False, False, False, False]"
 
 
@@ -178,7 +189,9 @@ def test_a_fork_bomb_ends_and_leaves_no_process() -> None:
     assert "[ended after 1 s]" in run(code, timeout_s=1)
     time.sleep(0.1)
     commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-    assert [command for command in commands if str(RUNNER) in command and str(os.getpid()) in command] == []
+    assert [
+        command for command in commands if str(RUNNER) in command and str(os.getpid()) in command
+    ] == []
 
 
 def test_no_other_process_is_signalled_or_limited() -> None:
@@ -271,7 +284,10 @@ ESCAPES = """
     [
         (["enter_namespaces"], "read False write False own True\nsocket False fork False\n"),
         (["change_root"], "read False write False own True\nsocket False fork False\n"),
-        (["restrict_files", "refuse_calls"], "read False write False own True\nsocket True fork True\n"),
+        (
+            ["restrict_files", "refuse_calls"],
+            "read False write False own True\nsocket True fork True\n",
+        ),
     ],
     ids=["no-namespaces", "no-mounts", "neither-landlock-nor-seccomp"],
 )
@@ -281,10 +297,14 @@ def test_each_wall_holds_where_another_is_missing(
     if not all(standing_walls().values()):
         pytest.skip("this machine allows not every wall")
     folder = tmp_path_factory.mktemp("work")
-    assert replaced(folder, ESCAPES.replace("{file!r}", repr(str(private))), *missing).startswith(held)
+    assert replaced(folder, ESCAPES.replace("{file!r}", repr(str(private))), *missing).startswith(
+        held
+    )
 
 
-def test_without_any_wall_the_probe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_wall_the_probe_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def start(tool: PythonTool, workdir: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
         program = (
             f"import os, runpy, sys; names = runpy.run_path({str(RUNNER)!r})\n"

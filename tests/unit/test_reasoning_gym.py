@@ -15,9 +15,48 @@ from custom.reward_score import default_compute_score, judge
 
 # What a policy may write and games, parsers and verifiers stumble over.
 ODD_TEXTS = (
-    *("", " ", "\n", "\r\n\t", "\x00", "no idea", "None", "nan", "inf", "-inf", "1e999", "9**9**9", "9" * 5000),
-    *("1/0", "-1", "0.1.2", "1,2;3|4", "[", "]", "[]", "[[", "[]]", "[[1]]", "{", "{}", "{'a': 1}", "(" * 50),
-    *("[9999999]", "[-1 -1]", "[a1 b2 c3]", "[quit]", "[1 2 3 4]", "é漢字", "\ud800", "🙂" * 10, "a" * 100_000),
+    *(
+        "",
+        " ",
+        "\n",
+        "\r\n\t",
+        "\x00",
+        "no idea",
+        "None",
+        "nan",
+        "inf",
+        "-inf",
+        "1e999",
+        "9**9**9",
+        "9" * 5000,
+    ),
+    *(
+        "1/0",
+        "-1",
+        "0.1.2",
+        "1,2;3|4",
+        "[",
+        "]",
+        "[]",
+        "[[",
+        "[]]",
+        "[[1]]",
+        "{",
+        "{}",
+        "{'a': 1}",
+        "(" * 50,
+    ),
+    *(
+        "[9999999]",
+        "[-1 -1]",
+        "[a1 b2 c3]",
+        "[quit]",
+        "[1 2 3 4]",
+        "é漢字",
+        "\ud800",
+        "🙂" * 10,
+        "a" * 100_000,
+    ),
     *(
         "x" + " y" * 2000,
         "<answer></answer>",
@@ -30,7 +69,9 @@ ODD_TEXTS = (
 )
 
 
-@pytest.mark.parametrize("name", ["chain_sum", "prime_factorization", "leg_counting", "word_sorting", "boxnet"])
+@pytest.mark.parametrize(
+    "name", ["chain_sum", "prime_factorization", "leg_counting", "word_sorting", "boxnet"]
+)
 def test_no_answer_raises_and_every_reward_is_finite(name):
     env = make_environment(f"reasoning_gym:{name}")
     assert env.max_turns == 1 and len(ODD_TEXTS) >= 40
@@ -48,7 +89,10 @@ def test_an_answer_at_which_the_verifier_raises_scores_nothing_and_says_why():
     assert "ValueError" in step.info["error"]
     row = {"entry": json.dumps(env.entry)}
     assert default_compute_score("reasoning_gym/prime_factorization", "no idea", "", row) == 0.0
-    assert default_compute_score("reasoning_gym/prime_factorization", env.entry["answer"], "", row) == 1.0
+    assert (
+        default_compute_score("reasoning_gym/prime_factorization", env.entry["answer"], "", row)
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf"), None, "1.0", [1.0, 2.0]])

@@ -31,7 +31,9 @@ with held(Path(sys.argv[1])):
 def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process, which holds the folder."""
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    process = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     yield process
     process.kill()
@@ -39,7 +41,10 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_folder_that_is_held_is_refused_with_its_holder(other, tmp_path) -> None:
-    with pytest.raises(ConfigError, match=f'"pid": {other.pid}, "host": "{socket.gethostname()}"'), held(tmp_path):
+    with (
+        pytest.raises(ConfigError, match=f'"pid": {other.pid}, "host": "{socket.gethostname()}"'),
+        held(tmp_path),
+    ):
         pytest.fail("held twice")
     other.communicate("end\n")
     with held(tmp_path):
@@ -70,11 +75,17 @@ def test_every_version_of_the_settings_stays_with_its_steps(tmp_path, caplog) ->
     assert f"{lr}: 0.001 -> 0.002" in caplog.text and "step 4" in caplog.text
     record_config(tmp_path, config_with(f"{lr}=0.003", "trainer.save_freq=2"), 6)
     assert "trainer.save_freq" in caplog.text
-    for name, first_line, rate in (("config.1", "# steps 1 to 4", 0.001), ("config.2", "# steps 5 to 6", 0.002)):
+    for name, first_line, rate in (
+        ("config.1", "# steps 1 to 4", 0.001),
+        ("config.2", "# steps 5 to 6", 0.002),
+    ):
         text = (tmp_path / f"{name}.yaml").read_text()
         assert text.startswith(first_line + "\n")
         assert (
-            load_config([str(tmp_path / f"{name}.yaml")], check=False).config.actor_rollout_ref.actor.optim.lr == rate
+            load_config(
+                [str(tmp_path / f"{name}.yaml")], check=False
+            ).config.actor_rollout_ref.actor.optim.lr
+            == rate
         )
     record_config(tmp_path, config_with(f"{lr}=0.004"), 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml"], "another run"

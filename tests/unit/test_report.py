@@ -44,7 +44,10 @@ def test_the_later_value_of_a_step_counts_and_partly_written_lines_are_skipped(t
 def test_the_table_has_means_of_the_first_steps_and_of_the_last(tmp_path):
     records = [{"step": 0, "val-core/sum/reward/mean@1": 0.1}, *steps(9)]
     records[3]["critic/score/mean"] = 2.0
-    lines = {line.split("  ")[0]: line.split() for line in write_report(write_run(tmp_path, records)).splitlines()}
+    lines = {
+        line.split("  ")[0]: line.split()
+        for line in write_report(write_run(tmp_path, records)).splitlines()
+    }
     # (0.1 + 0.2 + 2 + 0.4 + 0.5) / 5 and the mean of 0.5 … 0.9
     assert lines["reward"][1:] == ["0.64", "0.7"]
     assert lines["time per step, s"][4:] == ["10", "10"]
@@ -60,7 +63,10 @@ def test_picture_is_written(tmp_path):
 
 def test_a_run_of_one_step_with_nothing_but_a_reward_works(tmp_path):
     table = write_report(write_run(tmp_path, [{"step": 1, "critic/score/mean": 0.5}]))
-    assert table.splitlines()[-1].split() == ["reward", "0.5", "0.5"] and (tmp_path / "report.png").exists()
+    assert (
+        table.splitlines()[-1].split() == ["reward", "0.5", "0.5"]
+        and (tmp_path / "report.png").exists()
+    )
 
 
 def test_missing_file_and_missing_metric_say_what_there_is(tmp_path):
@@ -76,5 +82,9 @@ def test_command_line_prints_the_table_and_the_pictures_place(tmp_path):
     command = [sys.executable, "-m", "training.run.report", str(write_run(tmp_path, steps(3)))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "reward" in done.stdout and str(tmp_path / "report.png") in done.stdout
-    failed = subprocess.run([*command[:-1], str(tmp_path / "none")], cwd=ROOT, capture_output=True, text=True)
-    assert failed.returncode == 1 and failed.stderr.startswith("python -m training.run.report RUN_DIR: ")
+    failed = subprocess.run(
+        [*command[:-1], str(tmp_path / "none")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert failed.returncode == 1 and failed.stderr.startswith(
+        "python -m training.run.report RUN_DIR: "
+    )

@@ -26,7 +26,12 @@ from custom.reward_score import default_compute_score, extract_answer
 from data.containers import move_to_sampled_tokens, object_array, place_outcome_rewards
 from data.protocol import DataProto
 from training.config.algorithm_settings import OverlongBufferConfig
-from training.reward import compute_reward, compute_reward_async, get_custom_reward_fn, load_reward_manager
+from training.reward import (
+    compute_reward,
+    compute_reward_async,
+    get_custom_reward_fn,
+    load_reward_manager,
+)
 
 WORDS = ["<pad>", "</s>", "what", "is", "one", "two", "five", "tool", "says", "####", "5", "7"]
 IDS = {word: i for i, word in enumerate(WORDS)}
@@ -58,8 +63,12 @@ def make_batch():
             "attention_mask": torch.tensor(attention),
         },
         non_tensors={
-            "data_source": np.array(["openai/gsm8k", "openai/gsm8k", "openai/gsm8k", "other"], dtype=object),
-            "reward_model": np.array([{"ground_truth": t} for t in ("5", "5", "5", "5")], dtype=object),
+            "data_source": np.array(
+                ["openai/gsm8k", "openai/gsm8k", "openai/gsm8k", "other"], dtype=object
+            ),
+            "reward_model": np.array(
+                [{"ground_truth": t} for t in ("5", "5", "5", "5")], dtype=object
+            ),
             "extra_info": np.array([{"index": i} for i in range(4)], dtype=object),
         },
     )
@@ -131,9 +140,19 @@ def test_integer_scores_become_float32():
 
 
 def test_extra_infos_become_lists_of_one_value_per_row():
-    infos = {"acc": np.array([1, 0, 1, 1]), "length": torch.tensor([1.0, 2, 3, 4]), "pred": ("a", "b", "c", "d")}
-    _, lists = compute_reward(make_batch(), lambda data: {"reward_tensor": SCORES, "reward_extra_info": infos})
-    assert lists == {"acc": [1, 0, 1, 1], "length": [1.0, 2.0, 3.0, 4.0], "pred": ["a", "b", "c", "d"]}
+    infos = {
+        "acc": np.array([1, 0, 1, 1]),
+        "length": torch.tensor([1.0, 2, 3, 4]),
+        "pred": ("a", "b", "c", "d"),
+    }
+    _, lists = compute_reward(
+        make_batch(), lambda data: {"reward_tensor": SCORES, "reward_extra_info": infos}
+    )
+    assert lists == {
+        "acc": [1, 0, 1, 1],
+        "length": [1.0, 2.0, 3.0, 4.0],
+        "pred": ["a", "b", "c", "d"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -148,7 +167,10 @@ def test_extra_infos_become_lists_of_one_value_per_row():
         (None, "NoneType, not numbers"),
         ([[1.0], [1.0, 2.0], [], []], "list, not numbers"),
         ({"rewards": SCORES}, "'reward_tensor' is missing"),
-        ({"reward_tensor": SCORES, "reward_extra_info": {"acc": [1, 2]}}, r"\['acc'\] has 2 values.*4"),
+        (
+            {"reward_tensor": SCORES, "reward_extra_info": {"acc": [1, 2]}},
+            r"\['acc'\] has 2 values.*4",
+        ),
     ],
 )
 def test_bad_answers_say_what_is_wrong_and_allowed(answer, message):
@@ -211,7 +233,10 @@ def test_dict_results_become_extra_infos_with_none_where_a_row_lacks_one(tokeniz
         return {"score": 1.0, "acc": True} if extra_info["index"] % 2 else 0.5
 
     result = NaiveRewardManager(tokenizer, 0, compute_score)(make_batch(), return_dict=True)
-    assert result["reward_extra_info"] == {"score": [0.5, 1.0, 0.5, 1.0], "acc": [None, True, None, True]}
+    assert result["reward_extra_info"] == {
+        "score": [0.5, 1.0, 0.5, 1.0],
+        "acc": [None, True, None, True],
+    }
     assert result["reward_tensor"].sum(dim=1).tolist() == [0.5, 1, 0, 1]
 
 
@@ -223,7 +248,10 @@ def test_plain_scores_give_no_extra_infos(tokenizer):
 
 def test_batch_manager_passes_lists_and_equals_the_naive_one(tokenizer):
     def one(data_source, solution_str, ground_truth, extra_info, bonus):
-        return {"score": float(solution_str.endswith(ground_truth)) + bonus, "n": extra_info["index"]}
+        return {
+            "score": float(solution_str.endswith(ground_truth)) + bonus,
+            "n": extra_info["index"],
+        }
 
     def many(data_sources, solution_strs, ground_truths, extra_infos, bonus):
         rows = zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
@@ -246,7 +274,9 @@ def test_an_error_in_the_users_function_names_the_row_and_keeps_its_cause(tokeni
     def broken(**_):
         raise KeyError("answer")
 
-    with pytest.raises(RuntimeError, match=r"row 0, data_source='openai/gsm8k', response: '#### 5'") as caught:
+    with pytest.raises(
+        RuntimeError, match=r"row 0, data_source='openai/gsm8k', response: '#### 5'"
+    ) as caught:
         manager_cls(tokenizer, 0, broken)(make_batch())
     assert isinstance(caught.value.__cause__, KeyError)
 
@@ -265,7 +295,9 @@ def test_an_error_in_the_users_function_names_the_row_and_keeps_its_cause(tokeni
     ],
 )
 def test_a_result_that_is_no_score_names_the_row(tokenizer, result):
-    with pytest.raises(ValueError, match=r"(?s)compute_score returned .*row 0.*allowed: a number that fits a float"):
+    with pytest.raises(
+        ValueError, match=r"(?s)compute_score returned .*row 0.*allowed: a number that fits a float"
+    ):
         NaiveRewardManager(tokenizer, 0, lambda **_: result)(make_batch())
 
 
@@ -285,7 +317,9 @@ def test_rows_without_extra_info_or_ground_truth(tokenizer):
     of_verl = {"num_turns": None, "rollout_reward_scores": {}}
     assert seen[1] == of_verl and seen[2] == {"index": 2, **of_verl}
     data.non_tensor_batch["reward_model"][2] = None
-    with pytest.raises(ValueError, match="row 2: reward_model is None; it must be a dict with 'ground_truth'"):
+    with pytest.raises(
+        ValueError, match="row 2: reward_model is None; it must be a dict with 'ground_truth'"
+    ):
         NaiveRewardManager(tokenizer, 0)(data)
 
 
@@ -306,7 +340,8 @@ def test_a_missing_field_is_named_with_its_writer(tokenizer):
 def test_registry_names_the_nearest_and_refuses_a_taken_name():
     assert get_reward_manager_cls("batch") is BatchRewardManager
     with pytest.raises(
-        ValueError, match=r"'naiv' is unknown; allowed: batch.* custom, .*naive.*Did you mean 'naive'\?"
+        ValueError,
+        match=r"'naiv' is unknown; allowed: batch.* custom, .*naive.*Did you mean 'naive'\?",
     ):
         get_reward_manager_cls("naiv")
     with pytest.raises(ValueError, match=r"'naive' is already registered by .*NaiveRewardManager"):
@@ -317,11 +352,15 @@ def test_registry_names_the_nearest_and_refuses_a_taken_name():
 # From the config
 
 
-def make_config(path=None, name="compute_score", fn_kwargs=None, manager="naive", manager_kwargs=None):
+def make_config(
+    path=None, name="compute_score", fn_kwargs=None, manager="naive", manager_kwargs=None
+):
     return SimpleNamespace(
         custom_reward_function=SimpleNamespace(path=path, name=name, reward_kwargs=fn_kwargs or {}),
         reward_model=SimpleNamespace(
-            reward_manager=manager, reward_kwargs=manager_kwargs or {}, overlong_buffer=OverlongBufferConfig()
+            reward_manager=manager,
+            reward_kwargs=manager_kwargs or {},
+            overlong_buffer=OverlongBufferConfig(),
         ),
         data=SimpleNamespace(reward_fn_key="data_source", max_response_length=8),
     )
@@ -344,7 +383,9 @@ def test_the_overlong_buffer_takes_reward_from_long_responses(tokenizer):
     expected = [1 + 3 * min((2 - length) / 2, 0) for length in lengths]
     assert max(lengths) > 2 and result["reward_tensor"].sum(1).tolist() == expected
     assert result["reward_extra_info"]["overlong"] == [length > 2 for length in lengths]
-    with pytest.raises(ValueError, match=r"overlong_buffer\.len=2 must be 1 to max_resp_len=1 tokens"):
+    with pytest.raises(
+        ValueError, match=r"overlong_buffer\.len=2 must be 1 to max_resp_len=1 tokens"
+    ):
         get_reward_manager_cls("dapo")(tokenizer, 0, max_resp_len=1, overlong_buffer_cfg=buffer)
 
 
@@ -357,7 +398,10 @@ def test_a_reward_function_never_sees_dummy_rows():
 
     def score(batch):
         seen.append(len(batch))
-        return {"reward_tensor": torch.arange(1.0, len(batch) + 1), "reward_extra_info": {"x": list(range(len(batch)))}}
+        return {
+            "reward_tensor": torch.arange(1.0, len(batch) + 1),
+            "reward_extra_info": {"x": list(range(len(batch)))},
+        }
 
     rewards, infos = compute_reward(padded, score)
     assert seen == [len(data)] and len(rewards) == len(padded) > len(data)
@@ -449,7 +493,8 @@ def test_reasoning_gym_task_is_scored_by_its_own_verifier():
     entry = {"question": "3 - 7 =", "answer": "-4", "metadata": {}}
     infos = {"entry": json.dumps(entry)}
     score = [
-        default_compute_score("reasoning_gym/chain_sum", text, "-4", infos) for text in ("It is -4.", "4", "", "-40")
+        default_compute_score("reasoning_gym/chain_sum", text, "-4", infos)
+        for text in ("It is -4.", "4", "", "-40")
     ]
     assert score == [1.0, 0.0, 0.0, pytest.approx(2 / 3)]
 
@@ -466,7 +511,9 @@ def test_scoring_functions_see_turns_and_the_rollouts_own_scores(tokenizer) -> N
     seen = []
     data.batch["turn_ids"] = torch.where(data.batch["response_mask"].bool(), 0, -1)
     data.batch["turn_ids"][1, -1] = 2
-    data.non_tensor_batch["reward_scores"] = object_array([{"format": 1.0}] + [None] * (len(data) - 1))
+    data.non_tensor_batch["reward_scores"] = object_array(
+        [{"format": 1.0}] + [None] * (len(data) - 1)
+    )
     NaiveRewardManager(tokenizer, 0, lambda extra_info, **_: seen.append(extra_info) or 0.0)(data)
     assert [extra["num_turns"] for extra in seen[:2]] == [2, 4]
     assert [extra["rollout_reward_scores"] for extra in seen[:2]] == [{"format": 1.0}, {}]
@@ -481,7 +528,12 @@ def test_scoring_functions_see_turns_and_the_rollouts_own_scores(tokenizer) -> N
         ("lighteval/MATH", "no formula at all", "4", 0.0),
         ("hiyouga/geometry3k", r"<think>a</think> \boxed{3}", "3", 1.0),
         ("hiyouga/geometry3k", r"\boxed{3}", "3", 0.9),
-        ("searchR1_nq", "<answer>no</answer> <answer>The Beatles!</answer>", {"target": ["beatles", "x"]}, 1.0),
+        (
+            "searchR1_nq",
+            "<answer>no</answer> <answer>The Beatles!</answer>",
+            {"target": ["beatles", "x"]},
+            1.0,
+        ),
         ("searchR1_nq", "The Beatles", {"target": "beatles"}, 0.0),
     ],
 )
@@ -492,10 +544,16 @@ def test_data_sources_of_verl_have_their_rules(source, solution, truth, score) -
 
 @pytest.mark.parametrize(
     ("solution", "acc", "pred"),
-    [("thus\nAnswer: 42", True, "42"), ("Answer: 42\nanswer: $43$", False, "$43$"), ("42", False, "[INVALID]")],
+    [
+        ("thus\nAnswer: 42", True, "42"),
+        ("Answer: 42\nanswer: $43$", False, "$43$"),
+        ("42", False, "[INVALID]"),
+    ],
 )
 @pytest.mark.parametrize("source", ["math_dapo", "aime2024"])
-def test_dapos_rule_reads_the_last_answer_and_pays_one_or_minus_one(source, solution, acc, pred) -> None:
+def test_dapos_rule_reads_the_last_answer_and_pays_one_or_minus_one(
+    source, solution, acc, pred
+) -> None:
     pytest.importorskip("math_verify")
     expected = {"score": 1.0 if acc else -1.0, "acc": acc, "pred": pred}
     assert default_compute_score(source, solution, "42") == expected
@@ -520,7 +578,12 @@ def slow_rules(tmp_path):
 
 
 def prime(tokenizer, path, **kwargs):
-    config = make_config(path, manager="prime", fn_kwargs={"base": 0.5}, manager_kwargs={"num_processes": 2, **kwargs})
+    config = make_config(
+        path,
+        manager="prime",
+        fn_kwargs={"base": 0.5},
+        manager_kwargs={"num_processes": 2, **kwargs},
+    )
     return load_reward_manager(config, tokenizer, num_examine=0)
 
 
@@ -571,7 +634,9 @@ def test_prime_wants_a_function_that_a_process_can_find(tokenizer):
 )
 def test_prime_tells_every_failure_of_the_function(tokenizer, tmp_path, body, message):
     (tmp_path / "odd.py").write_text(f"def compute_score(**_):\n    {body}\n")
-    config = make_config(str(tmp_path / "odd.py"), manager="prime", manager_kwargs={"num_processes": 1})
+    config = make_config(
+        str(tmp_path / "odd.py"), manager="prime", manager_kwargs={"num_processes": 1}
+    )
     with pytest.raises(RuntimeError, match=f"compute_score failed with .*{message}.* on row 0"):
         load_reward_manager(config, tokenizer, num_examine=0)(make_batch())
 

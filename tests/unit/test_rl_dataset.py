@@ -14,7 +14,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
-from data.rl_dataset import PromptCollator, RLHFDataset, collate_fn, create_dataset, normalise_row, read_rows
+from data.rl_dataset import (
+    PromptCollator,
+    RLHFDataset,
+    collate_fn,
+    create_dataset,
+    normalise_row,
+    read_rows,
+)
 from training.config import DataConfig
 
 WORDS = ["<pad>", "<unk>", "user", "assistant", *[f"w{i}" for i in range(20)]]
@@ -22,13 +29,17 @@ WORDS = ["<pad>", "<unk>", "user", "assistant", *[f"w{i}" for i in range(20)]]
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    inner = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
+    )
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     template = (
         "{% for m in messages %}{{ m.role + ' ' + m.content + ' ' }}{% endfor %}"
         "{% if add_generation_prompt %}assistant{% endif %}{{ suffix }}"
     )
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>", chat_template=template)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>", chat_template=template
+    )
 
 
 def make_config(**kwargs) -> SimpleNamespace:
@@ -72,21 +83,35 @@ def write(path, rows) -> str:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".json", ".jsonl"])
 def test_every_file_form_gives_the_same_rows(tmp_path, tokenizer, suffix):
-    dataset = RLHFDataset(write(tmp_path / f"d{suffix}", [make_row(1, 7), make_row(3, 8)]), tokenizer, make_config())
+    dataset = RLHFDataset(
+        write(tmp_path / f"d{suffix}", [make_row(1, 7), make_row(3, 8)]), tokenizer, make_config()
+    )
     row = dataset[1]
     ids = [WORDS.index(w) for w in ("user", "w0", "w1", "w2", "assistant")]
     assert len(dataset) == 2 and row["raw_prompt_ids"] == ids
     assert row["input_ids"].tolist() == [0, 0, 0, *ids]
     assert row["attention_mask"].tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
     assert row["position_ids"].tolist() == [0, 0, 0, 0, 1, 2, 3, 4]
-    assert row["input_ids"].dtype == row["attention_mask"].dtype == row["position_ids"].dtype == torch.int64
+    assert (
+        row["input_ids"].dtype
+        == row["attention_mask"].dtype
+        == row["position_ids"].dtype
+        == torch.int64
+    )
     assert row["reward_model"] == {"style": "rule", "ground_truth": "3"} and row["index"] == 8
-    assert row["data_source"] == "toy" and row["ability"] == "math" and row["extra_info"]["split"] == "train"
+    assert (
+        row["data_source"] == "toy"
+        and row["ability"] == "math"
+        and row["extra_info"]["split"] == "train"
+    )
     assert "prompt" not in row and "raw_prompt" not in row
 
 
 def test_several_files_follow_each_other(tmp_path, tokenizer):
-    files = [write(tmp_path / "a.jsonl", [make_row(1, 0)]), write(tmp_path / "b.parquet", [make_row(2, 5)])]
+    files = [
+        write(tmp_path / "a.jsonl", [make_row(1, 0)]),
+        write(tmp_path / "b.parquet", [make_row(2, 5)]),
+    ]
     assert [row["index"] for row in RLHFDataset(files, tokenizer, make_config())] == [0, 5]
 
 
@@ -97,12 +122,18 @@ def test_max_samples_takes_the_first_rows(tmp_path, tokenizer):
     assert len(create_dataset(file, make_config(), tokenizer, max_samples=3)) == 3
 
 
-def test_a_row_without_an_index_gets_its_number_and_a_string_prompt_is_a_user_message(tmp_path, tokenizer):
+def test_a_row_without_an_index_gets_its_number_and_a_string_prompt_is_a_user_message(
+    tmp_path, tokenizer
+):
     rows = [make_row(1, 0), {**make_row(1, 0), "prompt": "w0", "extra_info": None}]
-    dataset = RLHFDataset(write(tmp_path / "a.jsonl", rows), tokenizer, make_config(return_raw_chat=True))
+    dataset = RLHFDataset(
+        write(tmp_path / "a.jsonl", rows), tokenizer, make_config(return_raw_chat=True)
+    )
     assert dataset[1]["index"] == 1
     assert dataset[1]["raw_prompt_ids"] == dataset[0]["raw_prompt_ids"]
-    assert dataset[1]["raw_prompt"] == [{"role": "user", "content": "w0"}] == dataset[0]["raw_prompt"]
+    assert (
+        dataset[1]["raw_prompt"] == [{"role": "user", "content": "w0"}] == dataset[0]["raw_prompt"]
+    )
 
 
 def test_template_arguments_reach_the_template(tmp_path, tokenizer):
@@ -131,13 +162,17 @@ def test_dropping_every_prompt_is_an_error(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_overlong_prompts_are_refused_before_the_run_with_file_row_length_and_remedies(tmp_path, tokenizer, workers):
+def test_overlong_prompts_are_refused_before_the_run_with_file_row_length_and_remedies(
+    tmp_path, tokenizer, workers
+):
     file = write(tmp_path / "a.jsonl", [make_row(words, words) for words in (1, 9, 2, 7, 12)])
     config = make_config(filter_overlong_prompts_workers=workers)
     remedies = "raise it, set data.filter_overlong_prompts=true, or data.truncation to left, right or middle"
     with pytest.raises(ValueError) as caught:
         RLHFDataset(file, tokenizer, config)
-    assert str(caught.value) == (f"{file} row 1: the prompt has 11 tokens, data.max_prompt_length is 8; {remedies}")
+    assert str(caught.value) == (
+        f"{file} row 1: the prompt has 11 tokens, data.max_prompt_length is 8; {remedies}"
+    )
     with pytest.raises(ValueError, match=rf"row 1: .* is 8; {remedies}"):
         RLHFDataset(file, tokenizer, config, max_samples=2)
     assert len(RLHFDataset(file, tokenizer, config, max_samples=1)) == 1
@@ -148,7 +183,9 @@ def test_a_row_without_the_scoring_column_is_named_where_scores_are_needed(tmp_p
     rows = [make_row(1, 0), make_row(1, 1), {**make_row(1, 2), "data_source": None}]
     del rows[1]["data_source"]
     file = write(tmp_path / "a.jsonl", rows)
-    with pytest.raises(ValueError, match=r"2 of 3 rows .*a\.jsonl row 1 has no text under 'data_source'.*row 2 has"):
+    with pytest.raises(
+        ValueError, match=r"2 of 3 rows .*a\.jsonl row 1 has no text under 'data_source'.*row 2 has"
+    ):
         RLHFDataset(file, tokenizer, make_config())
     with pytest.raises(ValueError, match=r"row 0 has no text under 'rule'.*data\.reward_fn_key"):
         RLHFDataset(file, tokenizer, make_config(reward_fn_key="rule"))
@@ -171,23 +208,31 @@ def test_all_bad_rows_are_counted_and_the_first_are_named(tmp_path, tokenizer):
         RLHFDataset(file, tokenizer, make_config(), require_ground_truth=False)
 
 
-@pytest.mark.parametrize("message", [{"content": "a"}, {"role": "user"}, {"role": "user", "content": None}, "hello"])
+@pytest.mark.parametrize(
+    "message", [{"content": "a"}, {"role": "user"}, {"role": "user", "content": None}, "hello"]
+)
 def test_a_message_without_role_or_content_is_named(tmp_path, tokenizer, message):
     rows = [make_row(1, 0), make_row(1, 1)]
     rows[1]["prompt"] = [message]
-    with pytest.raises(ValueError, match=r"a.jsonl row 1 has the message .*without role or content"):
+    with pytest.raises(
+        ValueError, match=r"a.jsonl row 1 has the message .*without role or content"
+    ):
         RLHFDataset(write(tmp_path / "a.jsonl", rows), tokenizer, make_config())
 
 
 def test_extra_info_that_is_no_mapping_is_named(tmp_path, tokenizer):
     rows = [make_row(1, 0), {**make_row(1, 1), "extra_info": "easy"}]
-    with pytest.raises(ValueError, match=r"a.jsonl row 1 has extra_info='easy', which must be a mapping"):
+    with pytest.raises(
+        ValueError, match=r"a.jsonl row 1 has extra_info='easy', which must be a mapping"
+    ):
         RLHFDataset(write(tmp_path / "a.jsonl", rows), tokenizer, make_config())
 
 
 def test_a_wrong_prompt_key_shows_the_columns(tmp_path, tokenizer):
     file = write(tmp_path / "a.jsonl", [make_row(1, 0)])
-    with pytest.raises(ValueError, match=r"under 'question'\. Their columns are .*'prompt'.*data\.prompt_key"):
+    with pytest.raises(
+        ValueError, match=r"under 'question'\. Their columns are .*'prompt'.*data\.prompt_key"
+    ):
         RLHFDataset(file, tokenizer, make_config(prompt_key="question"))
 
 
@@ -202,7 +247,11 @@ def test_a_wrong_prompt_key_shows_the_columns(tmp_path, tokenizer):
         ("a.json", "[]", r"a\.json must hold rows"),
         ("a.parquet", "not parquet", r"a\.parquet cannot be read"),
         ("a.csv", "x", r"ends in \.parquet, \.json, \.jsonl; this one in '\.csv'"),
-        ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "\xe9"}\n', r"a\.jsonl line 2 cannot be read: .*0xe9"),
+        (
+            "a.jsonl",
+            b'{"prompt": "x"}\n{"prompt": "\xe9"}\n',
+            r"a\.jsonl line 2 cannot be read: .*0xe9",
+        ),
     ],
 )
 def test_a_bad_file_is_named_with_its_fault(tmp_path, tokenizer, name, content, message):
@@ -228,7 +277,10 @@ def test_a_parquet_file_with_damaged_pages_is_named(tmp_path):
 
 def test_a_parquet_file_whose_text_is_not_utf8_is_named(tmp_path):
     _, offsets, content = pa.array([b"\xff\xfe"], pa.binary()).buffers()
-    pq.write_table(pa.table({"prompt": pa.StringArray.from_buffers(1, offsets, content)}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"prompt": pa.StringArray.from_buffers(1, offsets, content)}),
+        tmp_path / "a.parquet",
+    )
     with pytest.raises(ValueError, match=r"a\.parquet cannot be read: .*utf-8"):
         read_rows(tmp_path / "a.parquet")
 
@@ -248,18 +300,29 @@ def normalise(ids, mask, length=4, truncation="error"):
 
 @pytest.mark.parametrize(
     ("ids", "mask"),
-    [([5, 6], [1, 1]), ([0, 0, 0, 0, 5, 6], [0, 0, 0, 0, 1, 1]), ([5, 6, 0], [1, 1, 0]), ([5, 0, 6], [1, 0, 1])],
+    [
+        ([5, 6], [1, 1]),
+        ([0, 0, 0, 0, 5, 6], [0, 0, 0, 0, 1, 1]),
+        ([5, 6, 0], [1, 1, 0]),
+        ([5, 0, 6], [1, 0, 1]),
+    ],
 )
 @pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
 def test_any_padding_side_and_type_gives_the_same_row(ids, mask, kind):
     row = normalise(kind(ids), kind(mask))
-    assert row["input_ids"].tolist() == [9, 9, 5, 6] and row["attention_mask"].tolist() == [0, 0, 1, 1]
+    assert row["input_ids"].tolist() == [9, 9, 5, 6] and row["attention_mask"].tolist() == [
+        0,
+        0,
+        1,
+        1,
+    ]
     assert row["position_ids"].tolist() == [0, 0, 0, 1] and row["raw_prompt_ids"] == [5, 6]
     assert row["state"] == "s"
 
 
 @pytest.mark.parametrize(
-    ("truncation", "kept"), [("left", [3, 4, 5, 6, 7]), ("right", [1, 2, 3, 4, 5]), ("middle", [1, 2, 5, 6, 7])]
+    ("truncation", "kept"),
+    [("left", [3, 4, 5, 6, 7]), ("right", [1, 2, 3, 4, 5]), ("middle", [1, 2, 5, 6, 7])],
 )
 def test_truncation_keeps_the_right_part(truncation, kept):
     row = normalise(list(range(1, 8)), [1] * 7, length=5, truncation=truncation)
@@ -297,7 +360,9 @@ def test_ids_of_any_integer_type_and_negative_ones_under_the_mask_are_taken():
 def test_missing_and_unknown_choices_are_named():
     with pytest.raises(ValueError, match=r"lacks \['attention_mask'\]"):
         normalise_row({"input_ids": [1]}, max_prompt_length=2, pad_token_id=0, truncation="error")
-    with pytest.raises(ValueError, match=r"'center' is unknown; allowed: error, left, middle, right"):
+    with pytest.raises(
+        ValueError, match=r"'center' is unknown; allowed: error, left, middle, right"
+    ):
         normalise([1, 2, 3], [1, 1, 1], length=2, truncation="center")
 
 
@@ -306,7 +371,9 @@ def test_missing_and_unknown_choices_are_named():
 
 def test_collating_stacks_tensors_and_keeps_equal_lists_apart(tmp_path, tokenizer):
     file = write(tmp_path / "a.jsonl", [make_row(2, i) for i in range(4)])
-    loader = DataLoader(RLHFDataset(file, tokenizer, make_config()), batch_size=2, collate_fn=collate_fn)
+    loader = DataLoader(
+        RLHFDataset(file, tokenizer, make_config()), batch_size=2, collate_fn=collate_fn
+    )
     first = next(iter(loader))
     assert first["input_ids"].shape == (2, 8)
     assert first["raw_prompt_ids"].shape == (2,) and isinstance(first["raw_prompt_ids"][0], list)
@@ -350,16 +417,23 @@ def test_a_custom_class_with_verls_constructor_is_used(tmp_path, tokenizer):
     file = write(tmp_path / "a.jsonl", [make_row(1, i) for i in range(3)])
     dataset = create_dataset(file, config, tokenizer)
     assert isinstance(dataset, RLHFDataset) and len(dataset) == 3 and dataset[0]["mine"]
-    assert [row["index"] for row in create_dataset(file, config, tokenizer, max_samples=2)] == [0, 1]
+    assert [row["index"] for row in create_dataset(file, config, tokenizer, max_samples=2)] == [
+        0,
+        1,
+    ]
 
 
 def test_a_custom_class_that_is_no_dataset_is_refused(tmp_path, tokenizer):
-    with pytest.raises(TypeError, match=r"Mine of .*mine\.py must subclass torch\.utils\.data\.Dataset"):
+    with pytest.raises(
+        TypeError, match=r"Mine of .*mine\.py must subclass torch\.utils\.data\.Dataset"
+    ):
         create_dataset("x.jsonl", custom(tmp_path, "def Mine(**kwargs): ...\n"), tokenizer)
 
 
 def test_without_a_custom_class_verls_dataset_is_built(tmp_path, tokenizer):
-    dataset = create_dataset(write(tmp_path / "a.jsonl", [make_row(1, 0)]), make_config(), tokenizer)
+    dataset = create_dataset(
+        write(tmp_path / "a.jsonl", [make_row(1, 0)]), make_config(), tokenizer
+    )
     assert type(dataset) is RLHFDataset and isinstance(dataset, Dataset)
 
 
@@ -370,7 +444,10 @@ class OfMyOwn(RLHFDataset):
     """Overrides each of the three: rows of its own, one of them left out, and prompts out of another column."""
 
     def _read_files_and_tokenize(self) -> None:
-        rows = [{"data_source": "own", "question": f"w{i}", "reward_model": {"ground_truth": "1"}} for i in range(4)]
+        rows = [
+            {"data_source": "own", "question": f"w{i}", "reward_model": {"ground_truth": "1"}}
+            for i in range(4)
+        ]
         self.dataframe = self.maybe_filter_out_long_prompts(rows)
 
     def maybe_filter_out_long_prompts(self, dataframe=None):
@@ -396,7 +473,10 @@ def test_messages_of_a_hook_decide_which_prompts_are_too_long(tmp_path, tokenize
 
     file = write(tmp_path / "d.jsonl", [make_row(2, 0), make_row(4, 1)])
     assert len(RLHFDataset(file, tokenizer, make_config(filter_overlong_prompts=True))) == 2
-    assert len(Doubled(file, tokenizer, make_config(filter_overlong_prompts=True), max_samples=-1)) == 1
+    assert (
+        len(Doubled(file, tokenizer, make_config(filter_overlong_prompts=True), max_samples=-1))
+        == 1
+    )
 
 
 def test_max_samples_may_be_positional_as_in_verl(tmp_path, tokenizer):
@@ -404,23 +484,39 @@ def test_max_samples_may_be_positional_as_in_verl(tmp_path, tokenizer):
     assert len(RLHFDataset(file, tokenizer, make_config(), None, 2)) == 2
 
 
-def test_a_dataset_that_is_built_by_hand_takes_an_omegaconf_with_a_runs_defaults(tmp_path, tokenizer):
-    settings = OmegaConf.create({"max_prompt_length": 8, "truncation": "${how}", "how": "left", "image_key": "images"})
+def test_a_dataset_that_is_built_by_hand_takes_an_omegaconf_with_a_runs_defaults(
+    tmp_path, tokenizer
+):
+    settings = OmegaConf.create(
+        {"max_prompt_length": 8, "truncation": "${how}", "how": "left", "image_key": "images"}
+    )
     dataset = RLHFDataset(write(tmp_path / "d.jsonl", [make_row(9, 0)]), tokenizer, settings)
-    assert dataset.config == DataConfig(max_prompt_length=8, truncation="left") and dataset.prompt_key == "prompt"
+    assert (
+        dataset.config == DataConfig(max_prompt_length=8, truncation="left")
+        and dataset.prompt_key == "prompt"
+    )
     assert tokenizer.decode(dataset[0]["raw_prompt_ids"]) == "w2 w3 w4 w5 w6 w7 w8 assistant"
 
 
 def test_lists_of_a_collate_function_become_columns_of_objects(tokenizer):
     def collate(rows):
-        return {"input_ids": torch.stack([row["input_ids"] for row in rows]), "level": [row["level"] for row in rows]}
+        return {
+            "input_ids": torch.stack([row["input_ids"] for row in rows]),
+            "level": [row["level"] for row in rows],
+        }
 
-    columns = PromptCollator(make_config(), tokenizer, collate)([{"raw_prompt": "w1", "level": [1]}] * 2)
+    columns = PromptCollator(make_config(), tokenizer, collate)(
+        [{"raw_prompt": "w1", "level": [1]}] * 2
+    )
     assert columns["level"].dtype == object and columns["level"].tolist() == [[1], [1]]
 
 
 def test_a_row_with_nothing_but_a_raw_prompt_is_tokenised(tokenizer):
     collate = PromptCollator(make_config(), tokenizer)
-    columns = collate([{"raw_prompt": [{"role": "user", "content": "w1"}]}, {"raw_prompt": "w1 w2"}])
+    columns = collate(
+        [{"raw_prompt": [{"role": "user", "content": "w1"}]}, {"raw_prompt": "w1 w2"}]
+    )
     assert columns["attention_mask"].sum(1).tolist() == [3, 4]
-    assert columns["raw_prompt_ids"][0] == [WORDS.index(word) for word in ("user", "w1", "assistant")]
+    assert columns["raw_prompt_ids"][0] == [
+        WORDS.index(word) for word in ("user", "w1", "assistant")
+    ]

@@ -48,15 +48,25 @@ def build_engine(name: str, spec: ModelSpec, config: RolloutConfig = CONFIG) -> 
 
 
 def model_spec(path: Path, device: str | torch.device = "cpu") -> ModelSpec:
-    return ModelSpec(ModelConfig(dtype="float32", enable_gradient_checkpointing=False), str(path), torch.device(device))
+    return ModelSpec(
+        ModelConfig(dtype="float32", enable_gradient_checkpointing=False),
+        str(path),
+        torch.device(device),
+    )
 
 
 MARKS = {"hf": (), "sglang": (), "vllm": pytest.mark.vllm}
-ENGINES = [pytest.param((name, tying), marks=marks) for name, marks in MARKS.items() for tying in ("untied", "tied")]
+ENGINES = [
+    pytest.param((name, tying), marks=marks)
+    for name, marks in MARKS.items()
+    for tying in ("untied", "tied")
+]
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request, tiny_task: Path, tied_model: Path) -> Iterator[tuple[BaseRollout, nn.Module, ModelSpec]]:
+def engine(
+    request, tiny_task: Path, tied_model: Path
+) -> Iterator[tuple[BaseRollout, nn.Module, ModelSpec]]:
     """Yields an engine, and a policy whose weights it has after one update away from the folder's."""
     name, tying = request.param
     # A machine for gpu-check may lack both.
@@ -80,7 +90,9 @@ def perturb(lm: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in lm.parameters():
-            parameter.add_(0.03 * torch.randn(parameter.shape, generator=generator).to(parameter.device))
+            parameter.add_(
+                0.03 * torch.randn(parameter.shape, generator=generator).to(parameter.device)
+            )
 
 
 def encode(spec: ModelSpec) -> list[list[int]]:
@@ -91,14 +103,20 @@ def encode(spec: ModelSpec) -> list[list[int]]:
 
 
 @torch.no_grad()
-def policy_log_probs(lm: nn.Module, prompt: list[int], completion: Completion, temperature: float) -> Tensor:
+def policy_log_probs(
+    lm: nn.Module, prompt: list[int], completion: Completion, temperature: float
+) -> Tensor:
     ids = torch.tensor([prompt + completion.token_ids], device=lm.device)
     log_probs = (lm(ids).logits[0].float() / temperature).log_softmax(-1)
     return log_probs[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
 
 
-def worst_difference(rollout: BaseRollout, lm: nn.Module, spec: ModelSpec, temperature: float) -> float:
-    sampling = Sampling(max_tokens=RESPONSE, temperature=temperature, stop_token_ids=spec.eos_token_ids)
+def worst_difference(
+    rollout: BaseRollout, lm: nn.Module, spec: ModelSpec, temperature: float
+) -> float:
+    sampling = Sampling(
+        max_tokens=RESPONSE, temperature=temperature, stop_token_ids=spec.eos_token_ids
+    )
     rollout.begin()
     prompts = encode(spec) * 4
     completions = rollout.inference(prompts, sampling)
@@ -142,7 +160,9 @@ def test_a_stream_that_leaves_a_tensor_out_is_refused_before_anything_is_sent(en
         yield
 
     # vLLM's name is that of the fused matrix.
-    with pytest.raises(ValueError, match=r"missing: model\.layers\.0\.mlp\.(gate_)?up_proj\.weight"):
+    with pytest.raises(
+        ValueError, match=r"missing: model\.layers\.0\.mlp\.(gate_)?up_proj\.weight"
+    ):
         rollout.update_weights(untouched(), partial)
     assert worst_difference(rollout, lm, spec, 1.0) < 1e-4
 
@@ -163,7 +183,9 @@ def test_the_same_seed_gives_the_same_sample_in_any_order(engine) -> None:
 
     first = sample(list(range(9)))
     assert sample(list(range(8, -1, -1))) == first
-    assert len({tuple(first[i]) for i in range(0, 9, 3)}) > 1, "other seeds give other samples of the same prompt"
+    assert len({tuple(first[i]) for i in range(0, 9, 3)}) > 1, (
+        "other seeds give other samples of the same prompt"
+    )
 
 
 def make_prompts(spec: ModelSpec, width: int = 14) -> DataProto:
@@ -188,7 +210,9 @@ def test_generate_sequences_lays_out_the_documented_fields(engine) -> None:
     assert torch.equal(mask, valid), "in a single turn every response token was sampled"
     assert torch.equal(batch.batch["prompts"].long(), prompts.batch["input_ids"])
     assert "input_ids" not in batch.batch and "position_ids" not in batch.batch
-    described = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in batch.batch.items()}
+    described = {
+        name: str(tensor.dtype).removeprefix("torch.") for name, tensor in batch.batch.items()
+    }
     assert described == {name: FIELDS[name].dtype for name in described}
     assert torch.equal(batch.batch["turn_ids"], torch.where(mask, 0, -1))
     assert list(batch.non_tensor_batch["uid"]) == ["a", "b", "c"]
@@ -201,10 +225,14 @@ def test_generate_sequences_lays_out_the_documented_fields(engine) -> None:
     torch.manual_seed(8)
     np.random.seed(8)
     again = rollout.batch_generation(make_prompts(spec))
-    assert torch.equal(again.batch["responses"], batch.batch["responses"]), "seeded by (run, step, group, sample)"
+    assert torch.equal(again.batch["responses"], batch.batch["responses"]), (
+        "seeded by (run, step, group, sample)"
+    )
     other = make_prompts(spec)
     other.meta_info["global_steps"] = 2
-    assert not torch.equal(rollout.generate_sequences(other).batch["responses"], batch.batch["responses"])
+    assert not torch.equal(
+        rollout.generate_sequences(other).batch["responses"], batch.batch["responses"]
+    )
 
 
 def test_a_call_has_sampling_of_its_own_and_needs_no_seed(engine) -> None:
@@ -214,11 +242,20 @@ def test_a_call_has_sampling_of_its_own_and_needs_no_seed(engine) -> None:
     first, second = (rollout.generate_sequences(prompts).batch["responses"] for _ in range(2))
     assert not torch.equal(first, second), "calls without a step are counted"
     with torch.no_grad():
-        likeliest = [int(lm(torch.tensor([prompt])).logits[0, -1].argmax()) for prompt in encode(spec)]
-    assert rollout.generate_sequences(prompts, temperature=0.0).batch["responses"][:, 0].tolist() == likeliest
-    short = rollout.generate_sequences(prompts, max_tokens=2, stop_token_ids=(), top_k=3).batch["response_mask"]
+        likeliest = [
+            int(lm(torch.tensor([prompt])).logits[0, -1].argmax()) for prompt in encode(spec)
+        ]
+    assert (
+        rollout.generate_sequences(prompts, temperature=0.0).batch["responses"][:, 0].tolist()
+        == likeliest
+    )
+    short = rollout.generate_sequences(prompts, max_tokens=2, stop_token_ids=(), top_k=3).batch[
+        "response_mask"
+    ]
     assert short.sum(dim=1).tolist() == [2, 2, 2]
-    with pytest.raises(ValueError, match=r"sampling='temprature' is unknown; allowed: max_tokens, .* 'temperature'"):
+    with pytest.raises(
+        ValueError, match=r"sampling='temprature' is unknown; allowed: max_tokens, .* 'temperature'"
+    ):
         rollout.generate_sequences(prompts, temprature=0.5)
 
 
@@ -235,7 +272,9 @@ def test_every_request_carries_a_seed_of_its_own(engine) -> None:
     recorder.generate_sequences(make_prompts(spec))
     first = recorder.inference(encode(spec) * 2)
     assert len(set(seeds)) == len(seeds) == 9
-    assert [c.token_ids for c in rollout.inference(encode(spec) * 2)] == [c.token_ids for c in first]
+    assert [c.token_ids for c in rollout.inference(encode(spec) * 2)] == [
+        c.token_ids for c in first
+    ]
     assert any(a.token_ids != b.token_ids for a, b in zip(first[:3], first[3:], strict=True)), (
         "one prompt, other places"
     )
@@ -268,7 +307,9 @@ def test_what_vllm_cuts_at_its_own_limit_is_aborted_and_not_an_answer(engine) ->
 def test_an_engine_with_a_shorter_limit_than_the_configs_is_refused(engine) -> None:
     vllm_of(engine)
     config = replace(CONFIG, engine_kwargs={"vllm": {"max_model_len": 20}})
-    with pytest.raises(ValueError, match=r"engine_kwargs.vllm.max_model_len is under rollout.max_model_len=40"):
+    with pytest.raises(
+        ValueError, match=r"engine_kwargs.vllm.max_model_len is under rollout.max_model_len=40"
+    ):
         build_engine("vllm", engine[2], config)
 
 
@@ -346,7 +387,9 @@ def test_sampled_frequencies_follow_the_filtered_distribution(top_k, top_p) -> N
     expected = probs[:kept] / probs[:kept].sum()
     logits = probs.log().repeat(20_000, 1)
     generators = [torch.Generator().manual_seed(0)] * 20_000
-    tokens, log_probs = sample_tokens(logits, Sampling(max_tokens=1, top_k=top_k, top_p=top_p), generators)
+    tokens, log_probs = sample_tokens(
+        logits, Sampling(max_tokens=1, top_k=top_k, top_p=top_p), generators
+    )
     frequencies = torch.bincount(tokens, minlength=4)[:kept] / 20_000
     torch.testing.assert_close(frequencies, expected, atol=0.015, rtol=0)
     torch.testing.assert_close(log_probs, expected.log()[tokens], atol=1e-5, rtol=0)

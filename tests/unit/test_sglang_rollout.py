@@ -18,7 +18,15 @@ import pytest
 import torch
 
 from tests.sglang_server import Model, engine_class, serving
-from tests.unit.test_rollout import CONFIG, RESPONSE, encode, make_prompts, model_spec, perturb, worst_difference
+from tests.unit.test_rollout import (
+    CONFIG,
+    RESPONSE,
+    encode,
+    make_prompts,
+    model_spec,
+    perturb,
+    worst_difference,
+)
 from workers import sglang_rollout
 from workers.model.builder import ModelSpec
 from workers.rollout.engine import Completion, Sampling
@@ -43,7 +51,9 @@ def server(model: Model) -> Iterator[str]:
 
 
 def asking(spec: ModelSpec, url: str, **own: Any) -> SGLangRollout:
-    return SGLangRollout(replace(CONFIG, name="sglang", engine_kwargs={"sglang": {"base_url": url, **own}}), spec)
+    return SGLangRollout(
+        replace(CONFIG, name="sglang", engine_kwargs={"sglang": {"base_url": url, **own}}), spec
+    )
 
 
 def finished(rollout: SGLangRollout) -> dict[str, Completion]:
@@ -76,7 +86,11 @@ def test_what_the_server_cuts_or_refuses_is_aborted_and_not_an_answer(spec, serv
 def test_end_of_turn_tokens_stop_only_where_they_are_asked_for(spec, model, server) -> None:
     """SGLang's ignore_eos switches stop_token_ids off as well, and without it the model's own end token stops."""
     rollout, prompt = asking(spec, server), encode(spec)[0]
-    rollout.submit("ends", prompt, Sampling(max_tokens=RESPONSE, stop_token_ids=tuple(range(len(spec.tokenizer)))))
+    rollout.submit(
+        "ends",
+        prompt,
+        Sampling(max_tokens=RESPONSE, stop_token_ids=tuple(range(len(spec.tokenizer)))),
+    )
     rollout.submit("goes on", prompt, Sampling(max_tokens=RESPONSE))
     assert [len(own.token_ids) for _, own in sorted(finished(rollout).items())] == [1, RESPONSE]
     asked = [body["sampling_params"] for verb, body in model.asked if verb == "generate"]
@@ -86,7 +100,9 @@ def test_end_of_turn_tokens_stop_only_where_they_are_asked_for(spec, model, serv
     ]
 
 
-def test_weights_come_in_buckets_once_for_each_rank_of_the_server(spec, model, server, monkeypatch) -> None:
+def test_weights_come_in_buckets_once_for_each_rank_of_the_server(
+    spec, model, server, monkeypatch
+) -> None:
     monkeypatch.setattr(sglang_rollout, "BUCKET_BYTES", 40_000)
     rollout, lm = asking(spec, server, tp_size=2), spec.causal_lm(trainable=True)
     perturb(lm, seed=1)
@@ -96,7 +112,10 @@ def test_weights_come_in_buckets_once_for_each_rank_of_the_server(spec, model, s
     assert not any(body["flush_cache"] for body in sent)
     # base64 is a third longer; a bucket has one tensor past its size at most.
     largest = max(parameter.nbytes for parameter in lm.parameters())
-    assert max(len(body["serialized_named_tensors"][0]) for body in sent) < 1.4 * (40_000 + largest) + 10_000
+    assert (
+        max(len(body["serialized_named_tensors"][0]) for body in sent)
+        < 1.4 * (40_000 + largest) + 10_000
+    )
     for name, tensor in lm.state_dict().items():
         assert torch.equal(model.engine.module.state_dict()[name], tensor), name
 
@@ -133,7 +152,10 @@ def test_a_batch_begins_without_what_one_before_left_behind(spec, model, server)
     asked = {body["rid"] for verb, body in model.asked if verb == "generate"}
     assert asked == model.aborted and len(asked) == 2
     assert model.busy < 0, "the cache was dropped once nothing ran"
-    assert not rollout.asked and worst_difference(rollout, spec.causal_lm(trainable=True), spec, 1.0) < 1e-4
+    assert (
+        not rollout.asked
+        and worst_difference(rollout, spec.causal_lm(trainable=True), spec, 1.0) < 1e-4
+    )
 
 
 def test_a_cache_that_others_keep_busy_is_reported(spec, model, server, monkeypatch) -> None:
@@ -146,7 +168,9 @@ def test_a_cache_that_others_keep_busy_is_reported(spec, model, server, monkeypa
 
 def test_a_server_that_is_not_there_is_named_with_what_to_do(spec) -> None:
     for url in ("http://127.0.0.1:1", "127.0.0.1:30000"):
-        with pytest.raises(RuntimeError, match=rf"SGLang server {url} does not answer .*sglang.launch_server"):
+        with pytest.raises(
+            RuntimeError, match=rf"SGLang server {url} does not answer .*sglang.launch_server"
+        ):
             asking(spec, url)
 
 
@@ -176,7 +200,9 @@ def test_the_canaries_read_the_servers_scores(spec, server) -> None:
     assert canary.compare(rollout, actor)["canary/difference"] < 1e-4
 
 
-def test_requests_run_beside_each_other_and_a_step_does_not_wait_for_all(spec, model, server) -> None:
+def test_requests_run_beside_each_other_and_a_step_does_not_wait_for_all(
+    spec, model, server
+) -> None:
     rollout, prompt = asking(spec, server), encode(spec)[0]
     model.hang = True
     rollout.submit("0", prompt, Sampling(max_tokens=2))
@@ -188,9 +214,14 @@ def test_requests_run_beside_each_other_and_a_step_does_not_wait_for_all(spec, m
 
 
 def test_an_engine_of_ones_own_is_asked_by_its_methods(spec, model, monkeypatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "sglang", SimpleNamespace(Engine=engine_class(model)))
+    monkeypatch.setitem(
+        __import__("sys").modules, "sglang", SimpleNamespace(Engine=engine_class(model))
+    )
     own = {"tp_size": 2, "mem_fraction_static": 0.3}
-    rollout, lm = SGLangRollout(replace(CONFIG, name="sglang", engine_kwargs={"sglang": own}), spec), None
+    rollout, lm = (
+        SGLangRollout(replace(CONFIG, name="sglang", engine_kwargs={"sglang": own}), spec),
+        None,
+    )
     settings = rollout.client.engine.settings  # type: ignore[union-attr]
     assert (
         settings.items()

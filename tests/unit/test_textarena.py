@@ -57,7 +57,9 @@ def test_a_function_answers_each_move_and_a_won_game_pays_one(opponent):
     # The opponent takes 0, then 1, then 2; its words are shown, the player's own are not.
     assert "[Player 1] [0]" in steps[0].observation and "I take" not in steps[1].observation
     assert [(step.reward, step.done) for step in steps[:2]] == [(0.0, False), (0.0, False)]
-    assert (steps[2].reward, steps[2].done) == (-1.0, True) and "Player 1 has won" in steps[2].observation
+    assert (steps[2].reward, steps[2].done) == (-1.0, True) and "Player 1 has won" in steps[
+        2
+    ].observation
     assert steps[3].observation == "The game is over."
     steps = play(env, 0, ["[2]", "[4]", "[6]"])[1:]
     assert (steps[-1].reward, steps[-1].done, steps[-1].info["valid"]) == (1.0, True, True)
@@ -93,11 +95,21 @@ def test_an_opponent_without_valid_moves_loses(opponent):
 
 @pytest.mark.parametrize(
     "name",
-    ["TicTacToe-v0", "ConnectFour-v0", "Nim-v0", "KuhnPoker-v0", "Othello-v0-small", "IteratedPrisonersDilemma-v0"],
+    [
+        "TicTacToe-v0",
+        "ConnectFour-v0",
+        "Nim-v0",
+        "KuhnPoker-v0",
+        "Othello-v0-small",
+        "IteratedPrisonersDilemma-v0",
+    ],
 )
 def test_games_of_two_end_against_random_moves_and_equal_seeds_are_equal_games(name):
     def game(seed):
-        env, generator = make_environment(f"textarena:{name}", {"opponent": "random"}), random.Random(0)
+        env, generator = (
+            make_environment(f"textarena:{name}", {"opponent": "random"}),
+            random.Random(0),
+        )
         transcript = [reset_environment(env, seed)]
         for _ in range(100):
             step = step_environment(env, env.sample_action(generator) or "[0]")
@@ -111,17 +123,28 @@ def test_games_of_two_end_against_random_moves_and_equal_seeds_are_equal_games(n
 
 
 def test_a_policy_of_an_earlier_checkpoint_plays_the_same_game_again(tied_model):
-    one, other = (make_environment("textarena:TicTacToe-v0", {"opponent": f"hf:{tied_model}"}) for _ in range(2))
+    one, other = (
+        make_environment("textarena:TicTacToe-v0", {"opponent": f"hf:{tied_model}"})
+        for _ in range(2)
+    )
     assert play(one, 3, ["[4]"]) == play(other, 3, ["[4]"])
 
 
 @pytest.mark.parametrize(
     ("name", "kwargs", "message"),
     [
-        ("TicTacToe-v0", {"opponent": "greedy"}, "opponent='greedy' is unknown; allowed: random, FILE.py:NAME"),
+        (
+            "TicTacToe-v0",
+            {"opponent": "greedy"},
+            "opponent='greedy' is unknown; allowed: random, FILE.py:NAME",
+        ),
         ("TicTacToe-v0", {"opponent": "no.module:Thing"}, "there is no module 'no'"),
         ("GuessTheNumber-v0", {"opponent": "random"}, "it is a game of 1, given opponent=.random"),
-        ("ThreePlayerTicTacToe-v0", {"opponent": "random"}, "ThreePlayerTicTacToe-v0 cannot be made with .*players"),
+        (
+            "ThreePlayerTicTacToe-v0",
+            {"opponent": "random"},
+            "ThreePlayerTicTacToe-v0 cannot be made with .*players",
+        ),
         ("Debate-v0", {"opponent": "random"}, "cannot be made with .*API key"),
     ],
 )
@@ -132,7 +155,9 @@ def test_what_cannot_be_played_says_why(name, kwargs, message, monkeypatch):
 
 
 def test_a_folder_that_holds_no_model_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no config.json; give a Hugging Face folder"):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no config.json; give a Hugging Face folder"
+    ):
         make_environment("textarena:TicTacToe-v0", {"opponent": f"hf:{tmp_path}"})
 
 
@@ -156,7 +181,9 @@ def test_the_most_turns_are_the_games_own_limit():
     assert make_environment("textarena:2048-v0-3x3").max_turns is None
 
 
-@pytest.mark.parametrize("name", ["GuessTheNumber-v0", "Mastermind-v0", "FrozenLake-v0", "Minesweeper-v0-small"])
+@pytest.mark.parametrize(
+    "name", ["GuessTheNumber-v0", "Mastermind-v0", "FrozenLake-v0", "Minesweeper-v0-small"]
+)
 def test_a_sampled_action_is_a_move_that_the_game_takes_and_leaves_it_as_it_was(name):
     one, other = (make_environment(f"textarena:{name}") for _ in range(2))
     assert reset_environment(one, 7) == reset_environment(other, 7)
@@ -200,7 +227,10 @@ def test_no_text_raises_and_every_reward_is_finite(name, kwargs):
 def test_equal_seeds_give_equal_games_in_two_threads(name, kwargs):
     def games(_):
         env = make_environment(f"textarena:{name}", kwargs)
-        return [json.dumps([reset_environment(env, seed), *play(env, seed, ["[up]", "[0 0]"])]) for seed in range(100)]
+        return [
+            json.dumps([reset_environment(env, seed), *play(env, seed, ["[up]", "[0 0]"])])
+            for seed in range(100)
+        ]
 
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(games, range(2))
@@ -208,9 +238,14 @@ def test_equal_seeds_give_equal_games_in_two_threads(name, kwargs):
 
 
 def test_moves_are_drawn_in_the_form_of_the_games_words():
-    moves = draw_moves("Write '[pile quantity]', such as '[0 3]'. Piles: 3 4 5.", "", random.Random(0))
+    moves = draw_moves(
+        "Write '[pile quantity]', such as '[0 3]'. Piles: 3 4 5.", "", random.Random(0)
+    )
     drawn = {next(moves) for _ in range(400)}
-    assert "[0 3]" in drawn and len({move for move in drawn if move[1:-1].replace(" ", "").isdigit()}) > 10
+    assert (
+        "[0 3]" in drawn
+        and len({move for move in drawn if move[1:-1].replace(" ", "").isdigit()}) > 10
+    )
 
 
 def test_a_game_that_draws_as_it_is_made_leaves_the_global_generators_alone() -> None:

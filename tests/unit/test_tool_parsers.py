@@ -60,8 +60,14 @@ def test_function_calls_are_found_in_tags_and_in_openai_form(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [
-        ('Thought: I add.\nAction: add\nAction Input: {"a": 1, "b": 2}\nObservation: 3', {"a": 1, "b": 2}),
-        ('**Action:** `add`\n**Action Input:** ```json\n{\n "a": 1,\n "b": 2}\n```', {"a": 1, "b": 2}),
+        (
+            'Thought: I add.\nAction: add\nAction Input: {"a": 1, "b": 2}\nObservation: 3',
+            {"a": 1, "b": 2},
+        ),
+        (
+            '**Action:** `add`\n**Action Input:** ```json\n{\n "a": 1,\n "b": 2}\n```',
+            {"a": 1, "b": 2},
+        ),
         ("Action: add\nAction Input: 1 and 2\nThought: wait", "1 and 2"),
         ("Action: add[1 and 2]", "1 and 2"),
         ("Action 1: add [1 and [2], or 3].\n\nAs said in [1]", "1 and [2], or 3"),
@@ -80,8 +86,12 @@ def test_react_actions_take_json_text_or_nothing(text: str, arguments: Any) -> N
 
 
 def test_several_calls_come_in_their_order() -> None:
-    tags = "".join(f'<tool_call>{{"name": "t{i}", "arguments": {{}}}}</tool_call>\n' for i in range(3))
-    react = "".join(f"Thought: x\nAction: t{i}\nAction Input: {{}}\nObservation: made up\n" for i in range(3))
+    tags = "".join(
+        f'<tool_call>{{"name": "t{i}", "arguments": {{}}}}</tool_call>\n' for i in range(3)
+    )
+    react = "".join(
+        f"Thought: x\nAction: t{i}\nAction Input: {{}}\nObservation: made up\n" for i in range(3)
+    )
     objects = " and ".join(f'{{"tool": "t{i}"}}' for i in range(3))
     expected = [ToolCall(f"t{i}") for i in range(3)]
     assert FUNCTION.parse(tags) == REACT.parse(react) == JSON.parse(objects) == expected
@@ -100,7 +110,14 @@ def test_several_calls_come_in_their_order() -> None:
             "[1, 2]",
             '{"a": {"tool": "x"}}',
         ),
-        *("Action: go north", "Actions: add", "the Action: add", "tool_call", '"tool_calls": []', "{}"),
+        *(
+            "Action: go north",
+            "Actions: add",
+            "the Action: add",
+            "tool_call",
+            '"tool_calls": []',
+            "{}",
+        ),
         '{"name": 3, "arguments": {}}',
     ],
 )
@@ -134,21 +151,30 @@ def test_raw_newlines_in_strings_of_code_are_read() -> None:
         (JSON, '{"name": "add", "arguments": ' + '{"a":' * 5000, "bad_json"),
     ],
 )
-def test_a_call_that_was_begun_and_broke_is_reported(parser: ActionParser, text: str, kind: str) -> None:
+def test_a_call_that_was_begun_and_broke_is_reported(
+    parser: ActionParser, text: str, kind: str
+) -> None:
     calls = parser.parse(text)
     assert kinds(calls) == [kind]
     assert calls[0].error
 
 
 def test_a_good_call_behind_a_broken_one_is_still_found() -> None:
-    text = '<tool_call>{"name": <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    text = (
+        '<tool_call>{"name": <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    )
     assert FUNCTION.parse(text)[1:] == [ADD]
-    assert JSON.parse('{"name": {"name": "add", "arguments": {"a": 1, "b": 2}}')[-1].error_kind == "bad_json"
+    assert (
+        JSON.parse('{"name": {"name": "add", "arguments": {"a": 1, "b": 2}}')[-1].error_kind
+        == "bad_json"
+    )
     assert JSON.parse('{"name": oh {"name": "add", "arguments": {"a": 1, "b": 2}}')[1:] == [ADD]
 
 
 def test_an_unknown_parser_is_named_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"'jsn' is unknown; allowed: function, json, react. Did you mean 'json'\?"):
+    with pytest.raises(
+        ValueError, match=r"'jsn' is unknown; allowed: function, json, react. Did you mean 'json'\?"
+    ):
         get_parser("jsn")
 
 
@@ -158,7 +184,13 @@ def test_an_unknown_parser_is_named_with_those_there_are() -> None:
 def random_value(rng: random.Random, depth: int = 0) -> Any:
     kind = rng.randrange(5 if depth > 2 else 7)
     if kind < 5:
-        return [rng.randrange(-99, 99), rng.random(), rng.choice('aé😀\n"\\{}<[') * rng.randrange(4), None, True][kind]
+        return [
+            rng.randrange(-99, 99),
+            rng.random(),
+            rng.choice('aé😀\n"\\{}<[') * rng.randrange(4),
+            None,
+            True,
+        ][kind]
     if kind == 5:
         return [random_value(rng, depth + 1) for _ in range(rng.randrange(3))]
     return {rng.choice("abcd"): random_value(rng, depth + 1) for _ in range(rng.randrange(3))}
@@ -177,9 +209,14 @@ def test_what_is_written_in_a_form_is_read_back_exactly() -> None:
         ascii_only = rng.random() < 0.5
         dump = lambda value: json.dumps(value, ensure_ascii=ascii_only)  # noqa: E731, B023
         bare = [{"name": call.name, "arguments": call.arguments} for call in calls]
-        nested = [{"type": "function", "function": {"name": c.name, "arguments": dump(c.arguments)}} for c in calls]
+        nested = [
+            {"type": "function", "function": {"name": c.name, "arguments": dump(c.arguments)}}
+            for c in calls
+        ]
         tags = "ok\n".join(f"<tool_call>\n{dump(call)}\n</tool_call>" for call in bare)
-        react = "\n".join(f"Action: {c.name}\nAction Input: {dump(c.arguments)}\nObservation: {{" for c in calls)
+        react = "\n".join(
+            f"Action: {c.name}\nAction Input: {dump(c.arguments)}\nObservation: {{" for c in calls
+        )
         assert JSON.parse(" then ".join(map(dump, bare))) == calls
         assert FUNCTION.parse(tags) == FUNCTION.parse(dump({"tool_calls": nested})) == calls
         assert REACT.parse(react) == calls
@@ -276,7 +313,9 @@ def unescaped(text: str) -> str:
         code = found.group(1)
         return chr(int(code[1:], 16)) if len(code) == 5 else _SHORT.get(code, code)
 
-    return _ESCAPE.sub(one, text).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    return (
+        _ESCAPE.sub(one, text).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    )
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -294,7 +333,9 @@ def leaves(value: Any) -> Iterator[Any]:
 def invented(text: str, call: ToolCall) -> list[Any]:
     """Returns what the call says and the text does not: an independent reading, by the text's characters alone."""
     views = [text, unescaped(text), unescaped(unescaped(text))]
-    views += [view.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass") for view in views]
+    views += [
+        view.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass") for view in views
+    ]
 
     def is_there(leaf: Any) -> bool:
         if isinstance(leaf, str):
@@ -302,7 +343,9 @@ def invented(text: str, call: ToolCall) -> list[Any]:
         if leaf is None or isinstance(leaf, bool):
             return json.dumps(leaf) in text
         if leaf != leaf or leaf in (float("inf"), float("-inf")):
-            return "NaN" in text or "Infinity" in text or "e999" in text or bool(_NUMBER.search(text))
+            return (
+                "NaN" in text or "Infinity" in text or "e999" in text or bool(_NUMBER.search(text))
+            )
         # the digits may begin within a longer run of digits only where a mutation joined them, never in a parsed call
         return any(float(number) == leaf for view in views for number in _NUMBER.findall(view))
 
@@ -393,7 +436,10 @@ PIECES += [
 def test_time_is_linear_in_the_text_on_adversarial_inputs(parser: ActionParser) -> None:
     slow = []
     for piece in PIECES:
-        for text in (piece * (100_000 // len(piece)), "Action: a\n" + '{"tool":' + piece * (100_000 // len(piece))):
+        for text in (
+            piece * (100_000 // len(piece)),
+            "Action: a\n" + '{"tool":' + piece * (100_000 // len(piece)),
+        ):
             started = time.process_time()
             parser.parse(text)
             # A quadratic parser would take minutes.

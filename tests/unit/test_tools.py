@@ -38,7 +38,11 @@ class Echo(Tool):
     definition = ToolDefinition(
         name="echo",
         description="Echoes.",
-        parameters={"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+        parameters={
+            "type": "object",
+            "properties": {"text": {"type": "string"}},
+            "required": ["text"],
+        },
     )
 
     def execute(self, text: str) -> str:
@@ -58,7 +62,9 @@ class Returns(Tool):
 
 
 class Sleeps(Tool):
-    definition = ToolDefinition("sleeps", parameters={"type": "object", "properties": {}}, timeout_s=0.05)
+    definition = ToolDefinition(
+        "sleeps", parameters={"type": "object", "properties": {}}, timeout_s=0.05
+    )
 
     def __init__(self) -> None:
         self.wake = threading.Event()
@@ -91,7 +97,9 @@ def tag(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def manager_of(*tools: Tool, environment: Any = None, parser: str = "function", **settings: Any) -> MultiTurnManager:
+def manager_of(
+    *tools: Tool, environment: Any = None, parser: str = "function", **settings: Any
+) -> MultiTurnManager:
     return MultiTurnManager(ToolRegistry(tools), get_parser(parser), environment, **settings)
 
 
@@ -124,7 +132,9 @@ def test_registering_says_what_is_wrong_with_a_tool() -> None:
     with pytest.raises(ValueError, match="is no tool; give an instance"):
         registry.register(Echo)  # type: ignore[arg-type]
     broken = Returns(1)
-    broken.definition = ToolDefinition("broken", parameters={"type": "object", "properties": {"x": {"type": "no"}}})
+    broken.definition = ToolDefinition(
+        "broken", parameters={"type": "object", "properties": {"x": {"type": "no"}}}
+    )
     with pytest.raises(ValueError, match="the parameters of tool 'broken'"):
         registry.register(broken)
     assert [*registry.tools] == ["echo"]
@@ -140,7 +150,9 @@ def test_registering_says_what_is_wrong_with_a_tool() -> None:
         ({"text": ["x" * 10**6]}, "is not of type 'string'"),
     ],
 )
-def test_wrong_arguments_are_named_and_never_reach_the_tool(arguments: dict[str, Any], said: str) -> None:
+def test_wrong_arguments_are_named_and_never_reach_the_tool(
+    arguments: dict[str, Any], said: str
+) -> None:
     outcome = ToolRegistry([Echo()]).execute(ToolCall("echo", arguments))
     assert outcome.error_kind == "bad_arguments"
     assert said in outcome.value or len(outcome.value) > 300
@@ -149,7 +161,9 @@ def test_wrong_arguments_are_named_and_never_reach_the_tool(arguments: dict[str,
 
 def test_a_tool_may_have_a_parameter_called_name() -> None:
     class Greet(Tool):
-        definition = ToolDefinition("greet", parameters={"type": "object", "properties": {"name": {"type": "string"}}})
+        definition = ToolDefinition(
+            "greet", parameters={"type": "object", "properties": {"name": {"type": "string"}}}
+        )
 
         def execute(self, name: str) -> str:
             return f"Hello {name}"
@@ -174,7 +188,9 @@ def test_text_alone_stands_for_the_only_parameter() -> None:
     ],
 )
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
-def test_what_a_tool_raises_is_its_result(raised: BaseException, kind: str, said: str, timeout_s: float | None) -> None:
+def test_what_a_tool_raises_is_its_result(
+    raised: BaseException, kind: str, said: str, timeout_s: float | None
+) -> None:
     outcome = ToolRegistry([Returns(raised, timeout_s=timeout_s)]).execute(ToolCall("returns"))
     assert (outcome.error_kind, outcome.value) == (kind, said)
 
@@ -227,7 +243,13 @@ nothing = 3
 def test_tools_are_loaded_by_name_from_files_and_modules(tmp_path: Path) -> None:
     file = tmp_path / "my_tools.py"
     file.write_text(MODULE)
-    sources = ("calculator", f"{file}:Mine", f"{file}:several", f"{file}:shared", "custom.tools.builtin:PythonTool")
+    sources = (
+        "calculator",
+        f"{file}:Mine",
+        f"{file}:several",
+        f"{file}:shared",
+        "custom.tools.builtin:PythonTool",
+    )
     registry = load_tools(sources)
     assert [*registry.tools] == ["calculator", "mine", "a", "b", "shared", "python"]
     assert call(registry, "mine") == (True, "mine")
@@ -277,7 +299,10 @@ def test_every_call_is_executed_in_order_and_the_results_are_the_observation() -
     environment = corridor()
     manager = manager_of(Echo(), EnvironmentStepTool(), environment=environment)
     turn = manager.step(
-        tag("echo", text="a") + tag("environment_step", action="right") + tag("nope") + tag("echo", text="b")
+        tag("echo", text="a")
+        + tag("environment_step", action="right")
+        + tag("nope")
+        + tag("echo", text="b")
     )
     assert turn.observation == (
         "[1] echo: a\n[2] environment_step: at 1\n"
@@ -297,7 +322,12 @@ def test_nothing_is_executed_behind_the_end_of_the_episode() -> None:
     environment = corridor()
     manager = manager_of(Echo(), EnvironmentStepTool(), environment=environment)
     turn = manager.step(tag("environment_step", action="right") * 5 + tag("echo", text="late"))
-    assert (turn.reward, turn.done, len(turn.calls), environment.actions) == (3.0, True, 3, ["right"] * 3)
+    assert (turn.reward, turn.done, len(turn.calls), environment.actions) == (
+        3.0,
+        True,
+        3,
+        ["right"] * 3,
+    )
     assert turn.observation.endswith("[3] environment_step: at 3")
 
 
@@ -313,7 +343,9 @@ def test_the_managers_environment_is_stepped_also_where_the_tool_knows_the_origi
 
 def test_an_environment_tool_may_have_parameters_of_its_own() -> None:
     class Move(EnvironmentStepTool):
-        definition = ToolDefinition("move", "", {"type": "object", "properties": {"steps": {"type": "integer"}}})
+        definition = ToolDefinition(
+            "move", "", {"type": "object", "properties": {"steps": {"type": "integer"}}}
+        )
 
         def __init__(self) -> None:
             self.environment = None
@@ -359,18 +391,27 @@ def test_without_an_environment_a_text_without_a_call_is_the_answer() -> None:
 )
 def test_each_kind_of_failure_is_an_observation(text: str, kind: str) -> None:
     sleeps = Sleeps()
-    manager = manager_of(Echo(), Returns(OSError("gone"), name="raises"), sleeps, environment=corridor())
+    manager = manager_of(
+        Echo(), Returns(OSError("gone"), name="raises"), sleeps, environment=corridor()
+    )
     turn = manager.step(text)
     sleeps.wake.set()
     assert turn.observation.startswith(f"Error ({kind}): ")
-    assert (turn.reward, turn.done, len(turn.calls), turn.calls[0].error_kind) == (0.0, False, 1, kind)
+    assert (turn.reward, turn.done, len(turn.calls), turn.calls[0].error_kind) == (
+        0.0,
+        False,
+        1,
+        kind,
+    )
 
 
 def test_a_turn_executes_a_bounded_number_of_calls() -> None:
     manager = manager_of(Echo())
     turn = manager.step(tag("echo", text="x") * (MAX_CALLS + 5))
     assert len(turn.calls) == MAX_CALLS
-    assert turn.observation.endswith(f"5 more calls were not executed: a turn may have {MAX_CALLS}.")
+    assert turn.observation.endswith(
+        f"5 more calls were not executed: a turn may have {MAX_CALLS}."
+    )
 
 
 class Unprintable:
@@ -521,7 +562,10 @@ def test_time_is_limited() -> None:
 
 
 def test_a_snippet_that_closes_its_output_is_ended_too() -> None:
-    assert run("import os, time\nos.close(1)\nos.close(2)\ntime.sleep(60)", timeout_s=0.5)[0] == "timeout"
+    assert (
+        run("import os, time\nos.close(1)\nos.close(2)\ntime.sleep(60)", timeout_s=0.5)[0]
+        == "timeout"
+    )
 
 
 def test_memory_and_output_are_limited() -> None:
@@ -547,12 +591,16 @@ def test_memory_and_output_are_limited() -> None:
         "open('/proc/self/environ').read()",
     ],
 )
-def test_a_snippet_has_no_network_no_processes_and_changes_no_files(code: str, tmp_path: Path) -> None:
+def test_a_snippet_has_no_network_no_processes_and_changes_no_files(
+    code: str, tmp_path: Path
+) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.01)
         code = code.replace("{port}", str(server.getsockname()[1]))
-        kind, text = run(code.replace("{outside}", f"{tmp_path}/new").replace("{file}", f"{tmp_path}/mine.txt"))
+        kind, text = run(
+            code.replace("{outside}", f"{tmp_path}/new").replace("{file}", f"{tmp_path}/mine.txt")
+        )
         with pytest.raises(TimeoutError):
             server.accept()
     assert kind == "exception"
@@ -584,7 +632,9 @@ def test_where_the_kernel_has_no_walls_the_snippet_runs(tmp_path: Path) -> None:
 
 def test_a_snippet_ends_with_the_process_that_runs_the_tool(tmp_path: Path) -> None:
     code = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\ntime.sleep(60)"
-    program = f"from custom.tools.builtin import PythonTool\nPythonTool(timeout_s=60).execute({code!r})"
+    program = (
+        f"from custom.tools.builtin import PythonTool\nPythonTool(timeout_s=60).execute({code!r})"
+    )
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(RUNNER.parents[2])}
     caller = subprocess.Popen([sys.executable, "-c", program], env=environment)
     below: list[psutil.Process] = []
@@ -597,7 +647,9 @@ def test_a_snippet_ends_with_the_process_that_runs_the_tool(tmp_path: Path) -> N
     wait_until(started)
     caller.kill()
     caller.wait()
-    wait_until(lambda: not any(process.is_running() and process.status() != "zombie" for process in below))
+    wait_until(
+        lambda: not any(process.is_running() and process.status() != "zombie" for process in below)
+    )
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -607,16 +659,22 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_snippet_sees_no_variables_of_this_process_and_leaves_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snippet_sees_no_variables_of_this_process_and_leaves_no_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SECRET_OF_THE_RUN", "s3cret")
-    kind, text = run("import os\nopen('a.txt', 'w').write('x')\nprint(sorted(os.environ), os.listdir())\nos.getcwd()")
+    kind, text = run(
+        "import os\nopen('a.txt', 'w').write('x')\nprint(sorted(os.environ), os.listdir())\nos.getcwd()"
+    )
     assert (kind, "SECRET" in text, "'a.txt'" in text) == ("", False, True)
     assert not Path(text.splitlines()[-1].strip("'")).exists()
 
 
 def test_snippets_run_side_by_side_in_threads() -> None:
     results: list[tuple[str, str]] = []
-    threads = [threading.Thread(target=lambda i=i: results.append(run(f"{i} * 2"))) for i in range(4)]
+    threads = [
+        threading.Thread(target=lambda i=i: results.append(run(f"{i} * 2"))) for i in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

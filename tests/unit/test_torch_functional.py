@@ -48,8 +48,12 @@ def test_log_prob_gradient_is_one_hot_minus_softmax():
 
 def test_entropy_of_known_distributions():
     impossible = -math.inf
-    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, impossible, impossible], [1e4, 0.0, 0.0, 0.0]])
-    torch.testing.assert_close(batch.entropy_from_logits(logits), torch.tensor([math.log(4), math.log(2), 0.0]))
+    logits = torch.tensor(
+        [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, impossible, impossible], [1e4, 0.0, 0.0, 0.0]]
+    )
+    torch.testing.assert_close(
+        batch.entropy_from_logits(logits), torch.tensor([math.log(4), math.log(2), 0.0])
+    )
 
 
 def test_entropy_has_a_finite_gradient_with_impossible_tokens():
@@ -73,9 +77,13 @@ def test_masked_reductions_match_numbers_worked_by_hand():
 def test_whitened_values_have_mean_zero_and_unit_variance():
     whitened = batch.masked_whiten(VALUES, MASK)
     std = math.sqrt(38 / 3)
-    torch.testing.assert_close(whitened, torch.tensor([[-3 / std, -2 / std, 0.0], [0.0, 0.0, 5 / std]]))
+    torch.testing.assert_close(
+        whitened, torch.tensor([[-3 / std, -2 / std, 0.0], [0.0, 0.0, 5 / std]])
+    )
     kept = batch.masked_whiten(VALUES, MASK, shift_mean=False)
-    torch.testing.assert_close(kept, torch.tensor([[4 - 3 / std, 4 - 2 / std, 0.0], [4.0, 0.0, 4 + 5 / std]]))
+    torch.testing.assert_close(
+        kept, torch.tensor([[4 - 3 / std, 4 - 2 / std, 0.0], [4.0, 0.0, 4 + 5 / std]])
+    )
 
 
 @pytest.mark.parametrize("valid", [0, 1])
@@ -88,7 +96,9 @@ def test_whitening_over_zero_or_one_token_gives_zeros(valid, shift_mean):
 
 
 def test_whitening_equal_values_gives_exact_zeros():
-    assert torch.equal(batch.masked_whiten(torch.full((300, 7), 0.1), torch.ones(300, 7)), torch.zeros(300, 7))
+    assert torch.equal(
+        batch.masked_whiten(torch.full((300, 7), 0.1), torch.ones(300, 7)), torch.zeros(300, 7)
+    )
 
 
 def test_empty_reductions_are_zero():
@@ -111,23 +121,36 @@ def test_padding_to_a_length():
     assert batch.pad_sequence_to_length(rows, 4, 9, left_pad=True).tolist() == [[9, 9, 1, 2]]
     assert batch.pad_sequence_to_length(rows, 1, 9).tolist() == [[1, 2]]
     assert batch.pad_2d_list_to_length([[1], [2, 3]], 0).tolist() == [[1, 0], [2, 3]]
-    assert batch.pad_2d_list_to_length([[1], [2, 3]], 0, max_length=3).tolist() == [[1, 0, 0], [2, 3, 0]]
+    assert batch.pad_2d_list_to_length([[1], [2, 3]], 0, max_length=3).tolist() == [
+        [1, 0, 0],
+        [2, 3, 0],
+    ]
     assert batch.pad_2d_list_to_length([[1], [2, 3]], 0, max_length=1).tolist() == [[1, 0], [2, 3]]
 
 
-@pytest.mark.parametrize(("truncation", "kept"), [("left", [3, 4, 5]), ("right", [1, 2, 3]), ("middle", [1, 4, 5])])
+@pytest.mark.parametrize(
+    ("truncation", "kept"), [("left", [3, 4, 5]), ("right", [1, 2, 3]), ("middle", [1, 4, 5])]
+)
 def test_postprocessing_truncates_or_pads(truncation, kept):
     ids, mask = torch.tensor([[1, 2, 3, 4, 5]]), torch.ones(1, 5, dtype=torch.int64)
     assert batch.postprocess_data(ids, mask, 3, 0, truncation=truncation)[0].tolist() == [kept]
-    padded, padded_mask = batch.postprocess_data(ids, mask, 7, 9, left_pad=True, truncation=truncation)
-    assert padded.tolist() == [[9, 9, 1, 2, 3, 4, 5]] and padded_mask.tolist() == [[0, 0, 1, 1, 1, 1, 1]]
+    padded, padded_mask = batch.postprocess_data(
+        ids, mask, 7, 9, left_pad=True, truncation=truncation
+    )
+    assert padded.tolist() == [[9, 9, 1, 2, 3, 4, 5]] and padded_mask.tolist() == [
+        [0, 0, 1, 1, 1, 1, 1]
+    ]
 
 
 def test_postprocessing_refuses_what_is_too_long_unless_told_how_to_cut():
     ids = torch.ones(1, 5, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"5 tokens, .*max_prompt_length is 3.* data\.truncation to left"):
+    with pytest.raises(
+        ValueError, match=r"5 tokens, .*max_prompt_length is 3.* data\.truncation to left"
+    ):
         batch.postprocess_data(ids, ids, 3, 0)
-    with pytest.raises(ValueError, match="truncation='centre' is unknown; allowed: error, left, middle, right"):
+    with pytest.raises(
+        ValueError, match="truncation='centre' is unknown; allowed: error, left, middle, right"
+    ):
         batch.postprocess_data(ids, ids, 3, 0, truncation="centre")
 
 
@@ -143,12 +166,19 @@ def rates(make, steps, **settings):
 
 
 def test_constant_schedule_is_full_from_the_first_step_without_warmup():
-    assert rates(batch.get_constant_schedule_with_warmup, 3, num_warmup_steps=0, num_training_steps=9) == [
+    assert rates(
+        batch.get_constant_schedule_with_warmup, 3, num_warmup_steps=0, num_training_steps=9
+    ) == [
         2.0,
         2.0,
         2.0,
     ]
-    assert rates(batch.get_constant_schedule_with_warmup, 4, num_warmup_steps=2) == [0.0, 1.0, 2.0, 2.0]
+    assert rates(batch.get_constant_schedule_with_warmup, 4, num_warmup_steps=2) == [
+        0.0,
+        1.0,
+        2.0,
+        2.0,
+    ]
 
 
 def test_cosine_schedule_falls_to_its_floor_and_rises_again_behind_its_last_step():
@@ -156,7 +186,9 @@ def test_cosine_schedule_falls_to_its_floor_and_rises_again_behind_its_last_step
     half = 2 * (0.1 + 0.9 / 2)
     quarter = 2 * (0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2)
     measured = rates(batch.get_cosine_schedule_with_warmup, 8, **settings)
-    assert measured == pytest.approx([0, 1, 2, quarter, half, 2 * (1.1) - quarter, 0.2, 2 * (1.1) - quarter])
+    assert measured == pytest.approx(
+        [0, 1, 2, quarter, half, 2 * (1.1) - quarter, 0.2, 2 * (1.1) - quarter]
+    )
 
 
 def test_wsd_schedule_stays_full_and_then_decays():
@@ -166,7 +198,12 @@ def test_wsd_schedule_stays_full_and_then_decays():
 
 
 def test_wsd_schedule_warms_up_from_its_floor_and_ends_there():
-    settings = {"num_warmup_steps": 2, "num_training_steps": 12, "stable_ratio": 0.8, "min_lr_ratio": 0.1}
+    settings = {
+        "num_warmup_steps": 2,
+        "num_training_steps": 12,
+        "stable_ratio": 0.8,
+        "min_lr_ratio": 0.1,
+    }
     measured = rates(batch.get_wsd_schedule_with_warmup, 14, **settings)
     # The rate is 2, its floor 0.2, and half way between them 1.1.
     assert measured == pytest.approx([0.2, 1.1, *[2] * 9, 1.1, 0.2, 0.2])
@@ -203,8 +240,13 @@ def plain_head(states, weight, bias, labels, form):
 
 def test_a_heads_log_prob_entropy_and_gradient_match_numbers_worked_by_hand():
     # Logits 0 and log 3, so probabilities 1/4 and 3/4.
-    states, weight = torch.tensor([[1.0]], requires_grad=True), torch.tensor([[0.0], [math.log(3)]], requires_grad=True)
-    log_probs, entropies = head_log_probs(states, weight, None, torch.tensor([1]), LogitForm(), "grad")
+    states, weight = (
+        torch.tensor([[1.0]], requires_grad=True),
+        torch.tensor([[0.0], [math.log(3)]], requires_grad=True),
+    )
+    log_probs, entropies = head_log_probs(
+        states, weight, None, torch.tensor([1]), LogitForm(), "grad"
+    )
     assert log_probs.item() == pytest.approx(math.log(0.75))
     assert entropies.item() == pytest.approx(0.25 * math.log(4) + 0.75 * math.log(4 / 3))
     of_state, of_weight = torch.autograd.grad(log_probs, (states, weight), retain_graph=True)
@@ -251,16 +293,22 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         self.counts[func.overloadpacket.__name__] += 1
-        self.entries = max([self.entries, *(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))])
+        self.entries = max(
+            [self.entries, *(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))]
+        )
         return result
 
 
 @pytest.mark.parametrize(("chunk", "products"), [(5000, 1 + 2), (600, 9 + 9 * 3)])
-def test_no_more_logits_exist_than_a_chunk_and_only_those_of_several_are_made_twice(chunk, products):
+def test_no_more_logits_exist_than_a_chunk_and_only_those_of_several_are_made_twice(
+    chunk, products
+):
     """100 rows of 50 words: chunks of 600 are 12 rows, and then 6 words."""
     states, weight, _, labels = make_head(rows=100)
     with Operations() as operations:
-        head_log_probs(states, weight, None, labels, LogitForm(), "value", chunk)[0].sum().backward()
+        head_log_probs(states, weight, None, labels, LogitForm(), "value", chunk)[
+            0
+        ].sum().backward()
     assert operations.counts["mm"] == products
     # The states have 600 entries.
     assert operations.entries == chunk
@@ -285,8 +333,12 @@ def test_a_bfloat16_heads_log_probs_are_those_of_its_products_in_float32():
     log_probs, entropies = head_log_probs(states, weight, None, labels, LogitForm(0.7), "value")
     assert log_probs.dtype == entropies.dtype == torch.float32
     distribution = ((states @ weight.T).float() / 0.7).log_softmax(-1)
-    torch.testing.assert_close(log_probs, distribution.gather(1, labels[:, None])[:, 0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(entropies, -(distribution.exp() * distribution).sum(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        log_probs, distribution.gather(1, labels[:, None])[:, 0], rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(
+        entropies, -(distribution.exp() * distribution).sum(-1), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("chunk", [1000, 60])
@@ -295,7 +347,9 @@ def test_autocast_computes_a_heads_products_in_its_type_near_float32(chunk):
     for dtype in (torch.float32, torch.bfloat16):
         states, weight, bias, labels = make_head()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            log_probs, entropies = head_log_probs(states, weight, bias, labels, LogitForm(), "grad", chunk)
+            log_probs, entropies = head_log_probs(
+                states, weight, bias, labels, LogitForm(), "grad", chunk
+            )
         (log_probs.sum() + entropies.sum()).backward()
         assert log_probs.dtype == states.grad.dtype == weight.grad.dtype == torch.float32
         results.append((log_probs, entropies, states.grad, weight.grad, bias.grad))
@@ -309,7 +363,9 @@ def test_a_bfloat16_gradient_of_a_likely_label_keeps_its_digits(chunk):
     states, weight, _, _ = make_head(vocabulary=6, dtype=torch.bfloat16)
     states = (8 * torch.eye(6)).bfloat16().requires_grad_()
     weight = torch.eye(6).bfloat16().requires_grad_()
-    head_log_probs(states, weight, None, torch.arange(6), LogitForm(), chunk=chunk)[0].sum().backward()
+    head_log_probs(states, weight, None, torch.arange(6), LogitForm(), chunk=chunk)[
+        0
+    ].sum().backward()
     expected = 8 * (1 - torch.softmax(8 * torch.eye(6), -1).diagonal())
     torch.testing.assert_close(weight.grad.diagonal().float(), expected, rtol=0.01, atol=0)
 
@@ -334,8 +390,12 @@ def test_a_head_of_one_row_may_have_a_chunk_below_its_vocabulary():
 @pytest.mark.parametrize("chunk", [1000, 60])
 def test_a_head_reads_no_number_off_the_device(entropy, chunk):
     """On the meta device there are none to read."""
-    states, weight, bias, labels = (x.detach().to("meta").requires_grad_(x.is_floating_point()) for x in make_head())
-    log_probs, entropies = head_log_probs(states, weight, bias, labels, LogitForm(0.7, 3.0), entropy, chunk)
+    states, weight, bias, labels = (
+        x.detach().to("meta").requires_grad_(x.is_floating_point()) for x in make_head()
+    )
+    log_probs, entropies = head_log_probs(
+        states, weight, bias, labels, LogitForm(0.7, 3.0), entropy, chunk
+    )
     (log_probs.sum() + (entropies.sum() if entropy == "grad" else 0)).backward()
     assert weight.grad.shape == (50, 6) and log_probs.shape == (20,)
 
@@ -349,7 +409,9 @@ def test_the_heads_functions_compile_to_the_same_numbers():
     rows = torch.stack([stats[1], torch.linspace(-1, 2, 20), stats[2], torch.linspace(1, -2, 20)])
     expected, got = products.clone(), products.clone()
     torch_functional._make_gradient(expected, labels - 30, rows, form)
-    torch.compile(torch_functional._make_gradient.__wrapped__, fullgraph=True)(got, labels - 30, rows, form)
+    torch.compile(torch_functional._make_gradient.__wrapped__, fullgraph=True)(
+        got, labels - 30, rows, form
+    )
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -362,7 +424,9 @@ def test_a_function_that_cannot_be_compiled_runs_as_it_is_written_and_says_so_on
         for _ in range(2):
             assert torch.equal(doubled(torch.ones(3)), torch.full((3,), 2.1875))
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(said) == 1 and said[0].startswith("doubled runs slower, because it cannot be compiled")
+    assert len(said) == 1 and said[0].startswith(
+        "doubled runs slower, because it cannot be compiled"
+    )
 
 
 def test_compiled_functions_are_compiled_on_their_device_alone():

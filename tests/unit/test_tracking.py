@@ -45,7 +45,12 @@ def test_resuming_cuts_later_steps_and_partly_written_lines(tmp_path):
     )
     with open_tracking(tmp_path, resume_step=2) as tracking:
         tracking.log({"a": 1}, step=3)
-    assert read_lines(tmp_path) == [{"step": 0, "v": 1}, {"step": 1}, {"step": 2}, {"step": 3, "a": 1.0}]
+    assert read_lines(tmp_path) == [
+        {"step": 0, "v": 1},
+        {"step": 1},
+        {"step": 2},
+        {"step": 3, "a": 1.0},
+    ]
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -70,7 +75,9 @@ def test_a_new_run_keeps_the_last_runs_file_in_the_place_of_an_older_one(tmp_pat
         with open_tracking(tmp_path) as tracking:
             tracking.log({"run": run}, step=1)
         assert read_lines(tmp_path) == [{"step": 1, "run": run}]
-        assert old.exists() == (run > 1) and (run == 1 or json.loads(old.read_text())["run"] == run - 1)
+        assert old.exists() == (run > 1) and (
+            run == 1 or json.loads(old.read_text())["run"] == run - 1
+        )
 
 
 def test_a_run_that_never_logged_does_not_replace_the_kept_file(tmp_path):
@@ -98,7 +105,10 @@ def test_cutting_back_to_the_same_step_twice_changes_nothing(tmp_path):
 def test_console_prints_one_aligned_line_per_step(tmp_path, capsys):
     with open_tracking(tmp_path, "console") as tracking:
         for step, reward in ((1, 0.25), (120, -0.5)):
-            tracking.log({"perf/time_per_step": 11.25, "critic/score/mean": reward, "unknown/metric": 1.0}, step)
+            tracking.log(
+                {"perf/time_per_step": 11.25, "critic/score/mean": reward, "unknown/metric": 1.0},
+                step,
+            )
     first, second = capsys.readouterr().out.splitlines()
     assert first == "step     1 | reward  0.2500 | s/step   11.2"
     assert second == "step   120 | reward -0.5000 | s/step   11.2"
@@ -106,7 +116,10 @@ def test_console_prints_one_aligned_line_per_step(tmp_path, capsys):
 
 
 def test_console_shows_validation_rewards():
-    assert format_line({"val-core/gsm8k/reward/mean@1": 0.5}, 0) == "step     0 | gsm8k/reward/mean@1 0.5000"
+    assert (
+        format_line({"val-core/gsm8k/reward/mean@1": 0.5}, 0)
+        == "step     0 | gsm8k/reward/mean@1 0.5000"
+    )
 
 
 def test_tensorboard_hides_what_came_after_the_checkpoint(tmp_path):
@@ -118,7 +131,11 @@ def test_tensorboard_hides_what_came_after_the_checkpoint(tmp_path):
     with open_tracking(tmp_path, ["tensorboard"], resume_step=2) as tracking:
         tracking.log({"a": 30}, 3)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("a")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert [(event.step, event.value) for event in events.Scalars("a")] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, 30.0),
+    ]
 
 
 def test_a_failing_tracker_warns_once_and_the_others_go_on(tmp_path, capsys, caplog):
@@ -126,7 +143,9 @@ def test_a_failing_tracker_warns_once_and_the_others_go_on(tmp_path, capsys, cap
     tracking.log({"a": 1}, step=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     # As on a full disk: the file cannot grow.
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "metrics.jsonl").stat().st_size, limits[1]))
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, ((tmp_path / "metrics.jsonl").stat().st_size, limits[1])
+    )
     try:
         tracking.log({"a": 2}, step=2)
         tracking.log({"a": 3}, step=3)

@@ -63,7 +63,9 @@ def test_each_player_gets_what_the_game_pays_it() -> None:
         "cut": 1,
     }
     assert trial.max_turns == 6
-    assert all(outcome.episodes == 3 and outcome.crashes == 0 for outcome in trial.outcomes.values())
+    assert all(
+        outcome.episodes == 3 and outcome.crashes == 0 for outcome in trial.outcomes.values()
+    )
 
 
 def test_a_reward_function_gives_the_trials_rewards_too() -> None:
@@ -95,21 +97,34 @@ def said(caplog: pytest.LogCaptureFixture, environment: BaseEnvironment, **agent
     return "\n".join(f"{record.levelname} {record.getMessage()}" for record in caplog.records)
 
 
-def test_where_not_playing_pays_more_a_warning_gives_both_numbers(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_not_playing_pays_more_a_warning_gives_both_numbers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     text = said(caplog, Marathon())
     assert "WARNING Marathon pays 0 for unreadable ones and -4 for random answers" in text
-    assert "WARNING Marathon pays -1 for one and then no room for more and -4 for random answers" in text
+    assert (
+        "WARNING Marathon pays -1 for one and then no room for more and -4 for random answers"
+        in text
+    )
     assert "change agent.overflow_reward to -3 or less" in text
-    assert "INFO trial of Marathon (8 episodes): mean reward of random answers -4 in 4 turns" in text
+    assert (
+        "INFO trial of Marathon (8 episodes): mean reward of random answers -4 in 4 turns" in text
+    )
 
 
-def test_where_playing_pays_at_least_as_much_there_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_playing_pays_at_least_as_much_there_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     text = said(caplog, Marathon(invalid_reward=-1.0), overflow_reward=-3.0)
     assert "learn not to play" not in text and "INFO trial of Marathon (8 episodes)" in text
 
 
-def test_a_game_that_outlasts_the_turns_is_named_with_both_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    assert "WARNING Marathon may last 6 turns, agent.max_turn=4 ends it before" in said(caplog, Marathon())
+def test_a_game_that_outlasts_the_turns_is_named_with_both_numbers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert "WARNING Marathon may last 6 turns, agent.max_turn=4 ends it before" in said(
+        caplog, Marathon()
+    )
 
 
 class Sly(BaseEnvironment):

@@ -21,7 +21,13 @@ from custom.env import BaseEnvironment
 from data.containers import step_info
 from data.protocol import DataProto
 from tests.unit.test_rollout import CONFIG, build_engine, model_spec, perturb
-from training.config import ActorRolloutRefConfig, AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
+from training.config import (
+    ActorRolloutRefConfig,
+    AgentConfig,
+    DataConfig,
+    EnvironmentChoice,
+    PPOConfig,
+)
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 from workers.rollout.base import BaseRollout, turn_seed
 from workers.rollout.engine import Sampling
@@ -113,7 +119,9 @@ class Recorder:
 
 
 @pytest.fixture(scope="module", params=["hf", pytest.param("vllm", marks=pytest.mark.vllm)])
-def engine(request: pytest.FixtureRequest, tiny_task: Path) -> Iterator[tuple[BaseRollout, Any, Any]]:
+def engine(
+    request: pytest.FixtureRequest, tiny_task: Path
+) -> Iterator[tuple[BaseRollout, Any, Any]]:
     if request.param == "vllm":
         pytest.importorskip("vllm")
     spec = model_spec(tiny_task / "model")
@@ -134,10 +142,14 @@ def config_of(environment: type[BaseEnvironment], **agent: Any) -> PPOConfig:
     )
 
 
-def play(engine: Any, spec: Any, config: PPOConfig, episodes: int = 12, n: int = 2, seeded: bool = True) -> DataProto:
+def play(
+    engine: Any, spec: Any, config: PPOConfig, episodes: int = 12, n: int = 2, seeded: bool = True
+) -> DataProto:
     agents = AgentRollout(config, engine, spec.tokenizer, agent_specs(config), None)
     try:
-        return agents.run(describe_episodes(episodes // n, n, step_info(step=1, seed=7, seeded=seeded)))
+        return agents.run(
+            describe_episodes(episodes // n, n, step_info(step=1, seed=7, seeded=seeded))
+        )
     finally:
         agents.close()
 
@@ -148,7 +160,9 @@ def valid_ids(batch: DataProto, row: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seeded", [True, False])
-def test_what_the_engine_saw_is_a_prefix_of_what_is_trained_on_and_log_probs_agree(engine, seeded) -> None:
+def test_what_the_engine_saw_is_a_prefix_of_what_is_trained_on_and_log_probs_agree(
+    engine, seeded
+) -> None:
     rollout, lm, spec = engine
     recorder = Recorder(rollout, {})
     batch = play(recorder, spec, config_of(Chatter), seeded=seeded)
@@ -171,14 +185,18 @@ def test_what_the_engine_saw_is_a_prefix_of_what_is_trained_on_and_log_probs_agr
         for position, sampled in enumerate(mask):
             if sampled:
                 expected = log_probs[width + position - 1, ids[width + position]].item()
-                assert batch.batch["rollout_log_probs"][row, position].item() == pytest.approx(expected, abs=1e-4)
+                assert batch.batch["rollout_log_probs"][row, position].item() == pytest.approx(
+                    expected, abs=1e-4
+                )
     assert turns > 20, "or nothing was tested"
 
 
 def test_between_turns_stands_the_templates_own_text_and_nothing_else(engine) -> None:
     rollout, _, spec = engine
     batch = play(rollout, spec, config_of(Chatter))
-    between = re.compile(r"(<\|im_end\|> )?<\|im_start\|> user [a-z0-9 ]+ <\|im_end\|> <\|im_start\|> assistant")
+    between = re.compile(
+        r"(<\|im_end\|> )?<\|im_start\|> user [a-z0-9 ]+ <\|im_end\|> <\|im_start\|> assistant"
+    )
     closed_by = set()
     for row in range(len(batch)):
         held = int(batch.batch["attention_mask"][row][PROMPT:].sum())
@@ -187,7 +205,9 @@ def test_between_turns_stands_the_templates_own_text_and_nothing_else(engine) ->
             match = between.fullmatch(spec.tokenizer.decode(given))
             assert match, spec.tokenizer.decode(given)
             closed_by.add(match[1])
-    assert closed_by == {None, "<|im_end|> "}, "turns that ended by themselves, and turns that were cut"
+    assert closed_by == {None, "<|im_end|> "}, (
+        "turns that ended by themselves, and turns that were cut"
+    )
 
 
 def test_each_turns_reward_is_on_its_last_sampled_token(engine) -> None:
@@ -262,7 +282,10 @@ def test_a_turn_cut_by_its_own_limit_is_closed_unsampled_and_played(engine) -> N
         rollout.config = before
     end = spec.tokenizer.eos_token_id
     for row in range(2):
-        turn_ids, responses = batch.batch["turn_ids"][row].tolist(), batch.batch["responses"][row].tolist()
+        turn_ids, responses = (
+            batch.batch["turn_ids"][row].tolist(),
+            batch.batch["responses"][row].tolist(),
+        )
         assert turn_ids[:3] == [0, 0, -1]
         assert responses[2] == end
         assert turn_ids.count(1) == 2
@@ -283,7 +306,10 @@ def test_a_crash_is_settled_as_configured(engine, on_failure) -> None:
     assert 0 < failed.sum() < len(batch)
     facts = batch.non_tensor_batch["episode_facts"]
     assert all(("no more" in fact["error"]) == bad for fact, bad in zip(facts, failed, strict=True))
-    rewards, masks = batch.batch["environment_rewards"].abs().sum(1), batch.batch["response_mask"].any(1)
+    rewards, masks = (
+        batch.batch["environment_rewards"].abs().sum(1),
+        batch.batch["response_mask"].any(1),
+    )
     assert not rewards[torch.from_numpy(failed)].any()
     assert (rewards[~torch.from_numpy(failed)] > 0).all()
     assert masks[torch.from_numpy(failed)].any() == (on_failure == "zero")
@@ -316,8 +342,14 @@ def test_a_reply_that_the_chat_template_refuses_ends_its_episode_alone(engine) -
     finally:
         spec.tokenizer.chat_template = template
     assert "env_crash" in endings(batch)
-    assert set(endings(batch)) <= {"env_crash", "done"}, "an episode of one turn needs no further prompt"
-    errors = {fact["error"] for fact in batch.non_tensor_batch["episode_facts"] if fact["ending"] == "env_crash"}
+    assert set(endings(batch)) <= {"env_crash", "done"}, (
+        "an episode of one turn needs no further prompt"
+    )
+    errors = {
+        fact["error"]
+        for fact in batch.non_tensor_batch["episode_facts"]
+        if fact["ending"] == "env_crash"
+    }
     assert all("system comes first" in error for error in errors)
 
 
@@ -326,7 +358,12 @@ class SaysTooMuch(Chatter):
 
     def step(self, action: str) -> Any:
         observation, reward, done, _ = super().step(action)
-        return observation, reward, done, {"tool_calls": [None, 3, {"id": "x"}], "lock": threading.Lock()}
+        return (
+            observation,
+            reward,
+            done,
+            {"tool_calls": [None, 3, {"id": "x"}], "lock": threading.Lock()},
+        )
 
 
 def test_an_environments_info_stays_with_it(engine) -> None:

@@ -146,21 +146,41 @@ TEMPLATES = {
 END = {"llama2": "</s>", "llama3": "<|eot_id|>", "mistral-v1": "</s>", "mistral-v3": "</s>"}
 CONTROL = {
     "llama3": ["<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>"],
-    "mistral-v3": ["[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"],
+    "mistral-v3": [
+        "[INST]",
+        "[/INST]",
+        "[TOOL_CALLS]",
+        "[AVAILABLE_TOOLS]",
+        "[/AVAILABLE_TOOLS]",
+        "[TOOL_RESULTS]",
+    ],
 }
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def byte_level_core() -> Tokenizer:
     """Makes a tokenizer of bytes whose merges may join text with the template's own where turns meet."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("Ġ", "Ġ"), ("Ċ", "Ċ"), ("ĠĠ", "Ċ"), ("t", "h"), ("th", "e"), ("Ġ", "the"), (".", "Ċ"), ("Ġ", "[")]
+    merges = [
+        ("Ġ", "Ġ"),
+        ("Ċ", "Ċ"),
+        ("ĠĠ", "Ċ"),
+        ("t", "h"),
+        ("th", "e"),
+        ("Ġ", "the"),
+        (".", "Ċ"),
+        ("Ġ", "["),
+    ]
     words = [*alphabet, *(first + second for first, second in merges)]
     core = Tokenizer(models.BPE({word: place for place, word in enumerate(words)}, merges))
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(
-                Regex(r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated"
+                Regex(r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"),
+                "isolated",
             ),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
@@ -171,17 +191,36 @@ def byte_level_core() -> Tokenizer:
 
 def sentencepiece_core() -> Tokenizer:
     """Makes a tokenizer as Llama 2's: a space is in front of every piece of text between special tokens."""
-    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁▁", *map(chr, range(33, 127))]
+    words = [
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "▁▁",
+        *map(chr, range(33, 127)),
+    ]
     merges = [("▁", "▁")]
-    core = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True))
-    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    core = Tokenizer(
+        models.BPE(
+            {w: i for i, w in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True
+        )
+    )
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     core.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     return core
 
 
-def make_tokenizer(template: str, end: str, control: list[str], core: Tokenizer) -> PreTrainedTokenizerFast:
+def make_tokenizer(
+    template: str, end: str, control: list[str], core: Tokenizer
+) -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         name_or_path="tiny",
@@ -201,7 +240,9 @@ def turn_tokens(name: str) -> TurnTokens:
     return of_template(TEMPLATES[name], END.get(name, "<|im_end|>"), control)
 
 
-def of_template(template: str, end="<|im_end|>", control=("<|im_start|>",), core=None, **template_kwargs) -> TurnTokens:
+def of_template(
+    template: str, end="<|im_end|>", control=("<|im_start|>",), core=None, **template_kwargs
+) -> TurnTokens:
     tokenizer = make_tokenizer(template, end, list(control), core or byte_level_core())
     stops = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     return TurnTokens(tokenizer, template_kwargs=template_kwargs, eos_token_ids=stops)
@@ -228,7 +269,9 @@ def encode(turns: TurnTokens, text: str) -> list[int]:
 
 
 def decode(turns: TurnTokens, token_ids: list[int]) -> str:
-    return turns.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return turns.tokenizer.decode(
+        token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
 
 
 def joined_text(turns: TurnTokens, sampled: str, reply: list[dict[str, str]], **kwargs) -> str:
@@ -276,7 +319,9 @@ def test_an_empty_turn_gets_its_end():
     for name in ("qwen2.5", "llama3", "mistral-v1"):
         turns = turn_tokens(name)
         join = turns.join([user("Hi")], [], [user("low")])
-        assert join.rewritten is None and decode(turns, join.token_ids).startswith(END.get(name, "<|im_end|>\n"))
+        assert join.rewritten is None and decode(turns, join.token_ids).startswith(
+            END.get(name, "<|im_end|>\n")
+        )
 
 
 def test_a_template_that_closes_only_turns_that_others_follow_gets_no_second_end():
@@ -302,7 +347,10 @@ def test_text_that_has_the_words_used_as_placeholders_is_joined_as_any_other():
     turns = turn_tokens("qwen2.5")
     word = "textofthisturn textofthisturnx textofthereply"
     join = turns.join([user(word)], encode(turns, word + "<|im_end|>"), [user(word)])
-    assert decode(turns, join.token_ids) == f"\n<|im_start|>user\n{word}<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        decode(turns, join.token_ids)
+        == f"\n<|im_start|>user\n{word}<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_halves_of_surrogate_pairs_do_not_stop_a_run():
@@ -337,21 +385,30 @@ def test_a_generation_prompt_that_is_not_in_the_history_starts_a_new_row():
     assert turns.join([user("Hi")], encode(turns, "Yes.<|im_end|>"), [user("Sure?")]).rewritten
     turns = of_template(THINK_IN_PROMPT)
     assert decode(turns, turns.prompt([user("Hi")])).endswith("assistant\n<think>\n")
-    assert turns.join([user("Hi")], encode(turns, "Hm.\n</think>\n\nYes.<|im_end|>"), [user("Sure?")]).rewritten
+    assert turns.join(
+        [user("Hi")], encode(turns, "Hm.\n</think>\n\nYes.<|im_end|>"), [user("Sure?")]
+    ).rewritten
 
 
 def test_a_generation_prompt_with_thinking_stays_in_the_row_where_the_template_renders_it_again():
     template = THINK_IN_PROMPT.replace("m.content.split('</think>')[-1]", "'<think>\n' + m.content")
-    assert joined_text(of_template(template), "Hm.</think>Yes.<|im_end|>", [user("Sure?")]).startswith("\n<|im_start|>")
+    assert joined_text(
+        of_template(template), "Hm.</think>Yes.<|im_end|>", [user("Sure?")]
+    ).startswith("\n<|im_start|>")
 
 
 def test_tools_or_a_system_message_that_move_to_the_last_user_turn_start_a_new_row():
     turns = turn_tokens("mistral-v3")
     sampled, reply = encode(turns, " 7</s>"), [user("low")]
     with_tools = turns.join([user("Hi")], sampled, reply, tools=[TOOL])
-    assert decode(turns, with_tools.rewritten).startswith("<s>[INST] Hi[/INST] 7</s>[AVAILABLE_TOOLS]")
+    assert decode(turns, with_tools.rewritten).startswith(
+        "<s>[INST] Hi[/INST] 7</s>[AVAILABLE_TOOLS]"
+    )
     with_system = turns.join([system("Play."), user("Hi")], sampled, reply)
-    assert decode(turns, with_system.rewritten) == "<s>[INST] Hi[/INST] 7</s>[INST] Play.\n\nlow[/INST]"
+    assert (
+        decode(turns, with_system.rewritten)
+        == "<s>[INST] Hi[/INST] 7</s>[INST] Play.\n\nlow[/INST]"
+    )
     assert turns.join([user("Hi")], sampled, [tool("4")], tools=[TOOL]).rewritten is None
 
 
@@ -375,16 +432,24 @@ def test_an_empty_turn_that_the_template_leaves_out_starts_a_new_row_though_prom
 
 def test_the_environment_reads_no_end_of_turn_and_all_markers():
     turns = turn_tokens("qwen2.5")
-    assert turns.text(encode(turns, " é<tool_call>{}</tool_call> \n<|im_end|>")) == " é<tool_call>{}</tool_call> \n"
+    assert (
+        turns.text(encode(turns, " é<tool_call>{}</tool_call> \n<|im_end|>"))
+        == " é<tool_call>{}</tool_call> \n"
+    )
     assert turns.text(encode(turns, "a\ufdd0b")) == "ab"
     assert turns.text(encode(turns, "<s>a<|im_start|>b<|endoftext|>")) == "ab"
     mistral = turn_tokens("mistral-v3")
-    assert mistral.text(encode(mistral, '[TOOL_CALLS] [{"name": "add"}]</s>')) == '[TOOL_CALLS] [{"name": "add"}]'
+    assert (
+        mistral.text(encode(mistral, '[TOOL_CALLS] [{"name": "add"}]</s>'))
+        == '[TOOL_CALLS] [{"name": "add"}]'
+    )
     assert turns.text([]) == ""
 
 
 def test_text_of_a_template_of_one_turn_is_read_too():
-    turns = of_template("{{ messages[0].content }}{{ raise_exception('one') if messages | length > 1 }}")
+    turns = of_template(
+        "{{ messages[0].content }}{{ raise_exception('one') if messages | length > 1 }}"
+    )
     assert turns.text(encode(turns, "7<|im_end|>")) == "7"
 
 
@@ -403,7 +468,10 @@ def test_a_system_message_is_folded_where_the_template_refuses_it(caplog):
 
 
 def test_folding_keeps_every_text():
-    assert fold_system_message([system("a"), user("b"), assistant("c")]) == [user("a\n\nb"), assistant("c")]
+    assert fold_system_message([system("a"), user("b"), assistant("c")]) == [
+        user("a\n\nb"),
+        assistant("c"),
+    ]
     assert fold_system_message([system("a"), assistant("c")]) == [user("a"), assistant("c")]
     assert fold_system_message([user("b")]) == [user("b")]
     assert fold_system_message([]) == []
@@ -431,13 +499,18 @@ def test_the_usual_templates_pass_the_check_in_silence(name, caplog):
 
 @pytest.mark.parametrize("name", ["smollm2", "qwen2.5", "qwen3", "mistral-v3"])
 def test_templates_with_tools_pass_the_check_with_their_replies(name):
-    turn_tokens(name).check_template(tools=[TOOL], reply_roles=[("user",), ("tool",), ("tool", "user"), ()])
+    turn_tokens(name).check_template(
+        tools=[TOOL], reply_roles=[("user",), ("tool",), ("tool", "user"), ()]
+    )
 
 
 def test_a_system_message_that_gets_lost_is_logged(caplog):
     with caplog.at_level(logging.WARNING):
         turn_tokens("mistral-v3").check_template(tools=[TOOL], reply_roles=[("tool",)])
-    assert "leaves out the system message in a conversation of system, user, assistant, tool" in caplog.text
+    assert (
+        "leaves out the system message in a conversation of system, user, assistant, tool"
+        in caplog.text
+    )
 
 
 def test_a_boundary_of_turns_that_is_tokenised_differently_is_logged(caplog):
@@ -450,13 +523,37 @@ def test_a_boundary_of_turns_that_is_tokenised_differently_is_logged(caplog):
 @pytest.mark.parametrize(
     ("template", "roles", "fault"),
     [
-        (MISTRAL_V1, ("user", "user"), r"refuses a conversation of user, assistant, user, user: .*must alternate"),
-        (LLAMA2, ("tool", "user"), r"refuses a conversation of system, user, assistant, tool, user: .*must alternate"),
-        (LLAMA2, ("tool",), r"refuses a conversation of system, user, assistant, tool: .*must alternate"),
-        (SMOLLM2.replace("add_generation_prompt", "false"), ("user",), r"not with add_generation_prompt=True"),
+        (
+            MISTRAL_V1,
+            ("user", "user"),
+            r"refuses a conversation of user, assistant, user, user: .*must alternate",
+        ),
+        (
+            LLAMA2,
+            ("tool", "user"),
+            r"refuses a conversation of system, user, assistant, tool, user: .*must alternate",
+        ),
+        (
+            LLAMA2,
+            ("tool",),
+            r"refuses a conversation of system, user, assistant, tool: .*must alternate",
+        ),
+        (
+            SMOLLM2.replace("add_generation_prompt", "false"),
+            ("user",),
+            r"not with add_generation_prompt=True",
+        ),
         (SMOLLM2.replace("message['content']", "''"), ("user",), r"leaves out the user message"),
-        ("{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}", ("tool",), r"out the tool message"),
-        ("{{ messages[0].content + messages[9].content }}", ("user",), r"refuses .*messages that the template takes"),
+        (
+            "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}",
+            ("tool",),
+            r"out the tool message",
+        ),
+        (
+            "{{ messages[0].content + messages[9].content }}",
+            ("user",),
+            r"refuses .*messages that the template takes",
+        ),
     ],
 )
 def test_a_template_that_cannot_do_it_is_named_with_its_fault(template, roles, fault):
@@ -466,7 +563,9 @@ def test_a_template_that_cannot_do_it_is_named_with_its_fault(template, roles, f
 
 def test_what_costs_quality_but_not_exactness_is_logged(caplog):
     turns = turn_tokens("smollm2")
-    no_stop = TurnTokens(turns.tokenizer, template_kwargs={}, eos_token_ids=[turns.tokenizer.pad_token_id])
+    no_stop = TurnTokens(
+        turns.tokenizer, template_kwargs={}, eos_token_ids=[turns.tokenizer.pad_token_id]
+    )
     with caplog.at_level(logging.INFO):
         no_stop.check_template(tools=[TOOL])
     assert "ends turns with '<|im_end|>\\n', where sampling does not stop" in caplog.text
@@ -475,11 +574,22 @@ def test_what_costs_quality_but_not_exactness_is_logged(caplog):
 
 # --- Properties over random conversations ---
 
-SPECIAL_LOOKS = ["<|im_end|>", "<|im_start|>user\n", "</s>", "<s>", "[INST]", "<think>", "</think>", "<tool_call>"]
-texts = st.lists(st.one_of(st.text(max_size=8), st.sampled_from([*SPECIAL_LOOKS, " ", "\n", " the"])), max_size=4).map(
-    "".join
+SPECIAL_LOOKS = [
+    "<|im_end|>",
+    "<|im_start|>user\n",
+    "</s>",
+    "<s>",
+    "[INST]",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+]
+texts = st.lists(
+    st.one_of(st.text(max_size=8), st.sampled_from([*SPECIAL_LOOKS, " ", "\n", " the"])), max_size=4
+).map("".join)
+words = st.builds(
+    "{}{}".format, st.sampled_from("abcthe"), st.text("abcthe 123.,", max_size=12).map(str.rstrip)
 )
-words = st.builds("{}{}".format, st.sampled_from("abcthe"), st.text("abcthe 123.,", max_size=12).map(str.rstrip))
 
 
 @st.composite
@@ -533,7 +643,10 @@ def test_rows_grow_by_prefix_keep_every_sampled_id_and_read_as_the_template_rend
 
 
 @settings(max_examples=150, deadline=None)
-@given(name=st.sampled_from(["smollm2", "qwen2.5", "qwen3", "llama3"]), said=st.lists(words, min_size=2, max_size=8))
+@given(
+    name=st.sampled_from(["smollm2", "qwen2.5", "qwen3", "llama3"]),
+    said=st.lists(words, min_size=2, max_size=8),
+)
 def test_rows_of_plain_words_are_the_full_rendering_tokenised_at_once(name, said):
     turns = turn_tokens(name)
     messages = [user(said[0])]

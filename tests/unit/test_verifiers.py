@@ -76,16 +76,24 @@ class HalvesEnv(vf.Env[Config]):
         talk.trace.record_reward("won", won)
 """
 DEBATE = HALVES.replace(
-    "class Config(vf.EnvConfig):", "class Config(vf.EnvConfig):\n    user: vf.AgentConfig = vf.AgentConfig()"
+    "class Config(vf.EnvConfig):",
+    "class Config(vf.EnvConfig):\n    user: vf.AgentConfig = vf.AgentConfig()",
 )
 IN_A_BOX = SUMS.replace("(self, task, trace)", "(self, task, trace, runtime)")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tasksets(tmp_path_factory):
-    pytest.importorskip("verifiers.v1", reason="verifiers 0.4 is not installed (it excludes vllm's openai and mcp)")
+    pytest.importorskip(
+        "verifiers.v1", reason="verifiers 0.4 is not installed (it excludes vllm's openai and mcp)"
+    )
     folder = tmp_path_factory.mktemp("tasksets")
-    for name, code in {"sums": SUMS, "halves": HALVES, "debate_env": DEBATE, "boxed": IN_A_BOX}.items():
+    for name, code in {
+        "sums": SUMS,
+        "halves": HALVES,
+        "debate_env": DEBATE,
+        "boxed": IN_A_BOX,
+    }.items():
         (folder / f"written_{name}.py").write_text(code)
     sys.path.insert(0, str(folder))
     yield
@@ -157,7 +165,11 @@ def test_equal_seeds_give_equal_first_observations_in_two_threads(name):
         ("no_such_taskset", {}, "cannot be made with .*not found"),
         ("written_sums", {"wors": 1}, "wors"),
         ("written_sums", {"rows": 0}, "has no rows"),
-        ("written_debate_env", {}, "has agents besides the policy, which need a model: user, player"),
+        (
+            "written_debate_env",
+            {},
+            "has agents besides the policy, which need a model: user, player",
+        ),
         ("written_boxed", {}, "has rewards that need a runtime: right"),
     ],
 )

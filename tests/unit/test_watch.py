@@ -31,14 +31,20 @@ with watching({timeout}, Path(sys.argv[1]), "rank_0"):
 """
 
 
-def run(folder: Path, hang: str, before: str = "pass", timeout: float = 1.0) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, hang: str, before: str = "pass", timeout: float = 1.0
+) -> subprocess.CompletedProcess[str]:
     program = BEGIN.format(hang=hang, before=before, timeout=timeout)
     argv = [sys.executable, "-c", program, str(folder)]
     return subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, timeout=60)
 
 
-def test_a_process_that_stands_still_says_where_and_ends_with_what_it_started(tmp_path: Path) -> None:
-    before = "print(subprocess.Popen(['sleep', '600']).pid, flush=True); beat('a turn was answered')"
+def test_a_process_that_stands_still_says_where_and_ends_with_what_it_started(
+    tmp_path: Path,
+) -> None:
+    before = (
+        "print(subprocess.Popen(['sleep', '600']).pid, flush=True); beat('a turn was answered')"
+    )
     done = run(tmp_path, "threading.Event().wait()", before)
     assert done.returncode == STALLED
     assert "nothing has moved for 1 s (trainer.stall_timeout_s): step 3, reward" in done.stderr
@@ -60,7 +66,9 @@ def test_who_beats_is_left_alone_and_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "stalls").exists()
 
 
-def test_who_waits_for_a_rank_that_moves_is_left_alone_and_all_write_when_none_does(tmp_path: Path) -> None:
+def test_who_waits_for_a_rank_that_moves_is_left_alone_and_all_write_when_none_does(
+    tmp_path: Path,
+) -> None:
     begin = (
         "import sys, time; from pathlib import Path; from data.watch import WATCH, Watched, beat\n"
         "from torch.distributed import TCPStore\n"
@@ -75,7 +83,10 @@ def test_who_waits_for_a_rank_that_moves_is_left_alone_and_all_write_when_none_d
     port = str(20000 + os.getpid() % 10000)
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", begin, str(tmp_path), rank, port], cwd=PROJECT, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", begin, str(tmp_path), rank, port],
+            cwd=PROJECT,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in "01"
     ]

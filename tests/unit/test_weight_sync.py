@@ -111,7 +111,9 @@ def parts_of(lm: nn.Module) -> list[str]:
 
 
 @pytest.mark.vllm
-def test_a_manifest_that_does_not_fill_the_engine_once_is_refused_by_name_before_anything_is_sent(engine) -> None:
+def test_a_manifest_that_does_not_fill_the_engine_once_is_refused_by_name_before_anything_is_sent(
+    engine,
+) -> None:
     rollout, lm, spec = engine
     send(rollout, lm)
     manifest = weight_manifest(lm)
@@ -127,12 +129,15 @@ def test_a_manifest_that_does_not_fill_the_engine_once_is_refused_by_name_before
     # An ignored one, which the engine would not speak of.
     with pytest.raises(ValueError, match=r"unused: model.layers.0.self_attn.rotary_emb.inv_freq"):
         rollout.update_weights(
-            untouched(), manifest | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.Size([3])}
+            untouched(),
+            manifest | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.Size([3])},
         )
     # Both names of the fused matrix, whole and in parts.
     query = manifest["model.layers.1.self_attn.q_proj.weight"]
     fused = {"model.layers.1.self_attn.qkv_proj.weight": torch.Size([2 * query[0], query[1]])}
-    with pytest.raises(ValueError, match=r"written twice: model.layers.1.self_attn.qkv_proj.weight, by .*q_proj"):
+    with pytest.raises(
+        ValueError, match=r"written twice: model.layers.1.self_attn.qkv_proj.weight, by .*q_proj"
+    ):
         rollout.update_weights(untouched(), manifest | fused)
     assert worst_difference(rollout, lm, spec, 1.0) < 1e-4
 
@@ -241,9 +246,13 @@ class NotingWorker(ActorRolloutRefWorker):
         self.rollout.notes.append("actor gone")
 
 
-def test_the_engines_cache_wakes_after_the_policy_has_left_the_device(tiny_task, tmp_path, monkeypatch) -> None:
+def test_the_engines_cache_wakes_after_the_policy_has_left_the_device(
+    tiny_task, tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr("workers.hf_rollout.HFRollout", NotingEngine)
-    config = tiny_config(tiny_task, tmp_path, "actor_rollout_ref.actor.fsdp_config.param_offload=true")
+    config = tiny_config(
+        tiny_task, tmp_path, "actor_rollout_ref.actor.fsdp_config.param_offload=true"
+    )
     worker = NotingWorker(config, "actor_rollout")
     worker.init_model(10, config.batch_plan)
     synced = ["wake weights", "actor there", "update", "actor gone", "wake kv_cache"]

@@ -16,7 +16,10 @@ def batch(rows: int) -> DataProto:
             "response_mask": torch.ones(rows, 3, dtype=torch.long),
             "position_ids": torch.zeros(rows, 5, dtype=torch.long),
         },
-        non_tensors={"uid": [str(row) for row in range(rows)], "extra_info": [{"row": row} for row in range(rows)]},
+        non_tensors={
+            "uid": [str(row) for row in range(rows)],
+            "extra_info": [{"row": row} for row in range(rows)],
+        },
         meta_info={"global_steps": 1},
     )
 
@@ -38,7 +41,9 @@ def test_a_call_that_names_no_fields_gets_all() -> None:
     assert chunks[1].non_tensor_batch["extra_info"].tolist() == [{"row": 2}, {"row": 3}]
 
 
-@pytest.mark.parametrize(("rows", "chunks", "size"), [(4, 3, 2), (5, 3, 2), (3, 8, 1), (9, 8, 2), (4096, 24, 171)])
+@pytest.mark.parametrize(
+    ("rows", "chunks", "size"), [(4, 3, 2), (5, 3, 2), (3, 8, 1), (9, 8, 2), (4096, 24, 171)]
+)
 def test_rows_that_do_not_divide_are_filled_up_with_rows_without_sampled_tokens(
     rows: int, chunks: int, size: int
 ) -> None:
@@ -47,13 +52,21 @@ def test_rows_that_do_not_divide_are_filled_up_with_rows_without_sampled_tokens(
     joined = DataProto.concat(parts)
     added = chunks * size - rows
     assert joined.batch["response_mask"].sum(dim=1).tolist() == [3] * rows + [0] * added
-    assert joined.non_tensor_batch["uid"].tolist() == [str(row) for row in range(rows)] + [DUMMY_UID] * added
+    assert (
+        joined.non_tensor_batch["uid"].tolist()
+        == [str(row) for row in range(rows)] + [DUMMY_UID] * added
+    )
     assert torch.equal(joined.slice(0, rows).batch["responses"], batch(rows).batch["responses"])
 
 
 def test_prompts_that_do_not_divide_are_repeated() -> None:
     prompts = DataProto.from_dict(tensors={"input_ids": torch.arange(3)[:, None]})
-    assert DataProto.concat(cut(prompts, (), 2)).batch["input_ids"].flatten().tolist() == [0, 1, 2, 2]
+    assert DataProto.concat(cut(prompts, (), 2)).batch["input_ids"].flatten().tolist() == [
+        0,
+        1,
+        2,
+        2,
+    ]
 
 
 class Reader:
@@ -76,5 +89,11 @@ def test_a_local_group_hands_over_what_the_ranks_of_ray_get() -> None:
     """A field that is read but not named must not work here and fail there."""
     group = LocalWorkerGroup(Reader())
     assert group.fields(batch(3)) == {"responses", "response_mask", "uid", "global_steps"}
-    assert group.all_fields(batch(3)) == {"responses", "response_mask", "position_ids", "uid", "extra_info"}
+    assert group.all_fields(batch(3)) == {
+        "responses",
+        "response_mask",
+        "position_ids",
+        "uid",
+        "extra_info",
+    }
     assert group.double([4]) == [8]

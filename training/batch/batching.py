@@ -68,7 +68,9 @@ class EpisodeRows:
         self.first = np.array([rows[0] for rows in self.rows], dtype=np.int64)
         self.one_row_each = all(rows == [i] for i, rows in enumerate(self.rows))
         owner = {row: episode for episode, rows in enumerate(self.rows) for row in rows}
-        self._episode_of_row = torch.tensor([owner[row] for row in range(len(batch))], dtype=torch.int64)
+        self._episode_of_row = torch.tensor(
+            [owner[row] for row in range(len(batch))], dtype=torch.int64
+        )
 
     def takes(self, tensor: Tensor, width: int) -> bool:
         """Tells whether `join` takes the tensor: (B,), (B, width), or any where each episode has one row."""
@@ -121,7 +123,9 @@ class EpisodeRows:
 
     def as_scores(self) -> DataProto:
         """Makes a batch of one row an episode, in which one place has its rewards, and its mask counts its tokens."""
-        columns = {name: values[self.first] for name, values in self._batch.non_tensor_batch.items()}
+        columns = {
+            name: values[self.first] for name, values in self._batch.non_tensor_batch.items()
+        }
         rewards = self.totals(self._batch.batch["token_level_rewards"])[:, None]
         tensors = {"token_level_rewards": rewards, "response_mask": self.lengths[:, None]}
         return DataProto.from_dict(tensors=tensors, non_tensors=columns)
@@ -135,7 +139,11 @@ class EpisodeRows:
         longest: dict[Any, int] = {}
         for key, length in zip(keys, self.lengths.tolist(), strict=True):
             longest[key] = max(longest.get(key, 0), length)
-        return list(rows_by_key(longest[keys[owner]].bit_length() for owner in self._episode_of_row.tolist()).values())
+        return list(
+            rows_by_key(
+                longest[keys[owner]].bit_length() for owner in self._episode_of_row.tolist()
+            ).values()
+        )
 
     def of_rows(self, per_episode: Tensor) -> Tensor:
         """Gives every row its episode's number: (E,) -> (B,)."""
@@ -152,7 +160,9 @@ class EpisodeRows:
         """Reduces (B,) over each episode's rows, dummies left out: (real episodes,) float64."""
         values, episodes = per_row[self.real].double(), self._episode_of_row[self.real]
         found, numbers = episodes.unique(return_inverse=True)
-        return values.new_zeros(len(found)).scatter_reduce(0, numbers, values, how, include_self=False)
+        return values.new_zeros(len(found)).scatter_reduce(
+            0, numbers, values, how, include_self=False
+        )
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -168,7 +178,9 @@ def roundup_divisible(a: int, divisor: int) -> int:
     return ceildiv(a, divisor) * divisor
 
 
-def karmarkar_karp(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
+def karmarkar_karp(
+    seqlen_list: Sequence[int], k_partitions: int, equal_size: bool
+) -> list[list[int]]:
     """Partitions indices into k lists whose sums of lengths are nearly equal, by Karmarkar and Karp's differencing.
 
     With `equal_size` every list has the same number of indices. `get_seqlen_balanced_partitions` checks its arguments.
@@ -185,13 +197,18 @@ def karmarkar_karp(seqlen_list: Sequence[int], k_partitions: int, equal_size: bo
     while len(heap) > 1:
         _, number, first = heapq.heappop(heap)
         _, _, second = heapq.heappop(heap)
-        bins = [(a + b, rows + others) for (a, rows), (b, others) in zip(first, reversed(second), strict=True)]
+        bins = [
+            (a + b, rows + others)
+            for (a, rows), (b, others) in zip(first, reversed(second), strict=True)
+        ]
         bins.sort(key=lambda part: (-part[0], -len(part[1])))
         heapq.heappush(heap, (bins[-1][0] - bins[0][0], number, bins))
     return [rows for _, rows in heap[0][2]]
 
 
-def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
+def get_seqlen_balanced_partitions(
+    seqlen_list: Sequence[int], k_partitions: int, equal_size: bool
+) -> list[list[int]]:
     """Partitions rows into k non-empty lists, each ascending, with nearly equal sums of lengths.
 
     Raises: ValueError if there are fewer rows than partitions, or with `equal_size` if k does not divide their number.
@@ -200,7 +217,9 @@ def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int
     if not 1 <= k_partitions <= rows:
         raise ValueError(f"cannot cut {rows} rows into {k_partitions} non-empty partitions")
     if equal_size and rows % k_partitions:
-        raise ValueError(f"equal_size: {rows} rows do not divide into {k_partitions} partitions; pad the batch first")
+        raise ValueError(
+            f"equal_size: {rows} rows do not divide into {k_partitions} partitions; pad the batch first"
+        )
     return sorted(sorted(part) for part in karmarkar_karp(seqlen_list, k_partitions, equal_size))
 
 
@@ -213,7 +232,9 @@ def arrange(batch: DataProto, plan: BatchPlan) -> DataProto:
     """
     parts = rows_of_parts(list(batch.non_tensor_batch["uid"]), plan.parts)
     size = roundup_divisible(max(sum(map(len, groups)) for groups in parts), plan.ranks)
-    as_they_are = [row for groups in parts for group in groups for row in group] == [*range(len(batch))]
+    as_they_are = [row for groups in parts for group in groups for row in group] == [
+        *range(len(batch))
+    ]
     if plan.ranks == 1 and as_they_are and len(parts) * size == len(batch):
         return batch
     spare = iter(range(len(batch), len(parts) * size))
@@ -286,7 +307,9 @@ def plan_padded(lengths: Sequence[int], limits: MicroBatching) -> list[list[int]
         options = []
         for start in reversed(range(end)):
             padded = (end - start) * lengths[rows[start]]
-            too_large = end - start > most_rows or (limits.max_token_len is not None and padded > limits.max_token_len)
+            too_large = end - start > most_rows or (
+                limits.max_token_len is not None and padded > limits.max_token_len
+            )
             # A single row is always allowed; further starts only grow.
             if too_large and start < end - 1:
                 break
@@ -334,10 +357,15 @@ def collect_varied_groups(
         take = set(varied[: wanted - found])
         found, dropped = found + len(take), dropped + uniform
         if take:
-            kept.append(batch.select_idxs(np.array([uid in take for uid in batch.non_tensor_batch["uid"]])))
+            kept.append(
+                batch.select_idxs(np.array([uid in take for uid in batch.non_tensor_batch["uid"]]))
+            )
     if not kept:
         raise ValueError(say("nothing_varies", drawn=drawn, metric=settings.metric))
-    return DataProto.concat(kept), {"filter_groups/batches": float(drawn), "filter_groups/dropped": float(dropped)}
+    return DataProto.concat(kept), {
+        "filter_groups/batches": float(drawn),
+        "filter_groups/dropped": float(dropped),
+    }
 
 
 def varied_groups(batch: DataProto, metric: str) -> tuple[list[str], int]:
@@ -348,7 +376,9 @@ def varied_groups(batch: DataProto, metric: str) -> tuple[list[str], int]:
     episodes = EpisodeRows(batch)
     live, values = (episodes.lengths > 0).tolist(), _values(batch, episodes, metric)
     groups = rows_by_key(str(uid) for uid in batch.non_tensor_batch["uid"][episodes.first])
-    varied = [uid for uid, members in groups.items() if len({values[i] for i in members if live[i]}) > 1]
+    varied = [
+        uid for uid, members in groups.items() if len({values[i] for i in members if live[i]}) > 1
+    ]
     return varied, len(groups) - len(varied)
 
 
@@ -357,7 +387,11 @@ def _values(batch: DataProto, episodes: EpisodeRows, metric: str) -> list[float]
         return episodes.totals(batch.batch["token_level_scores"]).float().tolist()
     column = batch.non_tensor_batch.get(REWARD_INFO + metric)
     if column is None:
-        known = [name.removeprefix(REWARD_INFO) for name in batch.non_tensor_batch if name.startswith(REWARD_INFO)]
+        known = [
+            name.removeprefix(REWARD_INFO)
+            for name in batch.non_tensor_batch
+            if name.startswith(REWARD_INFO)
+        ]
         raise unknown_name("algorithm.filter_groups.metric", metric, [*SUM_OF_REWARDS, *known])
     return [float(column[row]) for row in episodes.first]
 
@@ -372,7 +406,12 @@ def log_seqlen_unbalance(
     lengths = np.asarray(seqlen_list)
     before = [part.sum() for part in np.array_split(lengths, len(partitions))]
     after = [lengths[list(part)].sum() for part in partitions]
-    found = {"min": min(before), "max": max(before), "minmax_diff": max(before) - min(before), "mean": np.mean(before)}
+    found = {
+        "min": min(before),
+        "max": max(before),
+        "minmax_diff": max(before) - min(before),
+        "mean": np.mean(before),
+    }
     found |= {"balanced_min": min(after), "balanced_max": max(after)}
     return {f"{prefix}/{name}": float(tokens) for name, tokens in found.items()}
 
@@ -395,10 +434,17 @@ def rearrange_micro_batches(
     """
     lengths = batch["attention_mask"].sum(-1).tolist()
     if max(lengths) > max_token_len:
-        raise ValueError(f"a row has {max(lengths)} tokens, above max_token_len={max_token_len}; raise the budget")
+        raise ValueError(
+            f"a row has {max(lengths)} tokens, above max_token_len={max_token_len}; raise the budget"
+        )
     count = min(max(ceildiv(sum(lengths), max_token_len), min_num_micro_batch or 1), len(lengths))
-    cuts = (get_seqlen_balanced_partitions(lengths, k, equal_size=False) for k in range(count, len(lengths) + 1))
-    partitions = next(cut for cut in cuts if max(sum(lengths[i] for i in part) for part in cut) <= max_token_len)
+    cuts = (
+        get_seqlen_balanced_partitions(lengths, k, equal_size=False)
+        for k in range(count, len(lengths) + 1)
+    )
+    partitions = next(
+        cut for cut in cuts if max(sum(lengths[i] for i in part) for part in cut) <= max_token_len
+    )
     if dp_group is not None and same_micro_num_in_dp:
         agreed = torch.tensor([len(partitions)], device=batch["attention_mask"].device)
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=dp_group)
@@ -406,7 +452,9 @@ def rearrange_micro_batches(
     return [batch[torch.tensor(part)] for part in partitions], partitions
 
 
-def prepare_dynamic_batch(data: DataProto, max_token_len: int) -> tuple[list[DataProto], list[list[int]]]:
+def prepare_dynamic_batch(
+    data: DataProto, max_token_len: int
+) -> tuple[list[DataProto], list[list[int]]]:
     """Cuts a DataProto as `rearrange_micro_batches` does: the micro-batches and the row numbers of each."""
     _, partitions = rearrange_micro_batches(data.batch, max_token_len)
     return [data.select_idxs(part) for part in partitions], partitions

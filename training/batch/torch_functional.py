@@ -47,7 +47,9 @@ def compiled_on(device_type: str) -> Callable[[Function], Function]:
                 return chosen(tensor, *others)
             except torch._dynamo.exc.TorchDynamoException as error:
                 chosen = function
-                logger.warning("%s runs slower, because it cannot be compiled: %s", function.__name__, error)
+                logger.warning(
+                    "%s runs slower, because it cannot be compiled: %s", function.__name__, error
+                )
                 return function(tensor, *others)
 
         return run  # type: ignore[return-value]
@@ -97,7 +99,9 @@ def _make_gradient(products: Tensor, labels: Tensor, rows: Tensor, form: LogitFo
     products.copy_(_slopes(products, rows, form)).scatter_(1, places, own.to(products.dtype))
 
 
-def _slopes(products: Tensor, rows: Tensor, form: LogitForm, onehot: Tensor | None = None) -> Tensor:
+def _slopes(
+    products: Tensor, rows: Tensor, form: LogitForm, onehot: Tensor | None = None
+) -> Tensor:
     """Computes d loss / d products, from d log p(y) / d z = onehot(y) - p and d H / d z = -p * (log p + H)."""
     log_sums, weight, *of_entropy = rows
     z = form.logits(products)
@@ -140,12 +144,17 @@ class _HeadLogProbs(torch.autograd.Function):
         for some in chunks:
             products = linear(states[some], weight, bias)  # (n, vocabulary)
             for block in _row_blocks(products):
-                stats[:, some][:, block] = _row_stats(products[block], labels[some][block], form, entropy)
+                stats[:, some][:, block] = _row_stats(
+                    products[block], labels[some][block], form, entropy
+                )
         ctx.save_for_backward(states, weight, bias, labels, stats)
         ctx.products = products if len(chunks) == 1 and len(states) * len(weight) <= chunk else None
         ctx.form, ctx.with_entropy, ctx.chunk = form, entropy == "grad", chunk
         # Copies, as FSDP warns of views.
-        log_probs, entropies = stats[0].clone(), None if rows == 2 else stats[2 if rows == 3 else slice(2, 4)].clone()
+        log_probs, entropies = (
+            stats[0].clone(),
+            None if rows == 2 else stats[2 if rows == 3 else slice(2, 4)].clone(),
+        )
         if entropy in ("value", "squares"):
             ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
@@ -153,15 +162,22 @@ class _HeadLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, bias, labels, stats = ctx.saved_tensors
-        rows = torch.stack([stats[1], gradients[0], *((stats[2], gradients[1]) if ctx.with_entropy else ())])
+        rows = torch.stack(
+            [stats[1], gradients[0], *((stats[2], gradients[1]) if ctx.with_entropy else ())]
+        )
         of_states = torch.zeros_like(states, dtype=stats.dtype)
-        of_weight, of_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
+        of_weight, of_bias = (
+            torch.empty_like(weight),
+            None if bias is None else torch.empty_like(bias),
+        )
         for words in _slices(len(weight), ctx.chunk // max(1, len(states))):
             some = bias if bias is None else bias[words]
             products = linear(states, weight[words], some) if ctx.products is None else ctx.products
             ctx.products = None
             for block in _row_blocks(products):
-                _make_gradient(products[block], labels[block] - words.start, rows[:, block], ctx.form)
+                _make_gradient(
+                    products[block], labels[block] - words.start, rows[:, block], ctx.form
+                )
             of_states += products @ weight[words]
             torch.mm(products.T, states, out=of_weight[words])
             if of_bias is not None:
@@ -178,7 +194,10 @@ def _row_blocks(matrix: Tensor) -> list[slice]:
 
     Where only memory is planned, one block shows what each takes.
     """
-    blocks = _slices(len(matrix), BLOCK_ENTRIES // matrix.shape[1] if matrix.device.type == "cpu" else len(matrix))
+    blocks = _slices(
+        len(matrix),
+        BLOCK_ENTRIES // matrix.shape[1] if matrix.device.type == "cpu" else len(matrix),
+    )
     return blocks[:1] if isinstance(matrix, FakeTensor) else blocks
 
 
@@ -210,7 +229,9 @@ def in_compute_type(*tensors: Any) -> tuple[Any, ...]:
     """Casts tensors to autocast's type, where it is on; None stays."""
     device = tensors[0].device.type
     on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return tuple(x.to(torch.get_autocast_dtype(device)) if on and x is not None else x for x in tensors)
+    return tuple(
+        x.to(torch.get_autocast_dtype(device)) if on and x is not None else x for x in tensors
+    )
 
 
 # Masked reductions
@@ -231,12 +252,17 @@ def masked_mean(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None
     # A whole batch's is summed over blocks of rows, without float64 copies of it all.
     whole = axis is None and values.shape == mask.shape
     blocks = _blocks(values) if whole else [...]
-    total = sum(torch.where(mask[rows].bool(), values[rows], 0).sum(axis, dtype=torch.float64) for rows in blocks)
+    total = sum(
+        torch.where(mask[rows].bool(), values[rows], 0).sum(axis, dtype=torch.float64)
+        for rows in blocks
+    )
     count = _count(mask) if axis is None else mask.bool().sum(axis)
     return (total / count.clamp(min=1)).to(values.dtype)
 
 
-def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True, mean: Tensor | None = None) -> Tensor:
+def masked_var(
+    values: Tensor, mask: Tensor, unbiased: bool = True, mean: Tensor | None = None
+) -> Tensor:
     """Computes the variance of the values where the mask is not zero, 0-dim; 0 where there are fewer than two.
 
     Args:
@@ -244,8 +270,12 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True, mean: Tensor
     """
     mask = mask.expand_as(values)
     mean, count = masked_mean(values, mask) if mean is None else mean, _count(mask)
-    squares = (torch.where(mask[rows].bool(), (values[rows] - mean) ** 2, 0) for rows in _blocks(values))
-    square = (sum(block.sum(dtype=torch.float64) for block in squares) / count.clamp(min=1)).to(values.dtype)
+    squares = (
+        torch.where(mask[rows].bool(), (values[rows] - mean) ** 2, 0) for rows in _blocks(values)
+    )
+    square = (sum(block.sum(dtype=torch.float64) for block in squares) / count.clamp(min=1)).to(
+        values.dtype
+    )
     return square * count / (count - 1).clamp(min=1) if unbiased else square
 
 
@@ -263,7 +293,10 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
 
 def sampled_sums(values: Tensor, mask: Tensor) -> Tensor:
     """Sums each row where the mask is not zero: (batch,) float64."""
-    sums = [torch.where(mask[rows].bool(), values[rows], 0).sum(-1, dtype=torch.float64) for rows in row_blocks(mask)]
+    sums = [
+        torch.where(mask[rows].bool(), values[rows], 0).sum(-1, dtype=torch.float64)
+        for rows in row_blocks(mask)
+    ]
     return torch.cat(sums)
 
 
@@ -315,7 +348,9 @@ def get_response_mask(
     return (ends.cumsum(-1) - ends.long() == 0).to(dtype)
 
 
-def pad_sequence_to_length(tensors: Tensor, max_seq_len: int, pad_token_id: float, left_pad: bool = False) -> Tensor:
+def pad_sequence_to_length(
+    tensors: Tensor, max_seq_len: int, pad_token_id: float, left_pad: bool = False
+) -> Tensor:
     """Pads the last dimension up to `max_seq_len`; longer ones stay as they are."""
     missing = max(max_seq_len - tensors.shape[-1], 0)
     return nnf.pad(tensors, (missing, 0) if left_pad else (0, missing), value=pad_token_id)
@@ -326,7 +361,9 @@ def pad_2d_list_to_length(
 ) -> Tensor:
     """Pads lists of token ids on the right to the longest, or to a longer `max_length`: (batch, length) int64."""
     length = max([max_length or 0, *map(len, response)])
-    return torch.tensor([[*row, *[pad_token_id] * (length - len(row))] for row in response], dtype=torch.int64)
+    return torch.tensor(
+        [[*row, *[pad_token_id] * (length - len(row))] for row in response], dtype=torch.int64
+    )
 
 
 def postprocess_data(
@@ -358,7 +395,10 @@ def postprocess_data(
 
 
 def get_constant_schedule_with_warmup(
-    optimizer: torch.optim.Optimizer, num_warmup_steps: int, num_training_steps: int | None = None, last_epoch: int = -1
+    optimizer: torch.optim.Optimizer,
+    num_warmup_steps: int,
+    num_training_steps: int | None = None,
+    last_epoch: int = -1,
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """Keeps the full rate after the warm-up. `num_training_steps` is unused: all schedules are called alike."""
     import transformers
@@ -381,7 +421,12 @@ def get_cosine_schedule_with_warmup(
     import transformers
 
     return transformers.get_cosine_with_min_lr_schedule_with_warmup(
-        optimizer, num_warmup_steps, num_training_steps, num_cycles, last_epoch, min_lr_rate=min_lr_ratio
+        optimizer,
+        num_warmup_steps,
+        num_training_steps,
+        num_cycles,
+        last_epoch,
+        min_lr_rate=min_lr_ratio,
     )
 
 
@@ -404,4 +449,6 @@ def get_wsd_schedule_with_warmup(
     stable = int(stable_ratio * (num_training_steps - num_warmup_steps))
     decay = num_training_steps - num_warmup_steps - stable
     shape = {"min_lr_ratio": min_lr_ratio, "num_cycles": num_cycles, "last_epoch": last_epoch}
-    return transformers.get_wsd_schedule(optimizer, num_warmup_steps, decay, num_stable_steps=stable, **shape)
+    return transformers.get_wsd_schedule(
+        optimizer, num_warmup_steps, decay, num_stable_steps=stable, **shape
+    )

@@ -32,14 +32,35 @@ from pydantic import ValidationError
 from data.texts import did_you_mean, same_words, say, table
 from training.config.algorithm_settings import RolloutCorrectionConfig
 from training.config.checks import check_config
-from training.config.section import Section, as_text, build, convert, fault_at, leaves, located, parse, said_of
+from training.config.section import (
+    Section,
+    as_text,
+    build,
+    convert,
+    fault_at,
+    leaves,
+    located,
+    parse,
+    said_of,
+)
 from training.config.settings import PPOConfig
 
-__all__ = ["ConfigError", "LoadedConfig", "explain", "load_config", "read_config", "reference_yaml", "to_yaml"]
+__all__ = [
+    "ConfigError",
+    "LoadedConfig",
+    "explain",
+    "load_config",
+    "read_config",
+    "reference_yaml",
+    "to_yaml",
+]
 
 log = logging.getLogger(__name__)
 # Giving one of an environment's settings drops what an earlier layer gave for the others.
-RIVALS = {"path": ("name", "kwargs", "prompt_template"), "name": ("path", "cls", "kwargs", "prompt_template")}
+RIVALS = {
+    "path": ("name", "kwargs", "prompt_template"),
+    "name": ("path", "cls", "kwargs", "prompt_template"),
+}
 # The keys of verl that are called otherwise here, mean nothing here, or ask for what is not there.
 _TABLE: dict[str, Any] = table(__file__, "verl_keys")
 SEVERAL_TURNS, ONE_LIMIT = _TABLE["several_turns"], _TABLE["one_limit"]
@@ -58,7 +79,9 @@ class ConfigError(ValueError):
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        super().__init__(f"{count} in the configuration:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        super().__init__(
+            f"{count} in the configuration:\n" + "\n".join(f"  - {problem}" for problem in problems)
+        )
 
 
 class LoadedConfig(NamedTuple):
@@ -83,11 +106,16 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
         raise SystemExit(0)
     reader = _Reader()
     explain_it = reader.read_command_line(argv)
-    return reader.loaded(partial(check_config, ask_hub=not explain_it) if check else None, explain_it)
+    return reader.loaded(
+        partial(check_config, ask_hub=not explain_it) if check else None, explain_it
+    )
 
 
 def read_config(
-    config: PPOConfig | Mapping[str, Any] | DictConfig, *, own_data: bool = False, check: bool = True
+    config: PPOConfig | Mapping[str, Any] | DictConfig,
+    *,
+    own_data: bool = False,
+    check: bool = True,
 ) -> PPOConfig:
     """Returns a typed config as it is; reads an OmegaConf or a mapping, in verl's form too, and checks it.
 
@@ -100,7 +128,10 @@ def read_config(
     if isinstance(config, PPOConfig):
         return config
     reader = _Reader()
-    reader.read_tree(OmegaConf.to_container(config) if OmegaConf.is_config(config) else config, "the given config")
+    reader.read_tree(
+        OmegaConf.to_container(config) if OmegaConf.is_config(config) else config,
+        "the given config",
+    )
     return reader.loaded(partial(check_config, own_data=own_data) if check else None).config
 
 
@@ -108,7 +139,9 @@ def explain(loaded: LoadedConfig) -> str:
     """Lists every value with where it came from and the file that reads it, one per line."""
     reads = attribute_reads()
     rows = ((key, as_text(leaf.value), loaded.sources[key]) for key, leaf in leaves(loaded.config))
-    return "\n".join(f"{key:<66} {value:<28} {source:<14} {reader(key, reads)}" for key, value, source in rows)
+    return "\n".join(
+        f"{key:<66} {value:<28} {source:<14} {reader(key, reads)}" for key, value, source in rows
+    )
 
 
 def attribute_reads() -> Reads:
@@ -130,7 +163,9 @@ def reader(key: str, reads: Reads) -> str:
     known = [(file, words) for file, words in reads.get(name, []) if words & (own | SECTION)]
     # What else is read has a property behind it.
     default = ("training/config/settings.py", own)
-    return max(known, key=lambda at: (not at[0].startswith(ONLOOKERS), len(at[1] & own)), default=default)[0]
+    return max(
+        known, key=lambda at: (not at[0].startswith(ONLOOKERS), len(at[1] & own)), default=default
+    )[0]
 
 
 def sizes(config: PPOConfig) -> str:
@@ -142,9 +177,21 @@ def sizes(config: PPOConfig) -> str:
     plan, row, n = config.batch_plan, config.data.row_length, config.actor_rollout_ref.rollout.n
     rows = plan.prompts * n
     lines = [say("step_sizes", prompts=plan.prompts, n=n, rows=rows, row=row, tokens=rows * row)]
-    for name, update in {"policy": plan.actor, **({"critic": plan.critic} if config.need_critic else {})}.items():
+    for name, update in {
+        "policy": plan.actor,
+        **({"critic": plan.critic} if config.need_critic else {}),
+    }.items():
         part, ranks = rows // update.mini_batches, plan.ranks
-        lines.append(say("update_sizes", name=name, updates=update.updates, part=part, own=part // ranks, ranks=ranks))
+        lines.append(
+            say(
+                "update_sizes",
+                name=name,
+                updates=update.updates,
+                part=part,
+                own=part // ranks,
+                ranks=ranks,
+            )
+        )
     return "\n".join(lines)
 
 
@@ -155,7 +202,9 @@ def to_yaml(config: PPOConfig) -> str:
 
 def reference_yaml() -> str:
     """Writes configs/ppo_trainer.yaml: every key with its default, its choices and its documentation."""
-    lines = ["# Every key with its default: python -m training.config.loader --reference > configs/ppo_trainer.yaml"]
+    lines = [
+        "# Every key with its default: python -m training.config.loader --reference > configs/ppo_trainer.yaml"
+    ]
     return "\n".join([*lines, *_reference_lines(PPOConfig(), "")]) + "\n"
 
 
@@ -172,7 +221,9 @@ def _reference_lines(section: Section, indent: str) -> Iterator[str]:
 
 def _choices(kind: Any) -> str:
     """Lists the words that a field takes, where it takes only some."""
-    words = next((get_args(part) for part in (kind, *get_args(kind)) if get_origin(part) is Literal), ())
+    words = next(
+        (get_args(part) for part in (kind, *get_args(kind)) if get_origin(part) is Literal), ()
+    )
     return f" ({' | '.join(words)})" if words else ""
 
 
@@ -181,7 +232,9 @@ class _Reader:
 
     def __init__(self) -> None:
         self.schema = dict(leaves(PPOConfig()))
-        self.sections = {key[: dot.start()] for key in self.schema for dot in re.finditer(r"\.", key)}
+        self.sections = {
+            key[: dot.start()] for key in self.schema for dot in re.finditer(r"\.", key)
+        }
         # What layers that ended gave, each value with its source, and the layer that is read.
         self.given: dict[str, tuple[Any, str]] = {}
         self.layer: dict[str, Any] = {}
@@ -203,7 +256,9 @@ class _Reader:
         overrides = [word for word in given.words if "=" in word or re.match(r"~[a-z]", word)]
         files = [word for word in given.words if word not in overrides]
         if given.config_name is not None:
-            path = Path("configs" if given.config_path is None else given.config_path, given.config_name)
+            path = Path(
+                "configs" if given.config_path is None else given.config_path, given.config_name
+            )
             files.append(str(path if path.suffix in (".yaml", ".yml") else f"{path}.yaml"))
         elif given.config_path is not None:
             self.unread.append(f"--config-path={given.config_path} needs --config-name=NAME too")
@@ -227,11 +282,15 @@ class _Reader:
             self.unread.append(f"{path.name} holds a list; it must hold keys with values")
             return
         if tree.pop("defaults", None) is not None:
-            self.unread.append(f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead")
+            self.unread.append(
+                f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead"
+            )
         named, files = tree.pop("extends", None), (*children, path)
         parent = (path.parent / str(named)).resolve()
         if named is not None and parent in files:
-            self.unread.append(f"`extends` goes in a circle: {' -> '.join(file.name for file in (*files, parent))}")
+            self.unread.append(
+                f"`extends` goes in a circle: {' -> '.join(file.name for file in (*files, parent))}"
+            )
         elif named is not None:
             self._read_yaml(parent, files)
         self.read_tree(tree, path.name)
@@ -265,7 +324,9 @@ class _Reader:
     def read_tree(self, tree: Mapping[Any, Any], source: str) -> None:
         """Reads the rest of a layer, and ends it; another environment's settings do not stay with one that it names."""
         self._add(tree, source)
-        named = [name for name in RIVALS if not _is_null(self.layer.get(f"agent.environment.{name}"))]
+        named = [
+            name for name in RIVALS if not _is_null(self.layer.get(f"agent.environment.{name}"))
+        ]
         for other in (other for name in named for other in RIVALS[name]):
             self.given.pop(f"agent.environment.{other}", None)
         for key, value in self.layer.items():
@@ -325,11 +386,19 @@ class _Reader:
         """Notes a key that does not exist, with the nearest that does."""
         whole = [name for name in self.schema if name.endswith(f".{key}")]
         last = [name for name in self.schema if name.endswith("." + key.split(".")[-1])]
-        alike = [name for name in self.schema if same_words(key.split(".")[-1], name.split(".")[-1])]
-        near = did_you_mean(key, whole, 0.0) or did_you_mean(key, alike, 0.4) or did_you_mean(key, last, 0.0)
+        alike = [
+            name for name in self.schema if same_words(key.split(".")[-1], name.split(".")[-1])
+        ]
+        near = (
+            did_you_mean(key, whole, 0.0)
+            or did_you_mean(key, alike, 0.4)
+            or did_you_mean(key, last, 0.0)
+        )
         self._report(key, value, source, f"there is no such key.{near or ' --help lists all keys'}")
 
-    def loaded(self, check: Callable[[PPOConfig], list[str]] | None, explain_it: bool = False) -> LoadedConfig:
+    def loaded(
+        self, check: Callable[[PPOConfig], list[str]] | None, explain_it: bool = False
+    ) -> LoadedConfig:
         """Makes the config; raises ConfigError with what is wrong, and with what `check` finds.
 
         Where a value is wrong it is checked with its default; unless a value is missing because its file could not be
@@ -339,9 +408,13 @@ class _Reader:
         for theirs, key in ONE_LIMIT.items():
             limit, ours = self.of_verl.get(theirs), attrgetter(key)(config)
             if limit is not None and str(limit) != str(ours):
-                self.problems.append(f"{theirs}={limit} and {key}={ours} are the same limit: give one")
+                self.problems.append(
+                    f"{theirs}={limit} and {key}={ours} are the same limit: give one"
+                )
         if str(self.of_verl.get(SEVERAL_TURNS)).lower() == "true" and not config.environments:
-            self.problems.append(f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path")
+            self.problems.append(
+                f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path"
+            )
         self.problems += check(config) if check is not None and not self.unread else []
         sources = {key: self.given.get(key, (None, "default"))[1] for key in self.schema}
         loaded, problems = LoadedConfig(config, sources, explain_it), self.unread + self.problems
@@ -359,12 +432,16 @@ class _Reader:
         for key, (value, source) in self.given.items():
             try:
                 if key in linked:
-                    value = OmegaConf.to_container(OmegaConf.create([value], parent=root), resolve=True)[0]
+                    value = OmegaConf.to_container(
+                        OmegaConf.create([value], parent=root), resolve=True
+                    )[0]
                 made[key] = convert(value, self.schema[key])
             except ValidationError as error:
                 for fault in error.errors():
                     wrong = fault["input"] if fault["loc"] else value
-                    self._report(key + fault_at(fault), wrong, source, said_of(fault, self.schema[key]))
+                    self._report(
+                        key + fault_at(fault), wrong, source, said_of(fault, self.schema[key])
+                    )
             except (OmegaConfBaseException, yaml.YAMLError) as error:
                 self._report(key, value, source, error)
         return made
@@ -391,7 +468,10 @@ def not_here(key: str, value: Any) -> tuple[str, int] | None:
             if fnmatchcase(key, pattern):
                 given, nothing = str(value).lower(), (accepted or "false|[]|{}").lower().split("|")
                 at_rest = given.startswith("${") or given in ("", "none", *nothing)
-                return reason, logging.WARNING if not asks else logging.DEBUG if at_rest else logging.ERROR
+                return (
+                    reason,
+                    logging.WARNING if not asks else logging.DEBUG if at_rest else logging.ERROR,
+                )
     return None
 
 
@@ -412,19 +492,33 @@ if __name__ == "__main__":
     print(reference_yaml(), end="")
 
 
-SEQUENCE_REJECTION = RolloutCorrectionConfig(rollout_rs="seq_mean_k1", rollout_rs_threshold="0.8_1.25")
+SEQUENCE_REJECTION = RolloutCorrectionConfig(
+    rollout_rs="seq_mean_k1", rollout_rs_threshold="0.8_1.25"
+)
 # Of the samples, as columns of the table.
 AGES = ("of fresh samples", "one update later", "two updates later")
 
 
 def bias_line(config: PPOConfig) -> str:
     """Tells the row of the configured estimator, loss, aggregation and correction in one line."""
-    correction, mode = config.algorithm.rollout_correction, config.actor_rollout_ref.actor.loss_agg_mode
+    correction, mode = (
+        config.algorithm.rollout_correction,
+        config.actor_rollout_ref.actor.loss_agg_mode,
+    )
     estimator = config.algorithm.adv_estimator.removesuffix("_vectorized")
-    loss = "vanilla" if correction.bypass_mode and correction.loss_type == "ppo_clip" else config.loss_mode
+    loss = (
+        "vanilla"
+        if correction.bypass_mode and correction.loss_type == "ppo_clip"
+        else config.loss_mode
+    )
     with Path(__file__).with_name("bias.csv").open() as file:
-        rows = {(row["estimator"], row["loss"], row["correction"]): row for row in csv.DictReader(file)}
-    if not config.algorithm.norm_adv_by_std_in_grpo and (f"{estimator} no_std", loss, "old") in rows:
+        rows = {
+            (row["estimator"], row["loss"], row["correction"]): row for row in csv.DictReader(file)
+        }
+    if (
+        not config.algorithm.norm_adv_by_std_in_grpo
+        and (f"{estimator} no_std", loss, "old") in rows
+    ):
         estimator += " no_std"
     # The others have its direction.
     column = mode if mode.endswith("token-mean") else "seq-mean-token-sum"
@@ -433,12 +527,18 @@ def bias_line(config: PPOConfig) -> str:
         return say("bias_unknown", key=", ".join(key))
     corrected = f"rollout correction {key[2]}" if key[2] != "old" else "uncorrected"
     told = "; ".join(f"{rows[key][f'{column}/{stale}']} {age}" for stale, age in enumerate(AGES))
-    return say("bias", estimator=estimator, loss=loss, column=column, corrected=corrected, told=told)
+    return say(
+        "bias", estimator=estimator, loss=loss, column=column, corrected=corrected, told=told
+    )
 
 
 def _form(correction: RolloutCorrectionConfig) -> str:
     """Names the correction as the table does; weights with other limits than its own are the nearest."""
     if correction.rollout_rs or correction.rollout_token_veto_threshold:
-        return "sequence rejection" if correction == SEQUENCE_REJECTION else "rejection of another kind"
+        return (
+            "sequence rejection"
+            if correction == SEQUENCE_REJECTION
+            else "rejection of another kind"
+        )
     band = " band" if "_" in correction.rollout_is_threshold else ""
     return "old" if correction.rollout_is is None else correction.rollout_is + band

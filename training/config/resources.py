@@ -36,21 +36,33 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
     # Late: what imports this module needs no torch.
     import torch
 
-    rollout, trainer, ray_settings = config.actor_rollout_ref.rollout, config.trainer, config.ray_kwargs.ray_init
-    engine, critic = rollout.tensor_model_parallel_size, config.critic.ulysses_sequence_parallel_size
+    rollout, trainer, ray_settings = (
+        config.actor_rollout_ref.rollout,
+        config.trainer,
+        config.ray_kwargs.ray_init,
+    )
+    engine, critic = (
+        rollout.tensor_model_parallel_size,
+        config.critic.ulysses_sequence_parallel_size,
+    )
     size = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
     own_ranks, has_ray = trainer.rollout_n_gpus, importlib.util.find_spec("ray") is not None
     joins = ray_settings.get("address") not in (None, "local")
     wrong = {
         # The nodes of a cluster may have what this machine has not.
-        "no_cuda": trainer.device == "cuda" and not (trainer.use_ray and joins) and not torch.cuda.is_available(),
+        "no_cuda": trainer.device == "cuda"
+        and not (trainer.use_ray and joins)
+        and not torch.cuda.is_available(),
         "tensor_parallel": trainer.n_gpus_per_node % engine,
         "one_rank_an_engine": engine > 1 and rollout.name != "vllm",
         "one_local_rank": trainer.launcher == "local" and trainer.all_ranks > 1,
         "no_own_engines": trainer.async_level > 0 and not trainer.rollout_n_gpus,
         "two_environments": config.env_template and config.agent.environment.is_set,
-        "ray_isolation": config.environments and config.agent.environment.isolation == "ray" and not trainer.use_ray,
-        "engines_not_placed": own_ranks % engine > 0 or own_ranks % min(own_ranks or 1, trainer.n_gpus_per_node) > 0,
+        "ray_isolation": config.environments
+        and config.agent.environment.isolation == "ray"
+        and not trainer.use_ray,
+        "engines_not_placed": own_ranks % engine > 0
+        or own_ranks % min(own_ranks or 1, trainer.n_gpus_per_node) > 0,
         "no_ray": trainer.use_ray and not has_ray,
         "no_cluster": trainer.use_ray and trainer.nnodes > 1 and not joins,
         "ranks_share": trainer.num_ranks % size,
@@ -58,7 +70,10 @@ def check_ranks(config: PPOConfig) -> Iterator[str]:
     }
     yield from say_where(wrong, config=config, size=size, critic=critic)
     for key, model in trained_models(config).items():
-        unfit = {"no_packing": size > 1 and not model.use_remove_padding, "no_loss_scaling": model.dtype == "float16"}
+        unfit = {
+            "no_packing": size > 1 and not model.use_remove_padding,
+            "no_loss_scaling": model.dtype == "float16",
+        }
         yield from say_where(unfit, key=key, size=size)
 
 
@@ -85,7 +100,9 @@ def user_file(key: str, path: str, name_key: str = "", name: str | None = None) 
         yield f"{name_key} is missing: which class of {path}?"
     load = load_extern_object
     unusable = [*missing_file(key, path)] or [*failure(f"{key}={path}", load, path, "__name__")]
-    unusable = unusable or [f"{name_key}={name}: {said}" for said in refused(load, path, name or "__name__")]
+    unusable = unusable or [
+        f"{name_key}={name}: {said}" for said in refused(load, path, name or "__name__")
+    ]
     yield from unusable
     if name is not None and not unusable and not callable(found := load(path, name)):
         yield f"{name_key}={name}: in {path} it is a {type(found).__name__}; it must be a function or a class"
@@ -98,7 +115,11 @@ def failure(given: str, load: Callable[..., Any], source: Any, *arguments: Any) 
     # Whatever such code does.
     except (Exception, SystemExit) as error:
         own = str(Path(re.sub(r":\w+$", "", str(source))).expanduser().resolve())
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == own
+        ]
         where = f" in line {lines[-1]}" if lines else ""
         yield f"{given} cannot be loaded: {type(error).__name__}{where}: {error}; mend the file, or take it out"
 
@@ -112,7 +133,9 @@ def refused(call: Callable[..., Any], *arguments: Any, **by_name: Any) -> list[s
     return []
 
 
-def not_taken(key: str, by: str, parameters: Collection[inspect.Parameter], given: Iterable[str]) -> Iterator[str]:
+def not_taken(
+    key: str, by: str, parameters: Collection[inspect.Parameter], given: Iterable[str]
+) -> Iterator[str]:
     """Says which of the arguments that are given by name a function with these parameters does not take."""
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
@@ -131,7 +154,10 @@ def check_files(config: PPOConfig) -> Iterator[str]:
     # Imports torch: late.
     from data.rl_dataset import RLHFDataset
 
-    data, untokenized = config.data, replace(config.data, truncation="right", filter_overlong_prompts=False)
+    data, untokenized = (
+        config.data,
+        replace(config.data, truncation="right", filter_overlong_prompts=False),
+    )
     for kind in () if config.environments else ("train", "val"):
         key, files, most = f"data.{kind}_files", data[f"{kind}_files"], data[f"{kind}_max_samples"]
         for path in files:
@@ -163,7 +189,9 @@ def check_agents(config: PPOConfig) -> Iterator[str]:
     if not config.environments or (config.env_template and agent.environment.is_set):
         return
     for i, environment in enumerate(config.environments):
-        yield from _environment(f"env_template[{i}]" if config.env_template else "agent.environment", environment)
+        yield from _environment(
+            f"env_template[{i}]" if config.env_template else "agent.environment", environment
+        )
     yield from failure(f"agent.tools=[{', '.join(agent.tools)}]", load_tools, agent.tools)
     if "python" in agent.tools:
         yield from _walls(agent.tools_unsafe)
@@ -174,7 +202,10 @@ def check_agents(config: PPOConfig) -> Iterator[str]:
 def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
     """Requires that an environment is named once, and that its class or function takes `kwargs`; makes none."""
     name, path, template = environment.name, environment.path, environment.prompt_template
-    source, (kind, _, rest) = f"{path}:{environment.cls}" if path else name, (name or "").partition(":")
+    source, (kind, _, rest) = (
+        f"{path}:{environment.cls}" if path else name,
+        (name or "").partition(":"),
+    )
     if name and path:
         yield f"{key}.name and {key}.path both name an environment: give one of them"
     elif name == GIVEN:
@@ -183,7 +214,9 @@ def _environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
         yield f"{key}.name={name} must be one of {ENVIRONMENT_NAMES}"
     elif source and kind not in LIBRARIES:
         of_file = user_file(f"{key}.path", path, f"{key}.cls", environment.cls) if path else ()
-        unusable = [*of_file] or [*failure(f"{key}.name={name}", load_object, source, "environment")]
+        unusable = [*of_file] or [
+            *failure(f"{key}.name={name}", load_object, source, "environment")
+        ]
         yield from unusable
         kwargs = environment.kwargs | ({} if template is None else {"prompt_template": template})
         if not unusable and kwargs and callable(make := load_object(source, "environment")):
@@ -213,7 +246,9 @@ def read_model_config(path: str) -> dict[str, Any]:
         OSError, ValueError: there is no such folder or hub model, or it has no config.json with settings.
     """
     # A hub is not asked for what is misspelt in a folder that is there.
-    if not Path(path).is_dir() and (not HUB_NAME.fullmatch(path) or ("/" in path and Path(path).parent.is_dir())):
+    if not Path(path).is_dir() and (
+        not HUB_NAME.fullmatch(path) or ("/" in path and Path(path).parent.is_dir())
+    ):
         raise ValueError(f"is not a folder (seen from {Path.cwd()}) and cannot be a hub name")
     from transformers import PretrainedConfig
 
@@ -233,7 +268,9 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
     for path in dict.fromkeys(filter(None, paths.values())):
         key = next(key for key in paths if paths[key] == path)
         if not ask_hub and not Path(path).is_dir() and HUB_NAME.fullmatch(path):
-            log.info("%s.path=%s is no folder here: left unchecked, as the hub is not asked", key, path)
+            log.info(
+                "%s.path=%s is no folder here: left unchecked, as the hub is not asked", key, path
+            )
             continue
         try:
             entries = read_model_config(path)
@@ -241,7 +278,11 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
             yield f"{key}.path={path}: {(str(error) or repr(error)).splitlines()[0]}"
             continue
         # transformers would make an empty tokenizer; missing weights it names itself.
-        if key == "actor_rollout_ref.model" and Path(path).is_dir() and not any(Path(path).glob("tokenizer*")):
+        if (
+            key == "actor_rollout_ref.model"
+            and Path(path).is_dir()
+            and not any(Path(path).glob("tokenizer*"))
+        ):
             yield f"{key}.path={path}: the folder holds no tokenizer; save it there"
         if key in trained:
             yield from _fitting(config, key, trained[key], entries)
@@ -253,7 +294,9 @@ def trained_models(config: PPOConfig) -> dict[str, CriticModelConfig]:
     return {"actor_rollout_ref.model": config.actor_rollout_ref.model, **critic}
 
 
-def _fitting(config: PPOConfig, key: str, model: CriticModelConfig, entries: dict[str, Any]) -> Iterator[str]:
+def _fitting(
+    config: PPOConfig, key: str, model: CriticModelConfig, entries: dict[str, Any]
+) -> Iterator[str]:
     """Requires that a full row, in tokens, and the ranks that share sequences fit the model.
 
     Its `override_config` counts before `entries`, its config.json, and those before their text_config, where models
@@ -261,11 +304,16 @@ def _fitting(config: PPOConfig, key: str, model: CriticModelConfig, entries: dic
     """
     inner = (entries | model.override_config).get("text_config")
     known = ChainMap(model.override_config, entries, inner if isinstance(inner, dict) else {})
-    size, heads = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size, known.get("num_attention_heads")
+    size, heads = (
+        config.actor_rollout_ref.actor.ulysses_sequence_parallel_size,
+        known.get("num_attention_heads"),
+    )
     if size > 1 and isinstance(heads, int) and heads > 0 and heads % size:
         yield say("heads_not_divided", size=size, heads=heads, key=key, path=model.path)
     row, context = config.data.row_length, known.get("max_position_embeddings")
-    limit = config.actor_rollout_ref.rollout.max_model_len if key == "actor_rollout_ref.model" else None
+    limit = (
+        config.actor_rollout_ref.rollout.max_model_len if key == "actor_rollout_ref.model" else None
+    )
     what = f"actor_rollout_ref.rollout.max_model_len={limit}"
     what = what if limit else f"data.max_prompt_length + data.max_response_length = {row}"
     if isinstance(context, int) and (limit or row) > context:

@@ -32,14 +32,25 @@ from torch.nn.functional import pad
 from data.containers import row_blocks
 from training.batch.torch_functional import at_least_float32, masked_whiten
 from training.core_algos import group_advantages
-from training.core_algos.group_advantages import Advantages, Groups, built_in_adv_est, call_adv_estimator, numbered
+from training.core_algos.group_advantages import (
+    Advantages,
+    Groups,
+    built_in_adv_est,
+    call_adv_estimator,
+    numbered,
+)
 
 # Entries that a scan turns time first at once.
 SCAN_ENTRIES = 1 << 23
 
 
 def gae_scan(
-    rewards: Tensor, values: Tensor, mask: Tensor, continues: Tensor | None, gamma: float, lam: float
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    continues: Tensor | None,
+    gamma: float,
+    lam: float,
 ) -> tuple[Tensor, Tensor]:
     """Runs generalised advantage estimation (arXiv:1506.02438, eq. 16) backwards over the last dimension.
 
@@ -58,7 +69,10 @@ def gae_scan(
         # Time first, so that a step of all rows is one piece of memory.
         paid, own, inside, on = (x[rows].T.contiguous() for x in given[:4])
         scanned = torch.zeros_like(own)
-        steps, decays = scanned.unbind(), torch.where(inside, on * values.new_tensor(gamma * lam), 1).unbind()
+        steps, decays = (
+            scanned.unbind(),
+            torch.where(inside, on * values.new_tensor(gamma * lam), 1).unbind(),
+        )
         # First the value of the next sampled step, then the error that it leaves, then the sum of errors.
         for t in range(len(steps) - 1, 0, -1):
             torch.where(inside[t], own[t], steps[t], out=steps[t - 1])
@@ -97,12 +111,16 @@ def compute_gae_advantage_return(
 
 
 @torch.no_grad()
-def discounted_returns(token_level_rewards: Tensor, response_mask: Tensor, gamma: float = 1.0) -> Tensor:
+def discounted_returns(
+    token_level_rewards: Tensor, response_mask: Tensor, gamma: float = 1.0
+) -> Tensor:
     """Sums the discounted rewards from each token on, masked tokens taking no time: (batch, response_len)."""
     (rewards,) = at_least_float32(token_level_rewards)
     mask = response_mask.bool()
     if gamma != 1.0:
-        return gae_scan(rewards, rewards.new_zeros(()).expand_as(rewards), mask, None, gamma, 1.0)[0]
+        return gae_scan(rewards, rewards.new_zeros(()).expand_as(rewards), mask, None, gamma, 1.0)[
+            0
+        ]
     return torch.where(mask, rewards, 0).flip(-1).cumsum(-1).flip(-1).masked_fill_(~mask, 0)
 
 
@@ -118,7 +136,9 @@ def compute_reinforce_plus_plus_outcome_advantage(
     Returns:
         advantages, returns: (batch, response_len), zero where the mask is zero.
     """
-    returns = discounted_returns(token_level_rewards, response_mask, 1.0 if config is None else config.gamma)
+    returns = discounted_returns(
+        token_level_rewards, response_mask, 1.0 if config is None else config.gamma
+    )
     return masked_whiten(returns, response_mask) if whiten else returns, returns
 
 
@@ -160,11 +180,17 @@ def compute_on_policy_distillation_advantage(
         config: has distillation_coef, c, and distillation_task, an estimator that compares a group's scores, or None.
     Returns: advantages, returns (the same): (batch, response_len), zero where the mask is zero.
     """
-    coef, task = (1.0, None) if config is None else (config.distillation_coef, config.distillation_task)
+    coef, task = (
+        (1.0, None) if config is None else (config.distillation_coef, config.distillation_task)
+    )
     (apart,) = at_least_float32(ref_log_prob - old_log_probs)
     advantages = coef * torch.where(response_mask.bool(), apart, 0)
     if task is not None:
-        given = {"token_level_rewards": token_level_rewards, "response_mask": response_mask, "index": index}
+        given = {
+            "token_level_rewards": token_level_rewards,
+            "response_mask": response_mask,
+            "index": index,
+        }
         advantages = advantages + call_adv_estimator(task, **given, config=config)[0]
     return advantages, advantages
 
@@ -208,7 +234,9 @@ class Turns:
 
     def places(self, which: str, none: int) -> Tensor:
         """Finds each turn's first (amin) or last (amax) sampled token: (batch, turns) int64, `none` without one."""
-        columns = torch.arange(self.sampled.shape[1], device=self.sampled.device).expand_as(self.of_token)
+        columns = torch.arange(self.sampled.shape[1], device=self.sampled.device).expand_as(
+            self.of_token
+        )
         found = columns.new_full((len(self.sampled), self.rewards.shape[1] + 1), none)
         return found.scatter_reduce_(1, self.of_token, columns, which)[:, :-1]
 
@@ -244,7 +272,9 @@ def compute_turn_gae_advantage_return(
     # What comes after the turn is credited to its last token.
     ends = exists.nonzero()[:, 0], turns.last[exists]
     rewards = rewards.index_put(ends, (targets - turns.rewards)[exists], accumulate=True)
-    continues = torch.ones_like(turns.sampled).index_put_(ends, torch.tensor(False, device=values.device))
+    continues = torch.ones_like(turns.sampled).index_put_(
+        ends, torch.tensor(False, device=values.device)
+    )
     advantages, returns = gae_scan(rewards, values, turns.sampled, continues, gamma, lam)
     return masked_whiten(advantages, turns.sampled) if whiten else advantages, returns
 
@@ -272,14 +302,18 @@ def compute_turn_return_advantage(
     Returns: advantages, returns (G, of each token's turn): (batch, response_len), zero outside the mask.
     """
     turns = Turns.of(token_level_rewards, response_mask, turn_ids)
-    returns = discounted_returns(turns.rewards, turns.exists, _per_turn(config)[0])  # (batch, turns)
+    returns = discounted_returns(
+        turns.rewards, turns.exists, _per_turn(config)[0]
+    )  # (batch, turns)
     number = torch.arange(returns.shape[1], device=returns.device)
     ids = numbered(index, returns.device)[:, None] * returns.shape[1] + number
     groups = Groups(ids.flatten(), turns.exists.flatten())
     above = groups.deviation(returns.flatten().double())
     if leave_one_out:
         alone = groups.size == 1
-        above = torch.where(alone, returns.flatten(), above * groups.size / (groups.size - 1).clamp(min=1))
+        above = torch.where(
+            alone, returns.flatten(), above * groups.size / (groups.size - 1).clamp(min=1)
+        )
     return turns.spread(above.view_as(returns)), turns.spread(returns)
 
 
@@ -309,15 +343,26 @@ def compute_gigpo_advantage(
     Returns: advantages, returns (the turn's discounted one): (batch, response_len), zero outside the mask.
     """
     turns = Turns.of(token_level_rewards, response_mask, turn_ids)
-    returns = discounted_returns(turns.rewards, turns.exists, _per_turn(config)[0])  # (batch, turns)
+    returns = discounted_returns(
+        turns.rewards, turns.exists, _per_turn(config)[0]
+    )  # (batch, turns)
     episodes, numbers = turns.exists.nonzero(as_tuple=True)
     counts = turns.exists.cumsum(1).new_tensor([len(states) for states in anchors])
     if bool((numbers >= counts[episodes]).any()):
-        raise ValueError(f"gigpo: {int(turns.exists.sum())} turns were played, and anchors name {int(counts.sum())}")
+        raise ValueError(
+            f"gigpo: {int(turns.exists.sum())} turns were played, and anchors name {int(counts.sum())}"
+        )
     offsets = counts.cumsum(0) - counts
-    states = numbered(list(chain.from_iterable(anchors)), returns.device)[offsets[episodes] + numbers]
-    ids = numbered(index, returns.device)[episodes] * (int(states.max()) + 1 if len(states) else 1) + states
-    same_state = Groups(torch.unique(ids, return_inverse=True)[1], torch.ones_like(ids, dtype=torch.bool))
+    states = numbered(list(chain.from_iterable(anchors)), returns.device)[
+        offsets[episodes] + numbers
+    ]
+    ids = (
+        numbered(index, returns.device)[episodes] * (int(states.max()) + 1 if len(states) else 1)
+        + states
+    )
+    same_state = Groups(
+        torch.unique(ids, return_inverse=True)[1], torch.ones_like(ids, dtype=torch.bool)
+    )
     above = same_state.deviation(returns[episodes, numbers].double())
     if norm_adv_by_std_in_grpo:
         above = above / (same_state.std(above) + epsilon)
@@ -365,11 +410,16 @@ def compute_optimal_token_baseline_advantage(
     if rollout_is_weights is not None:
         norms = norms * rollout_is_weights.to(returns.dtype) ** 2
     weights = torch.where(sampled, norms, 0).cumsum(-1).masked_fill_(~sampled, 0)
-    none, summed = returns.new_zeros(len(ids.unique()), returns.shape[1]), (returns * weights, weights, sampled)
+    none, summed = (
+        returns.new_zeros(len(ids.unique()), returns.shape[1]),
+        (returns * weights, weights, sampled),
+    )
     products, totals, left = (none.index_add(0, ids, of_rows.to(none.dtype)) for of_rows in summed)
     # Of one row alone there is none in any case.
     alone = torch.bincount(ids, sampled.any(-1).float())[:, None] <= 1
-    baselines = (products / (totals + epsilon)).masked_fill_((left <= 1) if handle_zero_tail else alone, 0)
+    baselines = (products / (totals + epsilon)).masked_fill_(
+        (left <= 1) if handle_zero_tail else alone, 0
+    )
     return torch.where(sampled, returns - baselines[ids], 0), returns
 
 
@@ -386,7 +436,9 @@ def compute_multi_turn_optimal_token_baseline_advantage(*args: Any, **kwargs: An
         return compute_optimal_token_baseline_advantage(**given)
     # Sampled tokens first, in order; and back.
     order = sampled.logical_not().int().argsort(dim=-1, stable=True)
-    packed = {name: x.gather(-1, order) if isinstance(x, Tensor) else x for name, x in given.items()}
+    packed = {
+        name: x.gather(-1, order) if isinstance(x, Tensor) else x for name, x in given.items()
+    }
     results = compute_optimal_token_baseline_advantage(**packed)
     advantages, returns = (torch.zeros_like(x).scatter(-1, order, x) for x in results)
     return advantages, returns

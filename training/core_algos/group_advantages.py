@@ -59,7 +59,9 @@ def register_adv_est(
     def decorate(fn: AdvEstimatorFn) -> AdvEstimatorFn:
         registering(ADV_ESTIMATOR_REGISTRY, "advantage estimator", _plain(name))(fn)
         parameters = inspect.signature(fn).parameters
-        ESTIMATOR_NEEDS.setdefault(_plain(name), needs or tuple(field for field in OFFERED if field in parameters))
+        ESTIMATOR_NEEDS.setdefault(
+            _plain(name), needs or tuple(field for field in OFFERED if field in parameters)
+        )
         ESTIMATOR_SPANS[_plain(name)] = span
         return fn
 
@@ -106,7 +108,9 @@ def register_policy_loss(name: str | Enum) -> Callable[[PolicyLossFn], PolicyLos
 
 def get_policy_loss_fn(name: str | Enum) -> PolicyLossFn:
     """Finds the policy loss registered as `name`; ValueError lists the known names."""
-    return registered(POLICY_LOSS_REGISTRY, "actor_rollout_ref.actor.policy_loss.loss_mode", _plain(name))
+    return registered(
+        POLICY_LOSS_REGISTRY, "actor_rollout_ref.actor.policy_loss.loss_mode", _plain(name)
+    )
 
 
 # Groups
@@ -115,7 +119,9 @@ def get_policy_loss_fn(name: str | Enum) -> PolicyLossFn:
 def numbered(keys: Sequence[Any] | np.ndarray, device: torch.device | None = None) -> Tensor:
     """Numbers keys, equal ones alike, from 0 on: (len(keys),) int64."""
     # As strings: object arrays may mix uids with numbers, which cannot be sorted together.
-    return torch.from_numpy(np.unique(np.asarray(keys).astype(str), return_inverse=True)[1]).to(device)
+    return torch.from_numpy(np.unique(np.asarray(keys).astype(str), return_inverse=True)[1]).to(
+        device
+    )
 
 
 @dataclass
@@ -162,7 +168,11 @@ class ScoredGroups(Groups):
     """
 
     def __init__(
-        self, token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, epsilon: float | None = None
+        self,
+        token_level_rewards: Tensor,
+        response_mask: Tensor,
+        index: np.ndarray,
+        epsilon: float | None = None,
     ) -> None:
         self.mask, self.sampled, self.epsilon = response_mask, response_mask.bool(), epsilon
         super().__init__(numbered(index, token_level_rewards.device), self.sampled.any(-1))
@@ -176,7 +186,11 @@ class ScoredGroups(Groups):
 
     def over_std(self, compared: Tensor) -> Tensor:
         """Divides by the standard deviation of the group's scores, where that is asked for."""
-        return compared if self.epsilon is None else compared / (self.std(self.above_mean) + self.epsilon)
+        return (
+            compared
+            if self.epsilon is None
+            else compared / (self.std(self.above_mean) + self.epsilon)
+        )
 
     def alone(self) -> Tensor:
         """Says which live rows are their group's only row: (B,) bool."""
@@ -195,7 +209,9 @@ class ScoredGroups(Groups):
         return advantages, advantages
 
 
-def group_estimator(*names: str) -> Callable[[Callable[[ScoredGroups], Tensor]], Callable[..., Advantages]]:
+def group_estimator(
+    *names: str,
+) -> Callable[[Callable[[ScoredGroups], Tensor]], Callable[..., Advantages]]:
     """Makes a decorator: of scores compared in their groups, (batch,), it makes a registered estimator.
 
     Its arguments are
@@ -222,7 +238,11 @@ def group_estimator(*names: str) -> Callable[[Callable[[ScoredGroups], Tensor]],
             group = ScoredGroups(token_level_rewards, response_mask, index, divided_by)
             return group.advantages(compare(group))
 
-        estimate.__name__, estimate.__qualname__, estimate.__doc__ = compare.__name__, compare.__name__, compare.__doc__
+        estimate.__name__, estimate.__qualname__, estimate.__doc__ = (
+            compare.__name__,
+            compare.__name__,
+            compare.__doc__,
+        )
         for name in names:
             register_adv_est(name, span="scores")(estimate)
         return estimate
@@ -247,11 +267,15 @@ def compute_grpo_passk_outcome_advantage(group: ScoredGroups) -> Tensor:
     of one row.
     """
     if group.alone().any():
-        raise ValueError("grpo_passk compares the two best of a group, and one has a single row: set rollout.n above 1")
+        raise ValueError(
+            "grpo_passk compares the two best of a group, and one has a single row: set rollout.n above 1"
+        )
     scores = torch.where(group.live, group.scores, -torch.inf)
 
     def highest(some: Tensor) -> Tensor:
-        return some.new_full(some.shape, -torch.inf).scatter_reduce(0, group.ids, some, "amax")[group.ids]
+        return some.new_full(some.shape, -torch.inf).scatter_reduce(0, group.ids, some, "amax")[
+            group.ids
+        ]
 
     best = scores == highest(scores)
     second = highest(torch.where(best, -torch.inf, scores))
@@ -268,7 +292,11 @@ def compute_rloo_outcome_advantage(group: ScoredGroups) -> Tensor:
 
 @built_in_adv_est("reinforce_plus_plus_baseline", "scores")
 def compute_reinforce_plus_plus_baseline_outcome_advantage(
-    token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None, whiten: bool = True
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: np.ndarray,
+    config: Any = None,
+    whiten: bool = True,
 ) -> Advantages:
     """Subtracts the group's mean, then whitens over all tokens: REINFORCE++ with a baseline (arXiv:2501.03262).
 
@@ -338,10 +366,17 @@ def compute_gdpo_outcome_advantage(
         non_tensor_batch: has (batch,) numbers under these names.
         The rest, and returns, as in `group_estimator`. Without a config the reward is one kind.
     """
-    keys, weights = ((), ()) if config is None else (config.gdpo_reward_keys, config.gdpo_reward_weights)
-    kinds = [_one_kind(non_tensor_batch or {}, key, response_mask) for key in keys] or [token_level_rewards]
+    keys, weights = (
+        ((), ()) if config is None else (config.gdpo_reward_keys, config.gdpo_reward_weights)
+    )
+    kinds = [_one_kind(non_tensor_batch or {}, key, response_mask) for key in keys] or [
+        token_level_rewards
+    ]
     total = sum(
-        weight * compute_grpo_outcome_advantage(rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo)[0]
+        weight
+        * compute_grpo_outcome_advantage(
+            rewards, response_mask, index, epsilon, norm_adv_by_std_in_grpo
+        )[0]
         for rewards, weight in zip(kinds, weights or [1.0] * len(kinds), strict=True)
     )
     return (masked_whiten(total, response_mask) if whiten else total,) * 2
@@ -350,7 +385,9 @@ def compute_gdpo_outcome_advantage(
 def _one_kind(columns: Mapping[str, Any], key: str, response_mask: Tensor) -> Tensor:
     """Puts a column's numbers on each row's first sampled token: (batch, response_len)."""
     # None: the function gave none here.
-    numbers = [float(value or 0) for value in registered(columns, "algorithm.gdpo_reward_keys", key)]
+    numbers = [
+        float(value or 0) for value in registered(columns, "algorithm.gdpo_reward_keys", key)
+    ]
     scores = torch.tensor(numbers, dtype=torch.float64, device=response_mask.device)
     first = response_mask.bool() & (response_mask.bool().cumsum(-1) == 1)
     return first * scores[:, None]
@@ -358,7 +395,11 @@ def _one_kind(columns: Mapping[str, Any], key: str, response_mask: Tensor) -> Te
 
 @built_in_adv_est("rae", "scores")
 def compute_rae_outcome_advantage(
-    token_level_rewards: Tensor, response_mask: Tensor, role: np.ndarray, state: dict[str, float], decay: float = 0.95
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    role: np.ndarray,
+    state: dict[str, float],
+    decay: float = 0.95,
 ) -> Advantages:
     """Subtracts the running mean of its role's scores, A_i = r_i - b_role: RAE (arXiv:2506.24119, section 3.3).
 
@@ -372,7 +413,9 @@ def compute_rae_outcome_advantage(
     """
     group = ScoredGroups(token_level_rewards, response_mask, role)
     names = [str(name) for name in role]
-    baselines = torch.tensor([state.get(name, 0.0) for name in names], dtype=torch.float64, device=group.scores.device)
+    baselines = torch.tensor(
+        [state.get(name, 0.0) for name in names], dtype=torch.float64, device=group.scores.device
+    )
     kept = decay**group.size
     moved = kept * baselines + (1 - kept) * group.mean(group.scores)
     state |= dict(zip(names, moved.tolist(), strict=True))

@@ -42,7 +42,9 @@ class GlobalBatchInfo(TypedDict, total=False):
 
 
 # The counts of the mini-batch whose loss is being computed, for losses that hand none on, and its rows' weights.
-_RUNNING: ContextVar[tuple[GlobalBatchInfo, Tensor | None] | None] = ContextVar("running mini-batch", default=None)
+_RUNNING: ContextVar[tuple[GlobalBatchInfo, Tensor | None] | None] = ContextVar(
+    "running mini-batch", default=None
+)
 
 
 @contextmanager
@@ -89,13 +91,20 @@ def agg_loss(
     running, row_weights = _RUNNING.get() or (None, None)
     if running and dp_size == 1 and batch_num_tokens is None and global_batch_size is None:
         dp_size, batch_num_tokens = running["dp_size"], running["batch_num_tokens"]
-        global_batch_size, loss_scale_factor = running["global_batch_size"], running["loss_scale_factor"]
+        global_batch_size, loss_scale_factor = (
+            running["global_batch_size"],
+            running["loss_scale_factor"],
+        )
     mask = loss_mask.bool()
     masked = torch.where(mask, loss_mat, 0)
     if loss_agg_mode == "token-sum":
         return masked.sum() * dp_size
     if loss_agg_mode == "token-mean":
-        return masked.sum() / _denominator("batch_num_tokens", batch_num_tokens, dp_size, mask) * dp_size
+        return (
+            masked.sum()
+            / _denominator("batch_num_tokens", batch_num_tokens, dp_size, mask)
+            * dp_size
+        )
     sequences = _denominator("global_batch_size", global_batch_size, dp_size, mask.any(-1))
     if loss_agg_mode == "seq-mean-token-mean":
         means = masked.sum(-1) / mask.sum(-1).clamp(min=1)
@@ -107,7 +116,9 @@ def agg_loss(
 
 def _denominator(name: str, count: float | Tensor | None, dp_size: int, counted: Tensor) -> Tensor:
     if count is None and dp_size > 1:
-        raise ValueError(f"dp_size={dp_size} needs {name}, the count over all ranks: a rank cannot know it by itself")
+        raise ValueError(
+            f"dp_size={dp_size} needs {name}, the count over all ranks: a rank cannot know it by itself"
+        )
     total = counted.count_nonzero() if count is None else torch.as_tensor(count)
     # A mini-batch may have a part of an episode.
     return torch.where(total > 0, total, 1)
@@ -121,7 +132,12 @@ def token_fraction(per_token: Tensor, mask: Tensor, counts: Mapping[str, Any]) -
         counts: the mini-batch's, as of `GlobalBatchInfo`.
     """
     running, _ = _RUNNING.get() or ({}, None)
-    known = {name: count for given in (running, counts) for name, count in given.items() if count is not None}
+    known = {
+        name: count
+        for given in (running, counts)
+        for name, count in given.items()
+        if count is not None
+    }
     tokens = _denominator("batch_num_tokens", known.get("batch_num_tokens"), 1, mask.bool())
     return torch.where(mask.bool(), per_token.detach().float(), 0).sum() / tokens
 
@@ -163,7 +179,9 @@ def compute_value_loss(
     vpreds = torch.where(response_mask.bool(), vpreds, 0)
     kept_near = clip_by_value(vpreds, values - cliprange_value, values + cliprange_value)
     error, clipped_error = (vpreds - returns) ** 2, (kept_near - returns) ** 2
-    loss = 0.5 * agg_loss(torch.maximum(error, clipped_error), response_mask, loss_agg_mode, **counts)
+    loss = 0.5 * agg_loss(
+        torch.maximum(error, clipped_error), response_mask, loss_agg_mode, **counts
+    )
     return loss, token_fraction(clipped_error > error, response_mask, counts)
 
 
@@ -178,7 +196,9 @@ def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
     """
     kind = kl_penalty.removesuffix("+")
     if kind not in KL_KINDS:
-        raise unknown_name("kl_penalty", kl_penalty, [*KL_KINDS, *(f"{name}+" for name in KL_KINDS)])
+        raise unknown_name(
+            "kl_penalty", kl_penalty, [*KL_KINDS, *(f"{name}+" for name in KL_KINDS)]
+        )
     log_ratio = logprob - ref_logprob
     estimate, k2 = KL_KINDS[kind](log_ratio), _k2(log_ratio)
     return estimate.detach() + k2 - k2.detach() if kl_penalty.endswith("+") else estimate
@@ -227,7 +247,15 @@ def compute_pf_ppo_reweight_data(
     episodes, real = EpisodeRows(data), real_rows(data) & data.batch["response_mask"].bool().any(1)
     scores = episodes.of_rows(episodes.totals(data.batch["token_level_scores"]).float().double())
     best, worst = scores == scores[real].max(), scores == scores[real].min()
-    kinds = {"pow": scores.abs() ** weight_pow, "max_min": best | worst, "max_random": torch.where(best, 0.4, 0.1)}
-    weights = torch.where(real, registered(kinds, "reweight_method", reweight_method).double() + 1e-8, 0)
+    kinds = {
+        "pow": scores.abs() ** weight_pow,
+        "max_min": best | worst,
+        "max_random": torch.where(best, 0.4, 0.1),
+    }
+    weights = torch.where(
+        real, registered(kinds, "reweight_method", reweight_method).double() + 1e-8, 0
+    )
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    return data.select_idxs(torch.multinomial(weights, len(data), replacement=True, generator=generator))
+    return data.select_idxs(
+        torch.multinomial(weights, len(data), replacement=True, generator=generator)
+    )

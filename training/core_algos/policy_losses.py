@@ -89,13 +89,23 @@ class Tokens:
         """Averages over the mini-batch's tokens, see `token_fraction`."""
         return token_fraction(per_token, self.mask, self.counts)
 
-    def loss(self, token_loss: Tensor, clipped: Tensor | None = None, clipped_lower: Tensor | None = None) -> Loss:
+    def loss(
+        self, token_loss: Tensor, clipped: Tensor | None = None, clipped_lower: Tensor | None = None
+    ) -> Loss:
         """Aggregates token losses, times the importance weights; adds the metrics."""
         if self.weights is not None:
             token_loss = token_loss * self.weights
-        lower = torch.zeros_like(clipped) if clipped is not None and clipped_lower is None else clipped_lower
+        lower = (
+            torch.zeros_like(clipped)
+            if clipped is not None and clipped_lower is None
+            else clipped_lower
+        )
         shares = {"pg_clipfrac": clipped, "ppo_kl": -self.log_ratio, "pg_clipfrac_lower": lower}
-        metrics = {f"actor/{name}": self.fraction(share) for name, share in shares.items() if share is not None}
+        metrics = {
+            f"actor/{name}": self.fraction(share)
+            for name, share in shares.items()
+            if share is not None
+        }
         return agg_loss(token_loss, self.mask, self.mode, **self.counts), self.measured | metrics
 
 
@@ -104,7 +114,9 @@ LOSS_OF_TOKENS: dict[str, Callable[[Tokens, Tensor], Loss]] = {}
 
 
 def policy_loss(
-    name: str, mode: LossAggMode = "token-mean", prepare: Callable[[Tokens, Tensor], Tokens] | None = None
+    name: str,
+    mode: LossAggMode = "token-mean",
+    prepare: Callable[[Tokens, Tensor], Tokens] | None = None,
 ) -> Callable[[Callable[[Tokens, Tensor], Loss]], group_advantages.PolicyLossFn]:
     """Makes a decorator: of a loss of (tokens, advantages) it makes a registered one with verl's arguments.
 
@@ -124,7 +136,14 @@ def policy_loss(
             rollout_is_weights: Tensor | None = None,
         ) -> Loss:
             config = PolicyLossConfig() if config is None else config
-            given = (response_mask.bool(), old_log_prob, log_prob, loss_agg_mode, config, rollout_is_weights)
+            given = (
+                response_mask.bool(),
+                old_log_prob,
+                log_prob,
+                loss_agg_mode,
+                config,
+                rollout_is_weights,
+            )
             tokens = Tokens(*given, config.global_batch_info)
             if prepare is not None:
                 with torch.no_grad():
@@ -132,7 +151,11 @@ def policy_loss(
             return compute(tokens, advantages)
 
         LOSS_OF_TOKENS[name] = compute
-        loss.__name__, loss.__qualname__, loss.__doc__ = compute.__name__, compute.__name__, compute.__doc__
+        loss.__name__, loss.__qualname__, loss.__doc__ = (
+            compute.__name__,
+            compute.__name__,
+            compute.__doc__,
+        )
         return group_advantages.register_policy_loss(name)(loss)
 
     return decorate
@@ -175,11 +198,18 @@ def compute_policy_loss_geo_mean(tokens: Tokens, advantages: Tensor) -> Loss:
     """
     low, high = tokens.clip_range
     near = tokens.log_ratio.clamp(-low, high)
-    kept = torch.where(advantages > 0, torch.minimum(tokens.log_ratio, near), torch.maximum(tokens.log_ratio, near))
-    loss = -tokens.row_mean(advantages) * tokens.row_mean(torch.where(advantages == 0, 0, kept)).exp()
+    kept = torch.where(
+        advantages > 0, torch.minimum(tokens.log_ratio, near), torch.maximum(tokens.log_ratio, near)
+    )
+    loss = (
+        -tokens.row_mean(advantages) * tokens.row_mean(torch.where(advantages == 0, 0, kept)).exp()
+    )
     if tokens.weights is not None:
         loss = loss * tokens.row_mean((tokens.weights + 1e-10).log()).exp()
-    clipped, tokens = near != tokens.log_ratio, replace(tokens, weights=None, mode="seq-mean-token-mean")
+    clipped, tokens = (
+        near != tokens.log_ratio,
+        replace(tokens, weights=None, mode="seq-mean-token-mean"),
+    )
     return tokens.loss(loss.expand_as(kept), clipped & (advantages > 0), clipped & (advantages < 0))
 
 
@@ -200,7 +230,15 @@ def compute_policy_loss_reinforce(
     rollout_is_weights: Tensor | None = None,
 ) -> Loss:
     """Is the plain policy gradient of what the engine sampled, -w A log pi; its KL is to the engine's log-probs."""
-    given = (rollout_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights)
+    given = (
+        rollout_log_prob,
+        log_prob,
+        advantages,
+        response_mask,
+        loss_agg_mode,
+        config,
+        rollout_is_weights,
+    )
     return compute_policy_loss_gpg(*given)
 
 
@@ -225,7 +263,9 @@ def compute_policy_loss_sapo(tokens: Tokens, advantages: Tensor) -> Loss:
     """
     tau = torch.where(advantages > 0, tokens.config.tau_pos, tokens.config.tau_neg)
     gate = torch.sigmoid(tau * (tokens.log_ratio.exp() - 1)) * (4 / tau)
-    return replace(tokens, mode="seq-mean-token-mean").loss(-advantages * gate, torch.zeros_like(tokens.mask))
+    return replace(tokens, mode="seq-mean-token-mean").loss(
+        -advantages * gate, torch.zeros_like(tokens.mask)
+    )
 
 
 @policy_loss("dppo_tv")
@@ -267,18 +307,26 @@ def compute_policy_loss_dro(tokens: Tokens, advantages: Tensor) -> Loss:
 
 
 def _choose_clip_cov(tokens: Tokens, advantages: Tensor) -> Tokens:
-    (low, high), settings, ratio = tokens.clip_range, tokens.config.policy_loss, tokens.log_ratio.exp()
+    (low, high), settings, ratio = (
+        tokens.clip_range,
+        tokens.config.policy_loss,
+        tokens.log_ratio.exp(),
+    )
     covariance = _covariance(tokens, advantages)
     between = (covariance > settings.clip_cov_lb) & (covariance < settings.clip_cov_ub)
     unclipped = -advantages * ratio.clamp(1 - low, 1 + high) <= -advantages * ratio
     places = (tokens.mask & between & unclipped).flatten().nonzero().flatten()
-    drawn = torch.randperm(len(places), device=places.device)[: _share(tokens, settings.clip_cov_ratio)]
+    drawn = torch.randperm(len(places), device=places.device)[
+        : _share(tokens, settings.clip_cov_ratio)
+    ]
     return _with_chosen(tokens, places[drawn])
 
 
 def _choose_kl_cov(tokens: Tokens, advantages: Tensor) -> Tokens:
     covariance = torch.where(tokens.mask, _covariance(tokens, advantages), -torch.inf).flatten()
-    count = min(_share(tokens, tokens.config.policy_loss.kl_cov_ratio), int(tokens.mask.count_nonzero()))
+    count = min(
+        _share(tokens, tokens.config.policy_loss.kl_cov_ratio), int(tokens.mask.count_nonzero())
+    )
     return _with_chosen(tokens, covariance.topk(count).indices)
 
 
@@ -327,7 +375,11 @@ def _share(tokens: Tokens, ratio: float) -> int:
 def _correct(tokens: Tokens, advantages: Tensor) -> Tokens:
     correction, log_prob = tokens.config.rollout_correction, tokens.log_prob.detach()
     weights, mask, metrics = correct_as(correction, log_prob, tokens.old_log_prob, tokens.mask)
-    weighed = None if weights is None or correction.loss_type == "ppo_clip" else weights.batch["rollout_is_weights"]
+    weighed = (
+        None
+        if weights is None or correction.loss_type == "ppo_clip"
+        else weights.batch["rollout_is_weights"]
+    )
     return replace(tokens, mask=mask, weights=weighed, measured=metrics)
 
 
@@ -359,7 +411,9 @@ def estimate_advantages(
     Returns: advantages (not whitened), returns: (..., steps).
     """
     rewards, values = at_least_float32(rewards, values)
-    return gae_scan(rewards, values, torch.ones_like(values, dtype=torch.bool), dones == 0, gamma, lam)
+    return gae_scan(
+        rewards, values, torch.ones_like(values, dtype=torch.bool), dones == 0, gamma, lam
+    )
 
 
 def compute_policy_loss(
@@ -375,27 +429,46 @@ def compute_policy_loss(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Computes the vanilla loss in its older form: (loss, clip fraction, KL, lower clip fraction), each 0-dim."""
     config = PolicyLossConfig(
-        clip_ratio=cliprange, clip_ratio_low=cliprange_low, clip_ratio_high=cliprange_high, clip_ratio_c=clip_ratio_c
+        clip_ratio=cliprange,
+        clip_ratio_low=cliprange_low,
+        clip_ratio_high=cliprange_high,
+        clip_ratio_c=clip_ratio_c,
     )
-    loss, means = compute_policy_loss_vanilla(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config)
+    loss, means = compute_policy_loss_vanilla(
+        old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config
+    )
     return loss, means["actor/pg_clipfrac"], means["actor/ppo_kl"], means["actor/pg_clipfrac_lower"]
 
 
 def compute_ppo_loss(
-    old_log_probs: Tensor, new_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, config: Any = None
+    old_log_probs: Tensor,
+    new_log_probs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    config: Any = None,
 ) -> Tensor:
     """Computes the vanilla loss alone, aggregated as `config.loss_agg_mode` says.
 
     `config`: a PolicyLossConfig, the actor's section, or a mapping with any of its settings.
     """
     read_from = config.get if hasattr(config, "get") else partial(getattr, config)
-    own = {name: value for name in vars(PolicyLossConfig()) if (value := read_from(name, None)) is not None}
-    read, inputs = PolicyLossConfig(**own), (old_log_probs, new_log_probs, advantages, response_mask)
+    own = {
+        name: value
+        for name in vars(PolicyLossConfig())
+        if (value := read_from(name, None)) is not None
+    }
+    read, inputs = (
+        PolicyLossConfig(**own),
+        (old_log_probs, new_log_probs, advantages, response_mask),
+    )
     return compute_policy_loss_vanilla(*inputs, read.loss_agg_mode, read)[0]
 
 
 def compute_entropy_loss(
-    logits: Tensor, response_mask: Tensor, loss_agg_mode: LossAggMode = "token-mean", **counts: Unpack[GlobalBatchInfo]
+    logits: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: LossAggMode = "token-mean",
+    **counts: Unpack[GlobalBatchInfo],
 ) -> Tensor:
     """Aggregates the policy's entropy in nats as `agg_loss` does, from logits (batch, response_len, vocabulary)."""
     return agg_loss(entropy_from_logits(logits), response_mask, loss_agg_mode, **counts)
@@ -406,6 +479,8 @@ def compute_kl_penalty(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     return kl_and_values.kl_penalty(log_probs, ref_log_probs, "kl")
 
 
-def compute_rewards(token_level_scores: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor, kl_ratio: float) -> Tensor:
+def compute_rewards(
+    token_level_scores: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor, kl_ratio: float
+) -> Tensor:
     """Subtracts `kl_ratio` times the per-token KL (k1) from the scores: (batch, response_len)."""
     return token_level_scores - kl_ratio * compute_kl_penalty(old_log_prob, ref_log_prob)

@@ -53,13 +53,17 @@ class Engines:
         """Plays a batch, prompts or episodes, beside those of other threads."""
         with self.gate, self.lock:
             number = next(self.numbers)
-            self.group.begin_batch(replace(described, meta_info=described.meta_info | {"number": number}))
+            self.group.begin_batch(
+                replace(described, meta_info=described.meta_info | {"number": number})
+            )
         while True:
             with self.gate:
                 pass
             with self.lock:
                 if len(self.played[number]) == self.pieces:
-                    return DataProto.concat([part for _, part in sorted(self.played.pop(number).items())])
+                    return DataProto.concat(
+                        [part for _, part in sorted(self.played.pop(number).items())]
+                    )
                 for rank, parts in enumerate(self.group.play([SLICE_S] * self.group.world_size)):
                     for part in parts:
                         self.played[part.meta_info.pop("number")][rank] = part
@@ -88,14 +92,23 @@ class Streamed:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.group, name)
-        return partial(self._play, method) if name in ("generate_sequences", "run_episodes") else method
+        return (
+            partial(self._play, method)
+            if name in ("generate_sequences", "run_episodes")
+            else method
+        )
 
     def _play(self, whole: Callable[[DataProto], DataProto], described: DataProto) -> DataProto:
         """Plays prompts or episodes; those that are to be trained on are, and `finish` then makes the step."""
         if described.meta_info["validate"]:
             return whole(described)
-        self.group.begin_batch(replace(described, meta_info=described.meta_info | {"by_group": True}))
-        left, parts = Counter(described.non_tensor_batch["uid"].tolist()), defaultdict[str, list[DataProto]](list)
+        self.group.begin_batch(
+            replace(described, meta_info=described.meta_info | {"by_group": True})
+        )
+        left, parts = (
+            Counter(described.non_tensor_batch["uid"].tolist()),
+            defaultdict[str, list[DataProto]](list),
+        )
         uids, more = list(left), self._slice()
         while left:
             found = [part for own in more() for part in own]
@@ -129,7 +142,10 @@ class Streamed:
         for part, own in ((part, part.non_tensor_batch) for part in self.learnt):
             # A reward function may tell more of one group than of another.
             own |= {name: object_array([None] * len(part)) for name in names - own.keys()}
-        batch, metrics = DataProto.concat(self.learnt), {"training/parts_of_update": float(len(self.learnt))}
+        batch, metrics = (
+            DataProto.concat(self.learnt),
+            {"training/parts_of_update": float(len(self.learnt))},
+        )
         self.learnt.clear()
         with timer("update_actor"):
             return batch, metrics | self.trainer.actor_rollout_wg.finish_update()
@@ -147,7 +163,11 @@ class Ahead:
     """Generates a trainer's steps before their turn, in threads, at most `async_level` before the one trained on."""
 
     def __init__(self, trainer: Any) -> None:
-        self.trainer, self.level, config = trainer, trainer.config.trainer.async_level, trainer.config
+        self.trainer, self.level, config = (
+            trainer,
+            trainer.config.trainer.async_level,
+            trainer.config,
+        )
         # One that draws further rows as it goes does so before the next step draws its own.
         self.draws = config.algorithm.filter_groups.enable
         threads = 1 if config.trainer.deterministic or self.draws else self.level + 1
@@ -178,12 +198,16 @@ class Ahead:
             self.begun.append(future)
             if (facts := batch.non_tensor_batch.get("episode_facts")) is not None:
                 key = (False, batch.meta_info["global_steps"])
-                self.trainer.multi_turn_rollout.facts[key] = [fact for fact in facts if fact is not None]
+                self.trainer.multi_turn_rollout.facts[key] = [
+                    fact for fact in facts if fact is not None
+                ]
 
 
 def save_in_flight(folder: Path, begun: Iterable[Future[Generated]]) -> None:
     """Writes the steps that are generated whole, up to the first that is not: that and the rest are sampled again."""
-    for number, future in enumerate(itertools.takewhile(lambda one: one.done() and not one.exception(), begun)):
+    for number, future in enumerate(
+        itertools.takewhile(lambda one: one.done() and not one.exception(), begun)
+    ):
         (folder / FOLDER).mkdir(exist_ok=True)
         batch, *rest = future.result()
         kept = replace(batch, meta_info=batch.meta_info | {FOLDER: rest})
@@ -194,8 +218,13 @@ def leave_out_stale(batch: DataProto, step: int, level: int) -> dict[str, float]
     """Measures how many updates ago each token was sampled; a group with a token older than `level` is masked."""
     mask, versions = batch.batch["response_mask"].bool(), batch.batch["weight_versions"]
     age, uids = torch.where(mask, step - 1 - versions, 0), batch.non_tensor_batch["uid"]
-    stale = {uid for uid, oldest in zip(uids, age.amax(dim=1).tolist(), strict=True) if oldest > level}
+    stale = {
+        uid for uid, oldest in zip(uids, age.amax(dim=1).tolist(), strict=True) if oldest > level
+    }
     kept = torch.tensor([uid not in stale for uid in uids])
     batch.batch["response_mask"] = batch.batch["response_mask"] * kept[:, None]
-    found = {"async/staleness_mean": masked_mean(age.float(), mask).item(), "async/staleness_max": float(age.max())}
+    found = {
+        "async/staleness_mean": masked_mean(age.float(), mask).item(),
+        "async/staleness_max": float(age.max()),
+    }
     return found | {"async/dropped_groups": float(len(stale))}

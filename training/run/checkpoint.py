@@ -65,7 +65,10 @@ class CheckpointSaver:
     def __init__(self, run_dir: Path, parts: Mapping[str, Any], config: TrainerConfig) -> None:
         self.run_dir, self.parts, self.frequency = run_dir, parts, config.save_freq
         kept = TIMED_SAVES_KEPT if config.save_freq is None else None
-        actor, critic = config.max_actor_ckpt_to_keep or kept, config.max_critic_ckpt_to_keep or kept
+        actor, critic = (
+            config.max_actor_ckpt_to_keep or kept,
+            config.max_critic_ckpt_to_keep or kept,
+        )
         self._prune = partial(prune, run_dir, keep_actor=actor, keep_critic=critic)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         # Of the last save.
@@ -97,8 +100,12 @@ class CheckpointSaver:
         Raises:
             ValueError: it holds anything else.
         """
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists()):
-            raise ValueError(f"{folder} holds what is no checkpoint; name another folder, or one in it")
+        if folder.is_file() or (
+            folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists()
+        ):
+            raise ValueError(
+                f"{folder} holds what is no checkpoint; name another folder, or one in it"
+            )
         self.poll(wait=True)
         temporary = folder.absolute().with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
         temporary.mkdir(parents=True)
@@ -110,7 +117,9 @@ class CheckpointSaver:
 
     def _write(self, folder: Path, state: dict[str, Any]) -> None:
         save_in_flight(folder, state.get("in_flight", ()))
-        save_driver_state(folder, {name: part for name, part in state.items() if name != "in_flight"})
+        save_driver_state(
+            folder, {name: part for name, part in state.items() if name != "in_flight"}
+        )
         for name, group in self.parts.items():
             group.save_checkpoint(str(folder / name))
 
@@ -122,7 +131,9 @@ class CheckpointSaver:
             if self._completion is None:
                 if not all(group.checkpoint_written(wait) for group in self.parts.values()):
                     return
-                self._completion = self._thread.submit(lambda at: self._prune(complete_checkpoint(at)), self._folder)
+                self._completion = self._thread.submit(
+                    lambda at: self._prune(complete_checkpoint(at)), self._folder
+                )
             if wait or self._completion.done():
                 self._completion.result()
                 self._folder = self._completion = None
@@ -141,10 +152,17 @@ class CheckpointSaver:
             left = f"keeps the one of step {before[-1]}" if before else "holds no other"
             # The error itself: what Ray hands on from a rank begins with the traceback there.
             reason = str(self._error).strip().splitlines()[-1]
-            raise CheckpointError(say("not_saved", saver=self, left=left, reason=reason)) from self._error
+            raise CheckpointError(
+                say("not_saved", saver=self, left=left, reason=reason)
+            ) from self._error
 
     def _give_up(self, error: OSError) -> None:
-        logger.error("no checkpoint of step %d in %s, the run goes on without: %s", self.step, self.run_dir, error)
+        logger.error(
+            "no checkpoint of step %d in %s, the run goes on without: %s",
+            self.step,
+            self.run_dir,
+            error,
+        )
         self._error = error
         # The folder is removed when nobody writes to it any more.
         for group in self.parts.values():
@@ -179,7 +197,11 @@ def complete_checkpoint(temporary: Path) -> int:
 
 def give_name(temporary: Path, final: Path) -> None:
     """Writes the manifest, forces the folder to disk, and renames it; what had the name goes."""
-    files = {str(path.relative_to(temporary)): _fingerprint(path) for path in temporary.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(temporary)): _fingerprint(path)
+        for path in temporary.rglob("*")
+        if path.is_file()
+    }
     (temporary / MANIFEST).write_text(json.dumps(files))
     force_to_disk(temporary)
     remove_checkpoint(final)
@@ -194,7 +216,9 @@ def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
     """
     try:
         files = json.loads((folder / MANIFEST).read_text())
-        changed = [name for name, written in files.items() if _fingerprint(folder / name) != written]
+        changed = [
+            name for name, written in files.items() if _fingerprint(folder / name) != written
+        ]
     # The manifest, or a file of it, is gone, or it is no table of files.
     except (OSError, ValueError, AttributeError) as error:
         return str(error)
@@ -209,19 +233,31 @@ def _fingerprint(path: Path) -> list[int]:
     """Returns [bytes, CRC-32]: enough against accidents; reading a checkpoint runs no code, so none need be trusted."""
     with path.open("rb") as file:
         blocks = iter(partial(file.read, 1 << 22), b"")
-        return [path.stat().st_size, reduce(lambda checksum, block: zlib.crc32(block, checksum), blocks, 0)]
+        return [
+            path.stat().st_size,
+            reduce(lambda checksum, block: zlib.crc32(block, checksum), blocks, 0),
+        ]
 
 
 def remove_checkpoint(folder: Path) -> None:
     """Removes a checkpoint under a temporary name, so that a removal cut short never leaves half of one to be found."""
     if folder.exists():
-        shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.old{TEMPORARY}")), ignore_errors=True)
+        shutil.rmtree(
+            folder.rename(folder.with_name(f"{folder.name}.old{TEMPORARY}")), ignore_errors=True
+        )
 
 
 def saved_steps(run_dir: Path, needs: Sequence[str] = ()) -> list[int]:
     """Lists the steps with a complete checkpoint that holds the folders in `needs`, ascending."""
-    found = ((path, re.fullmatch(r"global_step_(\d+)", path.name)) for path in run_dir.glob("global_step_*"))
-    return sorted(int(match[1]) for path, match in found if match and all((path / name).exists() for name in needs))
+    found = (
+        (path, re.fullmatch(r"global_step_(\d+)", path.name))
+        for path in run_dir.glob("global_step_*")
+    )
+    return sorted(
+        int(match[1])
+        for path, match in found
+        if match and all((path / name).exists() for name in needs)
+    )
 
 
 def set_aside(run_dir: Path) -> None:
@@ -267,7 +303,9 @@ def find_checkpoint(
             return folder
         logger.error("%s is damaged (%s) and left out; the one before it is taken", folder, problem)
     if steps:
-        raise FileNotFoundError(f"every checkpoint in {run_dir} is damaged; trainer.resume_mode=disable starts anew")
+        raise FileNotFoundError(
+            f"every checkpoint in {run_dir} is damaged; trainer.resume_mode=disable starts anew"
+        )
     return None
 
 

@@ -32,7 +32,14 @@ from workers.rollout.episode import ENDINGS, FAILURES
 logger = logging.getLogger(__name__)
 Reduction = Callable[[list[Any]], float]
 # Sections of a step whose time is put down to every token of the batch; generation's goes to the response's tokens.
-_SECTIONS_OVER_ALL_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
+_SECTIONS_OVER_ALL_TOKENS = (
+    "old_log_prob",
+    "ref",
+    "values",
+    "adv",
+    "update_critic",
+    "update_actor",
+)
 
 
 def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -43,13 +50,20 @@ def reduce_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """
     reduced = {}
     for name, values in metrics.items():
-        words, numbers = re.split(r"[^a-z]+", name.lower()), torch.as_tensor(values, dtype=torch.float64)
-        found = numbers.max() if "max" in words else numbers.min() if "min" in words else numbers.mean()
+        words, numbers = (
+            re.split(r"[^a-z]+", name.lower()),
+            torch.as_tensor(values, dtype=torch.float64),
+        )
+        found = (
+            numbers.max() if "max" in words else numbers.min() if "min" in words else numbers.mean()
+        )
         reduced[name] = found.item()
     return reduced
 
 
-def _moments(values: Tensor, mask: Tensor | None = None, less: Tensor | float = 0.0) -> dict[str, Tensor]:
+def _moments(
+    values: Tensor, mask: Tensor | None = None, less: Tensor | float = 0.0
+) -> dict[str, Tensor]:
     """Computes mean, max, min and var of values - less over the mask, in float64, a block of rows at a time.
 
     Nothing where there are no values, or none in the mask; None takes all.
@@ -59,7 +73,9 @@ def _moments(values: Tensor, mask: Tensor | None = None, less: Tensor | float = 
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
     for rows in row_blocks(values):
         # numpy chooses by a mask thirty times as fast.
-        part = torch.from_numpy((values[rows].double() - less[rows].double()).numpy()[mask[rows].numpy()])
+        part = torch.from_numpy(
+            (values[rows].double() - less[rows].double()).numpy()[mask[rows].numpy()]
+        )
         if count := part.numel():
             found = (part.mean(), part.max(), part.min(), part.var(correction=0))
             # As numbers: small tensors between the blocks would keep the heap from shrinking.
@@ -88,22 +104,34 @@ def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str,
     tensors, episodes = batch.batch, EpisodeRows(batch)
     mask = tensors["response_mask"].bool()  # (batch, response_len)
     prompt_width = tensors["attention_mask"].shape[-1] - mask.shape[-1]
-    prompts, responses = tensors["attention_mask"].bool().split([prompt_width, mask.shape[-1]], dim=-1)
+    prompts, responses = (
+        tensors["attention_mask"].bool().split([prompt_width, mask.shape[-1]], dim=-1)
+    )
     live = episodes.fold(mask.any(-1), "amax") > 0
-    scores, rewards = (episodes.fold(tensors[f"token_level_{name}"].sum(-1))[live] for name in ("scores", "rewards"))
+    scores, rewards = (
+        episodes.fold(tensors[f"token_level_{name}"].sum(-1))[live]
+        for name in ("scores", "rewards")
+    )
     names = ("advantages", "returns", *(["values"] if use_critic else []))
     tokens = {f"critic/{name}": _moments(tensors[name], mask) for name in names}
     found = {"critic/score": _moments(scores), "critic/rewards": _moments(rewards), **tokens}
     found["response_length"] = _moments(episodes.fold(row_sums(responses)))
     found["prompt_length"] = _moments(episodes.fold(row_sums(prompts), "amin"))
-    metrics = {f"{name}/{kind}": x for name, own in found.items() for kind, x in own.items() if kind != "var"}
+    metrics = {
+        f"{name}/{kind}": x
+        for name, own in found.items()
+        for kind, x in own.items()
+        if kind != "var"
+    }
     if real_rows(batch).any():
         metrics["response_length/clip_ratio"] = episodes.fold(responses.all(-1), "amax").mean()
         metrics["prompt_length/clip_ratio"] = episodes.fold(prompts.all(-1), "amax").mean()
         metrics["response/aborted_ratio"] = 1 - live.double().mean()
     if use_critic and mask.any():
         error = _moments(tensors["returns"], mask, less=tensors["values"])
-        metrics["critic/vf_explained_var"] = 1 - error["var"] / (tokens["critic/returns"]["var"] + 1e-5)
+        metrics["critic/vf_explained_var"] = 1 - error["var"] / (
+            tokens["critic/returns"]["var"] + 1e-5
+        )
     return {name: value.item() for name, value in metrics.items()}
 
 
@@ -120,15 +148,22 @@ def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) ->
     tokens["gen"] = int(row_sums(attended[:, -response_width:])[real].sum())
     metrics = {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
     timed = [name for name in timing_raw if tokens.get(name)]
-    return metrics | {f"timing_per_token_ms/{name}": timing_raw[name] * 1000 / tokens[name] for name in timed}
+    return metrics | {
+        f"timing_per_token_ms/{name}": timing_raw[name] * 1000 / tokens[name] for name in timed
+    }
 
 
-def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
+def compute_throughout_metrics(
+    batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int
+) -> dict[str, float]:
     """Measures the step's throughput; needs its seconds as timing_raw["step"].
 
     Returns: perf/total_num_tokens, perf/time_per_step (s), perf/throughput (tokens/s per GPU).
     """
-    tokens, seconds = int(row_sums(batch.batch["attention_mask"])[real_rows(batch)].sum()), timing_raw["step"]
+    tokens, seconds = (
+        int(row_sums(batch.batch["attention_mask"])[real_rows(batch)].sum()),
+        timing_raw["step"],
+    )
     rate = tokens / (seconds * n_gpus)
     return {"perf/total_num_tokens": tokens, "perf/time_per_step": seconds, "perf/throughput": rate}
 
@@ -137,7 +172,11 @@ def compute_throughout_metrics(batch: DataProto, timing_raw: Mapping[str, float]
 
 
 def bootstrap_metric(
-    data: Sequence[Any], subset_size: int, reduce_fns: Sequence[Reduction], n_bootstrap: int = 1000, seed: int = 42
+    data: Sequence[Any],
+    subset_size: int,
+    reduce_fns: Sequence[Reduction],
+    n_bootstrap: int = 1000,
+    seed: int = 42,
 ) -> list[tuple[float, float]]:
     """Estimates (mean, std) of each function over `n_bootstrap` subsets, drawn with replacement."""
     draws = np.random.default_rng(seed).integers(len(data), size=(n_bootstrap, subset_size))
@@ -153,7 +192,10 @@ def calc_maj_val(data: Sequence[Any], vote_key: Any, val_key: Any) -> float:
 
 
 def process_validation_metrics(
-    data_sources: Sequence[str], sample_uids: Sequence[str], infos_dict: Mapping[str, Sequence[Any]], seed: int = 42
+    data_sources: Sequence[str],
+    sample_uids: Sequence[str],
+    infos_dict: Mapping[str, Sequence[Any]],
+    seed: int = 42,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Averages each variable of a data source over the N samples of a prompt, and then over prompts.
 
@@ -169,14 +211,19 @@ def process_validation_metrics(
         there is a `pred`.
     Raises: ValueError for a variable that does not have one entry per sample.
     """
-    if wrong := {name: len(values) for name, values in infos_dict.items() if len(values) != len(data_sources)}:
+    if wrong := {
+        name: len(values) for name, values in infos_dict.items() if len(values) != len(data_sources)
+    }:
         raise ValueError(say("lengths_differ", samples=len(data_sources), wrong=wrong))
     same_shape: dict[tuple[str, int], list[list[int]]] = defaultdict(list)
     rows_of: dict[str, list[int]] = defaultdict(list)
     for (source, _), rows in rows_by_key(zip(data_sources, sample_uids, strict=True)).items():
         same_shape[source, len(rows)].append(rows)
         rows_of[source] += rows
-    numbers = {name: np.array([_as_number(value) for value in values]) for name, values in infos_dict.items()}
+    numbers = {
+        name: np.array([_as_number(value) for value in values])
+        for name, values in infos_dict.items()
+    }
     preds = infos_dict.get("pred", [None] * len(data_sources))
     result: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for (source, n), groups in same_shape.items():
@@ -217,13 +264,21 @@ def _sample_metrics(samples: np.ndarray) -> dict[str, float]:
         for name, weights in (("best", largest), ("worst", largest[::-1])):
             mean = ascending @ weights  # (prompts,)
             variance = np.maximum(ascending**2 @ weights - mean**2, 0)
-            metrics |= {f"{name}@{k}/mean": float(mean.mean()), f"{name}@{k}/std": float(np.sqrt(variance).mean())}
+            metrics |= {
+                f"{name}@{k}/mean": float(mean.mean()),
+                f"{name}@{k}/std": float(np.sqrt(variance).mean()),
+            }
     return metrics
 
 
-def _majority_metrics(samples: np.ndarray, votes: Sequence[Sequence[Any]], seed: int) -> dict[str, float]:
+def _majority_metrics(
+    samples: np.ndarray, votes: Sequence[Sequence[Any]], seed: int
+) -> dict[str, float]:
     majority = partial(calc_maj_val, vote_key=0, val_key=1)
-    prompts = [list(zip(own, values, strict=True)) for own, values in zip(votes, samples.tolist(), strict=True)]
+    prompts = [
+        list(zip(own, values, strict=True))
+        for own, values in zip(votes, samples.tolist(), strict=True)
+    ]
     metrics: dict[str, float] = {}
     for k in _subset_sizes(samples.shape[1]):
         per_prompt = [bootstrap_metric(ballots, k, [majority], seed=seed)[0] for ballots in prompts]
@@ -232,7 +287,9 @@ def _majority_metrics(samples: np.ndarray, votes: Sequence[Sequence[Any]], seed:
     return metrics
 
 
-def flatten_validation_metrics(nested: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
+def flatten_validation_metrics(
+    nested: Mapping[str, Mapping[str, Mapping[str, float]]],
+) -> dict[str, float]:
     """Names each value of {source: {variable: {metric: value}}} by the path to it.
 
     Returns: val-core/SOURCE/VARIABLE/METRIC for the reward, val-aux/SOURCE/VARIABLE/METRIC for the rest.
@@ -255,34 +312,53 @@ def validate(trainer: Any) -> dict[str, float]:
     n = trainer.config.actor_rollout_ref.rollout.val_kwargs.n
     for rows in trainer.val_dataloader:
         batch, scored = _validate_batch(trainer, rows, n, first_group=len(uids) // n)
-        names = batch.non_tensor_batch.get(trainer.config.data.reward_fn_key, np.full(len(batch), "unknown"))
+        names = batch.non_tensor_batch.get(
+            trainer.config.data.reward_fn_key, np.full(len(batch), "unknown")
+        )
         sources += [str(name) for name in names]
         uids += list(batch.non_tensor_batch["uid"])
         before = len(uids) - len(batch)
         # A source may have entries that others have not.
         for name in infos.keys() | scored.keys():
             infos.setdefault(name, [None] * before).extend(scored.get(name, [None] * len(batch)))
-    return flatten_validation_metrics(process_validation_metrics(sources, uids, infos, seed=trainer.seed))
+    return flatten_validation_metrics(
+        process_validation_metrics(sources, uids, infos, seed=trainer.seed)
+    )
 
 
 def _validate_batch(
     trainer: Any, rows: dict[str, Any], n: int, first_group: int
 ) -> tuple[DataProto, dict[str, list[Any]]]:
-    batch = trainer._generate_multi_turn_sequences(trainer.prompt_batch(rows, n, first_group, validate=True))
+    batch = trainer._generate_multi_turn_sequences(
+        trainer.prompt_batch(rows, n, first_group, validate=True)
+    )
     scores, infos = trainer.score(batch, trainer.val_reward_fn)
     batch.batch["token_level_scores"] = scores
     settings = trainer.config.trainer
-    dump(batch, settings.validation_data_dir, trainer.global_steps, trainer.tokenizer, anew=first_group == 0)
+    dump(
+        batch,
+        settings.validation_data_dir,
+        trainer.global_steps,
+        trainer.tokenizer,
+        anew=first_group == 0,
+    )
     trainer.on_batch(batch)
     shown = settings.log_val_generations - first_group * n
     for row in readable_rows(batch.slice(0, max(0, min(shown, len(batch)))), trainer.tokenizer):
-        logger.info("validation, reward %.3f\n%s\n--> %s", row["score"], row["input"], row["output"])
+        logger.info(
+            "validation, reward %.3f\n%s\n--> %s", row["score"], row["input"], row["output"]
+        )
     episodes = EpisodeRows(batch)
     infos = {name: [values[i] for i in episodes.first] for name, values in infos.items()}
-    return batch.select_idxs(episodes.first), {**infos, "reward": episodes.join(scores).sum(dim=1).tolist()}
+    return batch.select_idxs(episodes.first), {
+        **infos,
+        "reward": episodes.join(scores).sum(dim=1).tolist(),
+    }
 
 
-def dump(batch: DataProto, folder: str | None, step: int, tokenizer: Any, anew: bool = True) -> None:
+def dump(
+    batch: DataProto, folder: str | None, step: int, tokenizer: Any, anew: bool = True
+) -> None:
     """Writes the batch's text and scores to FOLDER/STEP.jsonl, or adds them to what is there."""
     if folder is None:
         return
@@ -337,7 +413,12 @@ def readable_rows(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> Itera
     for i, score in enumerate(batch.batch["token_level_scores"].sum(dim=1).tolist()):
         read = tokenizer.decode(prompts[i][mask[i, :width]])
         written = tokenizer.decode(responses[i][mask[i, width:]])
-        yield {"uid": batch.non_tensor_batch["uid"][i], "input": read, "output": written, "score": score}
+        yield {
+            "uid": batch.non_tensor_batch["uid"][i],
+            "input": read,
+            "output": written,
+            "score": score,
+        }
 
 
 def strict_json(entries: Mapping[str, Any]) -> str:
@@ -345,7 +426,9 @@ def strict_json(entries: Mapping[str, Any]) -> str:
     try:
         return json.dumps(entries, default=str, allow_nan=False)
     except ValueError:
-        return json.dumps(json.loads(json.dumps(entries, default=str), parse_constant=lambda _: None))
+        return json.dumps(
+            json.loads(json.dumps(entries, default=str), parse_constant=lambda _: None)
+        )
 
 
 class EnvironmentsFail(RuntimeError):
@@ -358,7 +441,9 @@ def require_same_tasks(facts: Sequence[Mapping[str, Any]], names: Sequence[str])
     for fact in (fact for fact in facts if fact["begins"]):
         begins[fact["group"], fact["environment"]].add(fact["begins"])
     if wrong := [key for key, hashes in begins.items() if len(hashes) > 1]:
-        raise EnvironmentsFail(say("begins_differ", name=names[wrong[0][1]], wrong=len(wrong), groups=len(begins)))
+        raise EnvironmentsFail(
+            say("begins_differ", name=names[wrong[0][1]], wrong=len(wrong), groups=len(begins))
+        )
 
 
 class FailureWatch:
@@ -376,10 +461,14 @@ class FailureWatch:
         failed, tries = (sum(column) for column in zip(*self._steps, strict=True))
         if len(self._steps) == 3 and failed > self.limit * tries:
             error = next((fact["error"] for fact in facts if fact["error"]), "")
-            raise EnvironmentsFail(say("too_many_fail", failed=failed, tries=tries, limit=self.limit, error=error))
+            raise EnvironmentsFail(
+                say("too_many_fail", failed=failed, tries=tries, limit=self.limit, error=error)
+            )
 
 
-def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = ("environment",)) -> dict[str, float]:
+def episode_metrics(
+    facts: Sequence[Mapping[str, Any]], names: Sequence[str] = ("environment",)
+) -> dict[str, float]:
     """Counts a step's endings, turns, environment time and tool calls; for several environments also of each.
 
     `agent/ending/NAME` count episodes by their last attempt, `agent/retries` the attempts before it; `agent/masked` and
@@ -392,7 +481,9 @@ def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = (
     metrics |= {"episodes": len(facts), "failed": sum(endings[name] for name in FAILURES)}
     metrics |= {name: sum(fact[name] for fact in facts) for name in ("cut_turns", "masked")}
     metrics["retries"] = sum(fact["attempts"] - 1 for fact in facts)
-    metrics["masked_groups"] = sum(all(fact["masked"] for fact in group) for group in by_group(facts))
+    metrics["masked_groups"] = sum(
+        all(fact["masked"] for fact in group) for group in by_group(facts)
+    )
     metrics["episode_seconds/max"] = max(fact["seconds"] for fact in facts)
     told = {name: [fact[name] for fact in facts] for name in ("turns", "env_seconds")}
     metrics |= {f"{name}/max": max(values) for name, values in told.items()}
@@ -411,7 +502,9 @@ def episode_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str] = (
     return metrics | tool_metrics([call for fact in facts for call in fact["tool_calls"]])
 
 
-def environment_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
+def environment_metrics(
+    facts: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> dict[str, float]:
     """Gives for each environment its episodes, their mean reward (masked ones left out), turns and failures."""
     metrics: dict[str, float] = {}
     for index, name in enumerate(names):
@@ -420,13 +513,20 @@ def environment_metrics(facts: Sequence[Mapping[str, Any]], names: Sequence[str]
         if own:
             metrics[f"env/{name}/failed"] = float(sum(fact["ending"] in FAILURES for fact in own))
         told = {"turns": own, "reward": [fact for fact in own if not fact["masked"]]}
-        metrics |= {f"env/{name}/{key}": float(np.mean([f[key] for f in rows])) for key, rows in told.items() if rows}
+        metrics |= {
+            f"env/{name}/{key}": float(np.mean([f[key] for f in rows]))
+            for key, rows in told.items()
+            if rows
+        }
     return metrics
 
 
 def by_group(facts: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Lists the groups' episodes."""
-    return [[facts[i] for i in members] for members in rows_by_key(fact["group"] for fact in facts).values()]
+    return [
+        [facts[i] for i in members]
+        for members in rows_by_key(fact["group"] for fact in facts).values()
+    ]
 
 
 def warn_of_crashing_groups(facts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -435,19 +535,35 @@ def warn_of_crashing_groups(facts: Sequence[Mapping[str, Any]], names: Sequence[
     Such a crash is played again or masked, and so goes unpunished.
     """
     groups = by_group(facts)
-    crashes = [sum(fact["attempts"] - (fact["ending"] != "env_crash") for fact in group) for group in groups]
+    crashes = [
+        sum(fact["attempts"] - (fact["ending"] != "env_crash") for fact in group)
+        for group in groups
+    ]
     attempts = [sum(fact["attempts"] for fact in group) for group in groups]
     for group, own, tries in zip(groups, crashes, attempts, strict=True):
         rest, of = sum(crashes) - own, sum(attempts) - tries
         if len(group) > 1 and own >= 2 and of and own / tries > 4 * max(rest / of, 1 / of):
             name, number = names[group[0]["environment"]], group[0]["group"]
-            logger.warning(say("group_crashes", name=name, group=number, crashes=own, tries=tries, rest=rest, of=of))
+            logger.warning(
+                say(
+                    "group_crashes",
+                    name=name,
+                    group=number,
+                    crashes=own,
+                    tries=tries,
+                    rest=rest,
+                    of=of,
+                )
+            )
 
 
 def tool_metrics(calls: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Counts calls, failures and seconds of each tool; calls that name no tool, or an invented one, as `unknown`."""
     invented = [call["error_kind"] == "unknown_tool" or call["name"] == UNKNOWN for call in calls]
-    names = ("unknown" if unknown else call["name"] for call, unknown in zip(calls, invented, strict=True))
+    names = (
+        "unknown" if unknown else call["name"]
+        for call, unknown in zip(calls, invented, strict=True)
+    )
     metrics: dict[str, float] = {}
     for name, members in rows_by_key(names).items():
         own = [calls[i] for i in members]

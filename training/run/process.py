@@ -44,7 +44,9 @@ FINAL = (0, 2, MEND, *(128 + number for number in ENDING))
 
 def handle(handlers: Mapping[signal.Signals, Any]) -> None:
     """Sets the handler of each signal, where this is the main thread; only that can."""
-    for number, handler in handlers.items() if threading.current_thread() is threading.main_thread() else ():
+    for number, handler in (
+        handlers.items() if threading.current_thread() is threading.main_thread() else ()
+    ):
         signal.signal(number, handler)
 
 
@@ -62,7 +64,11 @@ class EndingSignals:
 
     def install(self) -> None:
         """Takes the signals over; only the main thread can."""
-        self.others = {number: other for number in ENDING if (other := signal.getsignal(number)) is not signal.SIG_IGN}
+        self.others = {
+            number: other
+            for number in ENDING
+            if (other := signal.getsignal(number)) is not signal.SIG_IGN
+        }
         handle(dict.fromkeys(self.others, self._end))
 
     def __enter__(self) -> Self:
@@ -98,7 +104,9 @@ def say_busy_cores() -> None:
     threads, cores = torch.get_num_threads(), psutil.cpu_count() or 1
     free = cores * (1 - psutil.cpu_percent(interval=0.2) / 100)
     if threads > 1 and threads > free + 0.7:
-        logger.warning(say("busy_cores", threads=threads, free=free, cores=cores, better=max(1, round(free))))
+        logger.warning(
+            say("busy_cores", threads=threads, free=free, cores=cores, better=max(1, round(free)))
+        )
 
 
 def give_signals_back() -> None:
@@ -132,7 +140,12 @@ def ray_cluster(config: PPOConfig) -> Iterator[None]:
     if settings.get("address") in (None, "local"):
         # Logical CPUs only count ranks; how many threads a rank has is set with its process. Without "local" a cluster
         # that `ray start` or RAY_ADDRESS left here would be taken.
-        settings = {"include_dashboard": False, "num_cpus": config.trainer.all_ranks, **settings, "address": "local"}
+        settings = {
+            "include_dashboard": False,
+            "num_cpus": config.trainer.all_ranks,
+            **settings,
+            "address": "local",
+        }
         for name, value in OWN_CLUSTER.items():
             os.environ.setdefault(name, value)
     import ray
@@ -171,7 +184,13 @@ class Supervisor:
     def run(self) -> int:
         """Runs to the end; returns the exit code of the last attempt."""
         adopt_orphans()
-        handle({number: self._pass_on for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN})
+        handle(
+            {
+                number: self._pass_on
+                for number in ENDING
+                if signal.getsignal(number) is not signal.SIG_IGN
+            }
+        )
         most = self.config.trainer.max_restarts
         for number in range(1, most + 2):
             code = self._attempt(number)
@@ -181,10 +200,18 @@ class Supervisor:
                 self.own["trainer.resume_mode"] = "auto"
             if code == OUT_OF_MEMORY:
                 self._halve_budgets()
-            start = f"step {self.latest.read_text()}" if "trainer.resume_mode" in self.own else "where it began"
+            start = (
+                f"step {self.latest.read_text()}"
+                if "trainer.resume_mode" in self.own
+                else "where it began"
+            )
             end = {STALLED: "stalled", OUT_OF_MEMORY: "ran out of memory"}.get(code, "failed")
-            own = " ".join(f"{key}={value}" for key, value in self.own.items()) or "the same settings"
-            logger.warning(say("restarts", number=number, most=most, end=end, code=code, start=start, own=own))
+            own = (
+                " ".join(f"{key}={value}" for key, value in self.own.items()) or "the same settings"
+            )
+            logger.warning(
+                say("restarts", number=number, most=most, end=end, code=code, start=start, own=own)
+            )
         return code
 
     def _attempt(self, number: int) -> int:
@@ -212,7 +239,10 @@ class Supervisor:
 
     def _halve_budgets(self) -> None:
         """Halves the token budgets of updates, which several ranks cannot do while they run; a row must fit."""
-        sections = {"actor_rollout_ref.actor": self.config.actor_rollout_ref.actor, "critic": self.config.critic}
+        sections = {
+            "actor_rollout_ref.actor": self.config.actor_rollout_ref.actor,
+            "critic": self.config.critic,
+        }
         for section, model in sections.items():
             key = f"{section}.ppo_max_token_len_per_gpu"
             before = int(self.own.get(key, model.ppo_max_token_len_per_gpu))

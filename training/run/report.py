@@ -27,7 +27,13 @@ def read_metrics(path: Path) -> pd.DataFrame:
     """
     if not (records := [*read_records(path)] if path.is_file() else []):
         raise ValueError(f"{path} holds no steps; a run writes them when trainer.logger has 'file'")
-    return pd.DataFrame(records).groupby("step").last().astype(float).replace([np.inf, -np.inf], np.nan)
+    return (
+        pd.DataFrame(records)
+        .groupby("step")
+        .last()
+        .astype(float)
+        .replace([np.inf, -np.inf], np.nan)
+    )
 
 
 def write_report(run_dir: str | Path) -> str:
@@ -37,18 +43,27 @@ def write_report(run_dir: str | Path) -> str:
     """
     metrics = read_metrics(Path(run_dir) / "metrics.jsonl")
     if REWARD_KEY not in metrics:
-        raise ValueError(f"metrics.jsonl has no {REWARD_KEY!r}; it has: {', '.join(sorted(metrics)) or 'nothing'}")
+        raise ValueError(
+            f"metrics.jsonl has no {REWARD_KEY!r}; it has: {', '.join(sorted(metrics)) or 'nothing'}"
+        )
     _draw(metrics, Path(run_dir))
     there = {label: metrics[key].dropna() for label, key in TABLE_ROWS.items() if key in metrics}
-    rows = {label: (values[:WINDOW].mean(), values[-WINDOW:].mean()) for label, values in there.items()}
+    rows = {
+        label: (values[:WINDOW].mean(), values[-WINDOW:].mean()) for label, values in there.items()
+    }
     columns = [f"first {WINDOW} steps", f"last {WINDOW} steps"]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).to_string(float_format="{:.4g}".format)
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).to_string(
+        float_format="{:.4g}".format
+    )
 
 
 def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure, rewards = Figure(figsize=(9, 4), layout="constrained", dpi=130), metrics[REWARD_KEY].dropna()
+    figure, rewards = (
+        Figure(figsize=(9, 4), layout="constrained", dpi=130),
+        metrics[REWARD_KEY].dropna(),
+    )
     axes = figure.subplots()
     axes.set(title="/".join(run_dir.resolve().parts[-2:]), xlabel="step", ylabel=REWARD_KEY)
     axes.grid(axis="y", alpha=0.3)

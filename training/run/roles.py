@@ -37,13 +37,20 @@ class ResourcePoolManager:
 
     def __init__(self, resource_pool_spec: dict[str, list[int]], mapping: dict[Role, str]) -> None:
         if unknown := set(mapping.values()) - resource_pool_spec.keys():
-            raise ValueError(f"roles are mapped to unknown pools {sorted(unknown)}; pools: {[*resource_pool_spec]}")
+            raise ValueError(
+                f"roles are mapped to unknown pools {sorted(unknown)}; pools: {[*resource_pool_spec]}"
+            )
         self.resource_pool_spec = resource_pool_spec
         self.mapping = mapping
 
-    def pools(self, roles: Collection[Role], *, use_gpu: bool) -> Iterator[tuple[RayResourcePool, list[Role]]]:
+    def pools(
+        self, roles: Collection[Role], *, use_gpu: bool
+    ) -> Iterator[tuple[RayResourcePool, list[Role]]]:
         """Yields each pool that has any of `roles`, with those; the CPU's threads are shared among a node's ranks."""
-        threads = max(1, (os.cpu_count() or 1) // sum(max(ranks) for ranks in self.resource_pool_spec.values()))
+        threads = max(
+            1,
+            (os.cpu_count() or 1) // sum(max(ranks) for ranks in self.resource_pool_spec.values()),
+        )
         for name, ranks in self.resource_pool_spec.items():
             if mine := [role for role in roles if self.mapping[role] == name]:
                 yield RayResourcePool(tuple(ranks), use_gpu, cpus=threads), mine
@@ -72,7 +79,11 @@ def default_role_mapping(config: PPOConfig) -> dict[Role, type]:
         policy = {Role.ActorRef if config.need_reference else Role.Actor: ActorRolloutRefWorker}
         policy[Role.Rollout] = ActorRolloutRefWorker
     else:
-        policy = {Role.ActorRolloutRef if config.need_reference else Role.ActorRollout: ActorRolloutRefWorker}
+        policy = {
+            Role.ActorRolloutRef
+            if config.need_reference
+            else Role.ActorRollout: ActorRolloutRefWorker
+        }
     critic = {Role.Critic: CriticWorker} if config.need_critic else {}
     scorer = {Role.RewardModel: RewardModelWorker} if config.reward_model.enable else {}
     return {**policy, **critic, **scorer}
@@ -80,8 +91,15 @@ def default_role_mapping(config: PPOConfig) -> dict[Role, type]:
 
 def default_resource_pool(config: PPOConfig) -> ResourcePoolManager:
     """Returns one pool of all ranks, shared by every role, and one of engines with ranks of their own."""
-    each, own, roles = config.trainer.n_gpus_per_node, config.trainer.rollout_n_gpus, default_role_mapping(config)
-    pool, homes = {"global_pool": [each] * config.trainer.nnodes}, dict.fromkeys(roles, "global_pool")
+    each, own, roles = (
+        config.trainer.n_gpus_per_node,
+        config.trainer.rollout_n_gpus,
+        default_role_mapping(config),
+    )
+    pool, homes = (
+        {"global_pool": [each] * config.trainer.nnodes},
+        dict.fromkeys(roles, "global_pool"),
+    )
     if own:
         pool["rollout_pool"], homes[Role.Rollout] = [each] * (own // each) or [own], "rollout_pool"
     return ResourcePoolManager(pool, homes)

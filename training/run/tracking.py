@@ -100,7 +100,9 @@ class Tracking(AbstractContextManager["Tracking"]):
 
     def _warn(self, name: str, error: Exception) -> None:
         if name not in self._warned:
-            logger.warning("tracker %s failed, the run goes on without its records: %r", name, error)
+            logger.warning(
+                "tracker %s failed, the run goes on without its records: %r", name, error
+            )
         self._warned.add(name)
 
 
@@ -120,11 +122,19 @@ def console_log(first_step: int, total_steps: int | None) -> Log:
 
 def format_line(data: Mapping[str, float], step: int, total_steps: int | None = None) -> str:
     """Formats the console's line: the columns that the step has, what was amiss, then its validation rewards."""
-    cells = [f"{label} {data[key]:{spec}}" for label, (key, spec) in CONSOLE["columns"].items() if key in data]
+    cells = [
+        f"{label} {data[key]:{spec}}"
+        for label, (key, spec) in CONSOLE["columns"].items()
+        if key in data
+    ]
     for label, (key, whole) in CONSOLE["counts"].items():
         if data.get(key):
             cells.append(f"{label} {data[key]:.0f}" + (f" of {data[whole]:.0f}" if whole else ""))
-    cells += [f"{key.removeprefix('val-core/')} {data[key]:.4f}" for key in data if key.startswith("val-core/")]
+    cells += [
+        f"{key.removeprefix('val-core/')} {data[key]:.4f}"
+        for key in data
+        if key.startswith("val-core/")
+    ]
     return " | ".join([f"step {step:5d}" + (f"/{total_steps}" if total_steps else ""), *cells])
 
 
@@ -153,7 +163,9 @@ def open_file(path: Path, resume_step: int) -> Tracker:
 
 def cut_back(path: Path, resume_step: int) -> None:
     """Drops the lines after `resume_step`, and those only partly written, from a metrics file, in one rename."""
-    kept = [json.dumps(record) + "\n" for record in read_records(path) if record["step"] <= resume_step]
+    kept = [
+        json.dumps(record) + "\n" for record in read_records(path) if record["step"] <= resume_step
+    ]
     write_atomically(path, "".join(kept))
 
 
@@ -180,7 +192,9 @@ def open_tensorboard(folder: Path, resume_step: int) -> Tracker:
     return log, writer.close
 
 
-def open_wandb(project_name: str, experiment_name: str, config: dict[str, Any], folder: Path) -> Tracker:
+def open_wandb(
+    project_name: str, experiment_name: str, config: dict[str, Any], folder: Path
+) -> Tracker:
     """Logs to Weights & Biases; written against its documented API and not tested here, where there is no network."""
     import wandb
 
@@ -205,12 +219,20 @@ def held(run_dir: Path) -> Iterator[None]:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            raise ConfigError([say("folder_held", run_dir=run_dir, holder=file.read() or "another process")]) from None
+            raise ConfigError(
+                [say("folder_held", run_dir=run_dir, holder=file.read() or "another process")]
+            ) from None
         except OSError as error:
-            logger.warning("%s cannot be locked, so nothing keeps a second run out: %s", run_dir, error)
+            logger.warning(
+                "%s cannot be locked, so nothing keeps a second run out: %s", run_dir, error
+            )
         else:
             if before := file.read():
-                logger.warning("%s: the run of %s did not come to its end; its folder is taken over", run_dir, before)
+                logger.warning(
+                    "%s: the run of %s did not come to its end; its folder is taken over",
+                    run_dir,
+                    before,
+                )
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         file.flush()
@@ -264,6 +286,10 @@ def force_to_disk(written: Path) -> None:
 
 def _changes(before: str, after: str) -> list[str]:
     """Lists the settings that differ between two files, as "key: old -> new"."""
-    old, new = (pd.json_normalize(yaml.safe_load(text)).iloc[0].to_dict() for text in (before, after))
+    old, new = (
+        pd.json_normalize(yaml.safe_load(text)).iloc[0].to_dict() for text in (before, after)
+    )
     keys = [key for key in {**old, **new} if key not in OF_THE_RESUME]
-    return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys if old.get(key) != new.get(key)]
+    return [
+        f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys if old.get(key) != new.get(key)
+    ]

@@ -49,7 +49,15 @@ from pydantic import TypeAdapter
 from custom.adapters import library_of
 from custom.agent import Trial, play_trial
 from custom.confine import Limits, adopt_orphans, confine, die_with_parent, kill_tree
-from custom.env import MAX_ERROR_CHARS, Abandoned, Message, Task, check_observation, check_reward, describe
+from custom.env import (
+    MAX_ERROR_CHARS,
+    Abandoned,
+    Message,
+    Task,
+    check_observation,
+    check_reward,
+    describe,
+)
 from data.texts import say
 
 Call = Literal["build", "trial", "reset", "step", "finish", "close"]
@@ -136,7 +144,9 @@ class EnvServer:
         messages, reward, done, info = self.agent.step(text)
         told: dict[str, Any] = {"tool_calls": tool_calls(info), "info": numbers(info)}
         anchor = None if done else self._anchor()
-        return StepReply(messages=messages, reward=float(reward), done=bool(done), anchor=anchor, **told)
+        return StepReply(
+            messages=messages, reward=float(reward), done=bool(done), anchor=anchor, **told
+        )
 
     def _anchor(self) -> str | None:
         """Returns the environment's own name of the state it is in, where its class has one."""
@@ -194,15 +204,23 @@ def tool_calls(info: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {name: call[name] for name in kinds}
         for call in (calls if isinstance(calls, list | tuple) else ())
-        if isinstance(call, Mapping) and all(isinstance(call.get(name), kind) for name, kind in kinds.items())
+        if isinstance(call, Mapping)
+        and all(isinstance(call.get(name), kind) for name, kind in kinds.items())
     ]
 
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """Takes from a step's info its finite numbers, true being 1, under names that are not overly long; MAX_NUMBERS."""
-    named = ((key, value) for key, value in info.items() if isinstance(key, str) and len(key) <= MAX_NAME_CHARS)
+    named = (
+        (key, value)
+        for key, value in info.items()
+        if isinstance(key, str) and len(key) <= MAX_NAME_CHARS
+    )
     found = {key: float(value) for key, value in named if isinstance(value, Real)}
-    return {key: found[key] for key in islice((key for key in found if math.isfinite(found[key])), MAX_NUMBERS)}
+    return {
+        key: found[key]
+        for key in islice((key for key in found if math.isfinite(found[key])), MAX_NUMBERS)
+    }
 
 
 def unpack(answer: bytes) -> StepReply:
@@ -214,7 +232,9 @@ def unpack(answer: bytes) -> StepReply:
         return replace(reply, tool_calls=tool_calls(vars(reply)), info=numbers(reply.info))
     # Whatever came is no reply.
     except (ValueError, RecursionError) as error:
-        return crashed(f"the environment's home sent what is no reply: {type(error).__name__}: {error}")
+        return crashed(
+            f"the environment's home sent what is no reply: {type(error).__name__}: {error}"
+        )
 
 
 # Env workers
@@ -307,7 +327,9 @@ class ForkServer:
             pid = self._ask(0, theirs) or self._ask(0, theirs)
         if pid is None or pid < 0:
             ours.close()
-            raise WorkerLost(f"no process for an environment: {os.strerror(-pid) if pid else 'the fork server died'}")
+            raise WorkerLost(
+                f"no process for an environment: {os.strerror(-pid) if pid else 'the fork server died'}"
+            )
         return pid, ours
 
     def reap(self, pid: int) -> str:
@@ -336,7 +358,9 @@ class ForkServer:
             command = [sys.executable, "-u", "-c", START, json.dumps(own)]
             # Games go by the order of sets: equal seeds are to give equal games in every run.
             env = {"PYTHONHASHSEED": "0"} | os.environ
-            self._process = Popen(command, pass_fds=[theirs.fileno()], stdin=DEVNULL, start_new_session=True, env=env)
+            self._process = Popen(
+                command, pass_fds=[theirs.fileno()], stdin=DEVNULL, start_new_session=True, env=env
+            )
 
     def _ask(self, pid: int, connection: Connection | None = None) -> int | None:
         if connection is not None and (self._process is None or self._process.poll() is not None):
@@ -379,7 +403,9 @@ class ProcessWorker(EnvWorker):
             self._connection.send_bytes(pickle.dumps((kind, args), pickle.HIGHEST_PROTOCOL))
             return unpack(self._connection.recv_bytes())
         except (EOFError, OSError):
-            raise WorkerLost(f"the environment's process ended during {kind} ({self._release()})") from None
+            raise WorkerLost(
+                f"the environment's process ended during {kind} ({self._release()})"
+            ) from None
         finally:
             self._began = math.inf
 
@@ -432,7 +458,9 @@ class RayWorker(EnvWorker):
         # Ray's own errors have many classes.
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            raise WorkerLost(f"the environment's Ray actor ended during {kind}: {why[:500]}") from None
+            raise WorkerLost(
+                f"the environment's Ray actor ended during {kind}: {why[:500]}"
+            ) from None
 
     def kill(self) -> None:
         """Kills the actor."""
@@ -452,7 +480,13 @@ class RayWorker(EnvWorker):
 
 def make_worker(kind: Isolation, fork_server: ForkServer) -> EnvWorker:
     """Makes an env worker of that kind; its process or actor starts with the first call."""
-    return ProcessWorker(fork_server) if kind == "process" else RayWorker() if kind == "ray" else ThreadWorker()
+    return (
+        ProcessWorker(fork_server)
+        if kind == "process"
+        else RayWorker()
+        if kind == "ray"
+        else ThreadWorker()
+    )
 
 
 # The fork server's process
@@ -507,7 +541,9 @@ def fork_worker(control: Connection, limits: Limits) -> int:
             os._exit(0)
 
 
-def run_worker(control: Connection, connection: Connection, fork_server: int, limits: Limits) -> None:
+def run_worker(
+    control: Connection, connection: Connection, fork_server: int, limits: Limits
+) -> None:
     """Serves one agent, in the env worker's process."""
     os.setpgid(0, 0)
     die_with_parent()

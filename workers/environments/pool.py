@@ -29,7 +29,14 @@ from custom.agent import LONGEST_S, AgentSpec
 from custom.confine import Limits
 from custom.env import Abandoned
 from workers.environments import env_server
-from workers.environments.env_server import Call, EnvWorker, ForkServer, Isolation, StepReply, WorkerLost
+from workers.environments.env_server import (
+    Call,
+    EnvWorker,
+    ForkServer,
+    Isolation,
+    StepReply,
+    WorkerLost,
+)
 
 # The episode's key, and the reply.
 Answer = tuple[Any, StepReply]
@@ -106,10 +113,14 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         limits: Limits | None = None,
     ) -> None:
         self.isolation = isolation
-        bounds = (math.inf if bound is None else bound for bound in (step_timeout_s, episode_timeout_s))
+        bounds = (
+            math.inf if bound is None else bound for bound in (step_timeout_s, episode_timeout_s)
+        )
         self.step_timeout_s, self.episode_timeout_s = bounds
         self.close_timeout_s = min(MAX_CLOSE_S, self.step_timeout_s)
-        self._specs = list(specs) if isolation == "thread" else [env_server.pickled(spec) for spec in specs]
+        self._specs = (
+            list(specs) if isolation == "thread" else [env_server.pickled(spec) for spec in specs]
+        )
         self._names = [environment_name(spec.source) for spec in specs]
         self._fork_server = ForkServer((spec.environment for spec in specs), limits or Limits())
         self._schemas: dict[int, list[dict[str, Any]] | None] = {}
@@ -122,7 +133,9 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self._permits = asyncio.Semaphore(num_workers or sys.maxsize)
         self._builds = asyncio.Semaphore(os.cpu_count() or 1)
         self._closed, self._loop = False, asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="environments", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="environments", daemon=True
+        )
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
@@ -138,8 +151,15 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         missing = [index for index in range(len(self._specs)) if index not in self._schemas]
         slots = [self._new_slot(index) for index in missing]
         built = [asyncio.run_coroutine_threadsafe(self._build(slot), self._loop) for slot in slots]
-        replies = [(self._names[index], future.result()) for index, future in zip(missing, built, strict=True)]
-        if failed := [f"environment {name} cannot be built: {reply.error}" for name, reply in replies if reply.failure]:
+        replies = [
+            (self._names[index], future.result())
+            for index, future in zip(missing, built, strict=True)
+        ]
+        if failed := [
+            f"environment {name} cannot be built: {reply.error}"
+            for name, reply in replies
+            if reply.failure
+        ]:
             self.shutdown()
             raise CannotBuild(failed)
         for slot in slots:
@@ -199,7 +219,9 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
 
     def _new_slot(self, spec_index: int) -> Slot:
         slot = Slot(spec_index, env_server.make_worker(self.isolation, self._fork_server))
-        slot.thread = threading.Thread(target=self._serve, args=(slot,), name="environment", daemon=True)
+        slot.thread = threading.Thread(
+            target=self._serve, args=(slot,), name="environment", daemon=True
+        )
         with self._lock:
             self._slots.add(slot)
         slot.thread.start()

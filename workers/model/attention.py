@@ -89,18 +89,26 @@ class Sequences:
     @cached_property
     def blocks(self) -> tuple[list[Block], Tensor]:
         """Cuts the segments into blocks; returns them, and for each query its place in what they give, (total,)."""
-        starts, key_starts = ([0, *accumulate(lengths)] for lengths in (self.lengths, self.key_lengths))
+        starts, key_starts = (
+            [0, *accumulate(lengths)] for lengths in (self.lengths, self.key_lengths)
+        )
         device = self.boundaries.device
         places = torch.arange(key_starts[-1], device=device) if self.keys is None else self.keys
         blocks, order = [], []
         for members in cut_blocks(self.lengths, self.key_lengths):
             lengths = [self.lengths[i] for i in members]
             n, m = max(lengths), max(self.key_lengths[i] for i in members)
-            rows = [[starts[i], key_starts[i], self.key_lengths[i] - self.lengths[i]] for i in members]
-            first, first_key, offsets = to_device(torch.tensor(rows), device)[..., None].unbind(1)  # (S, 1)
+            rows = [
+                [starts[i], key_starts[i], self.key_lengths[i] - self.lengths[i]] for i in members
+            ]
+            first, first_key, offsets = to_device(torch.tensor(rows), device)[..., None].unbind(
+                1
+            )  # (S, 1)
             queries = (first + torch.arange(n, device=device)).clamp(max=starts[-1] - 1)
             keys = (first_key + torch.arange(m, device=device)).clamp(max=key_starts[-1] - 1)
-            real = torch.cat([torch.arange(i * n, i * n + length) for i, length in enumerate(lengths)])
+            real = torch.cat(
+                [torch.arange(i * n, i * n + length) for i, length in enumerate(lengths)]
+            )
             blocks.append(Block(queries, places[keys], offsets, to_device(real, device)))
             order += [torch.arange(starts[i], starts[i + 1]) for i in members]
         return blocks, to_device(torch.cat(order).argsort(), device)
@@ -110,7 +118,9 @@ class Sequences:
         """Describes segments of these lengths, and for each the places of its keys, the last of which are its own."""
         key_lengths = tuple(lengths if keys is None else map(len, keys))
         places = None if keys is None else torch.cat(list(keys))
-        return cls(tuple(lengths), key_lengths, _boundaries(lengths), _boundaries(key_lengths), places)
+        return cls(
+            tuple(lengths), key_lengths, _boundaries(lengths), _boundaries(key_lengths), places
+        )
 
     def model_inputs(self) -> dict[str, Any]:
         """Returns the keyword arguments by which a transformers model hands this on to its attention.
@@ -118,7 +128,10 @@ class Sequences:
         It makes no mask where one of four dimensions is given, which is not read here; else it would look into the
         positions for packed rows, and the host would wait for the answer.
         """
-        return {"sequences": self, "attention_mask": self.boundaries.new_ones(1, 1, 1, 1, dtype=torch.bool)}
+        return {
+            "sequences": self,
+            "attention_mask": self.boundaries.new_ones(1, 1, 1, 1, dtype=torch.bool),
+        }
 
 
 def _boundaries(lengths: Sequence[int]) -> Tensor:
@@ -131,7 +144,9 @@ def to_device(thing: Any, device: torch.device) -> Any:
     To a GPU from pinned memory, so that the host does not wait for it.
     """
     if isinstance(thing, Tensor):
-        return (thing.pin_memory() if device.type == "cuda" else thing).to(device, non_blocking=True)
+        return (thing.pin_memory() if device.type == "cuda" else thing).to(
+            device, non_blocking=True
+        )
     if not is_dataclass(thing):
         return thing
     return replace(thing, **{name: to_device(own, device) for name, own in vars(thing).items()})  # type: ignore[type-var]
@@ -159,9 +174,17 @@ def own_attention(
     """
     if sequences is None:
         # The mask of `model_inputs`, which came through alone.
-        if attention_mask is not None and attention_mask.shape == (1, 1, 1, 1) and query.shape[2] > 1:
-            raise ValueError("this model does not hand `sequences` on to its attention, so its rows cannot be packed")
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        if (
+            attention_mask is not None
+            and attention_mask.shape == (1, 1, 1, 1)
+            and query.shape[2] > 1
+        ):
+            raise ValueError(
+                "this model does not hand `sequences` on to its attention, so its rows cannot be packed"
+            )
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
     # Rotary positions make queries and keys float32, which the kernels do not take.
     query, key, value = in_compute_type(query, key, value)
     if sequences.group is not None:
@@ -176,7 +199,9 @@ AttentionInterface.register(NAME, own_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def packed_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scale: float | None
+) -> Tensor:
     """Attends causally along each segment's path: query (1, H, total, D), key and value (1, H or fewer, total, D).
 
     Returns the output in query's shape. Takes a kernel for sequences of various lengths where there is one; else
@@ -208,7 +233,9 @@ class TakeKeys(torch.autograd.Function):
         return total.index_add_(0, places, gradient.float()).to(gradient.dtype), None
 
 
-def block_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
+def block_attention(
+    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None
+) -> Tensor:
     """Attends on any device and in any type, some segments at a time: q (total, H, D), k and v (total, H or fewer, D).
 
     It computes in float32 where they are short: a CPU's backward pass in bfloat16 is then several times slower.
@@ -218,15 +245,30 @@ def block_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale
     for queries, keys, offsets, real in blocks:
         (count, n), m = queries.shape, keys.shape[1]
         dtype = torch.float32 if n * m <= SHORT else q.dtype
-        query = q.index_select(0, queries.flatten()).to(dtype).unflatten(0, queries.shape).transpose(1, 2)
-        taken = (TakeKeys.apply(x, keys.flatten()).to(dtype).unflatten(0, keys.shape) for x in (k, v))
+        query = (
+            q.index_select(0, queries.flatten())
+            .to(dtype)
+            .unflatten(0, queries.shape)
+            .transpose(1, 2)
+        )
+        taken = (
+            TakeKeys.apply(x, keys.flatten()).to(dtype).unflatten(0, keys.shape) for x in (k, v)
+        )
         key, value = (x.transpose(1, 2) for x in taken)
         alone = count == 1 and n == m
         places = torch.arange(max(n, m), device=q.device)
-        seen = None if alone else (places[:m] <= (places[:n] + offsets)[..., None])[:, None]  # (S, 1, n, m)
+        seen = (
+            None if alone else (places[:m] <= (places[:n] + offsets)[..., None])[:, None]
+        )  # (S, 1, n, m)
         # Autocast would cast them.
-        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
-            output = scaled_dot_product_attention(query, key, value, seen, is_causal=alone, scale=scale, enable_gqa=gqa)
+        with (
+            torch.autocast(kind, enabled=False)
+            if torch.amp.is_autocast_available(kind)
+            else nullcontext()
+        ):
+            output = scaled_dot_product_attention(
+                query, key, value, seen, is_causal=alone, scale=scale, enable_gqa=gqa
+            )
         outputs.append(output.transpose(1, 2).flatten(0, 1).index_select(0, real).to(q.dtype))
     return torch.cat(outputs).index_select(0, order)
 
@@ -250,19 +292,25 @@ def cut_blocks(lengths: Sequence[int], key_lengths: Sequence[int]) -> list[list[
     return blocks
 
 
-def torch_kernel(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None) -> Tensor:
+def torch_kernel(
+    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None
+) -> Tensor:
     """Runs PyTorch's flash attention, with shapes as for `block_attention`; it counts causality from the last key."""
     from torch.nn.attention.varlen import varlen_attn
 
     boundaries = (sequences.boundaries, sequences.key_boundaries)
     longest, gqa = (max(sequences.lengths), max(sequences.key_lengths)), q.shape[1] != k.shape[1]
     # A window of (-1, 0) is causal attention.
-    return varlen_attn(q, k, v, *boundaries, *longest, scale=scale, window_size=(-1, 0), enable_gqa=gqa)
+    return varlen_attn(
+        q, k, v, *boundaries, *longest, scale=scale, window_size=(-1, 0), enable_gqa=gqa
+    )
 
 
 def _has_kernel(q: Tensor, v: Tensor) -> bool:
     """Says whether a kernel takes these: it wants CUDA from Ampere on, two-byte types, heads of one size up to 256."""
-    fits = q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] == v.shape[-1] in range(8, 257, 8)
+    fits = q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] == v.shape[-1] in range(
+        8, 257, 8
+    )
     return q.is_cuda and fits and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
@@ -272,12 +320,18 @@ def check_shared_sequences(module: nn.Module, ranks: int) -> None:
     heads = config.num_attention_heads
     if heads % ranks:
         allowed = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
-        raise ValueError(f"{given} does not divide the model's {heads} attention heads; use one of {allowed}")
+        raise ValueError(
+            f"{given} does not divide the model's {heads} attention heads; use one of {allowed}"
+        )
     if config._attn_implementation != NAME:
         missing = "does not have plain sdpa attention over the full context, or use_remove_padding=false keeps padding"
-        raise ValueError(f"{given}: model type '{config.model_type}' {missing}: its sequences cannot be shared; use 1")
+        raise ValueError(
+            f"{given}: model type '{config.model_type}' {missing}: its sequences cannot be shared; use 1"
+        )
     if kind := varies_with_length(module):
-        raise ValueError(f"{given}: rope_type={kind} depends on the longest position, which ranks see otherwise; use 1")
+        raise ValueError(
+            f"{given}: rope_type={kind} depends on the longest position, which ranks see otherwise; use 1"
+        )
 
 
 def varies_with_length(module: nn.Module) -> str | None:
@@ -286,7 +340,9 @@ def varies_with_length(module: nn.Module) -> str | None:
     return rope["rope_type"] if rope.get("rope_type") in ("dynamic", "longrope") else None
 
 
-def to_heads(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, ...]:
+def to_heads(
+    query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup
+) -> tuple[Tensor, ...]:
     """Exchanges all heads of this rank's positions for this rank's heads of all positions.
 
     Key heads are repeated until the ranks divide them.
@@ -303,7 +359,11 @@ def exchange(x: Tensor, group: dist.ProcessGroup, split: int, join: int) -> Tens
     Backward is the reverse.
     """
     parts = x.unflatten(split, (group.size(), -1)).movedim(split, 0).contiguous()  # (ranks, ...)
-    return all_to_all_single_autograd(parts, None, None, group).movedim(0, join).flatten(join, join + 1)
+    return (
+        all_to_all_single_autograd(parts, None, None, group)
+        .movedim(0, join)
+        .flatten(join, join + 1)
+    )
 
 
 # What rows share
@@ -342,7 +402,10 @@ def order_rows(tokens: Sequence[np.ndarray], key_cost: float | None) -> MicroBat
     keys = [row.astype(">u4").tobytes() for row in tokens]
     order = sorted(range(len(tokens)), key=keys.__getitem__)
     shared = [0, *(_common(tokens[before], tokens[row]) for before, row in pairwise(order))]
-    return [(row, n if n > key_cost * len(tokens[row]) else 0) for row, n in zip(order, shared, strict=True)]
+    return [
+        (row, n if n > key_cost * len(tokens[row]) else 0)
+        for row, n in zip(order, shared, strict=True)
+    ]
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
@@ -352,7 +415,9 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
     return int(different[0]) if len(different) else length
 
 
-def plan_packed(order: MicroBatch, lengths: Sequence[int], limits: MicroBatching) -> list[MicroBatch]:
+def plan_packed(
+    order: MicroBatch, lengths: Sequence[int], limits: MicroBatching
+) -> list[MicroBatch]:
     """Cuts ordered rows into few micro-batches within the limits, which count a shared token once; the largest first.
 
     KEYS_PER_TOKEN keys that segments read count as a token too, where they are more: they are copied, layer by layer.
@@ -371,12 +436,16 @@ def plan_packed(order: MicroBatch, lengths: Sequence[int], limits: MicroBatching
     return [rows for _, rows in sorted(bins, key=lambda packed: -packed[0])]
 
 
-def _runs(order: MicroBatch, lengths: Sequence[int], most: int, most_rows: int) -> list[tuple[int, MicroBatch]]:
+def _runs(
+    order: MicroBatch, lengths: Sequence[int], most: int, most_rows: int
+) -> list[tuple[int, MicroBatch]]:
     """Lists runs of neighbours that share something, with their tokens, cut evenly where they are above the limits."""
     starts = [place for place, (_, shared) in enumerate(order) if not shared]
     cut: list[tuple[int, MicroBatch]] = []
     for run in (order[start:stop] for start, stop in pairwise([*starts, len(order)])):
-        total = _size(sum(lengths[row] - shared for row, shared in run), sum(lengths[row] for row, _ in run))
+        total = _size(
+            sum(lengths[row] - shared for row, shared in run), sum(lengths[row] for row, _ in run)
+        )
         parts = max(ceildiv(total, most), ceildiv(len(run), most_rows))
         own, keys, part = 0, 0, MicroBatch()
         for row, shared in run:
@@ -404,7 +473,9 @@ def cut_segments(micro_batch: MicroBatch, lengths: Sequence[int]) -> Segments:
         path = [(stop, places) for stop, places in path if stop <= shared]
         # Where later rows leave this one, as long as they share more of it than the row before does.
         later = takewhile(shared.__lt__, (n for _, n in micro_batch[number + 1 :]))
-        for start, stop in pairwise(sorted({shared, *accumulate(later, min, initial=lengths[row])})):
+        for start, stop in pairwise(
+            sorted({shared, *accumulate(later, min, initial=lengths[row])})
+        ):
             path.append((stop, np.arange(total, total + stop - start)))
             total += stop - start
             segments.parts.append((row, start, stop - start))

@@ -46,13 +46,17 @@ class ModelSpec:
     @cached_property
     def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
         """Is the folder's tokenizer."""
-        return transformers.AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.config.trust_remote_code)
+        return transformers.AutoTokenizer.from_pretrained(
+            self.path, trust_remote_code=self.config.trust_remote_code
+        )
 
     @cached_property
     def hf_config(self) -> transformers.PretrainedConfig:
         """Is the folder's configuration with `model.override_config` applied."""
         trust, changes = self.config.trust_remote_code, self.config.override_config
-        return transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=trust, **changes)
+        return transformers.AutoConfig.from_pretrained(
+            self.path, trust_remote_code=trust, **changes
+        )
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -77,11 +81,18 @@ class ModelSpec:
         Raises:
             ValueError: the weights hold a head of their own, where the configuration says that the embedding is it.
         """
-        own = self.config if trainable and isinstance(self.config, ModelConfig) and self.config.lora_rank else None
+        own = (
+            self.config
+            if trainable and isinstance(self.config, ModelConfig) and self.config.lora_rank
+            else None
+        )
         dtype = torch.float32 if trainable and own is None else torch_dtype(self.config.dtype)
         model, _ = self._read(transformers.AutoModelForCausalLM, dtype)
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        if self.hf_config.get_text_config().tie_word_embeddings and head.weight is not embedding.weight:
+        if (
+            self.hf_config.get_text_config().tie_word_embeddings
+            and head.weight is not embedding.weight
+        ):
             raise ValueError(say("tied_head", path=self.path))
         model = self._prepare(model, trainable)
         return model if own is None else add_adapters(model, own, self.path)
@@ -108,7 +119,9 @@ class ModelSpec:
         """
         model, missing = self._scalar_model(torch_dtype(self.config.dtype))
         if heads := [name for name in missing if name.endswith("weight")]:
-            raise ValueError(f"reward_model.model.path={self.path} has no {', '.join(heads)}: it scores nothing")
+            raise ValueError(
+                f"reward_model.model.path={self.path} has no {', '.join(heads)}: it scores nothing"
+            )
         return self._prepare(model, trainable=False)
 
     def _scalar_model(self, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
@@ -125,7 +138,11 @@ class ModelSpec:
 
         One whose memory is planned has none: its tensors are fake.
         """
-        options = {"config": self.hf_config, "dtype": dtype, "trust_remote_code": self.config.trust_remote_code}
+        options = {
+            "config": self.hf_config,
+            "dtype": dtype,
+            "trust_remote_code": self.config.trust_remote_code,
+        }
         if rank() > 0 or detect_fake_mode():
             with torch.device("meta" if rank() else "cpu"):
                 return auto_class.from_config(**options), ()
@@ -140,8 +157,14 @@ class ModelSpec:
                 module.p = 0.0
             if list(module.parameters(recurse=False)):
                 module.register_forward_hook(_cast_output)
-        if trainable and not isinstance(self.config, ScoringModelConfig) and self.config.enable_gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if (
+            trainable
+            and not isinstance(self.config, ScoringModelConfig)
+            and self.config.enable_gradient_checkpointing
+        ):
+            model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         # Sharding moves each layer's own part to the device; the whole might not fit there.
         return (model.to(self.device) if world_size() == 1 else model).train(trainable)
 

@@ -34,7 +34,14 @@ from training.batch.batching import plan_padded
 from training.batch.torch_functional import EntropyMode, LogitForm, head_log_probs
 from training.config import CriticModelConfig, MicroBatching, ModelConfig
 from workers.model import attention
-from workers.model.attention import MicroBatch, Sequences, cut_segments, order_rows, plan_packed, to_device
+from workers.model.attention import (
+    MicroBatch,
+    Sequences,
+    cut_segments,
+    order_rows,
+    plan_packed,
+    to_device,
+)
 from workers.model.builder import torch_dtype
 from workers.ranks.distributed import max_over_ranks, rank_group, sum_of_parts
 
@@ -63,7 +70,11 @@ class ForwardSettings:
 
     def autocast(self) -> AbstractContextManager[None]:
         """Computes in `dtype` within the block."""
-        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
+        return (
+            nullcontext()
+            if self.dtype == torch.float32
+            else torch.autocast(self.device.type, dtype=self.dtype)
+        )
 
 
 @dataclass(kw_only=True)
@@ -92,7 +103,11 @@ class ForwardBatch:
 
     def model_inputs(self) -> dict[str, Any]:
         """Returns the keyword arguments of a transformers model."""
-        inputs = {"input_ids": self.input_ids, "position_ids": self.position_ids, "use_cache": False}
+        inputs = {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "use_cache": False,
+        }
         if self.sequences is None:
             return inputs | {"attention_mask": self.attention_mask}
         return inputs | self.sequences.model_inputs()
@@ -124,16 +139,23 @@ def row_tokens(data: DataProto, strip_padding: bool) -> list[RowTokens]:
     ]
 
 
-def plan_batch(rows: Sequence[RowTokens], settings: ForwardSettings, limits: MicroBatching) -> list[MicroBatch]:
+def plan_batch(
+    rows: Sequence[RowTokens], settings: ForwardSettings, limits: MicroBatching
+) -> list[MicroBatch]:
     """Plans micro-batches over the rows."""
     lengths = [len(row.ids) for row in rows]
     if settings.pack_rows:
-        return plan_packed(order_rows([row.ids.numpy() for row in rows], settings.key_cost), lengths, limits)
+        return plan_packed(
+            order_rows([row.ids.numpy() for row in rows], settings.key_cost), lengths, limits
+        )
     return [[(row, 0) for row in micro_batch] for micro_batch in plan_padded(lengths, limits)]
 
 
 def build_forward_batch(
-    rows: Sequence[RowTokens], shared: Sequence[int], settings: ForwardSettings, attention_mask: Tensor
+    rows: Sequence[RowTokens],
+    shared: Sequence[int],
+    settings: ForwardSettings,
+    attention_mask: Tensor,
 ) -> ForwardBatch:
     """Lays the rows of one micro-batch out, each of which begins with `shared` tokens of the row before it.
 
@@ -142,10 +164,18 @@ def build_forward_batch(
     """
     if settings.pack_rows:
         batch = _packed(rows, shared, settings.sequence_ranks)
-        return batch if settings.sequence_group is None else _sequence_shard(batch, settings.sequence_group)
+        return (
+            batch
+            if settings.sequence_group is None
+            else _sequence_shard(batch, settings.sequence_group)
+        )
     batch, mask = _padded(rows), attention_mask.long()
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    return batch if settings.strip_padding else replace(batch, attention_mask=mask, position_ids=positions)
+    return (
+        batch
+        if settings.strip_padding
+        else replace(batch, attention_mask=mask, position_ids=positions)
+    )
 
 
 def _packed(rows: Sequence[RowTokens], shared: Sequence[int], multiple_of: int) -> ForwardBatch:
@@ -156,13 +186,23 @@ def _packed(rows: Sequence[RowTokens], shared: Sequence[int], multiple_of: int) 
     segments = cut_segments(list(enumerate(shared)), [len(row.ids) for row in rows])
     ids = [rows[row].ids[start : start + n] for row, start, n in segments.parts]
     positions = [torch.arange(start, start + n) for _, start, n in segments.parts]
-    lengths, keys = [n for _, _, n in segments.parts], [torch.from_numpy(places) for places in segments.keys]
+    lengths, keys = (
+        [n for _, _, n in segments.parts],
+        [torch.from_numpy(places) for places in segments.keys],
+    )
     total = sum(lengths)
     if missing := -total % multiple_of:
-        ids, positions = [*ids, torch.zeros(missing, dtype=torch.long)], [*positions, torch.arange(missing)]
+        ids, positions = (
+            [*ids, torch.zeros(missing, dtype=torch.long)],
+            [*positions, torch.arange(missing)],
+        )
         lengths, keys = [*lengths, missing], [*keys, torch.arange(total, total + missing)]
     sampled = _sampled_tokens(rows, [torch.from_numpy(places) for places in segments.places])
-    tokens = {"input_ids": torch.cat(ids)[None], "position_ids": torch.cat(positions)[None], **sampled}
+    tokens = {
+        "input_ids": torch.cat(ids)[None],
+        "position_ids": torch.cat(positions)[None],
+        **sampled,
+    }
     return ForwardBatch(**tokens, sequences=Sequences.of(lengths, keys if any(shared) else None))
 
 
@@ -172,13 +212,17 @@ def _padded(rows: Sequence[RowTokens]) -> ForwardBatch:
     places = torch.arange(ids.numel()).view_as(ids)
     # Padding continues the positions: numbers that start again would be read as packed sequences.
     positions = places[:1].repeat(len(rows), 1)
-    return ForwardBatch(input_ids=ids, position_ids=positions, **_sampled_tokens(rows, list(places)))
+    return ForwardBatch(
+        input_ids=ids, position_ids=positions, **_sampled_tokens(rows, list(places))
+    )
 
 
 def _sampled_tokens(rows: Sequence[RowTokens], places: Sequence[Tensor]) -> dict[str, Tensor]:
     """Makes `ForwardBatch`'s fields of the sampled tokens; `places` says where each row's tokens lie."""
     return {
-        "logit_positions": torch.cat([place[row.sampled - 1] for row, place in zip(rows, places, strict=True)]),
+        "logit_positions": torch.cat(
+            [place[row.sampled - 1] for row, place in zip(rows, places, strict=True)]
+        ),
         "labels": torch.cat([row.ids[row.sampled] for row in rows]),
         "rows": torch.cat([torch.full((len(row.sampled),), i) for i, row in enumerate(rows)]),
         "columns": torch.cat([row.columns for row in rows]),
@@ -213,7 +257,10 @@ def iter_micro_batches(
         rows = torch.tensor([row for row, _ in micro_batch])
         micro, own = data.select_idxs(rows), [tokens[row] for row, _ in micro_batch]
         if number >= len(plan):
-            rows, own = rows[:0], [own[0]._replace(sampled=own[0].sampled[:0], columns=own[0].columns[:0])]
+            rows, own = (
+                rows[:0],
+                [own[0]._replace(sampled=own[0].sampled[:0], columns=own[0].columns[:0])],
+            )
             micro.batch["response_mask"] = torch.zeros_like(micro.batch["response_mask"])
         shared = [shared for _, shared in micro_batch]
         laid_out = build_forward_batch(own, shared, settings, micro.batch["attention_mask"])
@@ -226,7 +273,11 @@ def iter_micro_batches(
 def loss_fields(micro: DataProto, device: torch.device) -> dict[str, Tensor]:
     """Copies to the device what a loss reads of a micro-batch: all but what its layout was made of."""
     layout = {*FORWARD_FIELDS} - {"response_mask"}
-    return {name: to_device(tensor, device) for name, tensor in micro.batch.items() if name not in layout}
+    return {
+        name: to_device(tensor, device)
+        for name, tensor in micro.batch.items()
+        if name not in layout
+    }
 
 
 def scatter_tokens(values: Tensor, inputs: ForwardBatch, shape: Sequence[int]) -> Tensor:
@@ -241,7 +292,10 @@ def scatter_tokens(values: Tensor, inputs: ForwardBatch, shape: Sequence[int]) -
 
 def read_rows(read: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Puts micro-batches' (rows, values (rows, R)) in the order of the rows, on the CPU: only here the host waits."""
-    rows, values = torch.cat([rows for rows, _ in read]), torch.cat([values[: len(rows)] for rows, values in read])
+    rows, values = (
+        torch.cat([rows for rows, _ in read]),
+        torch.cat([values[: len(rows)] for rows, values in read]),
+    )
     ordered = values.new_empty(values.shape, device="cpu")
     ordered[rows] = values.cpu()
     return ordered
@@ -266,7 +320,9 @@ class PolicyValueModel(nn.Module):
     def __init__(self, lm: nn.Module) -> None:
         super().__init__()
         self.lm = lm
-        self.value_head = nn.Linear(lm.config.get_text_config().hidden_size, 1, bias=False, device=lm.device)
+        self.value_head = nn.Linear(
+            lm.config.get_text_config().hidden_size, 1, bias=False, device=lm.device
+        )
         nn.init.zeros_(self.value_head.weight)
 
     @classmethod
@@ -275,7 +331,10 @@ class PolicyValueModel(nn.Module):
         return cls(AutoModelForCausalLM.from_pretrained(path, **{"dtype": torch.float32} | options))
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Computes logits (B, L, vocabulary) and the values of the states (B, L), both float32, from ids (B, L).
 
@@ -283,7 +342,12 @@ class PolicyValueModel(nn.Module):
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         places = (mask.cumsum(dim=1) - 1).clamp(min=0) if position_ids is None else position_ids
-        inputs = {"input_ids": input_ids, "attention_mask": mask, "position_ids": places, "use_cache": False}
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": mask,
+            "position_ids": places,
+            "use_cache": False,
+        }
         output = self.lm(**inputs, output_hidden_states=True)
         return output.logits.float(), self.value_head(output.hidden_states[-1]).float().squeeze(-1)
 
@@ -297,7 +361,9 @@ class PolicyModel(nn.Module):
     def __init__(self, lm: nn.Module) -> None:
         super().__init__()
         self.lm = lm.lm if isinstance(lm, PolicyValueModel) else lm
-        self.value_head: nn.Module | None = lm.value_head if isinstance(lm, PolicyValueModel) else None
+        self.value_head: nn.Module | None = (
+            lm.value_head if isinstance(lm, PolicyValueModel) else None
+        )
 
     def forward(self, batch: ForwardBatch, entropy: EntropyMode = "none") -> list[Tensor]:
         """Computes log-probs and, unless `entropy` is "none", entropies, (N,) each; with "grad" these have a gradient.
@@ -317,7 +383,9 @@ def logit_form(lm: nn.Module, temperature: float = 1.0) -> LogitForm:
     """Says what this model does to its head's products, with its logits divided by a temperature."""
     settings = lm.config.get_text_config().to_dict()
     # Granite divides, Cohere multiplies.
-    divisor = temperature * (settings.get("logits_scaling") or 1) / (settings.get("logit_scale") or 1)
+    divisor = (
+        temperature * (settings.get("logits_scaling") or 1) / (settings.get("logit_scale") or 1)
+    )
     # Gemma 2.
     cap = settings.get("final_logit_softcapping")
     return LogitForm(divisor, cap / temperature if cap else None)
@@ -334,7 +402,9 @@ def check_forward(lm: nn.Module) -> None:
         return
     kind = lm.config.model_type
     if "position_ids" not in inspect.signature(lm.base_model.forward).parameters:
-        raise ValueError(f"model type '{kind}' takes no position_ids; only decoder-only models can be trained here")
+        raise ValueError(
+            f"model type '{kind}' takes no position_ids; only decoder-only models can be trained here"
+        )
     training = lm.training
     lm.eval()
     # Its own choice of positions, too, is compared.
@@ -385,7 +455,9 @@ def _differ(expected: Tensor, seen: Tensor) -> bool:
     # Of what is wrong nearly all differs; many layers in bfloat16 round to 3 percent.
     bound = max(1e-2, 12 * torch.finfo(seen.dtype).eps) * expected.abs().max().clamp(min=1)
     # Where memory is planned there are no numbers.
-    return not isinstance(seen, FakeTensor) and not bool((expected.float() - seen.float()).abs().max() <= bound)
+    return not isinstance(seen, FakeTensor) and not bool(
+        (expected.float() - seen.float()).abs().max() <= bound
+    )
 
 
 def attends_fully(lm: nn.Module) -> bool:
@@ -394,11 +466,17 @@ def attends_fully(lm: nn.Module) -> bool:
     settings = config.to_dict()
     windowed = settings.get("sliding_window") and settings.get("use_sliding_window", True)
     layers = settings.get("layer_types") or ["sliding_attention" if windowed else "full_attention"]
-    return config._attn_implementation in ("sdpa", attention.NAME) and set(layers) == {"full_attention"}
+    return config._attn_implementation in ("sdpa", attention.NAME) and set(layers) == {
+        "full_attention"
+    }
 
 
 def forward_settings(
-    model: ModelConfig | CriticModelConfig, share_prompts: bool, module: nn.Module, device: torch.device, ranks: int = 1
+    model: ModelConfig | CriticModelConfig,
+    share_prompts: bool,
+    module: nn.Module,
+    device: torch.device,
+    ranks: int = 1,
 ) -> ForwardSettings:
     """Says how this model is run, and has it attend through attention.py where its rows are to be packed.
 
@@ -409,14 +487,22 @@ def forward_settings(
     """
     packs = model.use_remove_padding and pack_rows(module)
     if share_prompts and not packs:
-        logger.info("%s: its rows are padded, and a group's prompt is computed for each of them", model.path)
+        logger.info(
+            "%s: its rows are padded, and a group's prompt is computed for each of them", model.path
+        )
     if attention.varies_with_length(module):
         logger.warning(say("longest_row_turns", path=model.path))
     if ranks > 1:
         attention.check_shared_sequences(module, ranks)
     cost = key_cost(module.config.get_text_config()) if share_prompts and packs else None
-    layout: dict[str, Any] = {"strip_padding": model.use_remove_padding, "pack_rows": packs, "key_cost": cost}
-    return ForwardSettings(device=device, dtype=torch_dtype(model.dtype), sequence_group=rank_group(ranks), **layout)
+    layout: dict[str, Any] = {
+        "strip_padding": model.use_remove_padding,
+        "pack_rows": packs,
+        "key_cost": cost,
+    }
+    return ForwardSettings(
+        device=device, dtype=torch_dtype(model.dtype), sequence_group=rank_group(ranks), **layout
+    )
 
 
 def key_cost(config: PretrainedConfig) -> float:
@@ -429,7 +515,9 @@ def key_cost(config: PretrainedConfig) -> float:
     """
     settings = config.to_dict()
     hidden, heads = config.hidden_size, config.num_attention_heads
-    width = (settings.get("num_key_value_heads") or heads) * (settings.get("head_dim") or hidden // heads)
+    width = (settings.get("num_key_value_heads") or heads) * (
+        settings.get("head_dim") or hidden // heads
+    )
     return (24 * width * FLOPS_PER_BYTE + BLOCK / 2 * 12 * hidden) / (72 * hidden**2)
 
 

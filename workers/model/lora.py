@@ -32,7 +32,9 @@ def target_layers(lm: nn.Module, wanted: Sequence[str]) -> list[str]:
         ValueError: a target is no such layer; names those there are.
     """
     modules = lm.base_model.named_modules()
-    there = {name.split(".")[-1] for name, module in modules if isinstance(module, nn.Linear | Conv1D)}
+    there = {
+        name.split(".")[-1] for name, module in modules if isinstance(module, nn.Linear | Conv1D)
+    }
     targets = there if "all-linear" in wanted else {*wanted}
     if unknown := ", ".join(sorted(targets - there)):
         raise ValueError(say("no_target", unknown=unknown, there=", ".join(sorted(there))))
@@ -43,8 +45,13 @@ def add_adapters(lm: nn.Module, config: ModelConfig, path: str) -> nn.Module:
     """Freezes a language model that was read from `path`, and puts adapters into its `target_layers`."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    told = {"target_modules": target_layers(lm, config.target_modules), "base_model_name_or_path": path}
-    wanted = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, task_type="CAUSAL_LM", **told)
+    told = {
+        "target_modules": target_layers(lm, config.target_modules),
+        "base_model_name_or_path": path,
+    }
+    wanted = LoraConfig(
+        r=config.lora_rank, lora_alpha=config.lora_alpha, task_type="CAUSAL_LM", **told
+    )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         inject_adapter_in_model(wanted, lm, NAME)
@@ -76,7 +83,9 @@ def base_name(name: str) -> str | None:
     return None if f".{NAME}." in name else name.replace(BASE, ".")
 
 
-def whole_weights(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def whole_weights(
+    module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
     """Yields a module's `tensors` by their base names, whole, one by one, cast to `dtype`.
 
     An adapter is added to the weight that it stands beside.
@@ -87,9 +96,14 @@ def whole_weights(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch
         layer_name, adapted, kind = name.partition(BASE)
         if adapted and kind == "weight":
             layer = module.get_submodule(layer_name)
-            a, b = (full_tensor(tensors[f"{layer_name}.lora_{part}.{NAME}.weight"].detach()) for part in "AB")
+            a, b = (
+                full_tensor(tensors[f"{layer_name}.lora_{part}.{NAME}.weight"].detach())
+                for part in "AB"
+            )
             product = b @ a * layer.scaling[NAME]
-            weight = full_tensor(tensor.detach()).float() + (product.T if layer.fan_in_fan_out else product)
+            weight = full_tensor(tensor.detach()).float() + (
+                product.T if layer.fan_in_fan_out else product
+            )
             yield own, weight.to(dtype)
         else:
             yield own, full_tensor(tensor.detach().to(dtype))
@@ -98,7 +112,10 @@ def whole_weights(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch
 def adapter_export(folder: Path, lm: nn.Module) -> Callable[[], None]:
     """Gathers a language model's adapters, now, on every rank; returns what writes them, if any, as peft does."""
     own = [(name, tensor) for name, tensor in lm.state_dict().items() if base_name(name) is None]
-    parts = {name.replace(f".{NAME}.", "."): full_tensor(tensor.detach()).cpu().clone() for name, tensor in own}
+    parts = {
+        name.replace(f".{NAME}.", "."): full_tensor(tensor.detach()).cpu().clone()
+        for name, tensor in own
+    }
 
     def write() -> None:
         if parts:

@@ -42,7 +42,10 @@ from workers.ranks.distributed import rank, world_size
 
 # How tensors are copied to CPU memory: by plain copies, in the thread that asks for them.
 STAGING = StagingOptions(
-    use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+    use_pinned_memory=False,
+    use_shared_memory=False,
+    use_async_staging=False,
+    use_non_blocking_copy=False,
 )
 
 
@@ -60,7 +63,9 @@ class CheckpointWriter:
         self._copied.set()
         self._written: Future[None] | None = None
 
-    def start(self, parts: Mapping[Path, dict[str, Tensor]], rest: Sequence[Callable[[], object]]) -> None:
+    def start(
+        self, parts: Mapping[Path, dict[str, Tensor]], rest: Sequence[Callable[[], object]]
+    ) -> None:
         """Begins to write each part, the tensors of a model or an optimiser, into its folder, then calls the `rest`.
 
         Every rank calls it with its own shards. The one before must have been waited for with `is_written`.
@@ -91,21 +96,32 @@ class CheckpointWriter:
             raise OSError(f"the checkpoint could not be written: {_causes(error)}") from None
         return True
 
-    def _write(self, parts: Mapping[Path, dict[str, Tensor]], rest: Sequence[Callable[[], object]]) -> None:
+    def _write(
+        self, parts: Mapping[Path, dict[str, Tensor]], rest: Sequence[Callable[[], object]]
+    ) -> None:
         try:
             # Sharded as the tensors are.
-            copies = {folder: DefaultStager(STAGING).stage(tensors) for folder, tensors in parts.items()}
+            copies = {
+                folder: DefaultStager(STAGING).stage(tensors) for folder, tensors in parts.items()
+            }
         finally:
             self._copied.set()
         for folder, tensors in copies.items():
-            dcp.save(tensors, checkpoint_id=folder, process_group=self._group, no_dist=self._group is None)
+            dcp.save(
+                tensors,
+                checkpoint_id=folder,
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
         for write in rest:
             write()
 
 
 def _causes(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
-        return "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
+        return "; ".join(
+            f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items())
+        )
     return str(error)
 
 
@@ -117,7 +133,11 @@ FLAT = dcp_state.StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def save(
-    writer: CheckpointWriter, folder: Path, state: State, contents: Collection[str], tokenizer: Tokenizer | None = None
+    writer: CheckpointWriter,
+    folder: Path,
+    state: State,
+    contents: Collection[str],
+    tokenizer: Tokenizer | None = None,
 ) -> None:
     """Begins to write the parts in `contents` (model, optimizer, extra) below `folder`; `writer` goes on by itself.
 
@@ -125,14 +145,21 @@ def save(
     """
     module, optimizer, scheduler = state
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {"model": partial(model_tensors, module), "optimizer": partial(optimizer_tensors, module, optimizer)}
+    tensors = {
+        "model": partial(model_tensors, module),
+        "optimizer": partial(optimizer_tensors, module, optimizer),
+    }
     parts = {folder / name: own() for name, own in tensors.items() if name in contents}
     rest: list[Callable[[], object]] = []
     if "extra" in contents:
         place = {"last_epoch": scheduler.last_epoch, "lr": scheduler.get_last_lr()[0]}
         rest.append(partial((folder / "scheduler.json").write_text, json.dumps(place)))
     if tokenizer is not None:
-        rest.append(huggingface_export(folder / "huggingface", module, tokenizer, weights="hf_model" in contents))
+        rest.append(
+            huggingface_export(
+                folder / "huggingface", module, tokenizer, weights="hf_model" in contents
+            )
+        )
     writer.start(parts, rest if rank() == 0 else [])
 
 
@@ -143,7 +170,11 @@ def load(folder: Path, state: State, contents: Collection[str]) -> None:
         FileNotFoundError: naming the part that this checkpoint does not hold.
     """
     module, optimizer, scheduler = state
-    for part, name in {"model": "model", "optimizer": "optimizer", "extra": "scheduler.json"}.items():
+    for part, name in {
+        "model": "model",
+        "optimizer": "optimizer",
+        "extra": "scheduler.json",
+    }.items():
         if part in contents and not (folder / name).exists():
             raise FileNotFoundError(say("part_missing", folder=folder, part=part))
     if "model" in contents:
@@ -181,9 +212,15 @@ def _load(tensors: dict[str, torch.Tensor], folder: Path) -> None:
     saved = {name: entry.size for name, entry in reader.read_metadata().state_dict_metadata.items()}
     wanted = {name: tensor.shape for name, tensor in tensors.items()}
     if saved != wanted:
-        names = sorted(name for name in saved.keys() | wanted.keys() if saved.get(name) != wanted.get(name))
-        first = ", ".join(f"{name} ({saved.get(name)} saved, {wanted.get(name)} wanted)" for name in names[:3])
-        raise ValueError(f"{folder} was saved by another model: {len(names)} tensors differ, such as {first}")
+        names = sorted(
+            name for name in saved.keys() | wanted.keys() if saved.get(name) != wanted.get(name)
+        )
+        first = ", ".join(
+            f"{name} ({saved.get(name)} saved, {wanted.get(name)} wanted)" for name in names[:3]
+        )
+        raise ValueError(
+            f"{folder} was saved by another model: {len(names)} tensors differ, such as {first}"
+        )
     dcp.load(tensors, storage_reader=reader, no_dist=world_size() == 1)
 
 
@@ -203,10 +240,16 @@ class SafeReader(dcp.FileSystemReader):
         with (Path(self.path) / ".metadata").open("rb") as file:
             metadata = _AllowListUnpickler(file).load()
         if not isinstance(metadata, Metadata):
-            raise pickle.UnpicklingError(f"{self.path}: .metadata holds a {type(metadata).__name__}")
+            raise pickle.UnpicklingError(
+                f"{self.path}: .metadata holds a {type(metadata).__name__}"
+            )
         entries = metadata.state_dict_metadata.items()
-        if others := [name for name, entry in entries if not isinstance(entry, TensorStorageMetadata)]:
-            raise pickle.UnpicklingError(f"{self.path}: {others} are no tensors; ours hold nothing else")
+        if others := [
+            name for name, entry in entries if not isinstance(entry, TensorStorageMetadata)
+        ]:
+            raise pickle.UnpicklingError(
+                f"{self.path}: {others} are no tensors; ours hold nothing else"
+            )
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
 
@@ -217,32 +260,44 @@ class _AllowListUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Finds an allowed class, and raises UnpicklingError for others."""
         if name not in ALLOWED.get(module, ()):
-            raise pickle.UnpicklingError(f"a checkpoint's metadata names {module}.{name}, which it has no reason to")
+            raise pickle.UnpicklingError(
+                f"a checkpoint's metadata names {module}.{name}, which it has no reason to"
+            )
         return super().find_class(module, name)
 
 
 def model_tensors(module: nn.Module, *, frozen: bool = False) -> dict[str, torch.Tensor]:
     """Returns the parameters, with `frozen` those too that do not train, and persistent buffers; a tied tensor once."""
-    own = {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
+    own = {name for name, _ in module.named_parameters()} | {
+        name for name, _ in module.named_buffers()
+    }
     options = dcp_state.StateDictOptions(ignore_frozen_params=not frozen)
     tensors = dcp_state.get_model_state_dict(module, options=options)
     return {name: tensor for name, tensor in tensors.items() if name in own}
 
 
-def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def optimizer_tensors(
+    module: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
     """Returns the optimiser's state by parameter name; before its first step it has none.
 
     Settings such as the learning rate belong to config and schedule.
     """
     # To ask for what is not there would make it, by a step with nothing learnt that AdamW counts.
-    return _tensors(dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT)) if optimizer.state else {}
+    return (
+        _tensors(dcp_state.get_optimizer_state_dict(module, optimizer, options=FLAT))
+        if optimizer.state
+        else {}
+    )
 
 
 def _tensors(entries: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
 
 
-def huggingface_export(folder: Path, module: nn.Module, tokenizer: Tokenizer, *, weights: bool) -> Callable[[], None]:
+def huggingface_export(
+    folder: Path, module: nn.Module, tokenizer: Tokenizer, *, weights: bool
+) -> Callable[[], None]:
     """Returns what writes a plain Hugging Face folder: config, generation config and tokenizer.
 
     With `weights` also the model, in bfloat16, adapters merged into it, and those alone in a peft folder beside it.
@@ -251,7 +306,9 @@ def huggingface_export(folder: Path, module: nn.Module, tokenizer: Tokenizer, *,
     """
     module = module.lm if isinstance(module, PolicyModel) else module
     state: dict[str, torch.Tensor] = {}
-    for name, whole in whole_weights(module, model_tensors(module, frozen=True), torch.bfloat16) if weights else ():
+    for name, whole in (
+        whole_weights(module, model_tensors(module, frozen=True), torch.bfloat16) if weights else ()
+    ):
         if rank() == 0:
             state[name] = whole.cpu()
     write_adapters = adapter_export(folder.with_name("adapter"), module) if weights else None

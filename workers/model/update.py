@@ -62,7 +62,11 @@ def build_scheduler(optimizer: Optimizer, optim: OptimConfig, total_steps: int) 
     Warm-up is `lr_warmup_steps`, or a ratio of all steps where that is negative. wsd (arXiv:2404.06395) holds the rate
     for nine tenths of the steps after the warm-up, and then decays by a cosine.
     """
-    warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * total_steps)
+    warmup = (
+        optim.lr_warmup_steps
+        if optim.lr_warmup_steps >= 0
+        else int(optim.lr_warmup_steps_ratio * total_steps)
+    )
     shape = optimizer, warmup, total_steps, optim.min_lr_ratio
     if optim.scheduler == "constant":
         return schedules.get_constant_schedule_with_warmup(optimizer, warmup)
@@ -75,7 +79,11 @@ class Trained(ABC):
     """Is a model that a rank reads and trains, the policy or the critic; `config` is its section of the settings."""
 
     def __init__(
-        self, config: Any, module: nn.Module, optimizer: Optimizer | None, settings: ForwardSettings | None
+        self,
+        config: Any,
+        module: nn.Module,
+        optimizer: Optimizer | None,
+        settings: ForwardSettings | None,
     ) -> None:
         self.config, self.module, self.optimizer = config, module, optimizer
         self.settings = settings or ForwardSettings()
@@ -91,17 +99,23 @@ class Trained(ABC):
         return [scatter_tokens(kind, inputs, micro.batch["responses"].shape) for kind in kinds]
 
     @abstractmethod
-    def micro_loss(self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo) -> MicroLoss:
+    def micro_loss(
+        self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo
+    ) -> MicroLoss:
         """Computes what a micro-batch adds, given the counts of its mini-batch."""
 
     @torch.no_grad()
-    def read(self, data: DataProto, by: str, limits: MicroBatching | None, *how: Any) -> list[Tensor]:
+    def read(
+        self, data: DataProto, by: str, limits: MicroBatching | None, *how: Any
+    ) -> list[Tensor]:
         """Reads what the module says of all rows: each (B, response_len) float32, on the CPU."""
         self.module.eval()
         data.require(*FORWARD_FIELDS, by=by)
         batches = iter_micro_batches(data, self.settings, limits or self.config.micro_batching)
         read = [(rows, self.micro_forward(micro, inputs, *how)) for rows, micro, inputs in batches]
-        return [read_rows([(rows, own[kind]) for rows, own in read]) for kind in range(len(read[0][1]))]
+        return [
+            read_rows([(rows, own[kind]) for rows, own in read]) for kind in range(len(read[0][1]))
+        ]
 
     def update(self, data: DataProto, plan: UpdatePlan | None, prefix: str) -> dict[str, float]:
         """Passes over the rows as planned, with one optimiser step for each mini-batch; returns their mean metrics.
@@ -115,7 +129,9 @@ class Trained(ABC):
         for number, rows in enumerate(rows_of_updates(data, plan)):
             mini, weight = data.select_idxs(rows), 1 / plan.updates
             mini.meta_info["updates_to_come"] = plan.updates if number == 0 else None
-            counts = global_counts(mini.batch["response_mask"], ranks, mini.batch.get("episode_share", None))
+            counts = global_counts(
+                mini.batch["response_mask"], ranks, mini.batch.get("episode_share", None)
+            )
             if "observation_mask" in mini.batch:
                 observed = sum_over_ranks(mini.batch["observation_mask"].sum())
                 mini.meta_info["observation_tokens"] = int(observed) // ranks
@@ -133,8 +149,12 @@ class Trained(ABC):
         if not self.counted.any():
             self._begin()
             self.sums = MetricSums(self.settings.sequence_ranks)
-        own = global_counts(data.batch["response_mask"], self.sums.sequence_ranks, data.batch.get("episode_share"))
-        self.counted = self.counted + torch.tensor([own["batch_num_tokens"] or 0, own["global_batch_size"] or 0])
+        own = global_counts(
+            data.batch["response_mask"], self.sums.sequence_ranks, data.batch.get("episode_share")
+        )
+        self.counted = self.counted + torch.tensor(
+            [own["batch_num_tokens"] or 0, own["global_batch_size"] or 0]
+        )
         undivided = GlobalBatchInfo(**(own | {"batch_num_tokens": 1, "global_batch_size": 1.0}))
         rows = replace(data, meta_info=data.meta_info | {"updates_to_come": 1})
         self._backward(rows, undivided, self.sums, 1.0, self.fitting or self.config.micro_batching)
@@ -156,10 +176,15 @@ class Trained(ABC):
         self.module.train()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _step(self, sums: "MetricSums", learns: bool, prefix: str, weight: float, where: str) -> None:
+    def _step(
+        self, sums: "MetricSums", learns: bool, prefix: str, weight: float, where: str
+    ) -> None:
         """Makes an optimiser step of the gradient that is there, if there are tokens to learn from and it is finite."""
         assert self.optimizer is not None
-        norm, share = clip_grad_norm(self.module, self.config.grad_clip), sums.sequence_ranks / world_size()
+        norm, share = (
+            clip_grad_norm(self.module, self.config.grad_clip),
+            sums.sequence_ranks / world_size(),
+        )
         if not torch.isfinite(norm):
             say_not_finite(norm, sums, f"{where} of the {prefix}")
         # With nothing to learn from, momentum alone would move the weights.
@@ -171,7 +196,9 @@ class Trained(ABC):
         # Nothing reads them until the next update; what generates meanwhile may have their memory.
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _add_up(self, mini: DataProto, counts: GlobalBatchInfo, before: "MetricSums", weight: float) -> "MetricSums":
+    def _add_up(
+        self, mini: DataProto, counts: GlobalBatchInfo, before: "MetricSums", weight: float
+    ) -> "MetricSums":
         """Computes a mini-batch's gradient; returns the sums before with its metrics.
 
         Where a single rank's device is out of memory it begins anew, with half the limits for the rest of the run.
@@ -185,7 +212,9 @@ class Trained(ABC):
                 return sums
             except torch.OutOfMemoryError as error:
                 mask = mini.batch["attention_mask"]
-                longest = int(mask.sum(dim=1).max()) if self.settings.strip_padding else mask.shape[1]
+                longest = (
+                    int(mask.sum(dim=1).max()) if self.settings.strip_padding else mask.shape[1]
+                )
                 self.fitting = limits.halved(longest)
                 if world_size() > 1 or self.fitting == limits:
                     raise
@@ -195,7 +224,12 @@ class Trained(ABC):
             logger.warning(say("halved", said=said, fits=self.fitting, before=limits))
 
     def _backward(
-        self, mini: DataProto, counts: GlobalBatchInfo, sums: "MetricSums", weight: float, limits: MicroBatching
+        self,
+        mini: DataProto,
+        counts: GlobalBatchInfo,
+        sums: "MetricSums",
+        weight: float,
+        limits: MicroBatching,
     ) -> None:
         """Adds the gradients and metrics of rows to those that are there."""
         for _, micro, inputs in iter_micro_batches(mini, self.settings, limits):
@@ -207,7 +241,9 @@ class Trained(ABC):
     def plan(self, rows: int) -> UpdatePlan:
         """Plans an update by the settings alone."""
         config = self.config
-        return UpdatePlan.of_rows(rows, config.ppo_mini_batch_size or rows, config.ppo_epochs or 1, config.shuffle)
+        return UpdatePlan.of_rows(
+            rows, config.ppo_mini_batch_size or rows, config.ppo_epochs or 1, config.shuffle
+        )
 
 
 def rows_of_updates(data: DataProto, plan: UpdatePlan) -> list[Tensor]:
@@ -226,7 +262,9 @@ def rows_of_updates(data: DataProto, plan: UpdatePlan) -> list[Tensor]:
     return [rows for order in orders for rows in order.split(size)]
 
 
-def global_counts(response_mask: Tensor, sequence_ranks: int = 1, shares: Tensor | None = None) -> GlobalBatchInfo:
+def global_counts(
+    response_mask: Tensor, sequence_ranks: int = 1, shares: Tensor | None = None
+) -> GlobalBatchInfo:
     """Counts a mini-batch's sampled tokens and sequences over all ranks: the denominators of `agg_loss`.
 
     A sequence is a row with any token or, with `shares` (rows,), its share of its episode. Each row is on
@@ -237,7 +275,10 @@ def global_counts(response_mask: Tensor, sequence_ranks: int = 1, shares: Tensor
     counts = sum_over_ranks(torch.stack([lengths.sum().double(), sequences.sum()])).tolist()
     tokens, rows = (count / sequence_ranks for count in counts)
     return GlobalBatchInfo(
-        dp_size=world_size(), batch_num_tokens=round(tokens), global_batch_size=rows, loss_scale_factor=None
+        dp_size=world_size(),
+        batch_num_tokens=round(tokens),
+        global_batch_size=rows,
+        loss_scale_factor=None,
     )
 
 
@@ -252,7 +293,14 @@ def say_not_finite(norm: Tensor, sums: "MetricSums", where: str) -> None:
     mine[rank()] = not _stack(sums._sums).isfinite().all()
     ranks = sum_over_ranks(mine).nonzero().flatten().tolist()
     if rank() == 0:
-        logger.warning(say("not_finite", norm=norm.item(), where=where, ranks=ranks or "none: it is the backward pass"))
+        logger.warning(
+            say(
+                "not_finite",
+                norm=norm.item(),
+                where=where,
+                ranks=ranks or "none: it is the backward pass",
+            )
+        )
 
 
 class MetricSums:
@@ -276,7 +324,9 @@ class MetricSums:
     def maximum(self, metrics: Mapping[str, Tensor]) -> None:
         """Takes maxima in."""
         for name, value in metrics.items():
-            self._maxima[name] = torch.maximum(self._maxima.get(name, value), value).detach().float()
+            self._maxima[name] = (
+                torch.maximum(self._maxima.get(name, value), value).detach().float()
+            )
 
     def divide(self, by: float, others: Mapping[str, float]) -> None:
         """Divides all sums, those that `others` names by numbers of their own."""

@@ -39,15 +39,22 @@ def open_store(host: str) -> tuple[dist.TCPStore, int]:
     """
     listener = socket.create_server((host, 0))
     port, handle = listener.getsockname()[1], listener.detach()
-    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=handle), port
+    return dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=handle
+    ), port
 
 
 class WeightChannel:
     """Carries weights from the policy's first rank, number 0, to ranks of engines, which have a world of their own."""
 
-    def __init__(self, address: tuple[str, int], number: int, size: int, device: torch.device) -> None:
+    def __init__(
+        self, address: tuple[str, int], number: int, size: int, device: torch.device
+    ) -> None:
         store = dist.PrefixStore("weights", dist.TCPStore(*address, wait_for_workers=False))
-        kind, self.device = getattr(dist, "ProcessGroupNCCL" if device.type == "cuda" else "ProcessGroupGloo"), device
+        kind, self.device = (
+            getattr(dist, "ProcessGroupNCCL" if device.type == "cuda" else "ProcessGroupGloo"),
+            device,
+        )
         self.group = kind(store, number, size, CHANNEL_TIMEOUT)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
@@ -55,7 +62,9 @@ class WeightChannel:
         self.group.broadcast(tensor, 0).wait()
         return tensor
 
-    def receive(self, manifest: dict[str, torch.Size], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    def receive(
+        self, manifest: dict[str, torch.Size], dtype: torch.dtype
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, tensor) in the order of the manifest, as they come."""
         for name, shape in manifest.items():
             yield name, self.broadcast(torch.empty(shape, dtype=dtype, device=self.device))
@@ -126,7 +135,9 @@ def sum_of_parts(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     return part + (whole - part.detach())
 
 
-def shard_model(module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtype, device: torch.device) -> None:
+def shard_model(
+    module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtype, device: torch.device
+) -> None:
     """Shards a model over all ranks in place by FSDP2, layer by layer, then the rest; does nothing on a single rank.
 
     Parameters stay float32 shards, of the weights that the first rank holds; the others' may be on the meta device.
@@ -139,12 +150,18 @@ def shard_model(module: nn.Module, config: FSDPConfig, compute_dtype: torch.dtyp
     dtype = None if compute_dtype == torch.float32 else compute_dtype
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     # The blocks that transformers says must stay whole.
-    blocks = {name for m in module.modules() for name in (getattr(m, "_no_split_modules", None) or ())}
+    blocks = {
+        name for m in module.modules() for name in (getattr(m, "_no_split_modules", None) or ())
+    }
     for part in [*(m for m in module.modules() if type(m).__name__ in blocks), module]:
-        fully_shard(part, mesh=mesh, mp_policy=precision, reshard_after_forward=config.reshard_after_forward)
+        fully_shard(
+            part, mesh=mesh, mp_policy=precision, reshard_after_forward=config.reshard_after_forward
+        )
     if rank() > 0:
         module.to_empty(device=device)
-    set_model_state_dict(module, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    set_model_state_dict(
+        module, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    )
     # Those too that no checkpoint holds, such as rotary frequencies.
     for buffer in module.buffers():
         dist.broadcast(buffer, src=0)
@@ -157,7 +174,10 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def on_device(
-    module: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, config: FSDPConfig
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+    config: FSDPConfig,
 ) -> Iterator[None]:
     """Brings offloaded parameters and optimiser state to the device for the block, and back to CPU memory after it.
 
@@ -166,7 +186,9 @@ def on_device(
     puts it beside offloaded parameters.
     """
     if config.param_offload:
-        assert world_size() == 1 or isinstance(module, FSDPModule), "only the sharded root knows all its parameters"
+        assert world_size() == 1 or isinstance(module, FSDPModule), (
+            "only the sharded root knows all its parameters"
+        )
         module.to(device)
     _move_state(optimizer, device)
     try:
@@ -232,9 +254,13 @@ def expandable_segments(device: torch.device) -> Iterator[None]:
         if device.type == "cuda":
             # PyTorch forgets the settings that are not named again.
             settings = torch._C._accelerator_getAllocatorSettings().split(",")
-            others = "".join(f"{s}," for s in settings if s and not s.startswith("expandable_segments"))
+            others = "".join(
+                f"{s}," for s in settings if s and not s.startswith("expandable_segments")
+            )
             torch._C._accelerator_setAllocatorSettings(f"{others}expandable_segments:True")
-            stack.callback(torch._C._accelerator_setAllocatorSettings, f"{others}expandable_segments:False")
+            stack.callback(
+                torch._C._accelerator_setAllocatorSettings, f"{others}expandable_segments:False"
+            )
         yield
 
 

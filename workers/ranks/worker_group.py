@@ -78,7 +78,9 @@ class register:
 def registered_methods(worker_cls: object) -> dict[str, register]:
     """Finds the methods that `register` marked, inherited ones included."""
     found = ((name, getattr(worker_cls, name)) for name in dir(worker_cls))
-    return {name: getattr(method, REGISTERED) for name, method in found if hasattr(method, REGISTERED)}
+    return {
+        name: getattr(method, REGISTERED) for name, method in found if hasattr(method, REGISTERED)
+    }
 
 
 # A class with its constructor's arguments, to be built where it will run.
@@ -150,10 +152,23 @@ class RayResourcePool:
         from ray.util.placement_group import placement_group
 
         one_rank = {"CPU": 1.0, "GPU": 1.0} if self.use_gpu else {"CPU": 1.0}
-        nodes = [{key: value * count for key, value in one_rank.items()} for count in self.process_on_nodes]
-        group = placement_group(nodes, strategy="STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
+        nodes = [
+            {key: value * count for key, value in one_rank.items()}
+            for count in self.process_on_nodes
+        ]
+        group = placement_group(
+            nodes, strategy="STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK"
+        )
         if not group.wait(timeout_s):
-            raise RuntimeError(say("no_room", pool=self, each=one_rank, seconds=timeout_s, has=ray.cluster_resources()))
+            raise RuntimeError(
+                say(
+                    "no_room",
+                    pool=self,
+                    each=one_rank,
+                    seconds=timeout_s,
+                    has=ray.cluster_resources(),
+                )
+            )
         return group
 
 
@@ -161,7 +176,11 @@ class WorkerHost:
     """Is one rank's process, with the workers of every role placed there."""
 
     def __init__(self, rank: int, world_size: int, local_rank: int) -> None:
-        self.environment = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
+        self.environment = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_RANK": str(local_rank),
+        }
 
     def open_store(self) -> tuple[str, int]:
         """Opens the store at which the ranks meet; returns host and port."""
@@ -175,7 +194,11 @@ class WorkerHost:
         """Joins the ranks that meet at `address`, is watched, and builds the workers of every role."""
         if watched.timeout_s < math.inf:
             WATCH.start(watched, f"rank_{self.environment['RANK']}", driver=False)
-        os.environ |= {**self.environment, "MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
+        os.environ |= {
+            **self.environment,
+            "MASTER_ADDR": address[0],
+            "MASTER_PORT": str(address[1]),
+        }
         # By these two torch knows that the store is there already.
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
         if address[0] == LOOPBACK:
@@ -201,7 +224,9 @@ class WorkerHost:
 class RayWorkerGroup:
     """Is one role of a pool whose ranks Ray has placed."""
 
-    def __init__(self, hosts: list[Any], placement: Any, role: str, worker_cls: Callable[..., Any]) -> None:
+    def __init__(
+        self, hosts: list[Any], placement: Any, role: str, worker_cls: Callable[..., Any]
+    ) -> None:
         self.hosts, self.placement, self.role, self.worker_cls = hosts, placement, role, worker_cls
         self.world_size = len(hosts)
         self._methods = registered_methods(worker_cls)
@@ -213,11 +238,19 @@ class RayWorkerGroup:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         placement, environment = pool.place(), {"env_vars": worker_environment(pool)}
-        host_cls = ray.remote(num_cpus=1, num_gpus=int(pool.use_gpu), runtime_env=environment)(WorkerHost)
-        places = [(node, local) for node, count in enumerate(pool.process_on_nodes) for local in range(count)]
+        host_cls = ray.remote(num_cpus=1, num_gpus=int(pool.use_gpu), runtime_env=environment)(
+            WorkerHost
+        )
+        places = [
+            (node, local)
+            for node, count in enumerate(pool.process_on_nodes)
+            for local in range(count)
+        ]
         hosts = []
         for rank, (node, local_rank) in enumerate(places):
-            host = host_cls.options(scheduling_strategy=PlacementGroupSchedulingStrategy(placement, node))
+            host = host_cls.options(
+                scheduling_strategy=PlacementGroupSchedulingStrategy(placement, node)
+            )
             # Ray shows each rank its own GPU only, which is then device 0.
             hosts.append(host.remote(rank, pool.world_size, 0 if pool.use_gpu else local_rank))
         address = ray.get(hosts[0].open_store.remote())
@@ -234,7 +267,11 @@ class RayWorkerGroup:
         # It goes with the first rank.
         WATCH.store = None
         # Given ten seconds to end by themselves, they remove their shared memory.
-        ray.wait([host.__ray_terminate__.remote() for host in self.hosts], num_returns=len(self.hosts), timeout=10)
+        ray.wait(
+            [host.__ray_terminate__.remote() for host in self.hosts],
+            num_returns=len(self.hosts),
+            timeout=10,
+        )
         for host in self.hosts:
             ray.kill(host)
         ray.util.remove_placement_group(self.placement)
@@ -257,7 +294,9 @@ class RayWorkerGroup:
 
     def _one_to_all(self, name: str, *args: Any, **kwargs: Any) -> Any:
         methods = [self.hosts[0].call, *(host.run for host in self.hosts[1:])]
-        return self._wait(name, [method.remote(self.role, name, *args, **kwargs) for method in methods])[0]
+        return self._wait(
+            name, [method.remote(self.role, name, *args, **kwargs) for method in methods]
+        )[0]
 
     def _all_to_all(self, name: str, *args: Any) -> list[Any]:
         calls = zip(self.hosts, *args, strict=True)
@@ -273,8 +312,14 @@ class RayWorkerGroup:
         uneven = np.array_split(np.arange(len(data)), pieces)
         cuts = cut(data, how.reads, pieces) if how.keeps_rows else map(data.select_idxs, uneven)
         chunks = [ray.put(chunk) for chunk in cuts]
-        methods = [host.run if rank % ranks_per_chunk else host.call for rank, host in enumerate(self.hosts)]
-        calls = [method.remote(self.role, name, chunks[rank // ranks_per_chunk]) for rank, method in enumerate(methods)]
+        methods = [
+            host.run if rank % ranks_per_chunk else host.call
+            for rank, host in enumerate(self.hosts)
+        ]
+        calls = [
+            method.remote(self.role, name, chunks[rank // ranks_per_chunk])
+            for rank, method in enumerate(methods)
+        ]
         answers = self._wait(name, calls)[::ranks_per_chunk]
         # Ray keeps what was sent, and the answers as they came, for as long as they can be asked for.
         del calls, chunks
@@ -310,7 +355,10 @@ def wait_for(calls: list[Any], doing: str) -> list[Any]:
                 errors[calls.index(call)] = error
         if not errors:
             raise
-        rank = min(errors, key=lambda rank: (not isinstance(errors[rank], ray.exceptions.RayActorError), rank))
+        rank = min(
+            errors,
+            key=lambda rank: (not isinstance(errors[rank], ray.exceptions.RayActorError), rank),
+        )
         errors[rank].add_note(f"rank {rank} of {len(calls)}, {doing}, {WATCH.where}")
         raise errors[rank] from None
 
@@ -331,7 +379,9 @@ def cut(data: DataProto, reads: Iterable[str], chunks: int) -> list[DataProto]:
     whole = (len(data) - 1) // size
     rest, missing = data.slice(whole * size), (chunks - whole) * size
     masked = "response_mask" in data.batch
-    padded = rest.pad_with_dummies(missing) if masked else pad_dataproto_to_divisor(rest, missing)[0]
+    padded = (
+        rest.pad_with_dummies(missing) if masked else pad_dataproto_to_divisor(rest, missing)[0]
+    )
     return data.slice(0, whole * size).split(size) + padded.chunk(chunks - whole)
 
 

@@ -31,7 +31,17 @@ from workers.environments.env_server import StepReply
 from workers.environments.pool import EnvironmentPool
 from workers.ranks.distributed import from_leader, is_leader
 from workers.rollout.engine import Completion, Engine, Sampling
-from workers.rollout.episode import Ended, Episode, Play, Row, Sample, Sampler, TurnLimits, play_episode, unfinished
+from workers.rollout.episode import (
+    Ended,
+    Episode,
+    Play,
+    Row,
+    Sample,
+    Sampler,
+    TurnLimits,
+    play_episode,
+    unfinished,
+)
 
 # Where the engine has nothing to do, replies are awaited for this many seconds at a time.
 WAIT_S = 1.0
@@ -139,7 +149,9 @@ class TurnLoop:
             while batch.waiting and (self.max_live is None or len(self.plays) < self.max_live):
                 episode, key = batch.waiting.popleft()
                 self.started[key] = time.perf_counter()
-                play = play_episode(episode, batch.sampler, batch.limits[episode.spec], self.tokens, self.tools)
+                play = play_episode(
+                    episode, batch.sampler, batch.limits[episode.spec], self.tokens, self.tools
+                )
                 self.plays[key] = play, episode, batch
                 self._resume(key, None)
 
@@ -174,7 +186,11 @@ class TurnLoop:
         done = self.engine.step()
         while self.lockstep and len(done) < len(self.sampling):
             done += self.engine.step()
-        return sorted(done, key=lambda completion: int(completion.request_id)) if self.lockstep else done
+        return (
+            sorted(done, key=lambda completion: int(completion.request_id))
+            if self.lockstep
+            else done
+        )
 
     def _replies(self, until: float) -> list[tuple[int, StepReply]]:
         """Collects what the environments answered, and tells the other ranks of the group, also whether it is late."""
@@ -191,7 +207,9 @@ class TurnLoop:
         assert self.environments is not None
         most = min(WAIT_S, max(until - time.perf_counter(), 0.0))
         replies = self.environments.poll(0.0 if self.sampling else most)
-        while (self.lockstep or self.engine.completes_batches) and len(replies) < len(self.stepping):
+        while (self.lockstep or self.engine.completes_batches) and len(replies) < len(
+            self.stepping
+        ):
             late = self.environments.poll(WAIT_S if self.lockstep else LULL_S)
             if not (late or self.lockstep):
                 break
@@ -227,9 +245,13 @@ class BaseRollout(Engine):
         pad_token_id: fills `responses` behind the last token.
     """
 
-    def __init__(self, config: RolloutConfig, *, eos_token_ids: Sequence[int], pad_token_id: int) -> None:
+    def __init__(
+        self, config: RolloutConfig, *, eos_token_ids: Sequence[int], pad_token_id: int
+    ) -> None:
         if config.response_length is None or config.max_model_len is None:
-            raise ValueError("rollout.response_length or max_model_len is not set; give PPOConfig.resolved_rollout")
+            raise ValueError(
+                "rollout.response_length or max_model_len is not set; give PPOConfig.resolved_rollout"
+            )
         self.config = config
         self.response_length: int = config.response_length
         self.max_model_len: int = config.max_model_len
@@ -240,7 +262,9 @@ class BaseRollout(Engine):
         # Whether a batch says of each sampled token which version of the weights it is of.
         self.records_versions = False
 
-    def inference(self, inputs: Sequence[list[int]], sampling: Sampling | None = None) -> list[Completion]:
+    def inference(
+        self, inputs: Sequence[list[int]], sampling: Sampling | None = None
+    ) -> list[Completion]:
         """Completes token-id prompts, in order, up to `max_model_len`; without `sampling`, as the config says.
 
         Each prompt's seed is of (`sampling.seed`, its place), so that the same call gives the same completions.
@@ -285,11 +309,17 @@ class BaseRollout(Engine):
 
     def rows_of(self, prompts: DataProto, episodes: Sequence[Episode]) -> DataProto:
         """Makes a batch of the prompts and their answers; see `generate_sequences`."""
-        batch = self.build_batch([episode.row for episode in episodes], prompts.batch["input_ids"].shape[1])
+        batch = self.build_batch(
+            [episode.row for episode in episodes], prompts.batch["input_ids"].shape[1]
+        )
         # Columns of the user's dataset travel on; prompts and responses say all that these two would.
         held = {"input_ids", "position_ids", *batch.batch.keys()}
-        batch.batch.update({name: tensor for name, tensor in prompts.batch.items() if name not in held})
-        columns = prompts.non_tensor_batch | {"ending": object_array([episode.ending for episode in episodes])}
+        batch.batch.update(
+            {name: tensor for name, tensor in prompts.batch.items() if name not in held}
+        )
+        columns = prompts.non_tensor_batch | {
+            "ending": object_array([episode.ending for episode in episodes])
+        }
         return replace(batch, non_tensor_batch=columns, meta_info=dict(prompts.meta_info))
 
     def sampling(self, meta_info: dict[str, Any], **own: Any) -> Sampling:
@@ -303,11 +333,20 @@ class BaseRollout(Engine):
         allowed = Sampling.__dataclass_fields__.keys() - {"seed"}
         for name in own.keys() - allowed:
             raise unknown_name("sampling", name, allowed)
-        validate, stops = meta_info.get("validate"), () if self.config.ignore_eos else self.eos_token_ids
+        validate, stops = (
+            meta_info.get("validate"),
+            () if self.config.ignore_eos else self.eos_token_ids,
+        )
         cfg = self.config.val_kwargs if validate else self.config
         do_sample = meta_info.get("do_sample", not validate or self.config.val_kwargs.do_sample)
-        drawn = {name: cfg[name] for name in ("temperature", "top_k", "top_p")} if do_sample else {"temperature": 0.0}
-        made = Sampling(**{"max_tokens": self.response_length, "stop_token_ids": stops, **drawn, **own})
+        drawn = (
+            {name: cfg[name] for name in ("temperature", "top_k", "top_p")}
+            if do_sample
+            else {"temperature": 0.0}
+        )
+        made = Sampling(
+            **{"max_tokens": self.response_length, "stop_token_ids": stops, **drawn, **own}
+        )
         if not (made.temperature >= 0 and 0 < made.top_p <= 1 and made.max_tokens >= 1):
             raise ValueError(
                 f"{made}: temperature must be 0 or more, top_p above 0 and at most 1, max_tokens 1 or more"
@@ -345,12 +384,18 @@ class BaseRollout(Engine):
             attended[i, start : prompt_width + end] = 1
             for span in row.spans:
                 sampled = slice(span.start, span.end)
-                mask[i, sampled], turns[i, sampled], versions[i, sampled] = 1, span.turn, span.version
+                mask[i, sampled], turns[i, sampled], versions[i, sampled] = (
+                    1,
+                    span.turn,
+                    span.version,
+                )
         fields = {"prompts": prompts, "responses": responses, "response_mask": mask}
         fields |= {"turn_ids": turns, "attention_mask": attended}
         fields |= {"rollout_log_probs": log_probs} if self.config.calculate_log_probs else {}
         fields |= {"weight_versions": versions} if self.records_versions else {}
-        return DataProto.from_dict(tensors={name: torch.from_numpy(field) for name, field in fields.items()})
+        return DataProto.from_dict(
+            tensors={name: torch.from_numpy(field) for name, field in fields.items()}
+        )
 
 
 def start_episodes(prompts: DataProto) -> list[Episode]:
@@ -360,7 +405,10 @@ def start_episodes(prompts: DataProto) -> list[Episode]:
     groups = prompts.non_tensor_batch.get("group_index", rows)
     samples = prompts.non_tensor_batch.get("sample_index", np.zeros_like(rows))
     played = zip(groups.tolist(), samples.tolist(), ids, mask, strict=True)
-    return [Episode(group=g, sample=k, rows=[Row(prompt_ids=row[own].tolist())]) for g, k, row, own in played]
+    return [
+        Episode(group=g, sample=k, rows=[Row(prompt_ids=row[own].tolist())])
+        for g, k, row, own in played
+    ]
 
 
 def turn_seed(meta_info: dict[str, Any], episode: Episode) -> int:

@@ -90,7 +90,9 @@ class Engine(ABC):
 
     def load_adapter(self, folder: str) -> None:
         """Samples from now on with the adapter of a peft folder, beside the weights that the engine began with."""
-        raise NotImplementedError(f"{type(self).__name__} takes merged weights alone: set lora_as_adapter=false")
+        raise NotImplementedError(
+            f"{type(self).__name__} takes merged weights alone: set lora_as_adapter=false"
+        )
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Returns log-probs at temperature 1 of every token but the first, in nats; samples nothing."""

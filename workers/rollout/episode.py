@@ -81,14 +81,23 @@ class Row:
 
     def sampled_in(self, turn: int) -> list[int]:
         """Lists the ids that were sampled in a turn."""
-        return [id_ for span in self.spans if span.turn == turn for id_ in self.ids[span.start : span.end]]
+        return [
+            id_
+            for span in self.spans
+            if span.turn == turn
+            for id_ in self.ids[span.start : span.end]
+        ]
 
     def append_sampled(self, completion: Completion, turn: int) -> None:
         """Adds what the policy sampled in a turn."""
         start = len(self.ids)
         self.append_given(completion.token_ids, completion.log_probs)
         parts = completion.versions or ((0, 0, len(completion.token_ids)),)
-        self.spans += [Span(start + begin, start + end, turn, version) for version, begin, end in parts if end > begin]
+        self.spans += [
+            Span(start + begin, start + end, turn, version)
+            for version, begin, end in parts
+            if end > begin
+        ]
 
     def append_given(self, token_ids: list[int], log_probs: list[float] | None = None) -> None:
         """Adds tokens; without log-probs nobody sampled them."""
@@ -192,7 +201,11 @@ class EnvironmentGone(Exception):
 
 
 def play_episode(
-    episode: Episode, sampler: Sampler, limits: TurnLimits, tokens: TurnTokens | None, tools: Sequence[Tools]
+    episode: Episode,
+    sampler: Sampler,
+    limits: TurnLimits,
+    tokens: TurnTokens | None,
+    tools: Sequence[Tools],
 ) -> Play:
     """Plays an episode in its environment, from the reset to the end, which is left in `episode.ending`.
 
@@ -204,7 +217,9 @@ def play_episode(
         if tokens is None:
             episode.ending = (yield from sample(episode, sampler, limits)).finish_reason
             return
-        episode.ending, episode.error = yield from take_turns(episode, sampler, limits, tokens, tools[episode.spec])
+        episode.ending, episode.error = yield from take_turns(
+            episode, sampler, limits, tokens, tools[episode.spec]
+        )
         reply = yield from ask(episode, "finish", episode.ending)
         if reply.reward is not None and episode.ending not in FAILURES:
             # The episode's own replaces those of its turns.
@@ -231,7 +246,9 @@ def take_turns(
         while True:
             completion = yield from sample(episode, sampler, limits)
             text = tokens.text(completion.token_ids)
-            episode.turns.append(Turn(text=text, finish_reason=completion.finish_reason, anchor=anchor_of(reply)))
+            episode.turns.append(
+                Turn(text=text, finish_reason=completion.finish_reason, anchor=anchor_of(reply))
+            )
             if completion.finish_reason == "length" and limits.room(episode.row) <= 0:
                 return "overflow", ""
             reply = yield from ask(episode, "step", text)
@@ -251,7 +268,11 @@ def take_turns(
 
 def anchor_of(reply: StepReply) -> str:
     """Names the state that a reply left the environment in: its own name for it, or a digest of what it said."""
-    return digest([message["content"] for message in reply.messages]) if reply.anchor is None else reply.anchor
+    return (
+        digest([message["content"] for message in reply.messages])
+        if reply.anchor is None
+        else reply.anchor
+    )
 
 
 def digest(said: Any) -> str:
@@ -268,7 +289,9 @@ def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepRepl
     return reply
 
 
-def sample(episode: Episode, sampler: Sampler, limits: TurnLimits) -> Generator[Request, Completion, Completion]:
+def sample(
+    episode: Episode, sampler: Sampler, limits: TurnLimits
+) -> Generator[Request, Completion, Completion]:
     """Has the engine continue the row, and adds what it sampled. Raises Ended."""
     sampling, room = sampler(episode), limits.room(episode.row)
     if room <= 0:
@@ -281,7 +304,9 @@ def sample(episode: Episode, sampler: Sampler, limits: TurnLimits) -> Generator[
     return completion
 
 
-def join(episode: Episode, new: list[Message], limits: TurnLimits, tokens: TurnTokens, tools: Tools) -> None:
+def join(
+    episode: Episode, new: list[Message], limits: TurnLimits, tokens: TurnTokens, tools: Tools
+) -> None:
     """Joins the environment's messages to the row; where the template rewrites history they start a new one.
 
     Raises Ended where there is no room.
@@ -290,7 +315,11 @@ def join(episode: Episode, new: list[Message], limits: TurnLimits, tokens: TurnT
     joined = tokens.join(episode.messages, row.sampled_in(len(episode.turns) - 1), new, tools)
     episode.messages += [answer, *new]
     prompt = joined.rewritten
-    full = len(joined.token_ids) >= limits.room(row) if prompt is None else len(prompt) > limits.prompt_length
+    full = (
+        len(joined.token_ids) >= limits.room(row)
+        if prompt is None
+        else len(prompt) > limits.prompt_length
+    )
     if full:
         raise Ended("overflow", "")
     row.append_given(joined.token_ids)
@@ -303,10 +332,15 @@ def unfinished(loop: Any) -> str:
     queue = {key: len(loop.plays[key][1].row.token_ids) for key in sorted(loop.sampling)}
     waiting = sum(len(batch.waiting) for batch in loop.batches)
     lines = [f"the engine's queue: {len(queue)} turns; tokens by episode: {queue}"]
-    lines += [f"with environments: episodes {sorted(loop.stepping)}", f"not begun: {waiting} episodes"]
+    lines += [
+        f"with environments: episodes {sorted(loop.stepping)}",
+        f"not begun: {waiting} episodes",
+    ]
     for key in sorted(loop.plays, key=loop.started.__getitem__)[:1]:
         episode, age = loop.plays[key][1], time.perf_counter() - loop.started[key]
         named = f"episode {key} (environment {episode.spec}, seed {episode.seed}, attempt {episode.attempt})"
         last = episode.turns[-1] if episode.turns else "it has none"
-        lines.append(f"the oldest: {named}, begun {age:.0f} s ago, {len(episode.turns)} turns, the last: {last}")
+        lines.append(
+            f"the oldest: {named}, begun {age:.0f} s ago, {len(episode.turns)} turns, the last: {last}"
+        )
     return "\n".join(lines)

@@ -35,7 +35,11 @@ WRITES = (torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar, torch.ops.a
 
 def weight_manifest(module: nn.Module) -> Manifest:
     """Lists names and shapes of everything `iter_weights` yields, tied copies included."""
-    return {own: tensor.shape for name, tensor in module.state_dict().items() if (own := base_name(name)) is not None}
+    return {
+        own: tensor.shape
+        for name, tensor in module.state_dict().items()
+        if (own := base_name(name)) is not None
+    }
 
 
 def iter_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -50,7 +54,10 @@ def iter_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
 def check_manifest(sent: Manifest, expected: Manifest) -> None:
     """Raises ValueError that names every tensor that is missing or unknown; one of another shape is both."""
     missing = [f"missing: {name} {tuple(shape)}" for name, shape in expected.items() - sent.items()]
-    refuse(missing + [f"unknown: {name} {tuple(shape)}" for name, shape in sent.items() - expected.items()])
+    refuse(
+        missing
+        + [f"unknown: {name} {tuple(shape)}" for name, shape in sent.items() - expected.items()]
+    )
 
 
 def refuse(problems: Iterable[str]) -> None:
@@ -59,7 +66,9 @@ def refuse(problems: Iterable[str]) -> None:
         raise ValueError(f"weights do not fit the rollout engine; nothing was sent:\n  {listed}")
 
 
-def as_announced(weights: Iterable[tuple[str, Tensor]], manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
+def as_announced(
+    weights: Iterable[tuple[str, Tensor]], manifest: Manifest
+) -> Iterator[tuple[str, Tensor]]:
     """Passes the weights on as long as they are what the manifest announces.
 
     Raises:
@@ -69,7 +78,9 @@ def as_announced(weights: Iterable[tuple[str, Tensor]], manifest: Manifest) -> I
     for name, tensor in weights:
         if awaited.pop(name, None) != tensor.shape:
             sent = f"{name} {tuple(tensor.shape)}"
-            raise ValueError(f"{sent} was not announced, or comes twice; the rollout engine is of no use now")
+            raise ValueError(
+                f"{sent} was not announced, or comes twice; the rollout engine is of no use now"
+            )
         yield name, tensor
     if awaited:
         raise ValueError(f"{', '.join(awaited)} never came; the rollout engine is of no use now")
@@ -86,13 +97,17 @@ class SavedForm:
             self.model = AutoModelForCausalLM.from_config(config)
         saved = revert_weight_conversion(self.model, self.model.state_dict())
         held = self.model.state_dict().items()
-        self.converted = {name for name, tensor in held if name not in saved or saved[name].shape != tensor.shape}
+        self.converted = {
+            name for name, tensor in held if name not in saved or saved[name].shape != tensor.shape
+        }
 
     def of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yields each tensor as it is saved, or the several that it is saved as."""
         for name, tensor in weights:
             held = {name: tensor}
-            yield from (revert_weight_conversion(self.model, held) if name in self.converted else held).items()
+            yield from (
+                revert_weight_conversion(self.model, held) if name in self.converted else held
+            ).items()
 
 
 class LoadTrial(TorchDispatchMode):
@@ -134,13 +149,20 @@ class LoadTrial(TorchDispatchMode):
                 found.append(f"written twice: {name}, by {', '.join(senders)}")
             elif count != parameter.numel():
                 given = f"{count:,} of its {parameter.numel():,} elements"
-                found.append(f"missing: {name} gets {given}, from {', '.join(senders) or 'no tensor'}")
-        return found + [f"unused: {name} {tuple(self.manifest[name])}" for name in self.manifest.keys() - used]
+                found.append(
+                    f"missing: {name} gets {given}, from {', '.join(senders) or 'no tensor'}"
+                )
+        return found + [
+            f"unused: {name} {tuple(self.manifest[name])}" for name in self.manifest.keys() - used
+        ]
 
 
 SEQUENCES = 4
 LENGTH = 24
-CONVERSATION = [{"role": role, "content": f"the {role} speaks"} for role in ("system", "user", "assistant", "user")]
+CONVERSATION = [
+    {"role": role, "content": f"the {role} speaks"}
+    for role in ("system", "user", "assistant", "user")
+]
 
 
 class Canary:
@@ -152,18 +174,27 @@ class Canary:
         render: conversation -> token ids, by the rank's own chat template.
     """
 
-    def __init__(self, max_model_len: int, vocab_size: int, render: Callable[..., list[int]]) -> None:
+    def __init__(
+        self, max_model_len: int, vocab_size: int, render: Callable[..., list[int]]
+    ) -> None:
         self.render = render
         # A place is left for the token that an engine samples behind what it scores.
         length = min(LENGTH, max_model_len - 1)
-        self.ids = torch.randint(vocab_size, (SEQUENCES, length), generator=torch.Generator().manual_seed(0))
+        self.ids = torch.randint(
+            vocab_size, (SEQUENCES, length), generator=torch.Generator().manual_seed(0)
+        )
         self.last: tuple[Tensor, Tensor] | None = None
 
     def batch(self) -> DataProto:
         """Returns the sequences as rows, whose first token is the prompt; at temperature 1."""
         ids = self.ids.int()
         mask = torch.ones_like(ids, dtype=torch.int8)
-        tensors = {"prompts": ids[:, :1], "responses": ids[:, 1:], "response_mask": mask[:, 1:], "attention_mask": mask}
+        tensors = {
+            "prompts": ids[:, :1],
+            "responses": ids[:, 1:],
+            "response_mask": mask[:, 1:],
+            "attention_mask": mask,
+        }
         return DataProto.from_dict(tensors=tensors, meta_info={"temperature": 1.0})
 
     def compare(self, engine: BaseRollout, actor: Tensor) -> dict[str, float]:
@@ -178,7 +209,10 @@ class Canary:
         found = {"canary/difference": distance(scored, actor)}
         if self.last is not None:
             moved, actor_moved = scored - self.last[0], actor - self.last[1]
-            found |= {"canary/lag": distance(moved, actor_moved), "canary/actor_moved": distance(actor_moved)}
+            found |= {
+                "canary/lag": distance(moved, actor_moved),
+                "canary/actor_moved": distance(actor_moved),
+            }
             found["canary/engine_moved"] = -distance(moved)
         self.last = scored, actor
         rendered: list[int] = []
@@ -187,8 +221,13 @@ class Canary:
             rendered = self.render(CONVERSATION)
         found["canary/template"] = float(zlib.crc32(str(rendered).encode()) % 2**24)
         found["perf/rank_memory_gib"] = psutil.Process().memory_info().rss / 2**30
-        worst = dict(zip(found, max_over_ranks(torch.tensor([*found.values()])).tolist(), strict=True))
-        return {name: abs(value) if name == "canary/engine_moved" else value for name, value in worst.items()}
+        worst = dict(
+            zip(found, max_over_ranks(torch.tensor([*found.values()])).tolist(), strict=True)
+        )
+        return {
+            name: abs(value) if name == "canary/engine_moved" else value
+            for name, value in worst.items()
+        }
 
 
 def distance(one: Tensor, other: Tensor | float = 0.0) -> float:
