@@ -16,9 +16,10 @@ from training.config import ActorConfig, FSDPConfig, ModelConfig, OptimConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model import state as model_state
 from workers.model.builder import ModelSpec
-from workers.model.forward import ForwardSettings, PolicyModel
+from workers.model.forward_settings import ForwardSettings
 from workers.model.lora import adapter_export, without_adapters
-from workers.model.update import build_optimizer, build_scheduler
+from workers.model.optimizer import build_optimizer, build_scheduler
+from workers.model.policy_model import PolicyModel
 from workers.ranks.distributed import rank, shard_model
 from workers.rollout.weight_sync import iter_weights
 

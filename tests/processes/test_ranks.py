@@ -33,8 +33,9 @@ from workers.dp_critic import DataParallelPPOCritic
 from workers.fsdp_workers import ActorRolloutRefWorker
 from workers.model import state as model_state
 from workers.model.builder import ModelSpec
-from workers.model.forward import ForwardSettings, PolicyModel, PolicyValueModel, ValueModel
-from workers.model.update import build_optimizer, build_scheduler
+from workers.model.forward_settings import ForwardSettings
+from workers.model.optimizer import build_optimizer, build_scheduler
+from workers.model.policy_model import PolicyModel, PolicyValueModel, ValueModel
 from workers.ranks.distributed import full_tensor, on_device, rank, shard_model, start_process_group
 
 LIMITS = {"tokens": {"ppo_max_token_len_per_gpu": 30}, "rows": {"ppo_micro_batch_size_per_gpu": 1}}

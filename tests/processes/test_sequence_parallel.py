@@ -30,15 +30,12 @@ from training.config import (
 )
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.model.attention import check_shared_sequences, use_own_attention
+from workers.model.attention import use_packed_attention
 from workers.model.builder import ModelSpec
-from workers.model.forward import (
-    ForwardSettings,
-    PolicyModel,
-    ValueModel,
-    forward_settings,
-    iter_micro_batches,
-)
+from workers.model.forward_settings import ForwardSettings, forward_settings
+from workers.model.micro_batches import iter_micro_batches
+from workers.model.packing_check import check_shared_sequences
+from workers.model.policy_model import PolicyModel, ValueModel
 from workers.ranks.distributed import shard_model, start_process_group
 
 CPU = torch.device("cpu")
@@ -255,7 +252,7 @@ def test_models_whose_sequences_cannot_be_shared_are_refused() -> None:
         ValueError, match="size=2: model type 'llama' does not have plain sdpa attention"
     ):
         check_shared_sequences(lm, 2)
-    assert use_own_attention(lm)
+    assert use_packed_attention(lm)
     check_shared_sequences(lm, 2)
     windowed = build_model(*MODELS["mistral with a window"][:2])
     with pytest.raises(ValueError, match="model type 'mistral' does not have plain sdpa attention"):

@@ -33,10 +33,10 @@ from training.core_algos import LOSS_AGG_MODES, POLICY_LOSS_REGISTRY, agg_loss
 from training.rollout_correction import apply_correction
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.model.attention import use_own_attention
+from workers.model.attention import use_packed_attention
 from workers.model.builder import ModelSpec
-from workers.model.forward import ForwardSettings
-from workers.model.update import build_scheduler
+from workers.model.forward_settings import ForwardSettings
+from workers.model.optimizer import build_scheduler
 
 SPLITS = [
     {"ppo_max_token_len_per_gpu": 1000},
@@ -49,7 +49,7 @@ SPLITS = [
 @pytest.fixture(scope="module")
 def lm(tiny_task: Path) -> nn.Module:
     lm = AutoModelForCausalLM.from_pretrained(tiny_task / "model")
-    assert use_own_attention(lm)
+    assert use_packed_attention(lm)
     return lm
 
 

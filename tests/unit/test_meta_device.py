@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
-import workers.model.forward as forward
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_forward import LAYOUTS
 from training.config import ActorConfig, CriticConfig
@@ -26,8 +25,9 @@ from training.config.algorithm_settings import PolicyLossChoice
 from training.core_algos import POLICY_LOSS_REGISTRY
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.model.attention import use_own_attention
-from workers.model.forward import ForwardSettings
+from workers.model import policy_model
+from workers.model.attention import use_packed_attention
+from workers.model.forward_settings import ForwardSettings
 
 META = torch.device("meta")
 # Of padded rows transformers itself asks whether they are packed.
@@ -63,7 +63,7 @@ def model(folder: Path, auto_class: Any, **changes: Any) -> nn.Module:
     with META:
         module = auto_class.from_config(AutoConfig.from_pretrained(folder, **changes))
     module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    assert use_own_attention(module)
+    assert use_packed_attention(module)
     return module
 
 
@@ -85,7 +85,7 @@ def test_a_policy_update_reads_only_the_gradients_norm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if chunked:
-        monkeypatch.setattr(forward, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)
+        monkeypatch.setattr(policy_model, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)
     policy = actor(tiny_task, layout, use_kl_loss=True, entropy_coeff=entropy_coeff)
     assert first_reader(lambda: policy.update_policy(make_update())) == "clip_grad_norm"
 
