@@ -81,10 +81,10 @@ class DataParallelPPOActor(UpdateLoop):
         super().__init__(config, actor_module, actor_optimizer, forward)
 
     def forward(self, data: DataProto) -> tuple[Tensor, Tensor]:
-        """Computes log-probs and entropies, both with a gradient, for a loss of one's own: (B, response_len) each.
+        """Computes log-probs and entropies with a gradient: (B, response_len) each.
 
-        They are float32 and on the device, of all rows in a single micro-batch; `data` is as for
-        `compute_log_prob`.
+        They are for a loss of one's own: float32 and on the device, of all rows in a single
+        micro-batch. `data` is as for `compute_log_prob`.
         """
         limits = MicroBatching(micro_batch_size=len(data))
         [(rows, micro, inputs)] = iter_micro_batches(data, self.settings, limits)
@@ -95,7 +95,7 @@ class DataParallelPPOActor(UpdateLoop):
     def compute_log_prob(
         self, data: DataProto, calculate_entropy: bool = False, limits: MicroBatching | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Computes log-probs, and entropies where asked for, of every sampled token: (B, response_len) float32, CPU.
+        """Computes log-probs and, if asked for, entropies: (B, response_len) float32 each, CPU.
 
         `data` holds prompts, responses, response_mask, attention_mask and, if it is not 1,
         meta_info `temperature`. `limits` are those of a micro-batch; without them the update's own.
@@ -189,7 +189,7 @@ class DataParallelPPOActor(UpdateLoop):
         return MicroLoss(loss, metrics, maxima)
 
     def _policy_loss(self, fields: LossFields, log_prob: Tensor, counts: GlobalBatchInfo) -> Loss:
-        """Computes the loss that `actor.policy_loss.loss_mode` names, or bypass_mode's; and its metrics."""
+        """Computes the loss that `policy_loss.loss_mode` names, or bypass_mode's; and metrics."""
         old_log_prob = fields["old_log_probs"]
         rollout_log_prob = fields.get("rollout_log_probs", old_log_prob)
         name = self.config.policy_loss.loss_mode
@@ -216,7 +216,7 @@ class DataParallelPPOActor(UpdateLoop):
     def _weigh_by_own_log_probs(
         self, fields: LossFields, counts: GlobalBatchInfo
     ) -> dict[str, Tensor]:
-        """Adds the field `rollout_is_weights`, of the policy's own log-probs, where weights are asked for.
+        """Adds the field `rollout_is_weights`, of the policy's own log-probs, if it is asked for.
 
         Returns: the metrics of the weights that are means over tokens, this micro-batch's shares of
             them.
@@ -251,7 +251,9 @@ def compare_with_old(
 def compare_with_engine(
     log_prob: Tensor, fields: LossFields, counts: GlobalBatchInfo, updates: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Measures how far log-probs of a step's first update are from the engine's; see `measure_mismatch`.
+    """Measures how far log-probs of a step's first update are from the engine's.
+
+    See `measure_mismatch`.
 
     Returns: shares of means, of which the first of several `updates` stands for all; and maxima.
     """
@@ -266,20 +268,22 @@ def compare_with_engine(
 
 
 def token_share(mask: Tensor, counts: GlobalBatchInfo) -> Tensor:
-    """Returns which part of the mini-batch's sampled tokens a micro-batch's mask (rows, response_len) has, 0-dim."""
+    """Returns a micro-batch's part of the mini-batch's sampled tokens, 0-dim; mask (rows, R)."""
     return algos.token_fraction(torch.ones_like(mask, dtype=torch.float32), mask, counts)
 
 
 def policy_loss_config(
     config: ActorConfig, correction: RolloutCorrectionConfig, counts: GlobalBatchInfo
 ) -> PolicyLossConfig:
-    """Makes what a policy loss gets as its `config`: the actor's settings, the correction's, and the counts."""
+    """Makes a policy loss's `config`: the actor's settings, the correction's, and the counts."""
     settings = {setting.name: config[setting.name] for setting in fields_of(ActorConfig)}
     return PolicyLossConfig(**settings, rollout_correction=correction, global_batch_info=counts)
 
 
 def call_policy_loss(name: str, arguments: dict[str, Any]) -> Loss:
-    """Runs a policy loss on those of the arguments that its signature takes; older ones lack some of them.
+    """Runs a policy loss on those of the arguments that its signature takes.
+
+    Losses written for older versions of verl lack some of them.
 
     Raises:
         ValueError: it does not return (loss, metrics).

@@ -1,4 +1,4 @@
-"""The value model of one rank: values of the states before sampled tokens, and their regression over mini-batches.
+"""The value model of one rank: values of states, and their regression over mini-batches.
 
 Invariant: the gradient of a mini-batch does not depend on how it is split into micro-batches; every
 mean is a sum divided by the count of the whole mini-batch, which is passed down.
@@ -43,12 +43,15 @@ class DataParallelPPOCritic(UpdateLoop):
         super().__init__(config, critic_module, critic_optimizer, forward)
 
     def compute_values(self, data: DataProto) -> Tensor:
-        """Computes the value of the state before each sampled token: (B, response_len) float32, CPU, zero elsewhere."""
+        """Computes values of the states before sampled tokens: (B, response_len) float32, CPU.
+
+        They are zero elsewhere.
+        """
         [values] = self.read(data, "compute_values", None)
         return values
 
     def update_critic(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:
-        """Regresses on `returns`, clipped around `values`, as planned; returns the mean `critic/*` of mini-batches.
+        """Regresses on `returns`, clipped around `values`, as planned; returns mean `critic/*`.
 
         Without a plan a mini-batch has `ppo_mini_batch_size` rows, or all.
         """
@@ -68,7 +71,7 @@ class DataParallelPPOCritic(UpdateLoop):
 def value_loss(
     vpreds: Tensor, fields: LossFields, config: CriticConfig, counts: GlobalBatchInfo
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Computes the clipped regression loss of a micro-batch's values, and its `critic/*`; see `MicroLoss`.
+    """Computes the clipped loss of a micro-batch's values, and its `critic/*`; see `MicroLoss`.
 
     Args:
         vpreds: (rows, response_len), with a gradient.

@@ -1,4 +1,4 @@
-"""The workers: what a rank holds of policy, reference, engine and critic, and what it receives and sends.
+"""The workers: what a rank holds of policy, reference, engine and critic, and what it receives.
 
 Each composes models, their optimisers, a rollout engine and checkpoints into the calls of its
 roles. A registered method takes and returns a DataProto or plain values, so that a worker can live
@@ -51,7 +51,7 @@ SHORTEST_CANARY_ROW = 3
 
 
 class ActorRolloutRefWorker(TrainingWorker):
-    """Holds the policy in the uses that `role` names: trained, sampled from, and frozen as the reference."""
+    """Holds the policy as `role` says: trained, sampled from, and frozen as the reference."""
 
     def __init__(self, config: PPOConfig, role: Role) -> None:
         super().__init__(config)
@@ -64,7 +64,10 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int, plan: BatchPlan) -> None:
-        """Loads what the role needs; the schedule runs over `total_training_steps` calls of `update_actor`."""
+        """Loads what the role needs.
+
+        The schedule runs over `total_training_steps` calls of `update_actor`.
+        """
         distributed.start_worker(self.device, deterministic=self.config.trainer.deterministic)
         self.plan = plan.actor
         self.spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
@@ -142,7 +145,7 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     @register(Dispatch.ONE_TO_ALL)
     def sync_weights(self, version: int = 0) -> dict[str, float]:
-        """Sends the policy's weights to the rollout engine, which wakes up for it; returns what the canaries tell.
+        """Sends the policy's weights to the engine, which wakes up; returns what the canaries tell.
 
         Its cache comes last: the policy that is offloaded need not share the device with it.
         """
@@ -163,7 +166,7 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     @register(Dispatch.RANK_ZERO)
     def open_weight_channel(self) -> tuple[str, int]:
-        """Opens the store at which the policy's first rank and the engines with ranks of their own meet."""
+        """Opens the store at which the policy's first rank and engines on other ranks meet."""
         host = os.environ["MASTER_ADDR"]
         self.store, port = distributed.open_store(host)
         return host, port
@@ -195,7 +198,10 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     @register(Dispatch.ONE_TO_ALL)
     def receive_weights(self, manifest: Manifest, version: int) -> None:
-        """Takes weights from the channel, between two steps of the engine or once the running episodes have ended."""
+        """Takes weights from the channel.
+
+        It does so between two steps of the engine, or once the running episodes have ended.
+        """
         if not (self.policy.rollout.update_in_flight and self.rollout.updates_in_flight):
             self.loop.drain()
         assert self.channel is not None
@@ -252,7 +258,10 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine", keeps_rows=False)
     def begin_batch(self, described: DataProto) -> None:
-        """Takes a batch in, of prompts or episodes, which `play` goes on with; with meta_info `by_group` as many."""
+        """Takes in a batch of prompts or episodes, which `play` goes on with.
+
+        With meta_info `by_group` each group is a batch.
+        """
         source = self.rollout if self.agents is None else self.agents
         self.loop.lockstep = bool(described.meta_info["seeded"])
         parts = [described]
@@ -265,7 +274,7 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     @register(Dispatch.ALL_TO_ALL)
     def play(self, seconds: float, to_idle: bool = False) -> list[DataProto]:
-        """Goes on with all batches for so many seconds; returns those that have come to an end, as rows."""
+        """Goes on with all batches for so many seconds; returns those that have ended, as rows."""
         ended = self.loop.play(seconds, to_idle)
         is_leader = distributed.rank() % self.ranks_per_engine() == 0
         if not is_leader:
@@ -279,7 +288,7 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     @register(Dispatch.ONE_TO_ALL)
     def start_agents(self, specs: list[AgentSpec]) -> None:
-        """Opens an environment pool beside each engine, for episodes; one that was open is closed."""
+        """Opens an environment pool beside each engine; one that was open is closed."""
         self.close_agents()
         group = distributed.rank_group(self.ranks_per_engine())
         self.agents = AgentRollout(self.config, self.rollout, self.spec.tokenizer, specs, group)
@@ -301,9 +310,10 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Computes `old_log_probs` and `entropys`, with meta_info `sum_pi_squared` that too: (B, response_len) each.
+        """Computes `old_log_probs` and `entropys`, (B, response_len) each.
 
-        The policy's own `values` come with them where it has any.
+        With meta_info `sum_pi_squared` that comes with them, and the policy's `values` where it has
+        any.
         """
         names = ["old_log_probs", "entropys"]
         entropy_mode = "value"
@@ -335,7 +345,10 @@ class ActorRolloutRefWorker(TrainingWorker):
         return DataProto.from_dict(tensors={"ref_log_prob": log_probs})
 
     def _with_temperature(self, data: DataProto) -> DataProto:
-        """Adds the temperature of sampling: log-probs are always those of the distribution that was sampled."""
+        """Adds the temperature of sampling.
+
+        Log-probs are always those of the distribution that was sampled.
+        """
         temperature = self.policy.rollout.temperature
         return replace(data, meta_info=data.meta_info | {"temperature": temperature})
 
@@ -355,21 +368,24 @@ class ActorRolloutRefWorker(TrainingWorker):
         ranks_per_chunk="ranks_per_sequence",
     )
     def update_actor_and_values(self, data: DataProto) -> dict[str, float]:
-        """Does what `update_actor` does, to a policy that has the values, whose fields it is sent too."""
+        """Calls `update_actor` for a policy that has the values, whose fields it is sent too."""
         return self.update_actor(data)
 
     @register(
         Dispatch.DP_COMPUTE_PROTO, reads=POLICY_UPDATE_FIELDS, ranks_per_chunk="ranks_per_sequence"
     )
     def add_groups(self, data: DataProto) -> None:
-        """Adds the gradient of groups of a step whose other groups may still play; see `UpdateLoop.add_groups`."""
+        """Adds the gradient of groups of a step whose others may still play.
+
+        See `UpdateLoop.add_groups`.
+        """
         self.writer.wait_until_copied()
         with distributed.expandable_segments(self.device), self._on_device():
             self.actor.add_groups(self._with_temperature(data))
 
     @register(Dispatch.ONE_TO_ALL)
     def finish_update(self) -> Metrics:
-        """Makes the step that `add_groups` has prepared, and one of the schedule; returns metrics."""
+        """Makes the step that `add_groups` prepared, and one of the schedule; returns metrics."""
         return self._update("actor", partial(self.actor.finish_update, "actor"))
 
 
@@ -378,7 +394,10 @@ class CriticWorker(TrainingWorker):
 
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self, total_training_steps: int, plan: BatchPlan) -> None:
-        """Loads the model; the schedule runs over `total_training_steps` calls of `update_critic`."""
+        """Loads the model.
+
+        The schedule runs over `total_training_steps` calls of `update_critic`.
+        """
         distributed.start_worker(self.device, deterministic=self.config.trainer.deterministic)
         self.plan = plan.critic
         section = self.config.resolved_critic
@@ -406,5 +425,5 @@ class CriticWorker(TrainingWorker):
         Dispatch.DP_COMPUTE_PROTO, reads=VALUE_UPDATE_FIELDS, ranks_per_chunk="ranks_per_sequence"
     )
     def update_critic(self, data: DataProto) -> dict[str, float]:
-        """Calls `DataParallelPPOCritic.update_critic` once and makes one step of the schedule; returns metrics."""
+        """Updates the critic once and makes one step of the schedule; returns metrics."""
         return self._update("critic", partial(self.critic.update_critic, data, self.plan))

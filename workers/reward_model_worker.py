@@ -1,4 +1,4 @@
-"""The reward model of one rank: a frozen model that gives each row one score, on its last sampled token.
+"""The reward model of one rank: frozen, it gives each row a score, on its last sampled token.
 
 Invariant: only real tokens are read, so that a row's score does not depend on what it is batched
 with.
@@ -48,7 +48,7 @@ class RewardModelWorker:
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FIELDS_READ)
     @torch.no_grad()
     def compute_rm_score(self, data: DataProto) -> DataProto:
-        """Scores every row: `rm_scores` (B, response_len) float32, each on the row's last sampled token."""
+        """Scores every row: `rm_scores` (B, response_len) float32, on the last sampled token."""
         if self.input_tokenizer is None:
             rows = self._policy_rows(data)
         else:

@@ -1,4 +1,4 @@
-"""What every worker that trains a model has: the model with its optimiser and schedule, and its checkpoints.
+"""What a worker that trains a model has: the model, its optimiser and schedule, checkpoints.
 
 Invariant: weights change only in `_update`, which waits until a checkpoint that is being written
 has its copy.
@@ -54,7 +54,7 @@ class TrainingWorker:
         section: ActorConfig | CriticConfig,
         total_steps: int,
     ) -> None:
-        """Makes optimiser and schedule, over so many steps, of the module that is saved of a sharded model."""
+        """Makes optimiser and schedule, over so many steps, of `module`, a part of `model`."""
         self.model = model
         self.module = module
         self.section = section
@@ -95,7 +95,7 @@ class TrainingWorker:
         return self.config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
 
     def _update(self, prefix: str, update: Callable[[], Metrics]) -> Metrics:
-        """Runs an update, once a checkpoint has its copy, and makes one step of the schedule; adds PREFIX/lr."""
+        """Runs an update once a checkpoint has its copy, steps the schedule, adds PREFIX/lr."""
         self.writer.wait_until_copied()
         deterministic = distributed.strictly_deterministic(self.config.trainer.deterministic)
         with (

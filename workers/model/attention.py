@@ -1,4 +1,4 @@
-"""The attention of models that attend fully: over packed rows, and over the ranks of a sequence-parallel group.
+"""The attention of models that attend fully: over packed rows, and over sequence-parallel ranks.
 
 A model takes it by name (`use_packed_attention`), and a micro-batch's `Sequences` (sequences.py)
 reach it as a keyword of the model's forward. Invariant: without them it is transformers' sdpa, so
@@ -27,7 +27,7 @@ KERNEL_HEAD_SIZES = range(8, 257, 8)
 
 
 def use_packed_attention(module: nn.Module) -> bool:
-    """Makes a transformers model attend through this file; false where its code has its attention built in."""
+    """Makes a model attend through this file; false where its code has its attention built in."""
     module.set_attn_implementation(NAME)
     return module.config.get_text_config()._attn_implementation == NAME
 
@@ -42,7 +42,9 @@ def attention_forward(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attends; transformers calls it in each layer: query (B, H, L, D), key and value (B, H or fewer, L, D).
+    """Attends in a layer: query (B, H, L, D), key and value (B, H or fewer, L, D).
+
+    transformers calls it.
 
     Returns: the output (B, L, H, D), and None for the weights.
 
@@ -76,7 +78,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scale: float | None
 ) -> Tensor:
-    """Attends causally along each segment: query (1, H, total, D), key and value (1, H or fewer, total, D).
+    """Attends causally along each segment: query (1, H, T, D), key and value (1, H or fewer, T, D).
 
     Takes a kernel for sequences of various lengths where there is one; else blocks of them.
 
@@ -98,7 +100,10 @@ def packed_attention(
 def torch_kernel(
     q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float | None
 ) -> Tensor:
-    """Runs PyTorch's flash attention, with shapes as for `block_attention`; it counts causality from the last key."""
+    """Runs PyTorch's flash attention, with shapes as for `block_attention`.
+
+    It counts causality from the last key.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     return varlen_attn(
@@ -117,7 +122,7 @@ def torch_kernel(
 
 
 def _has_kernel(q: Tensor, v: Tensor) -> bool:
-    """Checks whether a kernel takes these: CUDA from Ampere on, a two-byte type, heads of one size up to 256."""
+    """Checks whether the kernel takes these: CUDA, Ampere on, two bytes, heads of one size."""
     if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16):
         return False
     if q.shape[-1] != v.shape[-1] or q.shape[-1] not in KERNEL_HEAD_SIZES:

@@ -1,4 +1,4 @@
-"""Attention over packed rows without a kernel for them: on any device and in any type, some segments at a time.
+"""Attention over packed rows on any device and in any type, some segments at a time.
 
 Invariant: no mask is made but that of a block of segments, and the gradients of keys that several
 segments read add up in float32.

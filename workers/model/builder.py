@@ -66,7 +66,7 @@ class ModelSpec:
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Lists every token that ends a turn: the tokenizer's and those of the folder's generation config."""
+        """Lists the tokens that end a turn: the tokenizer's, and the generation config's."""
         tokens = [self.tokenizer.eos_token_id]
         # A folder may have no generation_config.json.
         with suppress(OSError):
@@ -103,7 +103,7 @@ class ModelSpec:
         return add_adapters(model, lora_config, self.path)
 
     def value_model(self) -> nn.Module:
-        """Builds the transformer with one output a token; a language model's folder gets a new head, zero at first.
+        """Builds a transformer with one output a token; a language model gets a new head of zeros.
 
         A zero head makes the first values 0, so a fresh critic does not add noise to the first
         advantages.
@@ -118,7 +118,7 @@ class ModelSpec:
         return self._prepare(model, trainable=True)
 
     def reward_model(self) -> nn.Module:
-        """Builds a frozen transformer with one output a token, from a sequence classification model's folder.
+        """Builds a frozen transformer with one output, from a sequence classification model.
 
         Raises:
             ValueError: it has no head that scores.
@@ -132,16 +132,16 @@ class ModelSpec:
         return self._prepare(model, trainable=False)
 
     def empty_causal_lm(self, dtype: torch.dtype) -> nn.Module:
-        """Builds a policy without its weights, for a rollout engine that is about to receive them."""
+        """Builds a policy without its weights, for an engine that is about to receive them."""
         return transformers.AutoModelForCausalLM.from_config(self.hf_config, dtype=dtype)
 
     def _scalar_model(self, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
-        """Builds a transformer with one output a token; returns the names, too, of what the folder lacks."""
+        """Builds a transformer with one output a token; returns it as `_read` does."""
         self.hf_config.num_labels = 1
         return self._read(transformers.AutoModelForTokenClassification, dtype)
 
     def _read(self, auto_class: Any, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
-        """Builds a model, on the first rank with its weights; returns it and the names of those the folder lacks.
+        """Builds a model, on the first rank with its weights; returns what the folder lacks, too.
 
         One whose memory is planned has none: its tensors are fake.
         """
@@ -162,7 +162,7 @@ class ModelSpec:
         return model, info["missing_keys"]
 
     def _check_tied_head(self, model: nn.Module) -> None:
-        """Raises ValueError where the configuration ties head and embedding, and the weights do not."""
+        """Raises ValueError where the configuration ties the head, and the weights do not."""
         tied = self.hf_config.get_text_config().tie_word_embeddings
         if not tied:
             return
@@ -174,7 +174,7 @@ class ModelSpec:
             )
 
     def _prepare(self, model: nn.Module, trainable: bool) -> nn.Module:
-        """Sets what a model needs to train or to be read: gradients, dropout, compute type, checkpointing, device."""
+        """Sets gradients, dropout, compute type, checkpointing and device of a model."""
         model.requires_grad_(trainable)
         for module in model.modules():
             # Dropout makes old and new log-probs, or values, differ where nothing changed.
@@ -199,7 +199,7 @@ class ModelSpec:
 
 
 def _cast_output(module: nn.Module, args: Any, output: Any) -> Any:
-    """Casts what a module computes with weights of its own to autocast's type, where autocast is on.
+    """Casts the output of a module that has weights to autocast's type, where autocast is on.
 
     By itself autocast casts matrix products alone: embeddings and norms, and with them the residual
     stream, would be float32 on one rank, while they are of the compute type on several, where FSDP2
@@ -211,7 +211,7 @@ def _cast_output(module: nn.Module, args: Any, output: Any) -> Any:
 
 
 def require_same_vocabulary(policy: ModelSpec, teacher: ModelSpec) -> None:
-    """Raises ValueError unless both models' ids mean the same, so that each can read the other's tokens."""
+    """Raises ValueError unless token ids mean the same to both models."""
     if policy.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
         raise ValueError(
             f"actor_rollout_ref.ref.model.path={teacher.path} has another vocabulary than "

@@ -52,7 +52,7 @@ class CheckpointWriter:
         tensors_by_folder: Mapping[Path, dict[str, Tensor]],
         write_others: Sequence[Callable[[], object]],
     ) -> None:
-        """Begins to write the tensors of a model or an optimiser into each folder, and then calls the `write_others`.
+        """Begins to write tensors into each folder, and then calls each of `write_others`.
 
         Every rank calls it with its own shards. The one before must have been waited for with
         `is_written`.
@@ -68,7 +68,7 @@ class CheckpointWriter:
         self._copied.wait()
 
     def is_written(self, wait: bool) -> bool:
-        """Checks whether everything of the last `start` is on disk; with `wait`, returns once it is.
+        """Checks whether all of the last `start` is on disk; with `wait`, returns once it is.
 
         Raises:
             OSError: it could not be written, on whichever rank; says why.

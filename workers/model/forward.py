@@ -1,4 +1,4 @@
-"""SHIM: the names of the forward pass under the module that had them all; imports from here are to be rewritten."""
+"""SHIM: the names of the forward pass under the module that had them all."""
 
 from workers.model.forward_settings import ForwardSettings as ForwardSettings
 from workers.model.forward_settings import forward_settings as forward_settings

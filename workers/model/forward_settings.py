@@ -60,7 +60,7 @@ def forward_settings(
     device: torch.device,
     ranks: int = 1,
 ) -> ForwardSettings:
-    """Chooses how a model is run, and has it attend through attention.py where its rows are to be packed.
+    """Chooses how a model is run; where its rows are packed it attends through attention.py.
 
     They are packed where its attention allows it, and then share what they begin with, if
     `share_prompts` asks for it.

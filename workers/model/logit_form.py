@@ -1,4 +1,4 @@
-"""What models do to their head's products before they are logits: they divide, multiply or cap them.
+"""What models do to their head's products to make logits of them: divide, multiply, cap.
 
 Invariant: a model of another kind is refused before training (`check_forward`), not trained on
 wrong log-probs.
@@ -10,7 +10,7 @@ from training.batch.torch_functional import LogitForm
 
 
 def logit_form(lm: nn.Module, temperature: float = 1.0) -> LogitForm:
-    """Returns what this model does to its head's products, with its logits divided by a temperature."""
+    """Returns what a model does to its head's products, its logits divided by a temperature."""
     settings = lm.config.get_text_config().to_dict()
     # Granite.
     scaling = settings.get("logits_scaling") or 1

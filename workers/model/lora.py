@@ -1,6 +1,9 @@
-"""LoRA (arXiv:2106.09685) by peft: the policy's weights stay as they are, and small adapters train beside them.
+"""LoRA (arXiv:2106.09685) by peft: weights stay as they are, and small adapters train beside them.
 
-    y = W x + alpha / rank * B A x        W frozen, of the compute type; A (rank, in) and B (out, rank) float32
+    y = W x + alpha / rank * B A x
+
+    W (out, in)                          frozen, of the compute type
+    A (rank, in) and B (out, rank)       trained, float32
 
 B is zero at first, and A is the same in every run. peft calls a layer's tensors
 `LAYER.base_layer.weight`, `LAYER.lora_A.NAME.weight` and `LAYER.lora_B.NAME.weight`; what leaves
@@ -41,13 +44,14 @@ def target_layers(lm: nn.Module, wanted: Sequence[str]) -> list[str]:
     if unknown:
         raise ValueError(
             "actor_rollout_ref.model.target_modules: no linear layer before the head is called "
-            f"{', '.join(sorted(unknown))}; there are {', '.join(sorted(linear_layers))}, or all-linear"
+            f"{', '.join(sorted(unknown))}; there are "
+            f"{', '.join(sorted(linear_layers))}, or all-linear"
         )
     return sorted(set(wanted))
 
 
 def add_adapters(lm: nn.Module, config: ModelConfig, path: str) -> nn.Module:
-    """Freezes a language model that was read from `path`, and puts adapters into its `target_layers`."""
+    """Freezes a language model read from `path`, and puts adapters into its `target_layers`."""
     from peft import LoraConfig, inject_adapter_in_model
 
     lora = LoraConfig(
@@ -68,7 +72,7 @@ def add_adapters(lm: nn.Module, config: ModelConfig, path: str) -> nn.Module:
 
 @contextmanager
 def without_adapters(module: nn.Module) -> Iterator[None]:
-    """Computes in the block what the base model does, which a module without adapters does anyway."""
+    """Switches adapters off in the block; a module without any computes as before."""
     adapted_layers = []
     trained = []
     for name, parameter in module.named_parameters():
@@ -127,7 +131,7 @@ def _merged_weight(
 
 
 def adapter_export(folder: Path, lm: nn.Module) -> Callable[[], None]:
-    """Gathers a language model's adapters, now, on every rank; returns what writes them, if any, as peft does."""
+    """Gathers a language model's adapters, on every rank; returns what writes them as peft does."""
     adapters: dict[str, Tensor] = {}
     for name, tensor in lm.state_dict().items():
         if base_name(name) is None:

@@ -7,7 +7,7 @@ field: a loss looks with `fields.get`, or demands it with `data.require`.
 Example: weights of tokens that the trainer computes and the policy's loss multiplies with. Three
 places change:
 
-    training/ray_trainer.py       batch.batch["token_weights"] = ...       # (B, response_len), before the update
+    training/ray_trainer.py       batch.batch["token_weights"] = ...  # (B, response_len)
     workers/model/loss_fields.py  POLICY_LOSS_FIELDS = (..., "token_weights")
     workers/dp_actor.py           fields["token_weights"], in `micro_loss`
 
@@ -50,6 +50,6 @@ POLICY_AND_VALUE_UPDATE_FIELDS = tuple(
 
 
 def loss_fields(micro: DataProto, device: torch.device) -> LossFields:
-    """Copies to the device what losses read of a micro-batch: `response_mask`, and the listed fields that it has."""
+    """Copies to the device what losses read: `response_mask`, and the listed fields there are."""
     names = dict.fromkeys(("response_mask", *POLICY_LOSS_FIELDS, *VALUE_LOSS_FIELDS))
     return {name: to_device(micro.batch[name], device) for name in names if name in micro.batch}

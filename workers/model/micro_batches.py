@@ -1,4 +1,4 @@
-"""The micro-batches of a batch: cut within the limits, laid out for the model, and their results put together again.
+"""The micro-batches of a batch: cut within limits, laid out, and their results put together.
 
 Invariant: every row of the batch is in exactly one micro-batch, and all ranks have the same number
 of micro-batches, since each runs collectives.
@@ -74,7 +74,7 @@ def _lay_out(
 
 
 def scatter_tokens(values: Tensor, inputs: ForwardBatch, shape: Sequence[int]) -> Tensor:
-    """Scatters per-token values (N,) to their places among zeros (rows, response_len); differentiable.
+    """Scatters values (N,) to their places among zeros (rows, response_len); differentiable.
 
     The ranks of a sequence-parallel group all get the whole, and must all compute the same loss
     from it.
@@ -87,7 +87,7 @@ def scatter_tokens(values: Tensor, inputs: ForwardBatch, shape: Sequence[int]) -
 
 
 def read_rows(rows: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-    """Puts micro-batches' values in the order of the batch's rows, on the CPU: only here the host waits.
+    """Puts micro-batches' values in the order of the rows, on the CPU: only here the host waits.
 
     Args:
         rows: of each micro-batch, the numbers of its rows.

@@ -29,7 +29,7 @@ def build_optimizer(module: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
 
 
 def build_scheduler(optimizer: Optimizer, optim: OptimConfig, total_steps: int) -> LambdaLR:
-    """Makes the schedule over `total_steps` training steps; it advances once a step, not with each optimiser step.
+    """Makes the schedule over `total_steps` training steps, not optimiser steps.
 
     Warm-up is `lr_warmup_steps`, or a ratio of all steps where that is negative. wsd
     (arXiv:2404.06395) holds the rate for nine tenths of the steps after the warm-up, and then

@@ -1,9 +1,9 @@
-"""The layout of a micro-batch's rows for a model: packed one behind the other, or padded on the right.
+"""The layout of a micro-batch's rows: packed one behind the other, or padded on the right.
 
 Packed rows lie in segments, without padding or mask (which segments: shared_prefix.py; how they
 attend: attention.py):
 
-    rows    P0 P1 A0 A1 | P0 P1 B0        packed    P0 P1 | A0 A1 | B0        position_ids  0 1 2 3 2
+    rows    P0 P1 A0 A1 | P0 P1 B0      packed    P0 P1 | A0 A1 | B0      position_ids  0 1 2 3 2
 
 A token's log-prob comes from the hidden state before it, at its logit position: P1's state predicts
 both A0 and B0.
@@ -28,7 +28,7 @@ from workers.model.shared_prefix import PackedRow, cut_segments
 
 @dataclass(kw_only=True)
 class ForwardBatch:
-    """Holds one micro-batch on the device: T rows of at most L tokens, or one of packed rows; N tokens were sampled.
+    """Holds one micro-batch: T rows of at most L tokens, or one of packed rows; N tokens sampled.
 
     Attributes:
         input_ids, position_ids: (T, L).
@@ -202,7 +202,7 @@ class _SampledTokens:
 
 
 def _sampled_tokens(rows: Sequence[RowTokens], places: Sequence[Tensor]) -> _SampledTokens:
-    """Gathers the sampled tokens of rows; `places` (a row's tokens,) are where each row's tokens lie."""
+    """Gathers the sampled tokens of rows, whose tokens lie at `places` (a row's tokens,)."""
     logit_positions = []
     numbers = []
     for number, (row, row_places) in enumerate(zip(rows, places, strict=True)):
@@ -217,7 +217,10 @@ def _sampled_tokens(rows: Sequence[RowTokens], places: Sequence[Tensor]) -> _Sam
 
 
 def _take_rank_part(whole: ForwardBatch, group: dist.ProcessGroup) -> ForwardBatch:
-    """Takes this rank's part of packed rows; the sequences stay whole, as the attention sees all positions."""
+    """Takes this rank's part of packed rows.
+
+    The sequences stay whole, as attention sees all positions.
+    """
     assert whole.sequences is not None
     width = whole.input_ids.shape[1] // group.size()
     start = group.rank() * width

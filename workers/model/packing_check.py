@@ -1,4 +1,4 @@
-"""What a model allows: whether its log-probs are computed rightly here, its rows packed and its sequences shared.
+"""What a model allows: to be trained here, to have its rows packed, and its sequences shared.
 
 All of it is tried or read off before training. Invariant: the rank that holds the weights tries;
 all ranks come to the same answer.
@@ -32,7 +32,7 @@ ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 @torch.no_grad()
 def check_forward(lm: nn.Module) -> None:
-    """Compares the forward pass with the model's own on a few tokens, on the rank that holds its weights.
+    """Compares the forward pass with the model's own on a few tokens, where the weights are.
 
     Raises:
         ValueError: the model's logits are not its head's of its last hidden states, or it takes no
@@ -43,7 +43,8 @@ def check_forward(lm: nn.Module) -> None:
     kind = lm.config.model_type
     if "position_ids" not in inspect.signature(lm.base_model.forward).parameters:
         raise ValueError(
-            f"model type '{kind}' takes no position_ids; only decoder-only models can be trained here"
+            f"model type '{kind}' takes no position_ids; only decoder-only models can be "
+            "trained here"
         )
     training = lm.training
     lm.eval()
@@ -53,15 +54,17 @@ def check_forward(lm: nn.Module) -> None:
     products = linear(_states(lm, copies=1), head.weight, head.bias)
     if _differ(expected, logit_form(lm).logits(products)):
         raise ValueError(
-            f"model type '{kind}' changes its logits behind the head in a way that is not known here; "
-            "add it to logit_form in workers/model/logit_form.py"
+            f"model type '{kind}' changes its logits behind the head in a way that is not known "
+            "here; add it to logit_form in workers/model/logit_form.py"
         )
     lm.train(training)
 
 
 @torch.no_grad()
 def pack_rows(lm: nn.Module) -> bool:
-    """Makes a model attend through attention.py, if a row behind another then has the states that it has alone.
+    """Makes a model attend through attention.py, if its rows can be packed.
+
+    They can if a row behind another then has the states that it has alone.
 
     A model may not hand its sequences on, or mix positions outside its attention: then it is left
     as it was. The rank that holds the weights tries it.
@@ -87,7 +90,7 @@ def pack_rows(lm: nn.Module) -> bool:
 
 
 def attends_fully(lm: nn.Module) -> bool:
-    """Checks whether every layer of a model has plain sdpa over the full context, which attention.py can do."""
+    """Checks whether every layer has plain sdpa over the full context, as attention.py has."""
     config = lm.config.get_text_config()
     settings = config.to_dict()
     layers = settings.get("layer_types")
@@ -123,7 +126,7 @@ def check_shared_sequences(module: nn.Module, ranks: int) -> None:
 
 
 def varies_with_length(module: nn.Module) -> str | None:
-    """Returns the model's rope_type where it turns positions by the longest one in a batch; None for others."""
+    """Returns the rope_type of a model that turns positions by a batch's longest; else None."""
     rope = module.config.get_text_config().to_dict().get("rope_parameters") or {}
     rope_type = rope.get("rope_type")
     return rope_type if rope_type in ROPE_BY_LENGTH else None
@@ -144,12 +147,12 @@ def _few_tokens(lm: nn.Module, copies: int = 1) -> dict[str, Any]:
 
 
 def _states(lm: nn.Module, copies: int) -> Tensor:
-    """Computes the last hidden states (FEW, hidden) of a few tokens, or of the last of several copies."""
+    """Computes the last hidden states (FEW, hidden) of a few tokens, the last of the copies."""
     return lm.base_model(**_few_tokens(lm, copies)).last_hidden_state[0, -FEW:]
 
 
 def _differ(expected: Tensor, computed: Tensor) -> bool:
-    """Checks whether two tensors are further apart than rounding makes them; not a number is far."""
+    """Checks whether two tensors are further apart than rounding makes them; NaN is far."""
     # Where memory is planned there are no numbers.
     if isinstance(computed, FakeTensor):
         return False

@@ -1,4 +1,4 @@
-"""The models as PPO runs them: a policy, a policy with values, and a value model, which read sampled tokens alone.
+"""The models as PPO runs them: a policy, a policy with values, and a value model.
 
 Invariant: the head runs on the states that predict sampled tokens only. Where their logits would be
 large they are computed in chunks that are made again in the backward pass, so that whole logits
@@ -35,7 +35,7 @@ class PolicyValueModel(nn.Module):
 
     @classmethod
     def from_pretrained(cls, path: str, **options: Any) -> Self:
-        """Loads a language model by folder or hub name, in float32; `options` are those of transformers."""
+        """Loads a language model by folder or hub name, in float32; `options` are transformers'."""
         options = {"dtype": torch.float32} | options
         return cls(AutoModelForCausalLM.from_pretrained(path, **options))
 
@@ -45,7 +45,7 @@ class PolicyValueModel(nn.Module):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Computes logits (B, L, vocabulary) and the values of the states (B, L), both float32, from ids (B, L).
+        """Computes logits (B, L, vocabulary) and values (B, L), both float32, from ids (B, L).
 
         Positions count the tokens of `attention_mask` (B, L), wherever the padding is, unless they
         are passed.
@@ -66,7 +66,7 @@ class PolicyValueModel(nn.Module):
 
 
 class PolicyModel(nn.Module):
-    """Wraps a policy so that its forward returns what PPO needs of sampled tokens, never a batch's logits.
+    """Wraps a policy: its forward returns what PPO needs of sampled tokens, never a batch's logits.
 
     It is made of a causal language model, or of a `PolicyValueModel`, whose values come from the
     same pass.
@@ -113,13 +113,13 @@ class PolicyModel(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """Wraps a transformer with one output a token: the value of the state before each sampled token."""
+    """Wraps a transformer with one output a token: the value of its state."""
 
     def __init__(self, transformer: nn.Module) -> None:
         super().__init__()
         self.transformer = transformer
 
     def forward(self, batch: ForwardBatch) -> list[Tensor]:
-        """Computes the values alone, (N,) float32."""
+        """Computes the values of the states before sampled tokens, (N,) float32."""
         values = self.transformer(**batch.model_inputs()).logits  # (T, L, 1)
         return [values.float().flatten()[batch.logit_positions]]

@@ -1,6 +1,6 @@
-"""The exchange between the ranks of a sequence-parallel group (Ulysses, arXiv:2309.14509) around attention.
+"""The exchange around attention in a sequence-parallel group (Ulysses, arXiv:2309.14509).
 
-    rank 0     P0 P1 A0, all heads   ->   all positions, half of the heads       (and back behind the attention)
+    rank 0     P0 P1 A0, all heads   ->   all positions, half of the heads   (and back behind it)
     rank 1     B0 B1 0,  all heads   ->   all positions, the other half
 
 Invariant: outside of attention a rank holds its part of the positions, with all heads.

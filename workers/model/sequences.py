@@ -1,7 +1,10 @@
-"""What attention must know of packed rows: where segments begin and end, and which keys each of them reads.
+"""What attention must know of packed rows: where segments lie, and which keys each of them reads.
 
-    rows       P0 P1 A0 | P0 P1 B0 B1        packed   P0 P1 A0 B0 B1        segments P0 P1 | A0 | B0 B1
-    queries    P0 P1 | A0 | B0 B1            keys     P0 P1 | P0 P1 A0 | P0 P1 B0 B1
+    rows       P0 P1 A0 | P0 P1 B0 B1
+    packed     P0 P1 A0 B0 B1
+    segments   P0 P1 | A0 | B0 B1
+    queries    P0 P1 | A0 | B0 B1
+    keys       P0 P1 | P0 P1 A0 | P0 P1 B0 B1
 
 Where no kernel takes segments of various lengths, several of about one length attend together as a
 block.
@@ -23,7 +26,7 @@ MOST_PAIRS = 1 << 22
 
 
 class Block(NamedTuple):
-    """Holds segments of about one length, to attend together: S segments of at most n queries and m keys.
+    """Holds S segments of at most n queries and m keys, which attend together.
 
     Attributes:
         queries, keys: (S, n) and (S, m), their places in the packed rows; behind the last come any
@@ -80,7 +83,7 @@ class Sequences:
         )
 
     def model_inputs(self) -> dict[str, Any]:
-        """Returns the keyword arguments by which a transformers model hands this on to its attention.
+        """Returns the keywords by which a transformers model hands this on to its attention.
 
         transformers makes no mask where one of four dimensions is given, which is not read here;
         else it would look into the positions for packed rows, and the host would wait for the
@@ -156,7 +159,7 @@ def cut_blocks(lengths: Sequence[int], key_lengths: Sequence[int]) -> list[list[
 
 
 def to_device(thing: Any, device: torch.device) -> Any:
-    """Copies a tensor, or a dataclass with its tensors, to the device; other things stay as they are.
+    """Copies a tensor, or a dataclass with its tensors, to the device; others stay as they are.
 
     Copies to a GPU start from pinned memory, so that the host does not wait for them.
     """

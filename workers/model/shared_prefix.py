@@ -1,18 +1,20 @@
-"""Which rows share what they begin with, and how micro-batches of packed rows are cut into segments.
+"""What rows share of their beginnings, and how packed rows are cut into segments.
 
 Rows that begin with the same tokens share them: their common part is computed once, and each row's
 own tokens attend to it. In the order of their tokens rows share most with their neighbours. So one
 number a row says what is computed once in a micro-batch: `shared`, the tokens that it has in common
 with the row before it.
 
-    rows in order    a b c d e    shared 0        segments   ab | c | de | f | g     queries: its own tokens
-                     a b c f      shared 3        keys of f  ab c f                  (the row up to there)
+    rows in order    a b c d e    shared 0        segments   ab | c | de | f | g
+                     a b c f      shared 3        keys of f  ab c f
                      a b g        shared 2        keys of g  ab g
 
-It may be the prompt of a group's samples, a system prompt, or what a template left of an episode's
-history. A token costs the same wherever it is computed, and attention has fewer pairs; what sharing
-costs is that the keys and values that a segment reads are copied to lie together, which `key_cost`
-weighs.
+A segment's queries are its own tokens, and its keys those of the row up to there.
+
+What rows share may be the prompt of a group's samples, a system prompt, or what a template left of
+an episode's history. A token costs the same wherever it is computed, and attention has fewer pairs;
+what sharing costs is that the keys and values that a segment reads are copied to lie together,
+which `key_cost` weighs.
 
 Invariant: every token of every row is computed in exactly one segment of its micro-batch.
 """
@@ -38,7 +40,7 @@ KEYS_PER_TOKEN = 16
 
 
 class PackedRow(NamedTuple):
-    """Names a row of a batch, by its number, and the tokens that it shares with the row before it."""
+    """Holds a row's number and the tokens that it shares with the row before it."""
 
     row: int
     shared: int
@@ -49,7 +51,7 @@ MicroBatch = list[PackedRow]
 
 
 class Segment(NamedTuple):
-    """Says which tokens a segment holds: of which row of the micro-batch, from where, and how many."""
+    """Holds which tokens are a segment: of which row, from where, and how many."""
 
     row: int
     start: int
@@ -72,7 +74,9 @@ class Segments:
 
 
 def key_cost(config: PretrainedConfig) -> float:
-    """Returns what it costs that a segment reads a key in a copy, in tokens computed; per layer, forward and backward.
+    """Returns the cost of a key that a segment reads in a copy, in tokens computed.
+
+    It is that of a layer, forward and backward.
 
     A token costs about 72 h^2 floating-point operations: 12 h^2 weights, six each. A copy of key
     and value, each w numbers, moves about 24 w bytes (read, written, and the same for a gradient
@@ -133,7 +137,7 @@ class Run:
     keys: int = 0
 
     def add(self, row: PackedRow, length: int) -> None:
-        """Adds a row of this length behind the others; the first one computes what it shares with none here."""
+        """Adds a row of this length behind the others; the first one shares nothing."""
         if not self.rows:
             row = PackedRow(row.row, 0)
         self.rows.append(row)
@@ -147,7 +151,10 @@ class Run:
 
 
 def run_size(tokens: int, keys: int) -> int:
-    """Counts tokens towards a micro-batch's limit, or keys where they take more memory: KEYS_PER_TOKEN to a token."""
+    """Counts towards a micro-batch's limit: tokens, or keys if those take more memory.
+
+    KEYS_PER_TOKEN keys count as a token.
+    """
     return max(tokens, ceildiv(keys, KEYS_PER_TOKEN))
 
 
@@ -166,11 +173,11 @@ class _Bin:
 def plan_packed(
     order: MicroBatch, lengths: Sequence[int], limits: MicroBatching
 ) -> list[MicroBatch]:
-    """Cuts ordered rows into few micro-batches within the limits, which count a shared token once; the largest first.
+    """Cuts ordered rows into few micro-batches within the limits; the largest first.
 
-    Keys that segments read are copied, layer by layer, and count as well (`run_size`). Rows that
-    share something stay together as long as they fit; a row above the limit is a micro-batch of its
-    own.
+    A shared token counts once. Keys that segments read are copied, layer by layer, and count as
+    well (`run_size`). Rows that share something stay together as long as they fit; a row above the
+    limit is a micro-batch of its own.
     """
     most_rows = limits.micro_batch_size or len(order)
     most_tokens = limits.max_token_len or sum(lengths)
@@ -231,7 +238,7 @@ def _cut_evenly(
 
 @dataclass
 class _PathPart:
-    """Holds a segment of the row at hand: where it ends in the row, and the places of its tokens."""
+    """Holds a segment of a row: where it ends in the row, and the places of its tokens."""
 
     stop: int
     places: np.ndarray
@@ -261,7 +268,7 @@ def cut_segments(micro_batch: MicroBatch, lengths: Sequence[int]) -> Segments:
 
 
 def _cuts(shared: int, length: int, later_rows: MicroBatch) -> list[int]:
-    """Lists where the segments of a row's own tokens begin, and the row's end: later rows leave it there.
+    """Lists where segments of a row's own tokens begin, and its end: later rows leave it there.
 
     They do as long as they share more of the row than it shares with the one before it.
     """

@@ -1,7 +1,7 @@
 """What a checkpoint holds of one model, and how it is saved and loaded.
 
     part         file or folder             what it is
-    model        FOLDER/model/              DCP: the weights; of a policy with LoRA the adapters alone
+    model        FOLDER/model/              DCP: the weights; with LoRA the adapters alone
     optimizer    FOLDER/optimizer/          DCP: AdamW's moments
     extra        FOLDER/scheduler.json      the place of the schedule
     (always)     FOLDER/huggingface/        config and tokenizer, where there is a tokenizer
@@ -54,9 +54,10 @@ def save(
     contents: Collection[str],
     tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Begins to write the parts in `contents` (model, optimizer, extra) below `folder`; `writer` goes on by itself.
+    """Begins to write the parts in `contents` below `folder`; `writer` goes on by itself.
 
-    With a tokenizer, also the Hugging Face folder, whose weights are the part hf_model.
+    The parts are model, optimizer and extra. With a tokenizer the Hugging Face folder comes with
+    them, whose weights are the part hf_model.
     """
     module, optimizer, scheduler = state
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +152,10 @@ def _load_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
 
 
 def model_tensors(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
-    """Returns the parameters, with `frozen` those too that do not train, and persistent buffers; a tied tensor once."""
+    """Returns parameters, with `frozen` those too that do not train, and persistent buffers.
+
+    A tied tensor is there once.
+    """
     names = {name for name, _ in module.named_parameters()}
     names |= {name for name, _ in module.named_buffers()}
     options = dcp_state.StateDictOptions(ignore_frozen_params=not frozen)
@@ -177,7 +181,7 @@ def _tensors_of(entries: Mapping[str, Any]) -> dict[str, Tensor]:
 def huggingface_export(
     folder: Path, module: nn.Module, tokenizer: Tokenizer, *, weights: bool
 ) -> Callable[[], None]:
-    """Prepares a plain Hugging Face folder: config, generation config and tokenizer; returns what writes it.
+    """Prepares a Hugging Face folder: config, generation config, tokenizer; returns what writes it.
 
     With `weights` also the model, in bfloat16, adapters merged into it, and those alone in a peft
     folder beside it; of a policy with values the language model alone. Every rank takes part in

@@ -1,4 +1,4 @@
-"""The update of a model, policy or critic: the loops over mini-batches and micro-batches, and the optimiser's step.
+"""The update of policy or critic: mini-batches, micro-batches, and the optimiser's step.
 
 Invariant: the gradient of a mini-batch does not depend on how it is cut into micro-batches, or over
 ranks; every mean is a sum divided by the count of the whole mini-batch over all ranks, which is
@@ -104,7 +104,7 @@ class UpdateLoop(ABC):
     def read(
         self, data: DataProto, by: str, limits: MicroBatching | None, *arguments: Any
     ) -> list[Tensor]:
-        """Computes what the module's forward returns of all rows: each (B, response_len) float32, on the CPU.
+        """Computes what the module returns of all rows: each (B, response_len) float32, CPU.
 
         Args:
             by: who asks, for the error where a field is missing.
@@ -121,7 +121,7 @@ class UpdateLoop(ABC):
         return [read_rows(row_numbers, values) for values in zip(*outputs, strict=True)]
 
     def update(self, data: DataProto, plan: UpdatePlan | None, prefix: str) -> dict[str, float]:
-        """Passes over the rows as planned, with one optimiser step for each mini-batch; returns their mean metrics.
+        """Makes an optimiser step for each mini-batch, as planned; returns their mean metrics.
 
         Args:
             plan: None: a mini-batch has `ppo_mini_batch_size` rows, or all.
@@ -149,7 +149,7 @@ class UpdateLoop(ABC):
         return sums.read()
 
     def add_groups(self, data: DataProto) -> None:
-        """Adds the gradient of some groups of the rows of a step's one update; `finish_update` makes the update.
+        """Adds the gradient of some groups of a step's one update, which `finish_update` makes.
 
         It is a sum, not yet divided by the counts, which only all groups together have.
         """
@@ -171,7 +171,7 @@ class UpdateLoop(ABC):
         self._backward(rows, undivided, self.group_sums, weight=1.0, limits=limits)
 
     def finish_update(self, prefix: str) -> dict[str, float]:
-        """Makes the step of the gradients that `add_groups` added up; returns the metrics that `update` returns."""
+        """Makes the step of the gradients that `add_groups` added up; returns its metrics."""
         tokens, sequences = self.group_counts.clamp(min=1).tolist()
         loss_divisor = sequences
         if self.config.loss_agg_mode == "token-mean":
@@ -274,7 +274,7 @@ class UpdateLoop(ABC):
     def _step(
         self, sums: MetricSums, *, has_tokens: bool, prefix: str, weight: float, where: str
     ) -> None:
-        """Makes an optimiser step of the gradient that is there, if it is finite and there is a token to learn from."""
+        """Makes an optimiser step, if the gradient is finite and there is a token to learn from."""
         assert self.optimizer is not None
         norm = clip_grad_norm(self.module, self.config.grad_clip)
         finite = torch.isfinite(norm)
@@ -292,7 +292,7 @@ class UpdateLoop(ABC):
 
 
 def rows_of_updates(data: DataProto, plan: UpdatePlan) -> list[Tensor]:
-    """Lists the row numbers of every mini-batch, epoch by epoch; shuffling keeps a group's rows together.
+    """Lists the row numbers of every mini-batch, epoch by epoch; shuffling keeps groups together.
 
     meta_info `seed` and `global_steps` seed the shuffling.
 
@@ -320,7 +320,7 @@ def rows_of_updates(data: DataProto, plan: UpdatePlan) -> list[Tensor]:
 def global_counts(
     response_mask: Tensor, sequence_ranks: int = 1, shares: Tensor | None = None
 ) -> GlobalBatchInfo:
-    """Counts a mini-batch's sampled tokens and sequences over all ranks: the denominators of `agg_loss`.
+    """Counts a mini-batch's tokens and sequences over all ranks: `agg_loss`'s denominators.
 
     Args:
         response_mask: (rows, response_len).
@@ -343,7 +343,7 @@ def global_counts(
 
 
 def clip_grad_norm(module: nn.Module, max_norm: float) -> Tensor:
-    """Clips the gradient; returns its whole norm before that, a scalar on the CPU that is the same on every rank."""
+    """Clips the gradient; returns its norm before, on the CPU, the same on every rank."""
     norm = torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm)
     return full_tensor(norm.detach()).cpu()
 

@@ -41,7 +41,7 @@ class MetricSums:
             self._maxima[name] = largest.detach().float()
 
     def divide(self, divisor: float, others: Mapping[str, float]) -> None:
-        """Divides every sum by `divisor`, those that `others` names by the number that stands there."""
+        """Divides every sum by `divisor`, those that `others` names by the number there."""
         self._sums = {name: value / others.get(name, divisor) for name, value in self._sums.items()}
 
     def all_finite(self) -> bool:
