@@ -1,4 +1,4 @@
-"""The policy of one rank: log-probs of given responses, and the losses of an update.
+"""The policy of one rank: log-probs of responses, and the losses of an update.
 
 What people change first stands in `micro_loss`: policy loss, entropy bonus, KL loss, values,
 observations, one after the other. A field of the batch that a loss is to read is named in
@@ -141,8 +141,7 @@ class DataParallelPPOActor(UpdateLoop):
         has_old_log_probs = "old_log_probs" in fields
         weight_metrics = {}
         if not has_old_log_probs:
-            # This is the only update (`update_policy` checks): the policy is still the one that
-            # sampled.
+            # The only update (`update_policy` checks): the policy is still the one that sampled.
             fields["old_log_probs"] = log_prob.detach()
             weight_metrics = self._weigh_by_own_log_probs(fields, counts)
 
@@ -166,11 +165,9 @@ class DataParallelPPOActor(UpdateLoop):
 
         # Where the policy's model has values (critic.share_backbone).
         if values:
-            loss_of_values, value_metrics = value_loss(
-                values[0], fields, self.critic_config, counts
-            )
-            loss = loss + self.critic_config.value_loss_coef * loss_of_values
-            metrics.update(value_metrics)
+            critic_loss, critic_metrics = value_loss(values[0], fields, self.critic_config, counts)
+            loss = loss + self.critic_config.value_loss_coef * critic_loss
+            metrics.update(critic_metrics)
 
         if self.observation_loss_coef:
             observed = fields["observation_mask"].bool()
@@ -179,13 +176,11 @@ class DataParallelPPOActor(UpdateLoop):
             loss = loss + self.observation_loss_coef * observation_loss * ranks
             metrics["actor/observation_loss"] = observation_loss
 
-        maxima: dict[str, Tensor] = {}
-        updates = micro.meta_info.get("updates_to_come")
-        if updates and has_old_log_probs and not self.correction.bypass_mode:
-            metrics.update(compare_with_old(log_prob, fields, counts, updates))
-        elif updates and "rollout_log_probs" in fields:
-            comparison, maxima = compare_with_engine(log_prob, fields, counts, updates)
-            metrics.update(comparison)
+        updates = micro.meta_info.get("updates_to_come") or 0
+        comparison, maxima = self._compare_with_sampling(
+            log_prob, fields, counts, updates=updates, has_old_log_probs=has_old_log_probs
+        )
+        metrics.update(comparison)
         return MicroLoss(loss, metrics, maxima)
 
     def _policy_loss(self, fields: LossFields, log_prob: Tensor, counts: GlobalBatchInfo) -> Loss:
@@ -234,37 +229,39 @@ class DataParallelPPOActor(UpdateLoop):
         share = token_share(mask, counts)
         return {f"rollout_corr/{name}": weight_metrics[name] * share for name in WEIGHT_MEANS}
 
+    def _compare_with_sampling(
+        self,
+        log_prob: Tensor,
+        fields: LossFields,
+        counts: GlobalBatchInfo,
+        *,
+        updates: int,
+        has_old_log_probs: bool,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Measures, in a step's first update, how far log-probs are from those before it.
 
-def compare_with_old(
-    log_prob: Tensor, fields: LossFields, counts: GlobalBatchInfo, updates: int
-) -> dict[str, Tensor]:
-    """Measures how far log-probs of a step's first update are from those computed before it.
+        The policy is still the one that sampled, so that what differs is numerics: from the
+        log-probs computed before the update, or where there are none from the engine's
+        (`measure_mismatch`).
 
-    The policy is still the same, so that what differs is numerics. The first of several `updates`
-    stands for all of them in the mean.
-    """
-    difference = (log_prob.detach() - fields["old_log_probs"]).abs()
-    mean = algos.agg_loss(difference, fields["response_mask"], "token-mean", **counts)
-    return {"actor/first_update_diff": mean * updates / world_size()}
-
-
-def compare_with_engine(
-    log_prob: Tensor, fields: LossFields, counts: GlobalBatchInfo, updates: int
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Measures how far log-probs of a step's first update are from the engine's.
-
-    See `measure_mismatch`.
-
-    Returns: shares of means, of which the first of several `updates` stands for all; and maxima.
-    """
-    shares, maxima = measure_mismatch(
-        log_prob.detach(),
-        fields["rollout_log_probs"],
-        fields["response_mask"],
-        batch_num_tokens=counts["batch_num_tokens"],
-        turn_ids=fields.get("turn_ids"),
-    )
-    return {name: share * updates for name, share in shares.items()}, maxima
+        Args:
+            updates: of the step, all of which this one stands for in the means; 0 in later ones.
+        Returns: shares of means; and maxima.
+        """
+        if updates and has_old_log_probs and not self.correction.bypass_mode:
+            difference = (log_prob.detach() - fields["old_log_probs"]).abs()
+            mean = algos.agg_loss(difference, fields["response_mask"], "token-mean", **counts)
+            return {"actor/first_update_diff": mean * updates / world_size()}, {}
+        if not updates or "rollout_log_probs" not in fields:
+            return {}, {}
+        shares, maxima = measure_mismatch(
+            log_prob.detach(),
+            fields["rollout_log_probs"],
+            fields["response_mask"],
+            batch_num_tokens=counts["batch_num_tokens"],
+            turn_ids=fields.get("turn_ids"),
+        )
+        return {name: share * updates for name, share in shares.items()}, maxima
 
 
 def token_share(mask: Tensor, counts: GlobalBatchInfo) -> Tensor:

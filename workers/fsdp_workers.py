@@ -1,10 +1,11 @@
-"""The workers: what a rank holds of policy, reference, engine and critic, and what it receives.
+"""The workers: what a rank holds of policy, reference and engine, and what it receives and sends.
 
-Each composes models, their optimisers, a rollout engine and checkpoints into the calls of its
-roles. A registered method takes and returns a DataProto or plain values, so that a worker can live
-in the driver's process or elsewhere; `reads` names the fields that it is sent, which for updates
-follow from workers/model/loss_fields.py. Invariant: the config never changes here; how a batch is
-cut for updates follows from it (`BatchPlan`).
+The critic's stands in critic_worker.py, the reward model's in reward_model_worker.py. Each composes
+models, their optimisers, a rollout engine and checkpoints into the calls of its roles. A registered
+method takes and returns a DataProto or plain values, so that a worker can live in the driver's
+process or elsewhere; `reads` names the fields that it is sent, which for updates follow from
+workers/model/loss_fields.py. Invariant: the config never changes here; how a batch is cut for
+updates follows from it (`BatchPlan`).
 """
 
 import logging
@@ -21,8 +22,8 @@ from custom.agent import AgentSpec
 from data.protocol import DataProto
 from data.turn_tokens import encode_chat
 from training.config import ActorRolloutRefConfig, BatchPlan, FSDPConfig, PPOConfig
+from workers.critic_worker import CriticWorker as CriticWorker
 from workers.dp_actor import DataParallelPPOActor
-from workers.dp_critic import DataParallelPPOCritic
 from workers.model.builder import ModelSpec, require_same_vocabulary, torch_dtype
 from workers.model.forward_settings import ForwardSettings, forward_settings
 from workers.model.lora import adapter_export, without_adapters
@@ -30,10 +31,9 @@ from workers.model.loss_fields import (
     FORWARD_FIELDS,
     POLICY_AND_VALUE_UPDATE_FIELDS,
     POLICY_UPDATE_FIELDS,
-    VALUE_UPDATE_FIELDS,
 )
 from workers.model.packing_check import check_forward
-from workers.model.policy_model import PolicyModel, PolicyValueModel, ValueModel
+from workers.model.policy_model import PolicyModel, PolicyValueModel
 from workers.multi_turn_rollout import AgentRollout, by_group
 from workers.ranks import distributed
 from workers.ranks.worker_group import Dispatch, register
@@ -387,43 +387,3 @@ class ActorRolloutRefWorker(TrainingWorker):
     def finish_update(self) -> Metrics:
         """Makes the step that `add_groups` prepared, and one of the schedule; returns metrics."""
         return self._update("actor", partial(self.actor.finish_update, "actor"))
-
-
-class CriticWorker(TrainingWorker):
-    """Holds the value model and its optimiser."""
-
-    @register(Dispatch.ONE_TO_ALL)
-    def init_model(self, total_training_steps: int, plan: BatchPlan) -> None:
-        """Loads the model.
-
-        The schedule runs over `total_training_steps` calls of `update_critic`.
-        """
-        distributed.start_worker(self.device, deterministic=self.config.trainer.deterministic)
-        self.plan = plan.critic
-        section = self.config.resolved_critic
-        spec = ModelSpec(section.model, str(section.model.path), self.device)
-        module = spec.value_model()
-        settings = forward_settings(
-            section.model,
-            section.use_prefix_grouper,
-            module,
-            self.device,
-            ranks=self.ranks_per_sequence(),
-        )
-        model = ValueModel(module)
-        distributed.shard_model(model, section.fsdp_config, settings.dtype, self.device)
-        self._make_trainable(model, module, section, total_training_steps)
-        self.critic = DataParallelPPOCritic(section, model, self.optimizer, forward=settings)
-
-    @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
-    def compute_values(self, data: DataProto) -> DataProto:
-        """Computes `values`, (B, response_len)."""
-        with self._on_device():
-            return DataProto.from_dict(tensors={"values": self.critic.compute_values(data)})
-
-    @register(
-        Dispatch.DP_COMPUTE_PROTO, reads=VALUE_UPDATE_FIELDS, ranks_per_chunk="ranks_per_sequence"
-    )
-    def update_critic(self, data: DataProto) -> dict[str, float]:
-        """Updates the critic once and makes one step of the schedule; returns metrics."""
-        return self._update("critic", partial(self.critic.update_critic, data, self.plan))

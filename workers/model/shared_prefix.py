@@ -227,7 +227,7 @@ def _cut_evenly(
         added = length - row.shared
         too_large = run_size(run.tokens + added, run.keys + length) > most_tokens
         full = too_large or len(run.rows) == most_rows
-        # A row that is the one before it once more costs nothing where that is.
+        # A row that repeats the one before it adds no token, and stays with it.
         has_its_share = added > 0 and run.size >= whole.size / parts
         if run.rows and (full or has_its_share):
             run = Run()
