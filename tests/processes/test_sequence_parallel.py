@@ -1,4 +1,4 @@
-"""A sequence-parallel group (Ulysses) against one process: the same log-probs, values, updates and metrics (fp32)."""
+"""A sequence-parallel group (Ulysses) against one process: the same numbers (fp32)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LAYOUTS_OF_RANKS = [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
 
 
 def run_rank(folder: str, rank: int, world: int, shared: int, port: int) -> None:
-    """Computes all that is compared, on this rank's rows; one process runs padded rows, without our attention."""
+    """Computes all that is compared, on this rank's rows; one process runs padded rows."""
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),

@@ -188,7 +188,8 @@ def test_attention_of_segments_is_written_out_softmax_along_each_path() -> None:
         torch.randn(1, 2, total, 8),
         torch.randn(1, 2, total, 8),
     )
-    # A prompt of three tokens, two answers to it, a row alone, and one that goes on behind the first answer.
+    # A prompt of three tokens, two answers to it, a row alone, and one that goes on behind the
+    # first answer.
     paths = [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4, 5], [6], [0, 1, 2, 3, 7, 8]]
     lengths = (3, 1, 2, 1, 2)
     sequences = Sequences.of(lengths, [torch.tensor(path) for path in paths])

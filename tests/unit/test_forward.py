@@ -1,4 +1,4 @@
-"""The forward pass against the plain one: the same log-probs, entropies, values and gradients for every layout."""
+"""The forward pass against the plain one: the same numbers and gradients for every layout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lm(tiny_task: Path) -> nn.Module:
 
 
 def make_batch(seed: int = 0, pad_prompt: int = 0, pad_response: int = 0) -> DataProto:
-    """Makes groups of four, two and one rows; responses of any length, one empty, one with masked tokens inside."""
+    """Makes groups of four, two and one rows; a response is empty, one has masked tokens inside."""
     generator = torch.Generator().manual_seed(seed)
     groups, prompt_lengths = [0, 0, 0, 0, 1, 1, 2], [4, 6, 2]
     response_lengths = [5, 1, 0, 3, 2, 5, 4]
@@ -214,7 +214,8 @@ def test_chunked_head_gives_the_same_log_probs_and_gradient(lm, monkeypatch) -> 
 
 def test_what_rows_begin_with_is_computed_once() -> None:
     data = make_batch()
-    # Row 6 is what a template leaves of row 5's episode: its prompt, its first token, and then other ones.
+    # Row 6 is what a template leaves of row 5's episode: its prompt, its first token, and then
+    # other ones.
     data.batch["prompts"][6], data.batch["attention_mask"][6, :PROMPT] = data.batch["prompts"][5], 1
     data.batch["responses"][6, 0] = data.batch["responses"][5, 0]
     tokens = {}

@@ -1,4 +1,4 @@
-"""LoRA: what trains, what engines and folders get of it, and the reference that is the policy without its adapters."""
+"""LoRA: what trains, what engines and folders get of it, and the policy without its adapters."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_an_update_changes_the_adapters_and_nothing_else(tiny_task: Path, values
 
 
 def test_the_gradient_is_the_whole_models_by_the_chain_rule(tiny_task: Path) -> None:
-    """W = V + s B A, so that dB = s dW A^T and dA = s B^T dW, with dW of a whole model that has the merged weights."""
+    """W = V + s B A: dB = s dW A^T and dA = s B^T dW, with dW of a model of merged weights."""
     policy, data = Policy(tiny_task / "model", lora_alpha=8), make_update()
     perturb_adapters(policy.lm)
     whole = base(tiny_task / "model")

@@ -1,7 +1,8 @@
 """Runs updates and passes on the meta device up to where the host reads a result.
 
-A tensor of that device has no numbers. What asks for one in between, as `item`, `bool` or a mask as an index do, would
-make a GPU's host wait for every micro-batch or chunk, and a tensor left on the CPU would be copied each time, or fail.
+A tensor of that device has no numbers. What asks for one in between, as `item`, `bool` or a mask as
+an index do, would make a GPU's host wait for every micro-batch or chunk, and a tensor left on the
+CPU would be copied each time, or fail.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SMALL = {"ppo_max_token_len_per_gpu": 24, "grad_clip": 1.0}
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses what computes with tensors of both devices; copies from one to the other are meant."""
+    """Refuses what computes with tensors of both devices, but copies between them."""
 
     COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 

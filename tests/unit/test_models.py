@@ -1,4 +1,4 @@
-"""Kinds of models: windows, other attention, scaled and capped logits; each has its own forward pass's log-probs."""
+"""Kinds of models: windows, other attention, scaled and capped logits; each has its log-probs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One model for policy and values: its gradient, its layouts, what leaves it, and updates written by hand."""
+"""One model for policy and values: its gradient, layouts, what leaves it, updates by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shared(tiny_task: Path) -> PolicyValueModel:
 
 
 def plain_values(model: PolicyValueModel, data: DataProto) -> Tensor:
-    """Reads values by their definition: of the state before each token, row by row, without padding."""
+    """Reads values by their definition, of the state before each token, row by row."""
     width = data.batch["prompts"].shape[1]
     values = torch.zeros(data.batch["responses"].shape)
     for row in range(len(data)):

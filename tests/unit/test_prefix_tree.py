@@ -1,4 +1,4 @@
-"""Tests what rows share: every token computed once, each row attending to itself, within the limits."""
+"""What rows share: every token computed once, each row attending to itself, within limits."""
 
 from __future__ import annotations
 
