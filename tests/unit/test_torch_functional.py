@@ -13,8 +13,9 @@ from torch._inductor import config as inductor_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from training.batch import torch_functional as batch
+import training.batch
 from training.batch import head as head_module
+from training.batch import torch_functional as batch
 from training.batch.torch_functional import LogitForm, compiled_on, head_log_probs
 
 
@@ -210,7 +211,7 @@ def test_wsd_schedule_warms_up_from_its_floor_and_ends_there():
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(batch.__path__)])
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(training.batch.__path__)])
 def test_no_file_of_the_package_imports_transformers_when_it_is_imported(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     runpy.run_module(f"training.batch.{name}")
