@@ -64,15 +64,7 @@ def process_validation_metrics(
         ValueError: a variable does not have one entry per sample.
     """
     num_samples = len(data_sources)
-    wrong = {}
-    for name, values in infos_dict.items():
-        if len(values) != num_samples:
-            wrong[name] = len(values)
-    if wrong:
-        raise ValueError(
-            f"infos_dict has variables whose number of entries is not {num_samples}, that of the "
-            f"samples: {wrong}. Put None where a sample has no value"
-        )
+    _require_one_entry_each(infos_dict, num_samples)
     # Prompts of a source with the same number of samples make one array.
     prompts_of_shape: dict[tuple[str, int], list[list[int]]] = defaultdict(list)
     rows_of_source: dict[str, list[int]] = defaultdict(list)
@@ -80,22 +72,29 @@ def process_validation_metrics(
     for (source, _), rows in prompts.items():
         prompts_of_shape[source, len(rows)].append(rows)
         rows_of_source[source] += rows
-    numbers = {}
-    for name, values in infos_dict.items():
-        numbers[name] = np.array([_as_number(value) for value in values])
     preds: Sequence[Any] = infos_dict.get("pred", [None] * num_samples)
     result: NestedMetrics = defaultdict(lambda: defaultdict(dict))
     for (source, n), prompt_rows in prompts_of_shape.items():
         votes = [[str(preds[row]) for row in rows] for rows in prompt_rows]
         has_votes = n > 1 and any(preds[row] is not None for row in rows_of_source[source])
-        for name, values in numbers.items():
-            if any(value is None for value in values[rows_of_source[source]]):
+        for name, values in infos_dict.items():
+            numbers = np.array([_as_number(value) for value in values])
+            if any(number is None for number in numbers[rows_of_source[source]]):
                 continue
-            samples = values[np.array(prompt_rows)].astype(np.float64)  # (prompts, N)
+            samples = numbers[np.array(prompt_rows)].astype(np.float64)  # (prompts, N)
             result[source][name].update(_sample_metrics(samples))
             if has_votes:
                 result[source][name].update(_majority_metrics(samples, votes, seed))
     return {source: dict(variables) for source, variables in result.items()}
+
+
+def _require_one_entry_each(infos: Mapping[str, Sequence[Any]], num_samples: int) -> None:
+    wrong = {name: len(values) for name, values in infos.items() if len(values) != num_samples}
+    if wrong:
+        raise ValueError(
+            f"infos_dict has variables whose number of entries is not {num_samples}, that of the "
+            f"samples: {wrong}. Put None where a sample has no value"
+        )
 
 
 def _as_number(value: Any) -> float | None:
