@@ -124,6 +124,6 @@ def test_what_is_gone_is_not_shown(tmp_path: Path) -> None:
 
     watch, thing = Watch(), Thing()
     watch.show(lambda thing: "there", thing)
-    assert watch._shown is not None and watch._shown[1]() is thing
+    assert watch._shown is not None and watch._shown() is thing
     del thing
-    assert watch._shown[1]() is None
+    assert watch._shown() is None
