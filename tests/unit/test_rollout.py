@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from data.protocol import FIELDS, DataProto
 from tests.sglang_server import Model, serving
 from training.config import ModelConfig, RolloutConfig
-from workers.hf_rollout import HFRollout, sample_tokens
+from workers.hf_rollout import sample_tokens
 from workers.model.builder import ModelSpec
 from workers.ranks.distributed import expandable_segments
-from workers.rollout.base import BaseRollout, Batch, TurnLoop
+from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Sampling
+from workers.rollout.engine_registry import load_engine_class
 from workers.rollout.episode import Episode, Row, TurnLimits
+from workers.rollout.turn_loop import Batch, TurnLoop
 from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 RESPONSE = 8
@@ -35,16 +37,9 @@ PROMPTS = ["above 3 below 8", "above 0 below 3", "above 5 below 11"]
 
 
 def build_engine(name: str, spec: ModelSpec, config: RolloutConfig = CONFIG) -> BaseRollout:
-    if name == "hf":
-        return HFRollout(config, spec)
-    if name == "sglang":
-        from workers.sglang_rollout import SGLangRollout
-
-        return SGLangRollout(config, spec)
-    pytest.importorskip("vllm")
-    from workers.vllm_rollout_spmd import vLLMRollout
-
-    return vLLMRollout(config, spec)
+    if name == "vllm":
+        pytest.importorskip("vllm")
+    return load_engine_class(name)(config, spec)  # type: ignore[call-arg, arg-type]
 
 
 def model_spec(path: Path, device: str | torch.device = "cpu") -> ModelSpec:
@@ -320,7 +315,7 @@ def test_prefixes_are_not_kept_where_requests_still_run(engine) -> None:
     rollout.step()
     with pytest.raises(RuntimeError, match=r"requests run; .* \['7', '8'\]"):
         rollout.begin()
-    while rollout.asked:
+    while rollout.max_tokens_of:
         rollout.step()
     rollout.begin()
 

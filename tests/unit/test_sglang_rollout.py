@@ -58,7 +58,7 @@ def asking(spec: ModelSpec, url: str, **own: Any) -> SGLangRollout:
 
 def finished(rollout: SGLangRollout) -> dict[str, Completion]:
     found: dict[str, Completion] = {}
-    while rollout.asked:
+    while rollout.running:
         found |= {completion.request_id: completion for completion in rollout.step()}
     return found
 
@@ -153,7 +153,7 @@ def test_a_batch_begins_without_what_one_before_left_behind(spec, model, server)
     assert asked == model.aborted and len(asked) == 2
     assert model.busy < 0, "the cache was dropped once nothing ran"
     assert (
-        not rollout.asked
+        not rollout.running
         and worst_difference(rollout, spec.causal_lm(trainable=True), spec, 1.0) < 1e-4
     )
 

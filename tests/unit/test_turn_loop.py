@@ -28,10 +28,11 @@ from training.config import (
     EnvironmentChoice,
     PPOConfig,
 )
-from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
-from workers.rollout.base import BaseRollout, turn_seed
+from workers.multi_turn_rollout import AgentRollout, agent_specs
+from workers.rollout.base_rollout import BaseRollout, turn_seed
 from workers.rollout.engine import Sampling
 from workers.rollout.episode import Episode
+from workers.rollout.episode_descriptions import describe_episodes
 from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 WORDS = [
