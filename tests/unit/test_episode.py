@@ -1,4 +1,6 @@
-"""An episode as a coroutine, answered by hand: what it asks for in which order, and what it makes of the answers."""
+"""An episode as a coroutine, answered by hand: what it asks for in which order, and what becomes
+of the answers.
+"""
 
 from __future__ import annotations
 

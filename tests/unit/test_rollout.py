@@ -1,5 +1,5 @@
-"""The engines, SGLang's over HTTP: log-probs of what was sampled, seeds, stop reasons, masks, and weights that are
-really replaced.
+"""The engines, SGLang's over HTTP: log-probs of what was sampled, seeds, stop reasons, masks, and
+weights that are really replaced.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ENGINES = [
 def engine(
     request, tiny_task: Path, tied_model: Path
 ) -> Iterator[tuple[BaseRollout, nn.Module, ModelSpec]]:
-    """Yields an engine, and a policy whose weights it has after one update away from the folder's."""
+    """Yields an engine, and a policy whose weights it has: one update away from the folder's."""
     name, tying = request.param
     # A machine for gpu-check may lack both.
     if package := {"vllm": "vllm", "sglang": "httpx"}.get(name):
@@ -132,7 +132,7 @@ def test_log_probs_agree_with_the_policy_after_every_update(engine, temperature)
 
 
 def test_log_probs_disagree_when_one_tensor_is_kept_back(engine) -> None:
-    """Shows what the agreement test is worth: weights that miss one tensor's update are seen at once."""
+    """Shows what the agreement test is worth: a tensor that misses an update is seen at once."""
     rollout, lm, spec = engine
     old = {name: tensor.clone() for name, tensor in iter_weights(lm, torch.float32)}
     perturb(lm, seed=3)

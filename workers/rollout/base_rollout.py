@@ -72,9 +72,9 @@ class BaseRollout(Engine):
         place), so that the same call gives the same completions.
         """
         sampling = sampling or self.sampling({})
-        self.calls += 1
-        # The call's number keeps apart what an earlier call, which was interrupted, left behind.
+        # The number keeps apart what an earlier call, which was interrupted, left behind.
         request_ids = [f"{self.calls}.{place}" for place in range(len(inputs))]
+        self.calls += 1
         for place, prompt_ids in enumerate(inputs):
             room = self.max_model_len - len(prompt_ids)
             request = replace(
