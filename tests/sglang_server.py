@@ -1,4 +1,4 @@
-"""What SGLang promises, over a real tiny model: its HTTP interface, and `sglang.Engine`'s signatures.
+"""What SGLang promises, over a real tiny model: its HTTP interface, and its engine's signatures.
 
 The interface stands on a real socket. Weights are unpickled by the same rule as SGLang's own
 unpickler has: only what torch and the standard library name.

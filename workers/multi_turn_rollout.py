@@ -104,19 +104,16 @@ class AgentRollout:
     def batch_of(self, described: DataProto) -> Batch:
         """Makes the described episodes, for the loop."""
         columns = described.non_tensor_batch
-        tasks = (
-            columns["task"].tolist() if "task" in columns else [{} for _ in range(len(described))]
-        )
         episodes = []
-        for group, sample, spec, seed, task in zip(
-            columns["group_index"].tolist(),
-            columns["sample_index"].tolist(),
-            columns["agent_index"].tolist(),
-            columns["env_seed"].tolist(),
-            tasks,
-            strict=True,
-        ):
-            episode = Episode(group=group, sample=sample, spec=spec, seed=seed, task=task)
+        for i in range(len(described)):
+            episode = Episode(
+                group=int(columns["group_index"][i]),
+                sample=int(columns["sample_index"][i]),
+                spec=int(columns["agent_index"][i]),
+                seed=int(columns["env_seed"][i]),
+            )
+            if "task" in columns:
+                episode.task = columns["task"][i]
             episodes.append(episode)
         self.loop.lockstep = bool(described.meta_info.get("seeded"))
         sampler = self.engine.sampler(described.meta_info)
@@ -143,21 +140,22 @@ class AgentRollout:
             `episode_facts` (a dict in each episode's first row, None in others).
         """
         facts = self._apply_failure_policy(episodes)
-        rows = training_rows(episodes)
-        batch = self.engine.build_batch(
-            [each.row for each in rows], self.config.data.max_prompt_length
-        )
-        rewards = reward_matrix([each.row for each in rows], self.engine.response_length)
+        training_rows = list_training_rows(episodes)
+        rows = [each.row for each in training_rows]
+        batch = self.engine.build_batch(rows, self.config.data.max_prompt_length)
+        rewards = reward_matrix(rows, self.engine.response_length)
         batch.batch["environment_rewards"] = torch.from_numpy(rewards)  # (B, R)
-        descriptions = np.array([each.description for each in rows], dtype=np.int64)  # (B,)
+        descriptions = np.array(
+            [each.description for each in training_rows], dtype=np.int64
+        )  # (B,)
         columns = {
             name: values[descriptions] for name, values in described.non_tensor_batch.items()
         }
-        columns["anchors"] = object_array([each.episode.anchors for each in rows])
-        columns["ending"] = object_array([each.episode.ending for each in rows])
-        columns["episode_row"] = np.array([each.number for each in rows], dtype=np.int64)
+        columns["anchors"] = object_array([each.episode.anchors for each in training_rows])
+        columns["ending"] = object_array([each.episode.ending for each in training_rows])
+        columns["episode_row"] = np.array([each.number for each in training_rows], dtype=np.int64)
         columns["episode_facts"] = object_array(
-            [facts[each.description] if each.number == 0 else None for each in rows]
+            [facts[each.description] if each.number == 0 else None for each in training_rows]
         )
         return replace(batch, non_tensor_batch=columns, meta_info=dict(described.meta_info))
 
@@ -182,7 +180,7 @@ class AgentRollout:
             self.pool.shutdown()
 
 
-def training_rows(episodes: Sequence[Episode]) -> list[TrainingRow]:
+def list_training_rows(episodes: Sequence[Episode]) -> list[TrainingRow]:
     """Lists the rows of all episodes, in order."""
     rows = []
     for description, episode in enumerate(episodes):
