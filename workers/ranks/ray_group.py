@@ -98,7 +98,7 @@ class RayWorkerGroup:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._methods:
             raise AttributeError(f"{self.worker_cls.__name__} has no registered method {name!r}")
-        calls = {
+        calls: dict[Dispatch, Callable[..., Any]] = {
             Dispatch.RANK_ZERO: self._rank_zero,
             Dispatch.ONE_TO_ALL: self._one_to_all,
             Dispatch.ALL_TO_ALL: self._all_to_all,

@@ -1,4 +1,4 @@
-"""The channel that carries weights from the policy's first rank to engines with ranks of their own."""
+"""The channel that carries weights from the policy to engines with ranks of their own."""
 
 from collections.abc import Iterator
 from datetime import timedelta
