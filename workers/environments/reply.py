@@ -92,9 +92,11 @@ def tool_calls(info: Mapping[str, Any]) -> list[dict[str, Any]]:
     calls = info.get("tool_calls")
     if not isinstance(calls, list | tuple):
         return []
-    return [
-        {name: call[name] for name in TOOL_CALL_FIELDS} for call in calls if _is_tool_call(call)
-    ]
+    records = []
+    for call in calls:
+        if _is_tool_call(call):
+            records.append({name: call[name] for name in TOOL_CALL_FIELDS})
+    return records
 
 
 def _is_tool_call(call: Any) -> bool:
