@@ -13,8 +13,8 @@ import psutil
 from data.watch import STALLED, WAKE, Watch, watching
 from tests.conftest import PROJECT
 from workers.environments.env_server import StepReply
-from workers.rollout.base import Batch, TurnLoop
-from workers.rollout.episode import Episode, Row, Turn, unfinished
+from workers.rollout.episode import Episode, Row, Turn
+from workers.rollout.turn_loop import Batch, RunningEpisode, TurnLoop, describe_unfinished
 
 BEGIN = """
 import re, subprocess, sys, threading, time
@@ -108,11 +108,14 @@ def test_what_is_shown_is_the_oldest_episode_and_the_queue() -> None:
     episodes = [Episode(group=0, sample=k, rows=[Row(prompt_ids=[1, 2])]) for k in range(3)]
     batch = Batch(episodes, None, [])  # type: ignore[arg-type]
     batch.waiting.append((episodes[2], 2))
-    loop.batches, loop.started = [batch], {0: 1.0, 1: 0.5}
-    loop.plays = {key: (None, episodes[key], batch) for key in range(2)}  # type: ignore[misc]
+    loop.batches = [batch]
+    loop.running = {
+        key: RunningEpisode(None, episodes[key], batch, started_at)  # type: ignore[arg-type]
+        for key, started_at in ((0, 1.0), (1, 0.5))
+    }
     loop.sampling, loop.stepping = {0}, {1}
     episodes[1].turns = [Turn(text="guess 5", finish_reason="stop", reply=StepReply(reward=0.5))]
-    said = unfinished(loop)
+    said = describe_unfinished(loop)
     assert "the engine's queue: 1 turns; tokens by episode: {0: 2}" in said
     assert "the oldest: episode 1 " in said and "guess 5" in said and "reward=0.5" in said
     assert "with environments: episodes [1]" in said and "not begun: 1" in said
