@@ -171,7 +171,7 @@ class DataProto(VerlMethods):
         return 0
 
     def __getitem__(self, item: int | np.integer | slice | RowIndex) -> Any:
-        """Returns a DataProtoItem for an int, else a DataProto: of a slice a view, a copy of others."""
+        """Returns a DataProtoItem for an int, else a DataProto: a view of a slice, or a copy."""
         if isinstance(item, slice):
             return self.slice(item.start, item.stop, item.step)
         if isinstance(item, int | np.integer):

@@ -50,7 +50,7 @@ def test_a_process_that_stands_still_says_where_and_ends_with_what_it_started(
     assert "nothing has moved for 1 s (trainer.stall_timeout_s): step 3, reward" in done.stderr
     assert "rank_0: step 3, reward; 1 s after: a turn was answered" in done.stderr
     written = (tmp_path / "rank_0.txt").read_text()
-    assert "in hanging_reward" in written and "in _stalled" in written
+    assert "in hanging_reward" in written and "in _end_stalled" in written
     assert not psutil.pid_exists(int(done.stdout))
 
 
