@@ -12,7 +12,7 @@ from training.config.section import Section
 
 
 class MicroBatching(Section):
-    """Limits a micro-batch on one rank, by a token budget or by a number of rows: by one of them."""
+    """Limits a micro-batch on one rank: either by a token budget or by a number of rows."""
 
     max_token_len: int | None = None
     micro_batch_size: int | None = None

@@ -77,7 +77,7 @@ def anchored(section: Any) -> Any:
 
 
 @cache
-def field_docs(section_type: type[Section]) -> dict[str, str]:
+def field_docs(section_type: type) -> dict[str, str]:
     """Reads the documentation of a section's fields from its source, by field name.
 
     It is the text after `#:` behind the field, or that of the lines above it, joined to one line.

@@ -27,9 +27,9 @@ ANCHORING = "anchoring"
 
 
 def located(path: str) -> str:
-    """Returns the path itself where it exists, seen from the current folder, else inside the project.
+    """Finds a path from the current folder, else inside the project.
 
-    What is in neither place stays as it is: it may name a model of the hub.
+    What is in neither place is returned as it is: it may name a model of the hub.
     """
     for place in (Path(path).expanduser(), PROJECT_ROOT / path):
         if place.exists():
@@ -48,7 +48,7 @@ def _read_input_path(path: str, info: ValidationInfo) -> str:
 
 
 def _read_tool_name(name: str, info: ValidationInfo) -> str:
-    """Takes a name with a dot for a path; the others are names of tools, as a folder here may be."""
+    """Reads what has a dot as a path; the others are names, which a folder here may have too."""
     if "." not in name:
         return name
     return _read_input_path(name, info)

@@ -43,7 +43,7 @@ BOOLS = {"true": True, "false": False}
 
 
 def parse(text: str, *, as_yaml: bool = False) -> Any:
-    """Returns an override's value: null, lists, mappings and quoted text as in YAML, else plain text."""
+    """Reads an override's value: null, lists, mappings and quoted text as YAML, else plain text."""
     if text in ("null", "~"):
         return None
     if text[:1] == "{":

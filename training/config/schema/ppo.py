@@ -205,5 +205,6 @@ class PPOConfig(Section):
         for name in EnvironmentHome._fields:
             if any(entry[name] is not None for entry in self.env_template):
                 yield (
-                    f"env_template: {name} is one for all environments: set agent.environment.{name}"
+                    f"env_template: {name} is one for all environments: set "
+                    f"agent.environment.{name}"
                 )

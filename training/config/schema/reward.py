@@ -32,7 +32,7 @@ class ScoringModelConfig(Section):
 
 
 class OverlongBufferConfig(Section):
-    """DAPO's penalty of long responses, rising from 0 to penalty_factor over the last `len` tokens."""
+    """DAPO's penalty of long responses, from 0 to penalty_factor over the last `len` tokens."""
 
     enable: bool = False  #: penalise
     len: NonNegativeInt = 0  #: tokens before data.max_response_length in which the penalty rises

@@ -1,4 +1,4 @@
-"""Holds what the updates of policy and critic have in common: batch sizes, sharding, checkpoints."""
+"""Holds what the updates of policy and critic have in common: batches, sharding, checkpoints."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
@@ -64,7 +64,7 @@ class UpdateConfig(Section):
 
     @property
     def micro_batching(self) -> MicroBatching:
-        """Returns how a mini-batch of the update, or the critic's value pass, is cut on one rank."""
+        """Returns how a mini-batch, or the critic's value pass, is cut on one rank."""
         return choose_micro_batching(
             self.use_dynamic_bsz,
             self.ppo_micro_batch_size_per_gpu,
@@ -89,7 +89,7 @@ def update_problems(
 def _mini_batch_problems(
     key: str, model: "ActorConfig | CriticConfig", config: "PPOConfig"
 ) -> Iterator[str]:
-    """Requires that a step is cut into mini-batches, those over ranks, and those into micro-batches."""
+    """Requires that a step divides into mini-batches, those over ranks and into micro-batches."""
     n = config.actor_rollout_ref.rollout.n
     prompts = config.prompts_per_step
     # Where ranks do not divide there is no group of them, which is reported too.
