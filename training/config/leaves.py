@@ -41,7 +41,7 @@ class Leaf:
 
 def leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Leaf]]:
     """Yields (dotted key, Leaf) for every setting of a section, in the order of its fields."""
-    section_type = type(section)
+    section_type: Any = type(section)
     kinds = get_type_hints(section_type, include_extras=True)
     docs = field_docs(section_type)
     for name, value in vars(section).items():
