@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.config.helpers import (
-    ACTOR,
-    ULYSSES,
-    assert_refused,
-    checked,
-)
+from tests.unit.config.helpers import ACTOR, ULYSSES, assert_refused, checked
 
 
 @pytest.mark.parametrize(

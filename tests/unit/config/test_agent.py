@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.config.helpers import (
-    assert_refused,
-    checked,
-    load,
-)
+from tests.unit.config.helpers import assert_refused, checked, load
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.config.helpers import (
-    ACTOR,
-    assert_refused,
-    checked,
-)
+from tests.unit.config.helpers import ACTOR, ROLLOUT, assert_refused, checked
 from training import core_algos
+from training.config.estimator_needs import ESTIMATOR_NEEDS, LOSSES_SUMMED_OVER_TOKENS
 from training.core_algos import group_advantages as registry
 
 
@@ -23,12 +20,44 @@ from training.core_algos import group_advantages as registry
             "algorithm.adv_estimator=on_policy_distillation needs a teacher, "
             "actor_rollout_ref.ref.model.path, or with distillation_task the policy as it began",
         ),
+        (
+            ["algorithm.filter_groups.enable=true", "algorithm.adv_estimator=grpo"],
+            "algorithm.filter_groups.enable=true: a group of actor_rollout_ref.rollout.n=1 never "
+            "differs within itself; raise n",
+        ),
+        (
+            ["algorithm.adv_estimator=grpo_passk"],
+            "algorithm.adv_estimator=grpo_passk compares the two best of a group, and a group of "
+            "actor_rollout_ref.rollout.n=1 has no second: set n above 1",
+        ),
+        (
+            [
+                "algorithm.adv_estimator=on_policy_distillation",
+                "algorithm.distillation_task=grpo_passk",
+            ],
+            "algorithm.distillation_task=grpo_passk compares the two best of a group, and a group "
+            "of actor_rollout_ref.rollout.n=1 has no second: set n above 1",
+        ),
     ],
 )
 def test_an_estimator_that_lacks_something_is_refused(
     overrides: list[str], problem: str, runnable: list[str]
 ) -> None:
     assert_refused(runnable, overrides, problem)
+
+
+def test_groups_of_two_can_be_compared_and_filtered(runnable: list[str]) -> None:
+    passk = ("algorithm.adv_estimator=grpo_passk", f"{ROLLOUT}.n=2")
+    assert checked(runnable, *passk, "algorithm.filter_groups.enable=true") == []
+
+
+def test_names_that_are_taken_without_a_look_are_registered() -> None:
+    """A config with these names is checked without importing torch."""
+    registered = core_algos.POLICY_LOSS_REGISTRY
+    assert registered.keys() >= set(LOSSES_SUMMED_OVER_TOKENS)
+    for name in LOSSES_SUMMED_OVER_TOKENS:
+        assert core_algos.taken(registered[name], {"rollout_is_weights": None}), name
+    assert registry.ADV_ESTIMATOR_REGISTRY.keys() >= ESTIMATOR_NEEDS.keys()
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.config.helpers import (
-    ACTOR,
-    ROLLOUT,
-    assert_refused,
-)
-from training.config import (
-    ActorConfig,
-    MicroBatching,
-    PPOConfig,
-    RefConfig,
-)
+from tests.unit.config.helpers import ACTOR, ROLLOUT, assert_refused
+from training.config import ActorConfig, MicroBatching, PPOConfig, RefConfig
 
 
 @pytest.mark.parametrize(

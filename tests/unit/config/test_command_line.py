@@ -7,21 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.config.helpers import (
-    ACTOR,
-    ROLLOUT,
-    load,
-    problems_of,
-)
-from training.config import (
-    PPOConfig,
-)
-from training.config.loader import (
-    load_config,
-)
-from training.config.section import (
-    leaves,
-)
+from tests.unit.config.helpers import ACTOR, ROLLOUT, load, problems_of
+from training.config import PPOConfig
+from training.config.leaves import leaves
+from training.config.loader import load_config
 
 
 def test_without_arguments_every_value_is_the_default() -> None:

@@ -6,11 +6,7 @@ import importlib.util
 
 import pytest
 
-from tests.unit.config.helpers import (
-    ROLLOUT,
-    assert_refused,
-    checked,
-)
+from tests.unit.config.helpers import ROLLOUT, assert_refused, checked
 
 
 @pytest.mark.parametrize(

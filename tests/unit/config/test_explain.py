@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import transformers
 
 from tests.conftest import PROJECT
-from training.config import (
-    PPOConfig,
-)
-from training.config.loader import (
-    ConfigError,
-    explain,
-    load_config,
-    reference_yaml,
-)
-from training.config.section import (
-    leaves,
-)
+from training.config import PPOConfig
+from training.config.leaves import leaves
+from training.config.loader import ConfigError, explain, load_config, reference_yaml
 
 
 def test_explain_says_where_each_value_came_from(tmp_path: Path) -> None:
@@ -48,6 +41,28 @@ def test_explain_asks_no_hub(
     assert "actor_rollout_ref.model.path=org/name is no folder here: left unchecked" in caplog.text
     with pytest.raises(ConfigError, match="cannot be a hub name"):
         load_config([*hub, "actor_rollout_ref.model.path=./no/such/folder"])
+
+
+IMPORTED = """
+import sys
+from training.config.loader import load_config
+
+load_config(sys.argv[1:])
+print(*sorted({"torch", "tensordict", "transformers"} & sys.modules.keys()))
+"""
+
+
+def test_explaining_a_config_imports_neither_torch_nor_transformers(runnable: list[str]) -> None:
+    model, hf = runnable[0], runnable[3]
+    argv = [model, hf, "agent.environment.name=gymnasium:FrozenLake-v1", "--explain"]
+    run = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *argv],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.splitlines()[-1] == ""
 
 
 def test_the_reference_yaml_is_in_step_and_holds_the_defaults() -> None:

@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.config.helpers import (
-    ROW,
-    assert_refused,
-    checked,
-)
+from tests.unit.config.helpers import ROW, assert_refused, checked
 
 
 @pytest.mark.parametrize(

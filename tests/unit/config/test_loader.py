@@ -10,22 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
-from tests.unit.config.helpers import (
-    ACTOR,
-    ROLLOUT,
-    checked,
-    load,
-    problems_of,
-)
-from training.config import (
-    EnvironmentChoice,
-)
-from training.config.loader import (
-    ConfigError,
-    LoadedConfig,
-    load_config,
-    to_yaml,
-)
+from tests.unit.config.helpers import ACTOR, ROLLOUT, checked, load, problems_of
+from training.config import EnvironmentChoice
+from training.config.loader import ConfigError, LoadedConfig, load_config, to_yaml
 
 
 @pytest.fixture

@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.config.helpers import (
-    ROLLOUT,
-    ULYSSES,
-    assert_refused,
-    checked,
-    load,
-)
+from tests.unit.config.helpers import ROLLOUT, ULYSSES, assert_refused, checked, load
 from training.config.checks import check_config
 from training.config.resources import models
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from tests.unit.config.helpers import (
-    ACTOR,
-    ROLLOUT,
-    load,
-)
-from training.config import (
-    PPOConfig,
-)
+from tests.unit.config.helpers import ACTOR, ROLLOUT, load
+from training.config import PPOConfig
 
 
 def test_the_critic_takes_over_from_the_actor_what_it_leaves_open() -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.config.helpers import (
-    assert_refused,
-    checked,
-)
+from custom.reward_manager import get_reward_manager_cls
+from tests.unit.config.helpers import assert_refused, checked
+from training.config.resources.user_code import MANAGERS_WITHOUT_NEEDS
 
 
 @pytest.mark.parametrize(
@@ -35,6 +34,12 @@ def test_a_reward_that_lacks_something_is_refused(
     overrides: list[str], problem: str, runnable: list[str]
 ) -> None:
     assert_refused(runnable, overrides, problem)
+
+
+def test_managers_that_are_taken_without_a_look_are_there_and_need_nothing() -> None:
+    """A config with these names is checked without importing torch."""
+    for name in MANAGERS_WITHOUT_NEEDS:
+        assert not hasattr(get_reward_manager_cls(name), "check_config")
 
 
 SCORE = """

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.config.helpers import (
-    ROLLOUT,
-    assert_refused,
-)
+from tests.unit.config.helpers import ROLLOUT, assert_refused
 
 
 @pytest.mark.parametrize(

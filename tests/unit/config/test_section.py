@@ -14,34 +14,52 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
 from tests.conftest import PROJECT
-from tests.unit.config.helpers import (
-    ACTOR,
-    load,
-    problems_of,
-)
-from training.config import (
-    AgentConfig,
-    EnvironmentChoice,
-    PPOConfig,
-)
-from training.config.section import (
-    InputPath,
-    Leaf,
-    OutputPath,
-    Section,
-    ToolName,
-    anchored,
-    as_text,
-    build,
-    field_docs,
-    leaves,
-)
+from tests.unit.config.helpers import ACTOR, load, problems_of
+from training.config import AgentConfig, EnvironmentChoice, PPOConfig
+from training.config.leaves import Leaf, anchored, build, field_docs, leaves
+from training.config.section import InputPath, OutputPath, Section, ToolName
+from training.config.values import as_text
 from workers.vllm_rollout_spmd import ALIKE
 
 
 def test_every_field_is_documented() -> None:
     assert [key for key, leaf in leaves(PPOConfig()) if not leaf.doc] == []
     assert field_docs(PPOConfig).keys() == {"custom_algorithm", "env_template"}
+
+
+class Documented(Section):
+    """A section whose fields are documented in every way there is."""
+
+    behind: int = 1  #: the text behind
+    #: the text above,
+    #: which goes on
+    above: int = 2
+    # Only a remark.
+    no_doc: int = 3
+    in_brackets: tuple[int, ...] = (
+        1,
+        2,
+    )  #: the text behind a bracket
+
+
+class DocumentedAgain(Documented):
+    """A section that documents an inherited field anew."""
+
+    behind: int = 1  #: another text
+
+
+def test_documentation_stands_behind_a_field_or_on_the_lines_above_it() -> None:
+    docs = {
+        "behind": "the text behind",
+        "above": "the text above, which goes on",
+        "in_brackets": "the text behind a bracket",
+    }
+    assert field_docs(Documented) == docs
+    assert field_docs(DocumentedAgain) == docs | {"behind": "another text"}
+
+
+def test_a_field_without_documentation_is_a_setting_all_the_same() -> None:
+    assert dict(leaves(Documented()))["no_doc"] == Leaf(kind=int, value=3, doc="")
 
 
 def test_a_section_is_built_again_from_its_table() -> None:
@@ -68,8 +86,6 @@ def around(bound: Any, step: float) -> tuple[list[Any], list[Any]]:
 
 
 PATHS = (InputPath, OutputPath, ToolName)
-
-
 BOUNDS = [
     (key, leaf, bound)
     for key, leaf in leaves(PPOConfig())
@@ -151,8 +167,7 @@ def sections_of(section: Any) -> list[type]:
 
 
 def test_every_config_field_has_a_reader() -> None:
-    """Counts a field, or a property that derives something from fields, as read by "
-    "`something.name` in the code."""
+    """Counts a field, or a property that derives from fields, as read by `something.name`."""
     folders = ("data", "training", "workers", "custom", "examples")
     files = [
         PROJECT / "main.py",

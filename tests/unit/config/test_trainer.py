@@ -7,12 +7,7 @@ import importlib.util
 import pytest
 import torch
 
-from tests.unit.config.helpers import (
-    ACTOR,
-    assert_refused,
-    checked,
-    load,
-)
+from tests.unit.config.helpers import ACTOR, assert_refused, checked, load
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.config.helpers import (
-    assert_refused,
-    checked,
-)
+from tests.unit.config.helpers import assert_refused, checked
 
 
 @pytest.mark.parametrize(

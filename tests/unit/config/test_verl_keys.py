@@ -7,21 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
-from tests.unit.config.helpers import (
-    ACTOR,
-    ROLLOUT,
-    checked,
-    load,
-    problems_of,
-)
-from training.config import (
-    MicroBatching,
-    PPOConfig,
-)
-from training.config.loader import (
-    ConfigError,
-    load_config,
-)
+from tests.unit.config.helpers import ACTOR, ROLLOUT, checked, load, problems_of
+from training.config import MicroBatching, PPOConfig
+from training.config.loader import ConfigError, load_config
 
 
 @pytest.mark.parametrize(
