@@ -8,7 +8,7 @@ import pytest
 
 from custom.reward_manager import get_reward_manager_cls
 from tests.unit.config.helpers import assert_refused, checked
-from training.config.resources.user_code import MANAGERS_WITHOUT_NEEDS
+from training.config.resources.rewards import MANAGERS_WITHOUT_NEEDS
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ class AlgorithmConfig(Section):
     custom_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what the estimator lacks; whether there is one of that name is in user_code.py."""
+        """Yields what the estimator lacks; resources/algorithms.py looks whether there is one."""
         policy = config.actor_rollout_ref
         if "values" in config.estimator_needs and not config.need_values:
             yield (
