@@ -16,8 +16,8 @@ from torch import Tensor
 
 from data.protocol import DataProto
 from data.texts import unknown_name
-from training.batch.torch_functional import masked_mean
-from training.config.algorithm_settings import RolloutCorrectionConfig
+from training.batch.masked_ops import masked_mean
+from training.config import RolloutCorrectionConfig
 from training.rollout_mismatch import SAFETY_BOUND, Metrics, compute_offpolicy_metrics
 
 # SHIM: their old path.

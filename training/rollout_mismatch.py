@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from data.containers import row_blocks
-from training.batch.torch_functional import at_least_float32, masked_mean
+from data.array_ops import row_blocks
+from training.batch.masked_ops import at_least_float32, masked_mean
 
 Metrics = dict[str, float]
 # Bound of a log-ratio before its exponential.

@@ -11,7 +11,7 @@ import torch
 
 from scripts import bias_table as bias
 from training import core_algos
-from training.config.algorithm_settings import RolloutCorrectionConfig
+from training.config import RolloutCorrectionConfig
 
 SMALL = bias.Groups.every(bias.setting(0).sampler, size=2)
 UNBIASED = ("rloo", "remax", "rae", "turn_return", "turn_gae unwhitened")

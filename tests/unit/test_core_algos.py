@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.texts import warn_once
 from training import core_algos as algos
-from training.batch.torch_functional import masked_whiten
+from training.batch.masked_ops import masked_whiten
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from training import core_algos as algos
-from training.config.algorithm_settings import PolicyLossChoice, RolloutCorrectionConfig
+from training.config import PolicyLossChoice, RolloutCorrectionConfig
 
 MASK = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]])
 GLOBAL = {"batch_num_tokens": 9, "global_batch_size": 4}

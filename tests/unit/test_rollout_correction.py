@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data.protocol import DataProto
-from training.config.algorithm_settings import RolloutCorrectionConfig
+from training.config import RolloutCorrectionConfig
 from training.rollout_correction import (
     apply_correction,
     compute_rollout_correction_and_rejection_mask,

@@ -69,7 +69,6 @@ from training.core_algos.registry import (
     ADV_ESTIMATOR_REGISTRY,
     ESTIMATOR_NEEDS,
     ESTIMATOR_SPANS,
-    OFFERED,
     POLICY_LOSS_REGISTRY,
     AdvantageEstimator,
     Advantages,

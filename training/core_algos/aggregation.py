@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from data.texts import unknown_name
-from training.config.algorithm_settings import LossAggMode as LossAggMode
+from training.config import LossAggMode as LossAggMode
 
 LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)
 

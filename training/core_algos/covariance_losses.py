@@ -11,7 +11,7 @@ loss_inputs.py.
 import torch
 from torch import Tensor
 
-from training.batch.torch_functional import masked_mean
+from training.batch.masked_ops import masked_mean
 from training.core_algos.loss_inputs import Loss, LossInputs, policy_loss
 
 

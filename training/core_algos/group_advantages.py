@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.containers import row_sums
+from data.array_ops import row_sums
 from data.texts import registered
-from training.batch.torch_functional import masked_whiten
+from training.batch.masked_ops import masked_whiten
 from training.core_algos.groups import ScoredGroups
 
 # SHIM: the registry's old path.

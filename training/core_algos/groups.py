@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from data.texts import warn_once
-from training.batch.torch_functional import sampled_sums
+from training.batch.masked_ops import sampled_sums
 from training.core_algos.registry import Advantages
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from data.texts import unknown_name
-from training.config.algorithm_settings import KLControlConfig
+from training.config import KLControlConfig
 
 # A log-ratio is clamped to it, because exp(20) is finite in every dtype that a loss is computed in.
 MAX_LOG_RATIO = 20.0

@@ -28,8 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.config import ActorConfig
-from training.config.algorithm_settings import RolloutCorrectionConfig
+from training.config import ActorConfig, RolloutCorrectionConfig
 from training.core_algos.aggregation import GlobalBatchInfo, LossAggMode, agg_loss, token_fraction
 from training.core_algos.kl import MAX_LOG_RATIO
 from training.core_algos.registry import PolicyLossFn, register_policy_loss

@@ -8,7 +8,7 @@ import torch
 
 from data.protocol import DataProto
 from data.texts import registered
-from training.batch.batching import EpisodeRows, real_rows
+from training.batch.episode_rows import EpisodeRows, real_rows
 
 
 def compute_pf_ppo_reweight_data(

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from data.texts import registered, registering
-from training.config.algorithm_settings import ESTIMATOR_NEEDS, OFFERED
-from training.config.algorithm_settings import estimator_needs as estimator_needs
+from training.config.estimator_needs import ESTIMATOR_INPUTS, ESTIMATOR_NEEDS
+from training.config.estimator_needs import estimator_needs as estimator_needs
 
 Advantages = tuple[Tensor, Tensor]
 AdvEstimatorFn = Callable[..., Advantages]
@@ -46,7 +46,7 @@ def register_adv_est(
 
     Args:
         needs: what the estimator reads besides rewards and mask, such as ("values",) or
-            ("index",), of the names in `training.config.algorithm_settings.OFFERED`. Left out,
+            ("index",), of the ESTIMATOR_INPUTS of training/config/estimator_needs.py. Left out,
             they are read from its signature.
         span: what the estimator has to see at once, so that it can be called on a part of a batch
             whose episodes have very different lengths:
@@ -66,7 +66,7 @@ def register_adv_est(
         if span != "batch":
             _check_whitening(key, whitens_batch, "whiten" in parameters)
         registering(ADV_ESTIMATOR_REGISTRY, "advantage estimator", key)(fn)
-        from_signature = tuple(field for field in OFFERED if field in parameters)
+        from_signature = tuple(field for field in ESTIMATOR_INPUTS if field in parameters)
         ESTIMATOR_NEEDS.setdefault(key, needs or from_signature)
         ESTIMATOR_SPANS[key] = span
         ESTIMATOR_WHITENS_BATCH[key] = whitens_batch

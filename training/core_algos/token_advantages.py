@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.containers import row_blocks
-from training.batch.torch_functional import at_least_float32, masked_whiten
+from data.array_ops import row_blocks
+from training.batch.masked_ops import at_least_float32, masked_whiten
 from training.core_algos.registry import Advantages, call_adv_estimator, register_adv_est
 
 # The scan turns blocks of about this many entries time first.

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from training.batch.torch_functional import at_least_float32, masked_whiten
+from training.batch.masked_ops import at_least_float32, masked_whiten
 from training.core_algos.group_advantages import compute_grpo_outcome_advantage
 from training.core_algos.groups import Groups, consecutive_ids
 from training.core_algos.registry import Advantages, register_adv_est

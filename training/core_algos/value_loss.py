@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from training.batch.torch_functional import clip_by_value
+from training.batch.masked_ops import clip_by_value
 from training.core_algos.aggregation import GlobalBatchInfo, LossAggMode, agg_loss, token_fraction
 
 

@@ -10,7 +10,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from training.batch.torch_functional import at_least_float32, entropy_from_logits
+from training.batch.head import entropy_from_logits
+from training.batch.masked_ops import at_least_float32
 from training.core_algos.aggregation import GlobalBatchInfo, LossAggMode, agg_loss
 from training.core_algos.group_advantages import (
     compute_grpo_outcome_advantage,
