@@ -1,4 +1,4 @@
-"""The bias table: zero where theory says unbiased, and the same whether groups are computed at once or one by one."""
+"""Tests the bias table: zero where theory says unbiased, and the same group by group as at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from scripts import bias_table as bias
 from training import core_algos
-from training.config.algorithm_settings import RolloutCorrectionConfig
+from training.config import RolloutCorrectionConfig
 
 SMALL = bias.Groups.every(bias.setting(0).sampler, size=2)
 UNBIASED = ("rloo", "remax", "rae", "turn_return", "turn_gae unwhitened")
@@ -105,25 +105,28 @@ def test_all_groups_at_once_are_each_group_by_itself(
     batch = chosen.tensors()
     expected = torch.zeros(6, 2, dtype=torch.float64)
     config = bias.loss_config(chosen.settings)
+    bypass = loss == "bypass_mode"
     for number, chance in enumerate(some.chances):
-        one = {name: tensor[2 * number : 2 * number + 2] for name, tensor in batch.items()}
+        rows = slice(2 * number, 2 * number + 2)
+        one = {name: tensor[rows] for name, tensor in batch.items()}
         alone = some.only([number])
         advantages = bias.advantages_of(estimator, one, alone)
         leaf = chosen.policies.updated.clone().requires_grad_()
         new = bias.WORLD.log_probs(leaf)[alone.rows]
-        bypass = loss == "bypass_mode"
-        old = one["rollout_log_probs" if bypass else "old_log_probs"]
-        mask = bias.WORLD.mask[alone.rows] if bypass else one["response_mask"]
-        given = (
+        if bypass:
+            old, mask, weights = one["rollout_log_probs"], bias.WORLD.mask[alone.rows], None
+        else:
+            old, mask = one["old_log_probs"], one["response_mask"]
+            weights = one.get("rollout_is_weights")
+        value, _ = core_algos.get_policy_loss_fn(loss)(
             old,
             new,
             advantages,
             mask,
-            mode,
-            config,
-            None if bypass else one.get("rollout_is_weights"),
+            loss_agg_mode=mode,
+            config=config,
+            rollout_is_weights=weights,
         )
-        value, _ = core_algos.get_policy_loss_fn(loss)(*given)
         expected -= chance * torch.autograd.grad(value, leaf)[0]
     torch.testing.assert_close(
         bias.expected_gradient(estimator, loss, mode, chosen), expected, rtol=1e-9, atol=1e-12
