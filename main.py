@@ -1,7 +1,8 @@
-"""Trains: `python main.py CONFIG.yaml key=value ...`; `--explain` shows every value, where it came from, what reads it.
+"""Trains: `python main.py CONFIG.yaml key=value ...`.
 
-`--plan` prints how much memory the run would take, phase by phase, and loads no model. What is wrong before the first
-step ends the run with one line, as lack of memory does; `--debug` shows the traceback.
+`--explain` shows every value, where it came from and what reads it; `--plan` prints how much memory
+the run would take, phase by phase, and loads no model. What is wrong before the first step ends the
+run with one line, as lack of memory does; `--debug` shows the traceback.
 """
 
 import logging
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 
 def run(argv: list[str], signals: process.EndingSignals) -> int:
-    """Reads the config, and explains it, plans its memory or trains; returns the process's exit code."""
+    """Reads the config, then explains it, plans its memory or trains; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     planning = PLAN in argv
@@ -103,7 +104,7 @@ def print_plan(config: PPOConfig) -> None:
 
 
 def run_training(config: PPOConfig, signals: process.EndingSignals, *, debug: bool) -> int:
-    """Trains and prints the report, or in one line why the run ended; returns the process's exit code."""
+    """Trains and prints the report, or why the run ended in one line; returns the exit code."""
     from training.run.alarms import AlarmStop
     from training.run.metric_utils import EnvironmentsFail
 
@@ -166,9 +167,10 @@ def train(config: PPOConfig, signals: process.EndingSignals) -> OSError | None:
 
 
 def in_one_line(error: Exception, config: PPOConfig) -> str | None:
-    """Describes an error in one line, with advice where memory ran out; None for what only a traceback explains.
+    """Describes an error in one line, with advice where memory ran out.
 
-    That is all that comes of a step, where users' own code runs.
+    Returns None for what only a traceback explains: all that comes of a step, where users' own
+    code runs.
     """
     # A rank's error, as Ray hands it on, has its traceback for a text.
     cause = getattr(error, "cause", None) or error
@@ -177,10 +179,11 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
     if isinstance(error, MemoryError) or ran_out_of_memory(text):
         budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
         return (
-            f"{text[:MAX_ERROR_CHARS]}. Memory ran out: "
-            f"lower ppo_max_token_len_per_gpu (the actor's is {budget}), the like of log_prob and critic, "
-            "rollout.gpu_memory_utilization and max_num_seqs; or set model.enable_gradient_checkpointing, "
-            "fsdp_config.param_offload and optimizer_offload to true"
+            f"{text[:MAX_ERROR_CHARS]}. Memory ran out: lower ppo_max_token_len_per_gpu "
+            f"(the actor's is {budget}), the like of log_prob and critic, "
+            "rollout.gpu_memory_utilization and max_num_seqs; or set "
+            "model.enable_gradient_checkpointing, fsdp_config.param_offload and optimizer_offload "
+            "to true"
         )
     frames = traceback.extract_tb(error.__traceback__)
     in_step = any(frame.name == "train_step" for frame in frames)
@@ -195,7 +198,10 @@ def ran_out_of_memory(text: str) -> bool:
 
 
 def print_report(run_dir: Path) -> None:
-    """Prints the run's table and draws its curves; a run that has none, or no room for it, ended well all the same."""
+    """Prints the run's table and draws its curves.
+
+    A run that has none, or no room for it, ended well all the same.
+    """
     from training.run.report import write_report
 
     try:

@@ -1,7 +1,7 @@
-"""Looks names up that a setting chooses from, and makes the error for a name that is not among them.
+"""Looks up names that a setting chooses from, and makes the error for one that is not among them.
 
-Invariant: a registry holds each name once; an unknown name is answered with all allowed ones and the nearest of them.
-Nothing here imports torch, as an environment's process raises such errors too.
+Invariant: a registry holds each name once; the error for an unknown name lists all allowed ones and
+the nearest of them. Nothing here imports torch, as an environment's process raises such errors too.
 """
 
 import difflib
@@ -15,7 +15,13 @@ SAME_WORD = 0.7
 
 
 def did_you_mean(name: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns " Did you mean 'x'?" with the nearest allowed name; "" where none is as near as `cutoff`."""
+    """Returns " Did you mean 'x'?" with the nearest allowed name, "" where none is near enough.
+
+    Args:
+        name: what was given.
+        allowed: the names to choose from.
+        cutoff: the likeness, from 0 to 1, that the nearest must have.
+    """
     nearest = difflib.get_close_matches(name, list(allowed), n=1, cutoff=cutoff)
     if not nearest:
         return ""
@@ -25,8 +31,8 @@ def did_you_mean(name: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
 def same_words(name: str, other: str) -> bool:
     """Checks whether each word of a name is, but for spelling, one of the other's.
 
-    The words of `total_steps` are among those of `total_training_steps`. A name of a single word may also be the whole
-    other name misspelt.
+    The words of `total_steps` are among those of `total_training_steps`. A name of one word may
+    also be the whole other name misspelt.
     """
     words = name.split("_")
     other_words = other.split("_")

@@ -1,7 +1,7 @@
-"""SHIM: texts from texts.yaml for modules that do not hold their own sentences yet, and names that moved.
+"""SHIM: texts of texts.yaml for modules that do not hold their sentences yet; names that moved.
 
-`did_you_mean`, `same_words`, `unknown_name`, `registering` and `registered` stand in data/names.py, `warn_once` in
-data/warn_once.py. Nothing here imports torch, as an environment's process says such texts too.
+`did_you_mean`, `same_words`, `unknown_name`, `registering` and `registered` stand in data/names.py,
+`warn_once` in data/warn_once.py.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,7 @@
 """Finds the row of the bias table that a configuration trains with: the last line of `--explain`.
 
-`scripts/bias_table.py` computes the table and writes it beside itself; an installed package does not have it.
+`scripts/bias_table.py` computes the table and writes it beside itself; an installed package does
+not have it.
 """
 
 import csv
@@ -67,7 +68,7 @@ def _combination(config: PPOConfig, table: dict[Combination, dict[str, str]]) ->
 
 
 def _correction_name(correction: RolloutCorrectionConfig) -> str:
-    """Names the correction as the table does; weights with other limits than the table's are the nearest."""
+    """Names the correction as the table does, where weights have the table's limits or others."""
     if correction.rollout_rs or correction.rollout_token_veto_threshold:
         if correction == SEQUENCE_REJECTION:
             return "sequence rejection"

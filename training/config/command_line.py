@@ -1,6 +1,6 @@
 """Reads the words of a command line: the one YAML file, overrides of keys, and options.
 
-Invariant: nothing here knows which keys there are; what the words mean to the configuration is decided in `layers`.
+Invariant: nothing here knows which keys there are; `layers` decides what the words mean to them.
 """
 
 import re
@@ -11,13 +11,14 @@ from pathlib import Path
 from training.config.section import located
 
 USAGE = """\
-Reads YAML and command line into a PPOConfig: strictly, all errors at once, knowing where each value came from.
-
-    python main.py CONFIG.yaml key=value ...          CONFIG.yaml holds only what differs from the defaults
+    python main.py CONFIG.yaml key=value ...     CONFIG.yaml holds what differs from the defaults
     python main.py --config-path DIR --config-name NAME key=value ...
-    +key=value, ++key=value   the same as key=value          ~key   back to the default
-    --explain   print every value, its source and its reader     -h, --help   print every key with its documentation
-    --plan      print the memory that the run would take, phase by phase; loads no model
+    +key=value, ++key=value   the same as key=value
+    ~key         back to the default
+    --explain    print every value, its source and its reader
+    --plan       print the memory that the run would take, phase by phase; loads no model
+    --debug      show the traceback of an error
+    -h, --help   print every key with its documentation
 
 Later wins: defaults, `extends: other.yaml`, the YAML, the command line.
 """

@@ -1,13 +1,13 @@
-"""Writes what `--explain` prints: every value with its source and its reader, the sizes of a step, and the bias.
+"""Writes what `--explain` prints: every value with its source and its reader, sizes, and the bias.
 
-The reader of a setting is the file whose code reads an attribute of its name, `….entropy_coeff`, from something that is
-called as its section is. It is found in the source when it is asked for, so that it cannot be out of date.
+The reader of a setting is the file whose code reads an attribute of its name, `….entropy_coeff`,
+from something that is called as its section is. It is found in the source whenever it is asked for,
+so that it cannot be out of date.
 """
 
 import ast
 import inspect
 import re
-from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ Reads = dict[str, dict[str, set[str]]]
 
 
 def explain_run(loaded: "LoadedConfig") -> str:
-    """Lists every value, and tells what follows from them: sizes and, where its table is there, the bias.
+    """Lists every value, and what follows from them: sizes and, where its table is there, the bias.
 
     Raises:
         ValueError: batch sizes do not divide.
@@ -61,7 +61,7 @@ def explain(loaded: "LoadedConfig") -> str:
 
 
 def attribute_reads() -> Reads:
-    """Finds by name what reads attributes: in `actor.optim.lr`, `lr` of `optim` and `optim` of `actor`."""
+    """Finds what reads attributes, by their names: `optim.lr` reads `lr` of `optim`."""
     reads: Reads = {}
     for folder in FOLDERS:
         for path in sorted((PROJECT / folder).rglob("*.py")):
@@ -85,9 +85,10 @@ def _name_of(node: ast.expr) -> str:
 def reader(key: str, reads: Reads) -> str:
     """Names the file that reads a setting.
 
-    Of the files that read an attribute of its name, it is one whose owner of the attribute is called most like the
-    setting's sections, and whose own name is, before onlookers. Where there is none, the setting is read by a property
-    of its section, or handed on with all others of it: then it is the section's own file.
+    Of the files that read an attribute of its name, it is the one where the attribute's owner is
+    called most like the setting's sections, and next the file itself; onlookers come last. Where
+    there is none, a property of the section reads the setting, or it is handed on with all others
+    of the section: then its reader is the section's own file.
     """
     sections, _, name = key.rpartition(".")
     section_words = _words(sections or name)
@@ -104,9 +105,10 @@ def reader(key: str, reads: Reads) -> str:
 
 
 def _likeness(owner: str, section_words: set[str]) -> int:
-    """Rates how much the owner of an attribute is called like a section.
+    """Rates how much the owner of an attribute is called like a section; 0: it is something else.
 
-    Of `actor_rollout_ref.actor`, with `actor` in its name: `actor` and `actor_config` 2, `config` 1, `critic` 0.
+    For the section `critic.optim`, `critic_optim` has 3, `optim` and `optim_config` have 2,
+    `config` has 1 and `actor` has 0.
     """
     owner_words = _words(owner) - WORDS_OF_ANY_SECTION
     if not owner or not owner_words <= section_words:
@@ -128,7 +130,7 @@ def _declaring_file(sections: str, name: str) -> str:
 
 
 def sizes(config: PPOConfig) -> str:
-    """Tells in plain words what follows from the batch sizes: rows and tokens of a step, an update, a micro-batch.
+    """Tells what follows from the batch sizes: rows and tokens of a step, rows of an update.
 
     Raises:
         ValueError: they do not divide.

@@ -1,7 +1,8 @@
-"""Collects the layers of a configuration: values of dotted keys, where each came from, and what is wrong with them.
+"""Collects the layers of a configuration: values, their sources, and what is wrong with them.
 
-Later layers win: defaults, the file that a YAML extends, the YAML, the command line. All are one flat table
-{"data.train_batch_size": value}, so that a mistake never hides the next one. `loader` turns the table into a PPOConfig.
+Later layers win: defaults, the file that a YAML extends, the YAML, the command line. All are one
+flat table {"data.train_batch_size": value}, so that a mistake never hides the next one. `loader`
+turns the table into a PPOConfig.
 """
 
 import logging
@@ -41,12 +42,13 @@ class SourcedValue:
 
 
 class Layers:
-    """Collects layers, one after another: `add_…` adds to the layer that is being read, `end_layer` ends it.
+    """Collects layers: `add_…` adds to the layer that is being read, `end_layer` ends it.
 
     Attributes:
         schema: every key there is, with its type, default and documentation.
         values: by key, what the layers that ended gave.
-        verl_values: by verl's key, what was given for keys that are called otherwise here or have no effect.
+        verl_values: by verl's key, what was given for keys that are called otherwise here or have
+            no effect.
         problems: what is wrong with values and keys.
         file_problems: files that could not be read, whose values are missing.
     """
@@ -77,7 +79,12 @@ class Layers:
     # What layers are read from.
 
     def read_yaml(self, path: Path, children: tuple[Path, ...] = ()) -> None:
-        """Reads a YAML file as a layer, after the one that it extends; `children` are the files that led here."""
+        """Reads a YAML file as a layer, after the one that it extends.
+
+        Args:
+            path: the file.
+            children: the files that extend it, each the next one.
+        """
         try:
             tree = OmegaConf.to_container(OmegaConf.load(path))
         except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
@@ -124,7 +131,7 @@ class Layers:
         self.add_tree({key: value}, COMMAND_LINE)
 
     def _reset(self, key: str) -> None:
-        """Takes a key, or a section's keys, back to the default, and with them what was wrong with them."""
+        """Takes a key, or a section's keys, back to the default, and their problems with them."""
         beginnings = (f"{key}=", f"{key}.")
         kept = [problem for problem in self.problems if not problem.startswith(beginnings)]
         had_problems = len(kept) < len(self.problems)
@@ -166,7 +173,7 @@ class Layers:
             self.report(key, value, source, f"is a section; set its keys, as in {inner}=VALUE")
 
     def _add_foreign(self, key: str, value: Any, source: str) -> None:
-        """Takes a key that is not ours: moved, without meaning here, of a part that is missing, or a mistake."""
+        """Takes a key that is not ours: moved, without meaning here, or a mistake."""
         new_key = moved_to(key)
         if new_key is not None:
             self._add_moved(key, new_key, value, source)
@@ -189,7 +196,7 @@ class Layers:
         if judge(new_key, value) is None:
             log.warning("%s (%s) is called %s here; moved", key, source, new_key)
         self.verl_values[key] = value
-        # Two values of one limit are compared in the end: ours stays, in whatever order they are given.
+        # Two values of one limit are compared in the end: ours stays, whichever comes first.
         is_given = new_key in ONE_LIMIT.values() and new_key in self._layer
         if not is_given:
             self.add_tree({new_key: value}, source)
@@ -239,7 +246,7 @@ class Layers:
 
 
 def _sections_of(keys: Mapping[str, Leaf]) -> set[str]:
-    """Lists the dotted names of all sections: data, actor_rollout_ref, actor_rollout_ref.actor, …"""
+    """Lists the dotted names of all sections: data, agent, agent.environment, …"""
     sections = set()
     for key in keys:
         words = key.split(".")
@@ -249,7 +256,10 @@ def _sections_of(keys: Mapping[str, Leaf]) -> set[str]:
 
 
 def _merged(before: Any, after: Any) -> Any:
-    """Merges two mappings, and those inside them; elsewhere, and where it is empty, the later value counts."""
+    """Merges two mappings, and those inside them.
+
+    What is no mapping takes the place of the value before it, as an empty mapping does.
+    """
     if not (isinstance(before, dict) and isinstance(after, dict) and after):
         return after
     merged = dict(before)

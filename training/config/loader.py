@@ -1,7 +1,8 @@
-"""Reads YAML and command line into a PPOConfig: strictly, all errors at once, knowing where each value came from.
+"""Reads YAML and command line into a PPOConfig: strictly, and reporting all errors at once.
 
-Invariant: what is returned has been converted to the types of its fields and, unless told otherwise, checked; whatever
-is wrong is in one ConfigError. What the layers are and which wins is in `layers`, the command line in `command_line`.
+Invariant: what is returned has been converted to the types of its fields and, unless asked not to
+be, checked; whatever is wrong is in one ConfigError. The layers, and which of them wins, are in
+`layers`; the words of a command line are in `command_line`.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,12 @@ from pydantic import ValidationError
 
 from training.config.checks import check_config
 from training.config.command_line import USAGE, asks_for_help, read_command_line
+
+# SHIM: names that moved to training.config.explain and training.config.reference.
+from training.config.explain import attribute_reads as attribute_reads
+from training.config.explain import explain as explain
+from training.config.explain import reader as reader
+from training.config.explain import sizes as sizes
 from training.config.layers import COMMAND_LINE, Layers
 from training.config.reference import reference_yaml as reference_yaml
 from training.config.reference import to_yaml as to_yaml
@@ -62,8 +69,9 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     """Reads a command line (without the program's name).
 
     Args:
-        check: also report impossible combinations and whatever this machine cannot run (checks.py), with bad values
-            at their defaults; left out where a file cannot be read, as its values would only seem to be missing.
+        check: also report impossible combinations and whatever this machine cannot run (checks.py),
+            with bad values at their defaults; left out where a file cannot be read, as its values
+            would only seem to be missing.
     Raises:
         ConfigError: with all problems together. `--help` prints the keys and raises SystemExit(0).
     """
@@ -93,10 +101,13 @@ def read_config(
     own_data: bool = False,
     check: bool = True,
 ) -> PPOConfig:
-    """Returns a typed config as it is; reads an OmegaConf or a mapping, in verl's form too, and checks it.
+    """Reads an OmegaConf or a mapping, in verl's form too, and checks it.
+
+    A typed config is returned as it is.
 
     Args:
-        own_data: datasets and environments are given as objects, so that the config need not name any.
+        own_data: datasets and environments are given as objects, so that the config need not name
+            any.
         check: as of `load_config`.
     Raises:
         ConfigError: with all problems together.
@@ -141,7 +152,7 @@ def _raise_problems(layers: Layers, loaded: LoadedConfig) -> None:
 
 
 def _converted(layers: Layers) -> dict[str, Any]:
-    """Returns the layers' values as the types of their fields; reports what is wrong with the others."""
+    """Returns the values as the types of their fields; reports what is wrong with the others."""
     links = {key for key, sourced in layers.values.items() if "${" in str(sourced.value)}
     link_targets = _link_targets(layers) if links else OmegaConf.create()
     converted = {}
@@ -182,10 +193,3 @@ def _link_targets(layers: Layers) -> DictConfig:
         with suppress(OmegaConfBaseException):
             OmegaConf.update(targets, key, layers.value_of(key), merge=False)
     return targets
-
-
-# SHIM: names that moved to training.config.explain.
-from training.config.explain import attribute_reads as attribute_reads
-from training.config.explain import explain as explain
-from training.config.explain import reader as reader
-from training.config.explain import sizes as sizes

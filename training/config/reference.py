@@ -1,7 +1,7 @@
-"""Writes a configuration as YAML: a run's own, and the reference of every key with its documentation.
+"""Writes a configuration as YAML: a run's own, and the reference of every documented key.
 
-`python -m training.config.reference > configs/ppo_trainer.yaml` writes the reference after a change of the settings; a
-test compares the two.
+`python -m training.config.reference > configs/ppo_trainer.yaml` writes the reference after a change
+of the settings; a test compares the two.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def to_yaml(config: PPOConfig) -> str:
 
 
 def reference_yaml() -> str:
-    """Writes configs/ppo_trainer.yaml: every key with its default, its choices and its documentation."""
+    """Writes configs/ppo_trainer.yaml: every key with its default, choices and documentation."""
     return "\n".join([HEADER, *_lines_of(PPOConfig(), indent="")]) + "\n"
 
 

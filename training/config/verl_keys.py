@@ -44,7 +44,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Tells what happens to a key that has no meaning here: it is dropped silently, with a warning, or refused."""
+    """Tells what happens to a key that has no meaning here: it is dropped, or refused."""
 
     reason: str
     outcome: Literal["silent", "warning", "error"]
@@ -78,7 +78,7 @@ def moved_to(key: str) -> str | None:
 
 
 def judge(key: str, value: Any) -> Verdict | None:
-    """Returns what happens to a key of verl's that has no meaning here; None where the key is unknown."""
+    """Returns what happens to a key of verl's without meaning here; None where it is unknown."""
     rule = next((rule for rule in _RULES if fnmatchcase(key, rule.pattern)), None)
     if rule is None:
         return None
