@@ -110,7 +110,7 @@ EPISODES = list(play())
 
 @dataclass(frozen=True)
 class World:
-    """Holds all episodes as tensors, (episodes, WIDTH) each; a turn's reward is on its last token."""
+    """Holds all episodes as tensors, (episodes, WIDTH); a turn's reward is on its last token."""
 
     contexts: Tensor
     tokens: Tensor
@@ -195,7 +195,7 @@ class Policies:
 
 @cache
 def policies_after(updates: int) -> Policies:
-    """Makes the policies; the updated one is so many steps along the true gradient from the sampler."""
+    """Makes the policies; the updated one is so many true gradient steps from the sampler."""
     generator = torch.Generator().manual_seed(0)
     shape = (2, CONTEXTS, TOKENS)
     sampler, teacher = torch.randn(shape, generator=generator, dtype=torch.float64)

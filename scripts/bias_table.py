@@ -21,8 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
-PROJECT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(PROJECT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
@@ -41,7 +40,7 @@ from training.core_algos import (
 )
 from training.rollout_correction import correct_as
 
-PAGE = PROJECT / "docs/algorithms.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs/algorithms.md"
 MARKERS = ("<!-- bias-table -->", "<!-- /bias-table -->")
 # How many updates old samples are: 0 to 2.
 STALE = 3
@@ -105,7 +104,7 @@ Table = dict[Combination, dict[str, str]]
 
 
 class Comparison(NamedTuple):
-    """Compares a gradient with the true one: the cosine between both, and its length in lengths of that."""
+    """Compares a gradient with the true one: their cosine, and the ratio of its length to that."""
 
     cosine: float
     ratio: float
@@ -113,7 +112,7 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """Holds what a trainer has when it updates: tensors of all rows of all groups, (rows, WIDTH)."""
+    """Holds what a trainer has when it updates: tensors of all groups' rows, (rows, WIDTH)."""
 
     groups: Groups
     policies: Policies
@@ -129,7 +128,10 @@ class Case:
         return per_episode[self.groups.rows]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Makes the batch; with `old` the old log-probs are the sampler's, else the updated policy's."""
+        """Makes the batch.
+
+        With `old` the old log-probs are the sampler's, else the updated policy's.
+        """
         new = self.of_rows(WORLD.log_probs(self.policies.updated))
         sampled = self.of_rows(WORLD.log_probs(self.policies.sampler))
         if self.correction == "old":
@@ -199,7 +201,10 @@ def _advantages_of_rows(name: str, batch: dict[str, Tensor], groups: Groups, row
 
 
 def loss_config(correction: RolloutCorrectionConfig) -> PolicyLossConfig:
-    """Returns the losses' defaults; bypass_mode is the form whose weights correct, as the other is vanilla."""
+    """Returns the losses' defaults.
+
+    bypass_mode is the form whose weights correct; its other form is vanilla.
+    """
     return PolicyLossConfig(
         policy_loss=PolicyLossChoice(dro_beta=0.1),
         rollout_correction=replace(correction, loss_type="reinforce"),
@@ -246,7 +251,7 @@ class LossInputs:
 
 
 def token_gradients(loss: str, batch: dict[str, Tensor], advantages: Tensor, case: Case) -> Tensor:
-    """Differentiates the sum of the tokens' losses with respect to their log-probs: (rows, WIDTH)."""
+    """Differentiates the sum of the tokens' losses by their log-probs: (rows, WIDTH)."""
     bypass = loss == "bypass_mode"
     config = loss_config(case.settings)
     mask = case.loss_mask(loss, batch)
@@ -267,7 +272,7 @@ def token_gradients(loss: str, batch: dict[str, Tensor], advantages: Tensor, cas
 
 
 class _Rotation:
-    """Stands in for torch.randperm: the numbers in order, from `first` on; notes of how many first."""
+    """Stands in for torch.randperm: the numbers in order, from `first` on; keeps their count."""
 
     def __init__(self, first: int) -> None:
         self.first = first

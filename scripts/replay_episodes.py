@@ -1,7 +1,7 @@
-"""Reads recorded episodes from a file of `agent.episodes_dir`, and makes turns and rows of them again.
+"""Reads recorded episodes from a file of `agent.episodes_dir`, and makes rows of them again.
 
-Invariant: an episode that is returned has every entry of NEEDED, and each of its rows has one number
-of tokens in every entry of PER_TOKEN.
+Invariant: an episode that is returned has every entry of NEEDED, and each of its rows has one
+number of tokens in every entry of PER_TOKEN.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def timed_out(episode: Recorded) -> bool:
 
 
 def without_timed_out_call(episode: Recorded) -> Recorded:
-    """Cuts the episode at a call that timed out, where the replay's engine has no turn and aborts."""
+    """Cuts the episode at a call that timed out, where the replay's engine aborts."""
     turns = episode["turns"]
     if not timed_out(episode) or not turns or turns[-1]["done"] is not None:
         return episode

@@ -20,7 +20,7 @@ Report = Callable[[str], None]
 
 
 def loss_of(config: PPOConfig, batch: DataProto, report: Report = print) -> dict[str, float]:
-    """Computes rewards, advantages, the policy loss and its gradient's norm, with the config's model.
+    """Computes rewards, advantages, the policy loss and its gradient's norm.
 
     All rows are one mini-batch. The weights in memory take the step, and are forgotten.
 

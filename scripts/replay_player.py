@@ -1,7 +1,7 @@
 """Plays recorded episodes through the turn loop, with an engine that answers with the recorded ids.
 
-Invariant: the turn loop itself, the agents and the tokenizer are those of training; only the engine,
-and for `rejoin` the environments, answer from the record.
+Invariant: the turn loop itself, the agents and the tokenizer are those of training; only the
+engine, and for `rejoin` the environments, answer from the record.
 """
 
 from __future__ import annotations
