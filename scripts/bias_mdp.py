@@ -1,4 +1,4 @@
-"""Enumerates a small MDP of several turns, for the bias table: episodes, policies, and groups of episodes.
+"""Enumerates a small MDP of several turns for the bias table: episodes, policies, groups.
 
 A turn is `stop`, which ends the episode, `go end` (short) or `go more` (long); three turns at most.
 What the policy sees is the kind of the last turn and its place in this one, which makes six

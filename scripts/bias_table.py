@@ -1,4 +1,4 @@
-"""Computes the bias table: how far each combination's expected gradient is from the policy gradient.
+"""Computes the bias table: how far expected gradients are from the policy gradient.
 
 The MDP of scripts/bias_mdp.py is enumerated: every episode, every group of four of them, with their
 probabilities. Each group goes through the estimators, corrections and losses of `training`, in

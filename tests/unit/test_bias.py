@@ -1,4 +1,4 @@
-"""The bias table: zero where theory says unbiased, whether groups are computed at once or one by one."""
+"""The bias table: zero where theory says so, for groups at once and one by one."""
 
 from __future__ import annotations
 
