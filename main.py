@@ -16,12 +16,13 @@ from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from data.watch import ATTEMPT, WATCH, watching
+from data.watchdog import ATTEMPT, WATCHDOG, watching
 from training.config import PPOConfig
 from training.config.checks import check_config
 from training.config.explain import explain, explain_run, sizes
 from training.config.loader import ConfigError, load_config
-from training.run import process
+from training.run.exit_codes import MEND, OUT_OF_MEMORY
+from training.run.signals import EndingSignals, give_signals_back
 
 # How the allocators of torch (CUDA, CPU) and vLLM say that memory ran out.
 MEMORY_RAN_OUT = (
@@ -39,7 +40,7 @@ PLAN = "--plan"
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the process's exit code."""
-    signals = process.EndingSignals()
+    signals = EndingSignals()
     signals.install()
     try:
         return run(argv, signals)
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
         return 128 + signals.received
 
 
-def run(argv: list[str], signals: process.EndingSignals) -> int:
+def run(argv: list[str], signals: EndingSignals) -> int:
     """Reads the config, then explains it, plans its memory or trains; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -71,7 +72,9 @@ def run(argv: list[str], signals: process.EndingSignals) -> int:
     if planning or loaded.explain:
         return 0
     if loaded.config.trainer.max_restarts and ATTEMPT not in os.environ:
-        return process.Supervisor(loaded.config, Path(__file__), argv).run()
+        from contrib.supervisor import Supervisor
+
+        return Supervisor(loaded.config, Path(__file__), argv).run()
     return run_training(loaded.config, signals, debug=DEBUG in argv)
 
 
@@ -103,10 +106,10 @@ def print_plan(config: PPOConfig) -> None:
         raise ConfigError([f"no plan can be made: {error}"]) from error
 
 
-def run_training(config: PPOConfig, signals: process.EndingSignals, *, debug: bool) -> int:
+def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> int:
     """Trains and prints the report, or why the run ended in one line; returns the exit code."""
+    from training.run.abort_policy import EnvironmentsFail
     from training.run.alarms import AlarmStop
-    from training.run.metric_utils import EnvironmentsFail
 
     # Found before training, which may change the folder.
     run_dir = Path(config.trainer.run_dir).absolute()
@@ -118,13 +121,13 @@ def run_training(config: PPOConfig, signals: process.EndingSignals, *, debug: bo
         return 2
     except (AlarmStop, EnvironmentsFail) as error:
         print(error, file=sys.stderr)
-        return process.MEND
+        return MEND
     except Exception as error:
         line = in_one_line(error, config)
         if debug or line is None:
             raise
         print(f"{line}; --debug shows where", file=sys.stderr)
-        return process.OUT_OF_MEMORY if ran_out_of_memory(line) else 1
+        return OUT_OF_MEMORY if ran_out_of_memory(line) else 1
     if "file" in config.trainer.logger and not config.trainer.val_only:
         print_report(run_dir)
     if save_error is not None:
@@ -133,16 +136,17 @@ def run_training(config: PPOConfig, signals: process.EndingSignals, *, debug: bo
     return 0
 
 
-def train(config: PPOConfig, signals: process.EndingSignals) -> OSError | None:
+def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     """Trains; returns why the run's last checkpoint is missing, where it is."""
     from training.building import build_trainer
     from training.run.checkpoint import CheckpointError
+    from training.run.ray_cluster import warn_of_busy_cores
 
     trainer = build_trainer(config)
     save_error = None
     trainer.signals = signals
     signals.postpone = lambda: trainer.in_step
-    process.say_busy_cores()
+    warn_of_busy_cores()
     name = "driver" if config.trainer.use_ray else "rank_0"
     with watching(config.trainer.stall_timeout_s, trainer.run_dir / "stalls", name):
         try:
@@ -154,7 +158,7 @@ def train(config: PPOConfig, signals: process.EndingSignals) -> OSError | None:
         except Exception as error:
             # An error of a rank has its notes from there.
             if not getattr(error, "__notes__", ()):
-                error.add_note(f"{name}, {WATCH.where}")
+                error.add_note(f"{name}, {WATCHDOG.where}")
             raise
         finally:
             signals.close()
@@ -213,5 +217,5 @@ def print_report(run_dir: Path) -> None:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    process.give_signals_back()
+    give_signals_back()
     sys.exit(code)

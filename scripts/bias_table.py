@@ -29,8 +29,9 @@ from torch import Tensor
 
 from scripts.bias_mdp import EPISODES, GROUPS, WORLD, Groups, Policies, policies_after
 from training import core_algos
-from training.config.algorithm_settings import PolicyLossChoice, RolloutCorrectionConfig
 from training.config.bias import SEQUENCE_REJECTION, TABLE
+from training.config.schema.actor import PolicyLossChoice
+from training.config.schema.algorithm import RolloutCorrectionConfig
 from training.core_algos import (
     ESTIMATOR_NEEDS,
     LOSS_AGG_MODES,

@@ -22,9 +22,10 @@ from training.config import PPOConfig
 from workers.environments.env_server import StepReply
 from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, episode_record
-from workers.rollout.base import BaseRollout, Batch, TurnLoop
+from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import FAILURES, Episode
+from workers.rollout.turn_loop import Batch, TurnLoop
 
 
 class RecordedEngine(BaseRollout):

@@ -12,7 +12,7 @@ import torch
 from scripts import bias_mdp as mdp
 from scripts import bias_table as bias
 from training import core_algos
-from training.config.algorithm_settings import RolloutCorrectionConfig
+from training.config.schema.algorithm import RolloutCorrectionConfig
 
 SMALL = mdp.Groups.every(mdp.policies_after(0).sampler, size=2)
 UNBIASED = ("rloo", "remax", "rae", "turn_return", "turn_gae unwhitened")

@@ -7,8 +7,8 @@ not have it.
 import csv
 from pathlib import Path
 
-from training.config.algorithm_settings import RolloutCorrectionConfig
-from training.config.settings import PPOConfig
+from training.config.schema.algorithm import RolloutCorrectionConfig
+from training.config.schema.ppo import PPOConfig
 
 TABLE = Path(__file__).resolve().parents[2] / "scripts/bias_table.csv"
 # Of the table's samples, in the order of its columns: MODE/0, MODE/1, MODE/2.

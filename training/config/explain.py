@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.config.bias import bias_line
-from training.config.section import as_text, leaves
-from training.config.settings import PPOConfig
+from training.config.leaves import leaves
+from training.config.schema.ppo import PPOConfig
+from training.config.values import as_text
 
 if TYPE_CHECKING:
     from training.config.loader import LoadedConfig

@@ -17,8 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.names import did_you_mean, same_words
 from training.config.command_line import Override
-from training.config.section import Leaf, leaves, parse
-from training.config.settings import PPOConfig
+from training.config.leaves import Leaf, leaves
+from training.config.schema.ppo import PPOConfig
+from training.config.values import parse
 from training.config.verl_keys import NULL_MEANS_NOTHING, ONE_LIMIT, judge, moved_to
 
 log = logging.getLogger(__name__)

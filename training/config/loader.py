@@ -25,10 +25,11 @@ from training.config.explain import explain as explain
 from training.config.explain import reader as reader
 from training.config.explain import sizes as sizes
 from training.config.layers import COMMAND_LINE, Layers
+from training.config.leaves import build
 from training.config.reference import reference_yaml as reference_yaml
 from training.config.reference import to_yaml as to_yaml
-from training.config.section import build, convert, fault_at, said_of
-from training.config.settings import PPOConfig
+from training.config.schema.ppo import PPOConfig
+from training.config.values import convert, describe_fault, fault_location
 from training.config.verl_keys import ONE_LIMIT, SEVERAL_TURNS
 
 __all__ = ["ConfigError", "LoadedConfig", "load_config", "read_config"]
@@ -175,8 +176,8 @@ def _report_faults(
     """Reports each fault that pydantic found in a value, at its place within it."""
     for fault in error.errors():
         wrong_value = fault["input"] if fault["loc"] else value
-        problem = said_of(fault, layers.schema[key]).splitlines()[0]
-        layers.report(key + fault_at(fault), wrong_value, source, problem)
+        problem = describe_fault(fault, layers.schema[key]).splitlines()[0]
+        layers.report(key + fault_location(fault), wrong_value, source, problem)
 
 
 def _resolved(value: Any, link_targets: DictConfig) -> Any:

@@ -10,8 +10,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from omegaconf import OmegaConf
 
-from training.config.section import Section, as_text, leaves
-from training.config.settings import PPOConfig
+from training.config.leaves import leaves
+from training.config.schema.ppo import PPOConfig
+from training.config.section import Section
+from training.config.values import as_text
 
 HEADER = (
     "# Every key with its default: python -m training.config.reference > configs/ppo_trainer.yaml"
