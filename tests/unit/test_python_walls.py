@@ -12,12 +12,12 @@ from typing import IO, Any
 import psutil
 import pytest
 
-import custom.tools.python_snippet
+import contrib.sandbox.python_snippet
+from contrib.sandbox.python_tool import PythonTool
+from contrib.sandbox.walls import MISSING, missing_walls, standing_walls
 from custom.tools import ToolError
-from custom.tools.builtin import PythonTool
-from custom.tools.walls import MISSING, missing_walls, standing_walls
 
-RUNNER = Path(custom.tools.python_snippet.__file__)
+RUNNER = Path(contrib.sandbox.python_snippet.__file__)
 
 
 def needs(*walls: str) -> None:

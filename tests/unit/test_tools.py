@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-import custom.tools.python_snippet
+import contrib.sandbox.python_snippet
 from custom.env import BadEnvironment, BaseEnvironment, StepResult
 from custom.tools import (
     UNKNOWN,
@@ -29,9 +29,10 @@ from custom.tools import (
 )
 from custom.tools.builtin import CalculatorTool, PythonTool
 from custom.tools.parsers import ToolCall, get_parser
-from custom.tools.registry import MAX_CALLS, MAX_HANGING
+from custom.tools.registry import MAX_HANGING
+from custom.tools.turns import MAX_CALLS
 
-RUNNER = Path(custom.tools.python_snippet.__file__)
+RUNNER = Path(contrib.sandbox.python_snippet.__file__)
 
 
 class Echo(Tool):
@@ -265,7 +266,7 @@ def test_tools_are_loaded_by_name_from_files_and_modules(tmp_path: Path) -> None
         ),
         ("no.such.module:X", "there is no module 'no'"),
         ("custom.tools:Missing", "does not define 'Missing'"),
-        ("custom.tools.registry:MAX_CALLS", "is a int; allowed: a Tool, or what makes one"),
+        ("custom.tools.turns:MAX_CALLS", "is a int; allowed: a Tool, or what makes one"),
     ],
 )
 def test_a_tool_that_cannot_be_loaded_is_named(source: str, said: str) -> None:
