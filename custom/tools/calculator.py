@@ -5,6 +5,7 @@ Invariant: whatever a model writes, no number of more than MAX_BITS bits is comp
 
 import ast
 import math
+from collections.abc import Callable
 from operator import add, floordiv, mod, mul, sub, truediv
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ MAX_BITS = 4096
 # Whole floats below this are written as integers: 3, not 3.0.
 LARGEST_WHOLE_FLOAT = 1e15
 
-OPERATORS = {
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: add,
     ast.Sub: sub,
     ast.Mult: mul,

@@ -186,7 +186,7 @@ def _name_and_arguments(value: dict[str, Any], certain: bool) -> tuple[str, Any]
     arguments = {}
     if arguments_key:
         arguments = value[arguments_key]
-    name_keys = NAMES_ALONE
+    name_keys: tuple[str, ...] = NAMES_ALONE
     if certain or arguments_key:
         name_keys += NAMES_WITH_ARGUMENTS
     name = next((value[key] for key in name_keys if isinstance(value.get(key), str)), "")
