@@ -92,9 +92,9 @@ CALLS = _TABLE["calls"]
 def call(name: str, *arguments: Any) -> int:
     """Calls a function of the C library; OSError where it fails."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    result = function(
-        *(ctypes.c_long(value) if isinstance(value, int) else value for value in arguments)
-    )
+    # As wide as the kernel's arguments; ctypes would make an int of 32 bits of them.
+    wide = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    result = function(*wide)
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
     return result
