@@ -1,1 +1,4 @@
-"""Real features that one may delete without touching PPO: adapters, sandbox, memory plan, supervisor, verifiers."""
+"""Real features that one may delete without touching PPO.
+
+Adapters, sandbox, memory plan, supervisor, verifiers.
+"""

@@ -1,4 +1,7 @@
-"""Tests partitions, dynamic batches and the plan of an update: each row once, budgets kept, little padding."""
+"""Tests partitions, dynamic batches and the plan of an update.
+
+Each row once, budgets kept, little padding.
+"""
 
 from itertools import chain, combinations, pairwise
 
@@ -9,17 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.protocol import DataProto
-from training.batch import (
+from training.batch.batching import (
     ceildiv,
     get_reverse_idx,
     get_seqlen_balanced_partitions,
     log_seqlen_unbalance,
+    plan_padded,
     prepare_dynamic_batch,
     rearrange_micro_batches,
     restore_dynamic_batch,
     roundup_divisible,
+    shuffled_groups,
 )
-from training.batch.batching import plan_padded, shuffled_groups
 from training.config import MicroBatching, UpdatePlan
 
 lengths_lists = st.lists(st.integers(0, 60), min_size=1, max_size=24)
@@ -52,7 +56,8 @@ def test_equal_size_partitions_have_the_same_number_of_rows(k, size, random):
 
 
 def test_two_way_differencing_of_the_textbook_example():
-    # 8, 7, 6, 5, 4: 8 - 7 = 1, 6 - 5 = 1, 4 - 1 = 3, 3 - 1 = 2, a difference of 2; greedy filling ends with 4.
+    # 8, 7, 6, 5, 4: 8 - 7 = 1, 6 - 5 = 1, 4 - 1 = 3, 3 - 1 = 2, a difference of 2; greedy filling
+    # ends with 4.
     partitions = get_seqlen_balanced_partitions([8, 7, 6, 5, 4], 2, equal_size=False)
     assert spread(partitions, [8, 7, 6, 5, 4]) == 2
 

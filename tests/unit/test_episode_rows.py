@@ -63,7 +63,7 @@ def test_rows_of_an_episode_stand_one_behind_the_other_in_their_order() -> None:
 def test_a_batch_of_one_row_each_is_left_as_it_is() -> None:
     batch = batch_of([("g", "e0", 0, [1.0, 2.0]), ("g", "e1", 0, [3.0, 4.0])])
     episodes, tensor = EpisodeRows(batch), torch.rand(2, 2)
-    assert episodes.takes(torch.rand(2, 7, 7), width=2)
+    assert episodes.can_join(torch.rand(2, 7, 7), width=2)
     assert episodes.join(tensor) is tensor
     assert episodes.split(tensor) is tensor
 
@@ -135,7 +135,10 @@ def tensor_of(rows: list[list[tuple[int, float, float]]], field: int) -> Tensor:
 def as_batch(
     rows: list[list[tuple[int, float, float]]], uids: list[str], ids: list[str], order: list[int]
 ) -> DataProto:
-    """Makes all that estimators read; a turn is two places of the whole episode, of which a row is a part."""
+    """Makes all that estimators read.
+
+    A turn is two places of the whole episode, of which a row is a part.
+    """
     mask, rewards, values = (tensor_of(rows, field) for field in range(3))
     places = torch.tensor(order)[:, None] * WIDTH + torch.arange(mask.shape[1])
     return DataProto.from_dict(
@@ -173,7 +176,8 @@ SETTINGS = SimpleNamespace(
 )
 
 
-# One counts columns, in which what lies between sampled tokens has places; its multi-turn form does not.
+# One counts columns, in which what lies between sampled tokens has places; its multi-turn form does
+# not.
 @pytest.mark.parametrize("estimator", sorted(ESTIMATOR_NEEDS.keys() - {"optimal_token_baseline"}))
 @settings(max_examples=25, deadline=None)
 @given(told=episodes(), seed=st.integers(0, 10**6))
@@ -227,7 +231,10 @@ class LargestTensor(TorchDispatchMode):
 # It looks at each token alone; the estimator that it adds may be a user's.
 @pytest.mark.parametrize("estimator", sorted(ESTIMATOR_NEEDS.keys() - {"on_policy_distillation"}))
 def test_an_episode_of_many_rows_does_not_make_the_others_as_wide(estimator: str) -> None:
-    """Takes 60 episodes of which one has 41 rows: lines of its length would have 25 times the batch's places."""
+    """Takes 60 episodes of which one has 41 rows.
+
+    Lines of its length would have 25 times the batch's places.
+    """
     ids = [str(i) for i in range(60)] + ["0"] * 40
     token = np.random.default_rng(0).normal(size=(100, WIDTH, 2)).round(2)
     rows = [[(1, float(reward), float(value)) for reward, value in row] for row in token]
@@ -257,7 +264,10 @@ def test_whitening_is_over_the_episodes_of_all_lengths() -> None:
 
 
 def test_gae_over_joined_rows_is_gae_over_their_sampled_tokens() -> None:
-    """Works by hand [r=0 v=.5] [pad] | [r=1 v=.25] with gamma .5, lam 1: the padding between rows takes no time."""
+    """Works by hand [r=0 v=.5] [pad] | [r=1 v=.25] with gamma .5, lam 1.
+
+    The padding between rows takes no time.
+    """
     batch = batch_of([("g", "a", 0, [0.0, 0.0]), ("g", "a", 1, [1.0, 0.0])], mask=[[1, 0], [1, 0]])
     batch.batch["values"] = torch.tensor([[0.5, 0.0], [0.25, 0.0]])
     episodes = EpisodeRows(batch)

@@ -15,7 +15,10 @@ from training.config import FilterGroupsConfig
 
 
 def scored(groups: dict[str, list[float]], masked: tuple[tuple[str, int], ...] = ()) -> DataProto:
-    """Makes a batch of two tokens a row, scored per group; of each (uid, number) in `masked` nothing was sampled."""
+    """Makes a batch of two tokens a row, scored per group.
+
+    Of each (uid, number) in `masked` nothing was sampled.
+    """
     members = [(uid, k, score) for uid, scores in groups.items() for k, score in enumerate(scores)]
     mask = [[int((uid, k) not in masked)] * 2 for uid, k, _ in members]
     return DataProto.from_dict(

@@ -44,7 +44,7 @@ def test_a_postponed_signal_waits_for_the_step_and_a_second_one_does_not() -> No
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-        signals.when -= 10
+        signals.received_at -= 10
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
     finally:

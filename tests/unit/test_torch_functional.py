@@ -13,8 +13,9 @@ from torch._inductor import config as inductor_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from training import batch
-from training.batch import torch_functional
+import training.batch
+from training.batch import head as head_module
+from training.batch import torch_functional as batch
 from training.batch.torch_functional import LogitForm, compiled_on, head_log_probs
 
 
@@ -210,7 +211,7 @@ def test_wsd_schedule_warms_up_from_its_floor_and_ends_there():
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(batch.__path__)])
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(training.batch.__path__)])
 def test_no_file_of_the_package_imports_transformers_when_it_is_imported(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     runpy.run_module(f"training.batch.{name}")
@@ -219,7 +220,7 @@ def test_no_file_of_the_package_imports_transformers_when_it_is_imported(name, m
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of three rows of a vocabulary of 50, so that a few rows make several."""
-    monkeypatch.setattr(torch_functional, "BLOCK_ENTRIES", 150)
+    monkeypatch.setattr(head_module, "BLOCK_ENTRIES", 150)
 
 
 def make_head(rows=20, hidden=6, vocabulary=50, dtype=torch.float32):
@@ -359,7 +360,10 @@ def test_autocast_computes_a_heads_products_in_its_type_near_float32(chunk):
 
 @pytest.mark.parametrize("chunk", [1000, 60])
 def test_a_bfloat16_gradient_of_a_likely_label_keeps_its_digits(chunk):
-    """Its probability is 0.999 or so, which bfloat16 rounds to 1: p - 1 would be zero, or off by a factor."""
+    """Its probability is 0.999 or so, which bfloat16 rounds to 1.
+
+    P - 1 would be zero, or off by a factor.
+    """
     states, weight, _, _ = make_head(vocabulary=6, dtype=torch.bfloat16)
     states = (8 * torch.eye(6)).bfloat16().requires_grad_()
     weight = torch.eye(6).bfloat16().requires_grad_()
@@ -403,13 +407,13 @@ def test_a_head_reads_no_number_off_the_device(entropy, chunk):
 def test_the_heads_functions_compile_to_the_same_numbers():
     form, (states, weight, _, labels) = LogitForm(0.8, 3.0), make_head()
     products = (states @ weight.T).detach()
-    stats = torch_functional._row_stats(products, labels, form, True)
-    compiled = torch.compile(torch_functional._row_stats.__wrapped__, fullgraph=True)
+    stats = head_module._row_stats(products, labels, form, True)
+    compiled = torch.compile(head_module._row_stats.__wrapped__, fullgraph=True)
     torch.testing.assert_close(compiled(products, labels, form, True), stats, rtol=1e-5, atol=1e-5)
     rows = torch.stack([stats[1], torch.linspace(-1, 2, 20), stats[2], torch.linspace(1, -2, 20)])
     expected, got = products.clone(), products.clone()
-    torch_functional._make_gradient(expected, labels - 30, rows, form)
-    torch.compile(torch_functional._make_gradient.__wrapped__, fullgraph=True)(
+    head_module._make_gradient(expected, labels - 30, rows, form)
+    torch.compile(head_module._make_gradient.__wrapped__, fullgraph=True)(
         got, labels - 30, rows, form
     )
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)

@@ -12,13 +12,7 @@ from training.config import section as of
 Dtype = Literal["bfloat16", "float16", "float32"]
 PlainKL = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 KLKind = Literal[PlainKL, "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"]
-LossAggMode = Literal[
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-]
+LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
 class ScoringModelConfig(of.Section):
@@ -27,9 +21,7 @@ class ScoringModelConfig(of.Section):
     path: of.InputPath | None = None  #: model folder or hub name; needed with reward_model.enable
     dtype: Dtype = "bfloat16"  #: autocast compute type
     trust_remote_code: bool = False  #: run Python code that comes with the model
-    override_config: dict[str, Any] = field(
-        default_factory=dict
-    )  #: entries of the model's config.json to replace
+    override_config: dict[str, Any] = field(default_factory=dict)  #: entries of the model's config.json to replace
     #: the policy's tokenizer, where this model has another: texts are told anew in its own chat template; null = same
     input_tokenizer: of.InputPath | None = None
 
@@ -46,14 +38,10 @@ class OverlongBufferConfig(of.Section):
 class RewardModelConfig(of.Section):
     """Who turns a response into a reward."""
 
-    enable: bool = (
-        False  #: score with a reward model; what a reward function or an environment gives is added
-    )
+    enable: bool = False  #: score with a reward model; what a reward function or an environment gives is added
     model: ScoringModelConfig = ScoringModelConfig()
     micro_batch_size_per_gpu: of.PositiveInt = 8  #: rows per forward of the reward model on a rank
-    max_length: of.PositiveInt | None = (
-        None  #: tokens that it reads of a row, the last ones; null = all
-    )
+    max_length: of.PositiveInt | None = None  #: tokens that it reads of a row, the last ones; null = all
     #: naive = row by row, batch = all at once, prime = in processes, dapo = overlong_buffer, custom = an environment
     reward_manager: str = "naive"
     overlong_buffer: OverlongBufferConfig = OverlongBufferConfig()
@@ -72,17 +60,11 @@ class CustomRewardFunctionConfig(of.Section):
 class PolicyLossChoice(of.Section):
     """Which policy loss."""
 
-    loss_mode: str = (
-        "vanilla"  #: name registered with register_policy_loss; docs/algorithms.md lists them
-    )
-    clip_cov_ratio: of.PositiveFraction = (
-        0.0002  #: clip_cov: share of tokens whose gradient is stopped
-    )
+    loss_mode: str = "vanilla"  #: name registered with register_policy_loss; docs/algorithms.md lists them
+    clip_cov_ratio: of.PositiveFraction = 0.0002  #: clip_cov: share of tokens whose gradient is stopped
     clip_cov_lb: float = 1.0  #: clip_cov: they are drawn among those of a covariance above it
     clip_cov_ub: float = 5.0  #: clip_cov: and below it
-    kl_cov_ratio: of.PositiveFraction = (
-        0.0002  #: kl_cov: share of tokens that are held near the old policy
-    )
+    kl_cov_ratio: of.PositiveFraction = 0.0002  #: kl_cov: share of tokens that are held near the old policy
     ppo_kl_coef: of.NonNegativeFloat = 0.1  #: kl_cov: weight of that
     dro_beta: of.PositiveFloat | None = None  #: dro: weight of the square; needed there
     custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of a loss of your own
@@ -100,9 +82,7 @@ class KLControlConfig(of.Section):
 class FilterGroupsConfig(of.Section):
     """DAPO's dynamic sampling: groups of equal rewards give way to others."""
 
-    enable: bool = (
-        False  #: draw further groups until a step's all have different rewards within themselves
-    )
+    enable: bool = False  #: draw further groups until a step's all have different rewards within themselves
     metric: str = "seq_reward"  #: what must differ: seq_reward, or a number that the reward function returns beside it
     #: batches to draw for a step at most; then it makes do with what there is; 0 = no limit
     max_num_gen_batches: of.NonNegativeInt = 10
@@ -113,22 +93,14 @@ class RolloutCorrectionConfig(of.Section):
 
     #: weigh tokens with trainer/engine; null = not, but by token where trainer.async_level is above 0; off = not there
     rollout_is: Literal["token", "sequence", "off"] | None = None
-    rollout_is_threshold: str = (
-        "2.0"  #: UPPER truncates weights; LOWER_UPPER makes those outside 0 (IcePop)
-    )
+    rollout_is_threshold: str = "2.0"  #: UPPER truncates weights; LOWER_UPPER makes those outside 0 (IcePop)
     rollout_is_batch_normalize: bool = False  #: divide weights by their mean
     #: leave out by token_k1|k2|k3, seq_sum_k1|k2|k3, seq_mean_k1|k2|k3, seq_max_k2|k3, or several: A,B
     rollout_rs: str | None = None
-    rollout_rs_threshold: str | None = (
-        None  #: UPPER; for k1 of the ratio, LOWER_UPPER or UPPER; or one for each: X,Y
-    )
-    rollout_token_veto_threshold: of.PositiveFloat | None = (
-        None  #: leave a row out where a token's ratio is below it
-    )
+    rollout_rs_threshold: str | None = None  #: UPPER; for k1 of the ratio, LOWER_UPPER or UPPER; or one for each: X,Y
+    rollout_token_veto_threshold: of.PositiveFloat | None = None  #: leave a row out where a token's ratio is below it
     bypass_mode: bool = False  #: take the engine's log-probs for the old ones: no pass for those
-    loss_type: Literal["ppo_clip", "reinforce"] = (
-        "ppo_clip"  #: of bypass_mode; reinforce weighs with rollout_is
-    )
+    loss_type: Literal["ppo_clip", "reinforce"] = "ppo_clip"  #: of bypass_mode; reinforce weighs with rollout_is
 
     @property
     def corrects(self) -> bool:
@@ -138,71 +110,46 @@ class RolloutCorrectionConfig(of.Section):
     @property
     def weighs_alone(self) -> bool:
         """Says whether tokens get weights that need no other row's: a step's one update can then take them itself."""
-        others = (
-            self.rollout_is_batch_normalize,
-            self.rollout_rs,
-            self.rollout_token_veto_threshold,
-            self.bypass_mode,
-        )
+        others = self.rollout_is_batch_normalize, self.rollout_rs, self.rollout_token_veto_threshold, self.bypass_mode
         return bool(self.rollout_is) and not any(others)
 
 
 class PFPPOConfig(of.Section):
     """How often a response is trained on, by its score (policy filtration)."""
 
-    reweight_method: Literal["pow", "max_min", "max_random"] = (
-        "pow"  #: |score|^weight_pow; best and worst; best first
-    )
+    reweight_method: Literal["pow", "max_min", "max_random"] = "pow"  #: |score|^weight_pow; best and worst; best first
     weight_pow: of.NonNegativeFloat = 2.0  #: that power
 
 
 class AlgorithmConfig(of.Section):
     """From rewards to advantages."""
 
-    adv_estimator: str = (
-        "gae"  #: name registered with register_adv_est; docs/algorithms.md lists them
-    )
+    adv_estimator: str = "gae"  #: name registered with register_adv_est; docs/algorithms.md lists them
     gamma: of.Fraction = 1.0  #: discount per token
     lam: of.Fraction = 1.0  #: GAE's lambda
     turn_gamma: of.Fraction = 1.0  #: discount per turn, of turn_gae, turn_return and gigpo
     turn_lam: of.Fraction = 1.0  #: GAE's lambda per turn, of turn_gae
-    norm_adv_by_std_in_grpo: bool = (
-        True  #: divide by the group's standard deviation; false = Dr.GRPO
-    )
-    gigpo_step_weight: of.NonNegativeFloat = (
-        1.0  #: gigpo: weight of the comparison among turns of one state
-    )
-    gdpo_reward_keys: tuple[
-        str, ...
-    ] = ()  #: gdpo: numbers that the reward function gives, each normalised by itself
+    norm_adv_by_std_in_grpo: bool = True  #: divide by the group's standard deviation; false = Dr.GRPO
+    gigpo_step_weight: of.NonNegativeFloat = 1.0  #: gigpo: weight of the comparison among turns of one state
+    gdpo_reward_keys: tuple[str, ...] = ()  #: gdpo: numbers that the reward function gives, each normalised by itself
     gdpo_reward_weights: tuple[float, ...] = ()  #: gdpo: weight of each; empty = 1
-    distillation_coef: of.NonNegativeFloat = (
-        1.0  #: on_policy_distillation: weight of the KL to ref.model.path
-    )
-    distillation_task: str | None = (
-        None  #: on_policy_distillation: estimator of the task's part; null = none
-    )
+    distillation_coef: of.NonNegativeFloat = 1.0  #: on_policy_distillation: weight of the KL to ref.model.path
+    distillation_task: str | None = None  #: on_policy_distillation: estimator of the task's part; null = none
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     use_pf_ppo: bool = False  #: draw the responses to train on anew, by their scores
     pf_ppo: PFPPOConfig = PFPPOConfig()
-    use_kl_in_reward: bool = (
-        False  #: subtract the KL to the reference policy from each token's reward
-    )
+    use_kl_in_reward: bool = False  #: subtract the KL to the reference policy from each token's reward
     kl_penalty: KLKind = "kl"  #: its estimator
     kl_ctrl: KLControlConfig = KLControlConfig()
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
-    custom_kwargs: dict[str, Any] = field(
-        default_factory=dict
-    )  #: settings of an estimator of your own
+    custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of an estimator of your own
 
 
 # What estimators may ask for beside rewards and mask, and what each asks for.
 _TABLE = table(__file__)
 OFFERED: tuple[str, ...] = tuple(_TABLE["offered"])
 OF_ONE_GROUP, OF_TOKENS = list[str](_TABLE["of_one_group"]), list[str](_TABLE["of_tokens"])
-ESTIMATOR_NEEDS: dict[str, tuple[str, ...]] = {
-    name: tuple(needs) for name, needs in _TABLE["needs"].items()
-}
+ESTIMATOR_NEEDS: dict[str, tuple[str, ...]] = {name: tuple(needs) for name, needs in _TABLE["needs"].items()}
 
 
 def estimator_needs(name: str) -> tuple[str, ...]:
@@ -223,9 +170,7 @@ class MicroBatching(of.Section):
         return replace(self, max_token_len=tokens, micro_batch_size=rows and max(rows // 2, 1))
 
 
-def micro_batching(
-    use_dynamic_bsz: bool | None, micro_batch_size: int | None, max_token_len: int
-) -> MicroBatching:
+def micro_batching(use_dynamic_bsz: bool | None, micro_batch_size: int | None, max_token_len: int) -> MicroBatching:
     """Takes the token budget where `use_dynamic_bsz` says so; None means unless a micro-batch size (rows) is given."""
     if use_dynamic_bsz or (use_dynamic_bsz is None and micro_batch_size is None):
         return MicroBatching(max_token_len=max_token_len)
@@ -240,9 +185,7 @@ class UpdatePlan(of.Section):
     shuffle: bool = False
 
     @classmethod
-    def of_rows(
-        cls, rows: int, mini_batch_rows: int, epochs: int = 1, shuffle: bool = False
-    ) -> Self:
+    def of_rows(cls, rows: int, mini_batch_rows: int, epochs: int = 1, shuffle: bool = False) -> Self:
         """Plans mini-batches of so many rows, or all there are. Raises ValueError unless that divides the rows."""
         mini_batch_rows = min(mini_batch_rows, rows)
         if mini_batch_rows < 1 or rows % mini_batch_rows:

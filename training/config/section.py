@@ -35,10 +35,7 @@ def located(path: str) -> str:
 
     What is in neither place stays as it is: it may name a model of the hub.
     """
-    return next(
-        (str(place) for place in (Path(path).expanduser(), PROJECT_ROOT / path) if place.exists()),
-        path,
-    )
+    return next((str(place) for place in (Path(path).expanduser(), PROJECT_ROOT / path) if place.exists()), path)
 
 
 def _input(path: str, info: ValidationInfo) -> str:
@@ -83,9 +80,7 @@ class Section:
     """
 
     def __init_subclass__(cls) -> None:
-        dataclass(
-            frozen=True, kw_only=True, config=ConfigDict(allow_inf_nan=False, extra="forbid")
-        )(cls)
+        dataclass(frozen=True, kw_only=True, config=ConfigDict(allow_inf_nan=False, extra="forbid"))(cls)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Returns the field, or `default` where the section has none of that name."""
@@ -138,11 +133,7 @@ def build(section: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
     made = {}
     for name, value in vars(section).items():
         key = prefix + name
-        made[name] = (
-            build(value, values, f"{key}.")
-            if isinstance(value, Section)
-            else values.get(key, value)
-        )
+        made[name] = build(value, values, f"{key}.") if isinstance(value, Section) else values.get(key, value)
     return type(section)(**made)
 
 
@@ -157,9 +148,7 @@ def field_docs(section_type: type) -> dict[str, str]:
     pattern = r"^    (?:#: (.+)\n    (\w+): .*|(\w+): .*  #: (.+))$"
     sources = "".join(inspect.getsource(kind) for kind in reversed(section_type.__mro__[:-1]))
     found = re.findall(pattern, sources, re.MULTILINE)
-    return {
-        above or behind: doc_above or doc_behind for doc_above, above, behind, doc_behind in found
-    }
+    return {above or behind: doc_above or doc_behind for doc_above, above, behind, doc_behind in found}
 
 
 def parse(text: str, *, as_yaml: bool = False) -> Any:
@@ -206,19 +195,13 @@ def said_of(fault: ErrorDetails, leaf: Leaf) -> str:
     known: Any = re.findall(r"'(.+?)'", facts.get("expected", ""))
     if fault["type"] == "unexpected_keyword_argument":
         given, known = str(fault["loc"][-1]), get_args(leaf.kind)[0].__dataclass_fields__
-    near = (
-        " The Megatron backend is not there" if given == "megatron" else did_you_mean(given, known)
-    )
+    near = " The Megatron backend is not there" if given == "megatron" else did_you_mean(given, known)
     return text + (" (or null)" if leaf.takes_null else "") + (near and f".{near}")
 
 
 def as_text(value: Any) -> str:
     """Writes a value as one would in a YAML file or an override."""
-    if (
-        isinstance(value, str)
-        and re.fullmatch(r"[A-Za-z_/][\w./+-]*", value)
-        and value.lower() not in ("null", "none")
-    ):
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/][\w./+-]*", value) and value.lower() not in ("null", "none"):
         return value
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(as_text, value))}]"

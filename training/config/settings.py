@@ -13,13 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 from custom.adapters.base import LIBRARIES, library_of
 from training.config import algorithm_settings as algorithms
 from training.config import section as of
-from training.config.algorithm_settings import (
-    BatchPlan,
-    MicroBatching,
-    UpdatePlan,
-    estimator_needs,
-    micro_batching,
-)
+from training.config.algorithm_settings import BatchPlan, MicroBatching, UpdatePlan, estimator_needs, micro_batching
 
 
 class EnvironmentChoice(of.Section):
@@ -32,23 +26,13 @@ class EnvironmentChoice(of.Section):
     kwargs: dict[str, Any] = field(default_factory=dict)  #: its settings
     #: where it runs; null = process for libraries that run texts, else thread
     isolation: Literal["thread", "process", "ray"] | None = None
-    num_workers: of.PositiveInt | None = (
-        None  #: calls (threads) or environments at once; null = no limit
-    )
+    num_workers: of.PositiveInt | None = None  #: calls (threads) or environments at once; null = no limit
     network: bool | None = None  #: of its process; null = none where a library runs texts
-    memory_gb: of.PositiveFloat | None = (
-        None  #: GiB that its process may take; null = 4 where a library runs texts
-    )
+    memory_gb: of.PositiveFloat | None = None  #: GiB that its process may take; null = 4 where a library runs texts
     prompt_template: str | None = None  #: how an adapter words its observations; null = its own
-    weight: of.PositiveFloat = (
-        1.0  #: in env_template: its share of the episodes, relative to the others'
-    )
-    max_turn: of.PositiveInt | None = (
-        None  #: in env_template: turns of its episodes; null = agent.max_turn
-    )
-    max_turn_tokens: of.PositiveInt | None = (
-        None  #: in env_template: tokens of a turn; null = agent.max_turn_tokens
-    )
+    weight: of.PositiveFloat = 1.0  #: in env_template: its share of the episodes, relative to the others'
+    max_turn: of.PositiveInt | None = None  #: in env_template: turns of its episodes; null = agent.max_turn
+    max_turn_tokens: of.PositiveInt | None = None  #: in env_template: tokens of a turn; null = agent.max_turn_tokens
 
     @property
     def is_set(self) -> bool:
@@ -78,52 +62,26 @@ class AgentConfig(of.Section):
     cls: of.CustomClassConfig = of.CustomClassConfig()
     environment: EnvironmentChoice = EnvironmentChoice()
     suite: of.CustomClassConfig = of.CustomClassConfig()
-    agent_length: of.PositiveInt | None = (
-        None  #: episodes of a step before ×n; null = data.train_batch_size
-    )
-    val_length: of.NonNegativeInt = (
-        0  #: episodes of a validation, the same every time; 0 = no validation
-    )
+    agent_length: of.PositiveInt | None = None  #: episodes of a step before ×n; null = data.train_batch_size
+    val_length: of.NonNegativeInt = 0  #: episodes of a validation, the same every time; 0 = no validation
     max_turn: of.TurnCount = 10  #: turns of an episode
-    max_turn_tokens: of.PositiveInt | None = (
-        None  #: tokens of a turn; a longer one is closed and played
-    )
+    max_turn_tokens: of.PositiveInt | None = None  #: tokens of a turn; a longer one is closed and played
     include_state: bool = True  #: add get_state_description() to observations that lack it
     max_observation_chars: of.PositiveInt = 20000  #: a longer observation is cut in its middle
     #: calculator, python, environment_step, FILE.py:NAME of a Tool, or verl's tools.yaml
     tools: tuple[of.ToolName, ...] = ()
-    parser: Literal["json", "react", "function"] = (
-        "function"  #: how tool calls are written in the model's text
-    )
-    step_timeout_s: of.PositiveFloat | None = (
-        120.0  #: seconds for one call of the environment; null = no deadline
-    )
-    episode_timeout_s: of.PositiveFloat | None = (
-        None  #: seconds for all of an episode's calls; null = no deadline
-    )
-    on_failure: Literal["zero", "mask", "refill"] = (
-        "refill"  #: a crash: reward 0, left out, or played again
-    )
-    max_refills: of.NonNegativeInt = (
-        3  #: refill: how often one episode is tried again, before it is masked
-    )
-    max_failure_rate: of.Fraction = (
-        0.5  #: of the attempts of three steps; a run above it stops; 1 = never
-    )
-    observation_loss_coef: of.NonNegativeFloat = (
-        0.0  #: weight of predicting what the environment says (ECHO)
-    )
+    parser: Literal["json", "react", "function"] = "function"  #: how tool calls are written in the model's text
+    step_timeout_s: of.PositiveFloat | None = 120.0  #: seconds for one call of the environment; null = no deadline
+    episode_timeout_s: of.PositiveFloat | None = None  #: seconds for all of an episode's calls; null = no deadline
+    on_failure: Literal["zero", "mask", "refill"] = "refill"  #: a crash: reward 0, left out, or played again
+    max_refills: of.NonNegativeInt = 3  #: refill: how often one episode is tried again, before it is masked
+    max_failure_rate: of.Fraction = 0.5  #: of the attempts of three steps; a run above it stops; 1 = never
+    observation_loss_coef: of.NonNegativeFloat = 0.0  #: weight of predicting what the environment says (ECHO)
     overflow_reward: float = 0.0  #: added where an episode is cut by the limit of its tokens
-    trial_episodes: of.NonNegativeInt = (
-        4  #: episodes at start-up of each kind: random answers, garbage, quitting, cut
-    )
-    allow_different_tasks: bool = (
-        False  #: let a group's members begin differently; otherwise that stops the run
-    )
+    trial_episodes: of.NonNegativeInt = 4  #: episodes at start-up of each kind: random answers, garbage, quitting, cut
+    allow_different_tasks: bool = False  #: let a group's members begin differently; otherwise that stops the run
     tools_unsafe: bool = False  #: let the python tool run where the kernel gives it no walls
-    episodes_dir: of.OutputPath | None = (
-        None  #: write every episode, for replay, to STEP.jsonl in this folder
-    )
+    episodes_dir: of.OutputPath | None = None  #: write every episode, for replay, to STEP.jsonl in this folder
 
 
 CheckpointPart = Literal["model", "optimizer", "extra", "hf_model"]
@@ -132,9 +90,7 @@ CheckpointPart = Literal["model", "optimizer", "extra", "hf_model"]
 class SamplerConfig(of.Section):
     """The order of the training rows, by a class of your own."""
 
-    class_path: of.InputPath | None = (
-        None  #: Python file; null = shuffled or sequential by data.shuffle
-    )
+    class_path: of.InputPath | None = None  #: Python file; null = shuffled or sequential by data.shuffle
     class_name: str | None = None  #: name of the torch Sampler in that file
 
 
@@ -147,29 +103,21 @@ class DataConfig(of.Section):
     val_max_samples: of.PositiveOrMinusOne = -1  #: use at most this many validation rows; -1 = all
     prompt_key: str = "prompt"  #: column with the chat messages
     reward_fn_key: str = "data_source"  #: column that chooses the scoring rule
-    max_prompt_length: of.PositiveInt = (
-        512  #: tokens; prompts are padded on the left to this length
-    )
+    max_prompt_length: of.PositiveInt = 512  #: tokens; prompts are padded on the left to this length
     max_response_length: of.PositiveInt = 512  #: tokens a response may have
     train_batch_size: of.PositiveInt = 1024  #: prompts per step
-    val_batch_size: of.PositiveInt | None = (
-        None  #: prompts per validation batch; null = all at once
-    )
+    val_batch_size: of.PositiveInt | None = None  #: prompts per validation batch; null = all at once
     shuffle: bool = True  #: shuffle the training rows, anew in every epoch
     seed: of.NonNegativeInt | None = None  #: seed of data order and sampling; null = 1
     validation_shuffle: bool = False  #: shuffle the validation rows
     dataloader_num_workers: of.NonNegativeInt = 8  #: processes that load rows; 0 = in the driver
     filter_overlong_prompts: bool = False  #: drop prompts longer than max_prompt_length at start-up
     filter_overlong_prompts_workers: of.PositiveInt = 1  #: threads that measure them
-    truncation: Literal["error", "left", "right", "middle"] = (
-        "error"  #: what to do with a longer prompt
-    )
+    truncation: Literal["error", "left", "right", "middle"] = "error"  #: what to do with a longer prompt
     return_raw_chat: bool = False  #: keep the messages in the batch as raw_prompt
     custom_cls: of.CustomClassConfig = of.CustomClassConfig()
     sampler: SamplerConfig = SamplerConfig()
-    apply_chat_template_kwargs: dict[str, Any] = field(
-        default_factory=dict
-    )  #: passed to the tokenizer's chat template
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  #: passed to the tokenizer's chat template
 
     @property
     def run_seed(self) -> int:
@@ -187,14 +135,10 @@ class CriticModelConfig(of.Section):
 
     path: of.InputPath | None = None  #: model folder or hub name; null = the actor's
     dtype: algorithms.Dtype = "bfloat16"  #: autocast compute type; master weights stay float32
-    enable_gradient_checkpointing: bool = (
-        True  #: recompute activations in backward: less memory, more time
-    )
+    enable_gradient_checkpointing: bool = True  #: recompute activations in backward: less memory, more time
     use_remove_padding: bool = True  #: strip the padding from rows before the forward pass
     trust_remote_code: bool = False  #: run Python code that comes with the model
-    override_config: dict[str, Any] = field(
-        default_factory=dict
-    )  #: entries of the model's config.json to replace
+    override_config: dict[str, Any] = field(default_factory=dict)  #: entries of the model's config.json to replace
 
 
 class ModelConfig(CriticModelConfig):
@@ -204,9 +148,7 @@ class ModelConfig(CriticModelConfig):
     path: of.InputPath | None = None  #: model folder or hub name; required
     lora_rank: of.NonNegativeInt = 0  #: rank of LoRA adapters; 0 = train all weights
     lora_alpha: of.PositiveInt = 16  #: what they compute counts lora_alpha / lora_rank times
-    target_modules: tuple[str, ...] = (
-        "all-linear",
-    )  #: layers that have one, by name; all-linear = all but the head
+    target_modules: tuple[str, ...] = ("all-linear",)  #: layers that have one, by name; all-linear = all but the head
 
 
 class OptimConfig(of.Section):
@@ -215,15 +157,11 @@ class OptimConfig(of.Section):
     lr: of.PositiveFloat = 1e-6  #: learning rate after warm-up
     weight_decay: of.NonNegativeFloat = 0.01  #: decoupled weight decay
     betas: of.Betas = (0.9, 0.999)  #: decay of the first and second moment
-    lr_warmup_steps: of.NonNegativeOrMinusOne = (
-        -1
-    )  #: optimiser steps of linear warm-up; -1 = by lr_warmup_steps_ratio
+    lr_warmup_steps: of.NonNegativeOrMinusOne = -1  #: optimiser steps of linear warm-up; -1 = by lr_warmup_steps_ratio
     lr_warmup_steps_ratio: of.Fraction = 0.0  #: warm-up as a part of all steps
     min_lr_ratio: of.Fraction = 0.0  #: final learning rate as a part of lr (cosine, wsd)
     num_cycles: of.PositiveFloat = 0.5  #: cosine waves over the run; 0.5 = down once
-    scheduler: Literal["constant", "cosine", "wsd"] = (
-        "constant"  #: shape after warm-up; wsd = hold, then decay
-    )
+    scheduler: Literal["constant", "cosine", "wsd"] = "constant"  #: shape after warm-up; wsd = hold, then decay
 
 
 class FSDPConfig(of.Section):
@@ -238,25 +176,15 @@ class CheckpointConfig(of.Section):
     """What a checkpoint holds; extra = schedule and random state, hf_model = a Hugging Face folder."""
 
     save_contents: tuple[CheckpointPart, ...] = ("model", "optimizer", "extra")  #: parts to write
-    load_contents: tuple[CheckpointPart, ...] = (
-        "model",
-        "optimizer",
-        "extra",
-    )  #: saved parts to read on resume
+    load_contents: tuple[CheckpointPart, ...] = ("model", "optimizer", "extra")  #: saved parts to read on resume
 
 
 class UpdateConfig(of.Section):
     """What the updates of policy and critic have in common."""
 
-    ppo_micro_batch_size_per_gpu: of.PositiveInt | None = (
-        None  #: rows per forward/backward on a rank
-    )
-    use_dynamic_bsz: bool | None = (
-        None  #: cut by token budget; null = unless a micro batch size is given
-    )
-    ppo_max_token_len_per_gpu: of.PositiveInt = (
-        16384  #: that budget: tokens per forward/backward on a rank
-    )
+    ppo_micro_batch_size_per_gpu: of.PositiveInt | None = None  #: rows per forward/backward on a rank
+    use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
+    ppo_max_token_len_per_gpu: of.PositiveInt = 16384  #: that budget: tokens per forward/backward on a rank
     loss_agg_mode: algorithms.LossAggMode = "token-mean"  #: how token losses become one number
     shuffle: bool = False  #: permute the prompt groups before each pass
     grad_clip: of.PositiveFloat = 1.0  #: bound of the gradient's global norm
@@ -265,39 +193,27 @@ class UpdateConfig(of.Section):
     @property
     def micro_batching(self) -> MicroBatching:
         """Says how a mini-batch of the update, or the critic's value pass, is cut on one rank."""
-        return micro_batching(
-            self.use_dynamic_bsz, self.ppo_micro_batch_size_per_gpu, self.ppo_max_token_len_per_gpu
-        )
+        return micro_batching(self.use_dynamic_bsz, self.ppo_micro_batch_size_per_gpu, self.ppo_max_token_len_per_gpu)
 
 
 class ActorConfig(UpdateConfig):
     """The policy update."""
 
-    strategy: Literal["fsdp2", "fsdp"] = (
-        "fsdp2"  #: how several ranks share the weights; both mean FSDP2
-    )
-    ppo_mini_batch_size: of.PositiveInt | None = (
-        None  #: prompts per optimiser step, over all ranks; null = whole step
-    )
+    strategy: Literal["fsdp2", "fsdp"] = "fsdp2"  #: how several ranks share the weights; both mean FSDP2
+    ppo_mini_batch_size: of.PositiveInt | None = None  #: prompts per optimiser step, over all ranks; null = whole step
     clip_ratio: of.NonNegativeFloat = 0.2  #: PPO's clip range
     clip_ratio_low: of.Fraction | None = None  #: lower clip range; null = clip_ratio
     clip_ratio_high: of.NonNegativeFloat | None = None  #: upper clip range; null = clip_ratio
-    clip_ratio_c: of.AboveOne = (
-        3.0  #: dual clip: bound of the ratio where the advantage is negative
-    )
+    clip_ratio_c: of.AboveOne = 3.0  #: dual clip: bound of the ratio where the advantage is negative
     tau_pos: of.PositiveFloat = 1.0  #: sapo: steepness of the gate where the advantage is positive
     tau_neg: of.PositiveFloat = 1.05  #: sapo: where it is not
-    loss_scale_factor: of.PositiveInt | None = (
-        None  #: divisor of seq-mean-token-sum-norm; null = the response length
-    )
+    loss_scale_factor: of.PositiveInt | None = None  #: divisor of seq-mean-token-sum-norm; null = the response length
     #: what seq-mean-* counts once: an episode of any number of rows, or each row, as verl does
     loss_agg_counts: Literal["episodes", "rows"] = "episodes"
     entropy_coeff: float = 0.0  #: weight of the entropy bonus
     use_kl_loss: bool = False  #: add the KL to the reference policy to the loss (GRPO's way)
     kl_loss_coef: of.NonNegativeFloat = 0.001  #: weight of that KL
-    kl_loss_type: algorithms.KLKind = (
-        "low_var_kl"  #: its estimator; + = straight-through gradient of k2
-    )
+    kl_loss_type: algorithms.KLKind = "low_var_kl"  #: its estimator; + = straight-through gradient of k2
     ppo_epochs: of.PositiveInt = 1  #: passes over a step's batch
     #: consecutive ranks that share each sequence; divides the attention heads
     ulysses_sequence_parallel_size: of.PositiveInt = 1
@@ -310,24 +226,16 @@ class ActorConfig(UpdateConfig):
 class RefModelConfig(of.Section):
     """The reference policy's own weights: a teacher."""
 
-    path: of.InputPath | None = (
-        None  #: model folder or hub name, of the actor's vocabulary; null = the actor's
-    )
+    path: of.InputPath | None = None  #: model folder or hub name, of the actor's vocabulary; null = the actor's
 
 
 class RefConfig(of.Section):
     """The frozen reference policy."""
 
     model: RefModelConfig = RefModelConfig()
-    log_prob_micro_batch_size_per_gpu: of.PositiveInt | None = (
-        None  #: rows per forward on a rank; null = the actor's
-    )
-    log_prob_use_dynamic_bsz: bool | None = (
-        None  #: cut by token budget; null = unless a micro batch size is given
-    )
-    log_prob_max_token_len_per_gpu: of.PositiveInt | None = (
-        None  #: tokens per forward on a rank; null = the actor's
-    )
+    log_prob_micro_batch_size_per_gpu: of.PositiveInt | None = None  #: rows per forward on a rank; null = the actor's
+    log_prob_use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
+    log_prob_max_token_len_per_gpu: of.PositiveInt | None = None  #: tokens per forward on a rank; null = the actor's
     fsdp_config: FSDPConfig = FSDPConfig()
 
 
@@ -344,47 +252,27 @@ class ValKwargs(of.Section):
 class RolloutConfig(of.Section):
     """The generation engine and its sampling."""
 
-    name: Literal["vllm", "sglang", "hf"] = (
-        "vllm"  #: engine; hf = plain transformers, slow but needs nothing
-    )
+    name: Literal["vllm", "sglang", "hf"] = "vllm"  #: engine; hf = plain transformers, slow but needs nothing
     n: of.PositiveInt = 1  #: responses per prompt: the size of a group
-    temperature: of.NonNegativeFloat = (
-        1.0  #: of sampling; log-probs are taken at the same temperature
-    )
+    temperature: of.NonNegativeFloat = 1.0  #: of sampling; log-probs are taken at the same temperature
     top_k: of.PositiveOrMinusOne = -1  #: sample among the k likeliest tokens; -1 = all
     top_p: of.PositiveFraction = 1.0  #: sample among the likeliest tokens of this total probability
     dtype: algorithms.Dtype = "bfloat16"  #: the engine's weights
-    gpu_memory_utilization: of.PositiveFraction = (
-        0.5  #: part of the GPU's memory the engine may take
-    )
+    gpu_memory_utilization: of.PositiveFraction = 0.5  #: part of the GPU's memory the engine may take
     enforce_eager: bool = False  #: do without CUDA graphs
     free_cache_engine: bool = True  #: release the engine's memory during training
-    tensor_model_parallel_size: of.PositiveInt = (
-        1  #: ranks that share one engine; divides trainer.n_gpus_per_node
-    )
+    tensor_model_parallel_size: of.PositiveInt = 1  #: ranks that share one engine; divides trainer.n_gpus_per_node
     max_num_batched_tokens: of.PositiveInt = 8192  #: tokens per engine step
     max_num_seqs: of.PositiveInt = 1024  #: sequences the engine runs at once
     response_length: int | None = None  #: tokens; null = data.max_response_length
-    max_model_len: of.PositiveInt | None = (
-        None  #: longest prompt + response; null = data's two lengths together
-    )
+    max_model_len: of.PositiveInt | None = None  #: longest prompt + response; null = data's two lengths together
     enable_chunked_prefill: bool = True  #: mix parts of long prompts with generation
     enable_prefix_caching: bool = True  #: compute shared prefixes once
-    calculate_log_probs: bool = (
-        True  #: keep the engine's own log-probs, to watch how they differ from the trainer's
-    )
-    log_prob_micro_batch_size_per_gpu: of.PositiveInt | None = (
-        None  #: rows of an old-log-prob pass; null = the actor's
-    )
-    log_prob_use_dynamic_bsz: bool | None = (
-        None  #: cut by token budget; null = unless a micro batch size is given
-    )
-    log_prob_max_token_len_per_gpu: of.PositiveInt | None = (
-        None  #: tokens per old-log-prob forward; null = the actor's
-    )
-    lora_as_adapter: bool = (
-        False  #: vllm: send LoRA's adapters alone, and generate with them; false = merge them
-    )
+    calculate_log_probs: bool = True  #: keep the engine's own log-probs, to watch how they differ from the trainer's
+    log_prob_micro_batch_size_per_gpu: of.PositiveInt | None = None  #: rows of an old-log-prob pass; null = the actor's
+    log_prob_use_dynamic_bsz: bool | None = None  #: cut by token budget; null = unless a micro batch size is given
+    log_prob_max_token_len_per_gpu: of.PositiveInt | None = None  #: tokens per old-log-prob forward; null = the actor's
+    lora_as_adapter: bool = False  #: vllm: send LoRA's adapters alone, and generate with them; false = merge them
     ignore_eos: bool = False  #: go on to max_response_length (for timing)
     #: with trainer.async_level: new weights reach running episodes; false = those are finished first
     update_in_flight: bool = True
@@ -427,21 +315,13 @@ class CriticConfig(UpdateConfig):
     enable: bool | None = None  #: null = where the estimator reads values
     #: values come from a head on the actor's transformer, one pass and one update for both; false = a model of its own
     share_backbone: bool = False
-    value_loss_coef: of.NonNegativeFloat = (
-        0.5  #: weight of the values' loss beside the policy's, with share_backbone
-    )
+    value_loss_coef: of.NonNegativeFloat = 0.5  #: weight of the values' loss beside the policy's, with share_backbone
     model: CriticModelConfig = CriticModelConfig()
     optim: OptimConfig = OptimConfig(lr=1e-5)
-    ppo_mini_batch_size: of.PositiveInt | None = (
-        None  #: prompts per optimiser step, over all ranks; null = the actor's
-    )
-    ppo_max_token_len_per_gpu: of.PositiveInt = (
-        32768  #: that budget: tokens per forward/backward on a rank
-    )
+    ppo_mini_batch_size: of.PositiveInt | None = None  #: prompts per optimiser step, over all ranks; null = the actor's
+    ppo_max_token_len_per_gpu: of.PositiveInt = 32768  #: that budget: tokens per forward/backward on a rank
     ppo_epochs: of.PositiveInt | None = None  #: passes over a step's batch; null = the actor's
-    cliprange_value: of.PositiveFloat = (
-        0.5  #: how far a value may move from its old one before the loss is clipped
-    )
+    cliprange_value: of.PositiveFloat = 0.5  #: how far a value may move from its old one before the loss is clipped
     #: consecutive ranks that share each sequence; null = the actor's
     ulysses_sequence_parallel_size: of.PositiveInt | None = None
     fsdp_config: FSDPConfig = FSDPConfig()
@@ -455,15 +335,10 @@ class TrainerConfig(of.Section):
     total_training_steps: of.PositiveInt | None = None  #: steps; null = total_epochs passes
     project_name: str = "ppo_core"  #: groups runs in trackers and folders
     experiment_name: str = "default"  #: name of this run
-    logger: tuple[Literal["console", "file", "tensorboard", "wandb"], ...] = (
-        "console",
-        "file",
-    )  #: where metrics go
+    logger: tuple[Literal["console", "file", "tensorboard", "wandb"], ...] = ("console", "file")  #: where metrics go
     nnodes: of.PositiveInt = 1  #: machines
     n_gpus_per_node: of.PositiveInt = 1  #: ranks per machine; on a CPU machine too
-    rollout_n_gpus: of.NonNegativeInt = (
-        0  #: ranks, beside those, of which each has an engine; 0 = they share theirs
-    )
+    rollout_n_gpus: of.NonNegativeInt = 0  #: ranks, beside those, of which each has an engine; 0 = they share theirs
     #: with rollout_n_gpus: how many updates old a sampled token may be; above 0 generation goes on while training runs
     async_level: of.NonNegativeInt = 0
     #: train on groups whose episodes have ended while others play; deterministic=true waits (docs/asynchronous.md)
@@ -474,46 +349,24 @@ class TrainerConfig(of.Section):
     alarms: Literal["warn", "stop", "off"] = "warn"
     #: steps between checkpoints; null = every ten minutes and at the end, the last two are kept; -1 = on Ctrl-C alone
     save_freq: of.PositiveOrMinusOne | None = None
-    test_freq: of.PositiveOrMinusOne = (
-        -1
-    )  #: steps between validations; -1 = only before training and at the end
+    test_freq: of.PositiveOrMinusOne = -1  #: steps between validations; -1 = only before training and at the end
     val_before_train: bool = True  #: validate before the first step
     val_only: bool = False  #: validate and stop
     critic_warmup: of.NonNegativeInt = 0  #: steps in which only the critic learns
-    resume_mode: Literal["auto", "disable", "resume_path"] = (
-        "auto"  #: auto = from the latest checkpoint, if any
-    )
-    resume_from_path: of.InputPath | None = (
-        None  #: a global_step_N folder, for resume_mode=resume_path
-    )
-    resume_with_changes: bool = (
-        False  #: resume though the checkpoint lacks a part, as a critic, which starts anew
-    )
-    default_local_dir: of.OutputPath | None = (
-        None  #: folder of the run; null = checkpoints/PROJECT/EXPERIMENT
-    )
-    max_actor_ckpt_to_keep: of.PositiveInt | None = (
-        None  #: older ones are deleted; null = keep all of save_freq's
-    )
-    max_critic_ckpt_to_keep: of.PositiveInt | None = (
-        None  #: older ones are deleted; null = keep all of save_freq's
-    )
-    rollout_data_dir: of.OutputPath | None = (
-        None  #: write every step's prompts, responses and scores here
-    )
+    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"  #: auto = from the latest checkpoint, if any
+    resume_from_path: of.InputPath | None = None  #: a global_step_N folder, for resume_mode=resume_path
+    resume_with_changes: bool = False  #: resume though the checkpoint lacks a part, as a critic, which starts anew
+    default_local_dir: of.OutputPath | None = None  #: folder of the run; null = checkpoints/PROJECT/EXPERIMENT
+    max_actor_ckpt_to_keep: of.PositiveInt | None = None  #: older ones are deleted; null = keep all of save_freq's
+    max_critic_ckpt_to_keep: of.PositiveInt | None = None  #: older ones are deleted; null = keep all of save_freq's
+    rollout_data_dir: of.OutputPath | None = None  #: write every step's prompts, responses and scores here
     validation_data_dir: of.OutputPath | None = None  #: write every validation's here
     log_val_generations: of.NonNegativeInt = 0  #: validation answers to show in the log
-    launcher: Literal["local", "ray"] | None = (
-        None  #: local = one process; null = ray for more than one rank
-    )
+    launcher: Literal["local", "ray"] | None = None  #: local = one process; null = ray for more than one rank
     #: seconds in which nothing at all moves after which a run ends (docs/failures.md); null = waits for ever
     stall_timeout_s: of.PositiveFloat | None = 3600.0
-    max_restarts: of.NonNegativeInt = (
-        0  #: how often a run that fails is started again, from its last checkpoint
-    )
-    deterministic: bool = (
-        False  #: turns in lockstep, deterministic operations, exact resume; somewhat slower
-    )
+    max_restarts: of.NonNegativeInt = 0  #: how often a run that fails is started again, from its last checkpoint
+    deterministic: bool = False  #: turns in lockstep, deterministic operations, exact resume; somewhat slower
 
     @property
     def num_ranks(self) -> int:
@@ -528,11 +381,7 @@ class TrainerConfig(of.Section):
     @property
     def trackers(self) -> tuple[str, ...]:
         """Lists the loggers whose package is there."""
-        return tuple(
-            name
-            for name in self.logger
-            if name in ("console", "file") or importlib.util.find_spec(name)
-        )
+        return tuple(name for name in self.logger if name in ("console", "file") or importlib.util.find_spec(name))
 
     @property
     def use_ray(self) -> bool:
@@ -548,9 +397,7 @@ class TrainerConfig(of.Section):
 class RayKwargs(of.Section):
     """Settings for Ray itself."""
 
-    ray_init: dict[str, Any] = field(
-        default_factory=dict
-    )  #: arguments of ray.init: num_cpus, address, ...
+    ray_init: dict[str, Any] = field(default_factory=dict)  #: arguments of ray.init: num_cpus, address, ...
 
 
 class PPOConfig(of.Section):
@@ -560,26 +407,18 @@ class PPOConfig(of.Section):
     actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
     critic: CriticConfig = CriticConfig()
     reward_model: algorithms.RewardModelConfig = algorithms.RewardModelConfig()
-    custom_reward_function: algorithms.CustomRewardFunctionConfig = (
-        algorithms.CustomRewardFunctionConfig()
-    )
+    custom_reward_function: algorithms.CustomRewardFunctionConfig = algorithms.CustomRewardFunctionConfig()
     algorithm: algorithms.AlgorithmConfig = algorithms.AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     agent: AgentConfig = AgentConfig()
-    env_template: tuple[
-        EnvironmentChoice, ...
-    ] = ()  #: environments as in agent.environment, in turn over the agents
-    custom_algorithm: of.InputPath | None = (
-        None  #: Python file that registers estimators and losses of your own
-    )
+    env_template: tuple[EnvironmentChoice, ...] = ()  #: environments as in agent.environment, in turn over the agents
+    custom_algorithm: of.InputPath | None = None  #: Python file that registers estimators and losses of your own
     ray_kwargs: RayKwargs = RayKwargs()
 
     @property
     def need_values(self) -> bool:
         """Returns critic.enable where it is set, else whether the estimator reads values."""
-        return (
-            "values" in self.estimator_needs if self.critic.enable is None else self.critic.enable
-        )
+        return "values" in self.estimator_needs if self.critic.enable is None else self.critic.enable
 
     @property
     def need_critic(self) -> bool:
@@ -616,50 +455,30 @@ class PPOConfig(of.Section):
     def environment_home(self) -> EnvironmentHome:
         """Says where environments live; what the config leaves open follows from their libraries."""
         given = self.agent.environment
-        libraries = [
-            LIBRARIES[name] for item in self.environments if (name := library_of(item.name))
-        ]
+        libraries = [LIBRARIES[name] for item in self.environments if (name := library_of(item.name))]
         guarded = [library for library in libraries if library.own_process]
-        network = (
-            given.network
-            if given.network is not None
-            else all(library.network for library in guarded)
-        )
+        network = given.network if given.network is not None else all(library.network for library in guarded)
         memory = given.memory_gb or (4.0 if guarded else None)
         return EnvironmentHome(
-            given.isolation or ("process" if guarded else "thread"),
-            given.num_workers,
-            network,
-            memory,
+            given.isolation or ("process" if guarded else "thread"), given.num_workers, network, memory
         )
 
     @property
     def prompts_per_step(self) -> int:
         """Counts the prompts, or episodes, of a step before each is repeated."""
-        return (
-            self.agent.agent_length if self.environments else None
-        ) or self.data.train_batch_size
+        return (self.agent.agent_length if self.environments else None) or self.data.train_batch_size
 
     @property
     def data_parallel_size(self) -> int:
         """Counts the groups of ranks that train on rows of their own; the ranks of a group share each sequence."""
-        return self.trainer.num_ranks // max(
-            self.actor_rollout_ref.actor.ulysses_sequence_parallel_size, 1
-        )
+        return self.trainer.num_ranks // max(self.actor_rollout_ref.actor.ulysses_sequence_parallel_size, 1)
 
     @property
     def batch_plan(self) -> BatchPlan:
         """Plans how a step's batch is cut; without a critic its part follows the actor's."""
-        prompts, ranks, actor = (
-            self.prompts_per_step,
-            self.data_parallel_size,
-            self.actor_rollout_ref.actor,
-        )
+        prompts, ranks, actor = self.prompts_per_step, self.data_parallel_size, self.actor_rollout_ref.actor
         plans = {}
-        for name, own in {
-            "actor": actor,
-            "critic": self.resolved_critic if self.need_critic else actor,
-        }.items():
+        for name, own in {"actor": actor, "critic": self.resolved_critic if self.need_critic else actor}.items():
             size = own.ppo_mini_batch_size or prompts
             plans[name] = UpdatePlan.of_rows(prompts, size, own.ppo_epochs or 1, own.shuffle)
         return BatchPlan(prompts=prompts, ranks=ranks, balance=self.trainer.balance_batch, **plans)
@@ -675,11 +494,7 @@ class PPOConfig(of.Section):
         rollout = self.actor_rollout_ref.rollout
         length = rollout.response_length or self.data.max_response_length
         sleeps = rollout.free_cache_engine and not self.trainer.rollout_n_gpus
-        own = {
-            "response_length": length,
-            "max_model_len": self.max_model_len,
-            "free_cache_engine": sleeps,
-        }
+        own = {"response_length": length, "max_model_len": self.max_model_len, "free_cache_engine": sleeps}
         return RolloutConfig(**(vars(rollout) | own))
 
     @property
@@ -698,6 +513,4 @@ class PPOConfig(of.Section):
         policy, critic = self.actor_rollout_ref, self.critic
         model = replace(critic.model, path=critic.model.path or policy.model.path)
         left_open = ("ppo_mini_batch_size", "ppo_epochs", "ulysses_sequence_parallel_size")
-        return replace(
-            critic, model=model, **{name: critic[name] or policy.actor[name] for name in left_open}
-        )
+        return replace(critic, model=model, **{name: critic[name] or policy.actor[name] for name in left_open})

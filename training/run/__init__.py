@@ -1,1 +1,4 @@
-"""What surrounds a run's training: its process and roles, checkpoints, metrics and episodes, and the report on them."""
+"""What surrounds a run's training.
+
+Its process and roles, checkpoints, metrics and episodes, and the report on them.
+"""

@@ -1,7 +1,8 @@
-"""A run on one page: `python -m training.run.report RUN_DIR` draws RUN_DIR/report.png and prints a table.
+"""Shows a run on one page: `python -m training.run.report RUN_DIR`.
 
-Invariant: it reads RUN_DIR/metrics.jsonl (trainer.logger has "file") and needs nothing else of the run, so that it
-works while the run goes on and after a crash.
+It draws RUN_DIR/report.png and prints a table. Invariant: it reads RUN_DIR/metrics.jsonl
+(trainer.logger has "file") and needs nothing else of the run, so that it works while the run goes
+on and after a crash.
 """
 
 import sys
@@ -10,14 +11,23 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from data.texts import table
-from training.run.tracking import read_records
+from training.run.trackers import read_records
 
 REWARD_KEY = "critic/score/mean"
-# By label, the metrics that the table has.
-TABLE_ROWS: dict[str, str] = table(__file__)
+# The rows of the table: label -> metric.
+TABLE_ROWS = {
+    "reward": "critic/score/mean",
+    "entropy, nats": "actor/entropy",
+    "KL to the old policy, nats": "actor/ppo_kl",
+    "KL to the reference, nats": "actor/kl_loss",
+    "response length, tokens": "response_length/mean",
+    "throughput, tokens/s": "perf/throughput",
+    "time per step, s": "timing_s/step",
+}
 # So many steps are averaged.
 WINDOW = 5
+# So many validation rewards are drawn at most.
+MOST_VALIDATION_CURVES = 3
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
@@ -25,52 +35,48 @@ def read_metrics(path: Path) -> pd.DataFrame:
 
     Of a step that was logged twice (before and after a resume) the later value counts.
     """
-    if not (records := [*read_records(path)] if path.is_file() else []):
+    records = list(read_records(path)) if path.is_file() else []
+    if not records:
         raise ValueError(f"{path} holds no steps; a run writes them when trainer.logger has 'file'")
-    return (
-        pd.DataFrame(records)
-        .groupby("step")
-        .last()
-        .astype(float)
-        .replace([np.inf, -np.inf], np.nan)
-    )
+    metrics = pd.DataFrame(records).groupby("step").last().astype(float)
+    return metrics.replace([np.inf, -np.inf], np.nan)
 
 
 def write_report(run_dir: str | Path) -> str:
     """Draws report.png into `run_dir` and returns the table.
 
-    ValueError where there is no metrics.jsonl, or no reward in it.
+    Raises:
+        ValueError: there is no metrics.jsonl, or no reward in it.
     """
     metrics = read_metrics(Path(run_dir) / "metrics.jsonl")
     if REWARD_KEY not in metrics:
-        raise ValueError(
-            f"metrics.jsonl has no {REWARD_KEY!r}; it has: {', '.join(sorted(metrics)) or 'nothing'}"
-        )
+        names = ", ".join(sorted(metrics)) or "nothing"
+        raise ValueError(f"metrics.jsonl has no {REWARD_KEY!r}; it has: {names}")
     _draw(metrics, Path(run_dir))
-    there = {label: metrics[key].dropna() for label, key in TABLE_ROWS.items() if key in metrics}
-    rows = {
-        label: (values[:WINDOW].mean(), values[-WINDOW:].mean()) for label, values in there.items()
-    }
+    rows = {}
+    for label, key in TABLE_ROWS.items():
+        if key in metrics:
+            values = metrics[key].dropna()
+            rows[label] = (values[:WINDOW].mean(), values[-WINDOW:].mean())
     columns = [f"first {WINDOW} steps", f"last {WINDOW} steps"]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).to_string(
-        float_format="{:.4g}".format
-    )
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+    return table.to_string(float_format="{:.4g}".format)
 
 
 def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
+    """Draws the reward's curve, smoothed and not, and validation's."""
     from matplotlib.figure import Figure
 
-    figure, rewards = (
-        Figure(figsize=(9, 4), layout="constrained", dpi=130),
-        metrics[REWARD_KEY].dropna(),
-    )
+    rewards = metrics[REWARD_KEY].dropna()
+    smoothed = rewards.rolling(WINDOW, center=True, min_periods=1).mean()
+    figure = Figure(figsize=(9, 4), layout="constrained", dpi=130)
     axes = figure.subplots()
     axes.set(title="/".join(run_dir.resolve().parts[-2:]), xlabel="step", ylabel=REWARD_KEY)
     axes.grid(axis="y", alpha=0.3)
     axes.plot(rewards, alpha=0.3, linewidth=1)
-    means = rewards.rolling(WINDOW, center=True, min_periods=1).mean()
-    axes.plot(means, color="C0", linewidth=2, label=f"mean of {WINDOW} steps")
-    for key in [name for name in metrics if name.startswith("val-core/")][:3]:
+    axes.plot(smoothed, color="C0", linewidth=2, label=f"mean of {WINDOW} steps")
+    validation = [name for name in metrics if name.startswith("val-core/")]
+    for key in validation[:MOST_VALIDATION_CURVES]:
         axes.plot(metrics[key].dropna(), "o-", markersize=4, linewidth=1, label=key)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(run_dir / "report.png")

@@ -1,0 +1,129 @@
+"""Restarts a run that fails: a process of its own runs the command line, again and again.
+
+So no way to end, a segmentation fault and the system's lack of memory included, takes the run with
+it. Invariant: what descends from an attempt is gone before the next begins, wherever it has gone
+to; a signal reaches an attempt once.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+from custom.confine import adopt_orphans, die_with_parent
+from data.watch import ATTEMPT, STALLED, end_children
+from training.config import PPOConfig
+from training.run.exit_codes import MEND, OUT_OF_MEMORY
+from training.run.signals import ENDING_SIGNALS, set_handlers
+
+logger = logging.getLogger(__name__)
+# Nothing is gained by another attempt, or it was told to end.
+FINAL_CODES = (0, 2, MEND, *(128 + number for number in ENDING_SIGNALS))
+
+
+class Supervisor:
+    """Runs `python PROGRAM argv` as often as it fails and `trainer.max_restarts` allows.
+
+    The first attempt resumes as the config says, the others from what the run itself has saved, if
+    it has.
+    """
+
+    def __init__(self, config: PPOConfig, program: Path, argv: list[str]) -> None:
+        # Imports torch: late.
+        from training.run.checkpoint import LATEST
+
+        self.config = config
+        self.command = [sys.executable, str(program), *argv]
+        self.latest = Path(config.trainer.run_dir).absolute() / LATEST
+        self.saved_before = self._last_save()
+        self.received = 0
+        self.child: subprocess.Popen[bytes] | None = None
+        # Settings that an attempt's end has changed, by key.
+        self.changed_settings: dict[str, str | int] = {}
+
+    def run(self) -> int:
+        """Runs to the end; returns the exit code of the last attempt."""
+        adopt_orphans()
+        for number in ENDING_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                set_handlers({number: self._pass_on})
+        most = self.config.trainer.max_restarts
+        attempt = 1
+        while True:
+            code = self._attempt(attempt)
+            if self.received or code in FINAL_CODES or attempt > most:
+                return code
+            if self._last_save() not in (0, self.saved_before):
+                self.changed_settings["trainer.resume_mode"] = "auto"
+            if code == OUT_OF_MEMORY:
+                self._halve_budgets()
+            self._warn_of_restart(attempt, code)
+            attempt += 1
+
+    def _attempt(self, number: int) -> int:
+        """Runs the command line once, until nothing of it is left.
+
+        Returns its exit code, as a shell would give it.
+        """
+        # A session of its own: a terminal's signals then come here alone, and go on from here.
+        self.child = subprocess.Popen(
+            [*self.command, *self._overrides()],
+            env=os.environ | {ATTEMPT: str(number)},
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        if self.received:
+            self.child.send_signal(self.received)
+        code = self.child.wait()
+        end_children()
+        if code < 0:
+            return 128 - code
+        return code
+
+    def _overrides(self) -> list[str]:
+        return [f"{key}={value}" for key, value in self.changed_settings.items()]
+
+    def _warn_of_restart(self, number: int, code: int) -> None:
+        how = {STALLED: "stalled", OUT_OF_MEMORY: "ran out of memory"}.get(code, "failed")
+        start = "where it began"
+        if "trainer.resume_mode" in self.changed_settings:
+            start = f"step {self.latest.read_text()}"
+        logger.warning(
+            "restart %s of %s: the run %s (exit code %s, docs/failures.md); it goes on from %s, "
+            "with %s",
+            number,
+            self.config.trainer.max_restarts,
+            how,
+            code,
+            start,
+            " ".join(self._overrides()) or "the same settings",
+        )
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Hands a signal on to the attempt."""
+        self.received = number
+        if self.child is not None:
+            self.child.send_signal(number)
+
+    def _last_save(self) -> int:
+        """Returns when the latest checkpoint was named, in nanoseconds; 0: there is none."""
+        if not self.latest.exists():
+            return 0
+        return self.latest.stat().st_mtime_ns
+
+    def _halve_budgets(self) -> None:
+        """Halves the token budgets of updates, which several ranks cannot do while they run.
+
+        A row must fit.
+        """
+        sections = {
+            "actor_rollout_ref.actor": self.config.actor_rollout_ref.actor,
+            "critic": self.config.critic,
+        }
+        for section, model in sections.items():
+            key = f"{section}.ppo_max_token_len_per_gpu"
+            before = int(self.changed_settings.get(key, model.ppo_max_token_len_per_gpu))
+            self.changed_settings[key] = max(before // 2, self.config.data.row_length)

@@ -1,0 +1,191 @@
+"""Turns scores into rewards (KL in the reward), and rewards into advantages by an estimator.
+
+Invariant: estimators see episodes, each in one row, and what they return goes back to the rows of
+the batch, finite and of shape (batch, response_len).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.containers import row_blocks
+from data.protocol import FIELDS, DataProto
+from training import core_algos as algos
+from training.batch.dynamic_sampling import REWARD_INFO
+from training.batch.episode_rows import EpisodeRows
+from training.batch.masked_ops import at_least_float32, masked_whiten
+
+# Fields an estimator may read that not every batch has: turns and anchors are made up for prompts,
+# importance weights come with a correction alone.
+OPTIONAL_FIELDS = ("turn_ids", "anchors", "rollout_is_weights")
+# Fields that no estimator reads, although they have the width of a response.
+TOKEN_FIELDS = ("prompts", "attention_mask", "position_ids", "input_ids")
+
+
+def compute_response_mask(data: DataProto) -> Tensor:
+    """Cuts the attention mask over the responses, (B, R).
+
+    This is for batches in which every response token was sampled.
+    """
+    return data.batch["attention_mask"][:, -data.batch["responses"].shape[1] :]
+
+
+def apply_kl_penalty(
+    data: DataProto,
+    kl_ctrl: algos.AdaptiveKLController | algos.FixedKLController,
+    kl_penalty_kind: str = "kl",
+) -> tuple[DataProto, dict[str, float]]:
+    """Sets token_level_rewards = token_level_scores - coefficient x KL per token.
+
+    It shows the controller the mean KL: over sampled tokens of each row, then over rows that have
+    any (nats per token).
+    """
+    data.require("token_level_scores", "old_log_probs", "ref_log_prob", by="apply_kl_penalty")
+    fields = data.batch
+    mask = fields["response_mask"]
+    kl = algos.kl_penalty(fields["old_log_probs"], fields["ref_log_prob"], kl_penalty_kind)
+    kl = kl * mask  # (B, R)
+    coefficient = kl_ctrl.value
+    fields["token_level_rewards"] = fields["token_level_scores"] - coefficient * kl
+    lengths = mask.sum(dim=1)
+    rows = int((lengths > 0).sum())
+    mean_of_rows = kl.sum(dim=1) / lengths.clamp(min=1)
+    mean = mean_of_rows.sum().item() / max(rows, 1)
+    kl_ctrl.update(current_kl=mean, n_steps=rows)
+    metrics = {
+        "actor/reward_kl_penalty": mean,
+        "actor/reward_kl_penalty_coeff": float(coefficient),
+    }
+    return data, metrics
+
+
+def compute_advantage(
+    data: DataProto,
+    adv_estimator: str,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    num_repeat: int = 1,
+    norm_adv_by_std_in_grpo: bool = True,
+    config: Any = None,
+    state: dict[str, Any] | None = None,
+) -> DataProto:
+    """Adds `advantages` and `returns` (B, R) by the estimator of that name.
+
+    The estimator is handed `token_level_rewards`, `response_mask` and what it asks for
+    (training/config/estimator_needs.py); `state` is its own.
+
+    Raises:
+        KeyError: the batch lacks a field that the estimator reads.
+        ValueError: the estimator returns another shape, or numbers that are not finite.
+    """
+    required = []
+    for name in algos.estimator_needs(adv_estimator):
+        if name in FIELDS and name not in OPTIONAL_FIELDS:
+            required.append(name)
+    data.require("token_level_rewards", "response_mask", *required, by=f"estimator {adv_estimator}")
+    settings = {
+        "gamma": gamma,
+        "lam": lam,
+        "num_repeat": num_repeat,
+        "config": config,
+        "norm_adv_by_std_in_grpo": norm_adv_by_std_in_grpo,
+        "state": {} if state is None else state,
+    }
+    episodes = EpisodeRows(data)
+    span = algos.ESTIMATOR_SPANS.get(adv_estimator, "batch")
+    if episodes.one_row_each or span == "batch":
+        advantages, returns = _estimate(data, adv_estimator, settings)
+    else:
+        advantages, returns = _estimate_in_parts(data, episodes, adv_estimator, settings)
+    shape = tuple(data.batch["response_mask"].shape)
+    data.batch["advantages"] = _checked(advantages, "advantages", adv_estimator, shape)
+    data.batch["returns"] = _checked(returns, "returns", adv_estimator, shape)
+    return data
+
+
+def _checked(result: Tensor, name: str, adv_estimator: str, shape: tuple[int, ...]) -> Tensor:
+    """Returns an estimator's result; raises ValueError for a wrong shape or what is not finite."""
+    is_finite = all(result[rows].isfinite().all() for rows in row_blocks(result))
+    if result.shape == shape and is_finite:
+        return result
+    raise ValueError(
+        f"estimator '{adv_estimator}': {name} must be finite and of shape (batch, response_len) = "
+        f"{shape}; got {tuple(result.shape)}, {int((~result.isfinite()).sum())} of them not finite"
+    )
+
+
+def _estimate_in_parts(
+    data: DataProto, episodes: EpisodeRows, adv_estimator: str, settings: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Computes advantages and returns (B, R) of episodes of several rows.
+
+    Part by part, so that memory is in proportion to tokens: lines as long as the longest episode
+    are made of episodes of a similar length alone. What the estimator whitens over the whole batch
+    is whitened at the end.
+    """
+    span = algos.ESTIMATOR_SPANS[adv_estimator]
+    mask = data.batch["response_mask"]
+    estimator = algos.get_adv_estimator_fn(adv_estimator)
+    whitens = bool(algos.taken(estimator, {"whiten": True}))
+    settings = {**settings, "whiten": False}
+    (advantages,) = at_least_float32(
+        torch.zeros_like(mask, dtype=data.batch["token_level_rewards"].dtype)
+    )
+    if span == "scores":
+        per_episode, _ = _estimate(episodes.as_scores(), adv_estimator, settings)
+        of_rows = episodes.of_rows(per_episode).to(advantages.dtype)
+        advantages = torch.where(mask.bool(), of_rows, 0)
+        if whitens:
+            advantages = masked_whiten(advantages, mask)
+        return advantages, advantages
+    returns = torch.zeros_like(advantages)
+    read = {"token_level_rewards", "response_mask", *algos.taken(estimator, dict(data.batch))}
+    selected = data.select(batch_keys=sorted(read))
+    keys: Sequence[Any] = range(len(episodes.rows))
+    if span != "episodes":
+        keys = data.non_tensor_batch["uid"][episodes.first].tolist()
+    for rows in episodes.parts_of_similar_length(keys):
+        part_advantages, part_returns = _estimate(
+            selected.select_idxs(rows), adv_estimator, settings
+        )
+        advantages[rows] = part_advantages
+        returns[rows] = part_returns
+    if whitens:
+        advantages = masked_whiten(advantages, mask)
+    return advantages, returns
+
+
+def _estimate(
+    data: DataProto, adv_estimator: str, settings: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Hands an estimator each episode in one row, and lays what it returns out in rows: (B, R)."""
+    episodes = EpisodeRows(data)
+    width = data.batch["response_mask"].shape[1]
+    fields = {}
+    for name, tensor in data.batch.items():
+        if name not in TOKEN_FIELDS and episodes.can_join(tensor, width):
+            fields[name] = episodes.join(tensor)
+    fields.setdefault("turn_ids", torch.zeros_like(fields["response_mask"]))
+    columns = {name: values[episodes.first] for name, values in data.non_tensor_batch.items()}
+    # verl's estimators know what the reward function gives by its plain name.
+    for name in list(columns):
+        columns[name.removeprefix(REWARD_INFO)] = columns[name]
+    everyone = np.full(len(episodes.first), "policy")
+    available = {
+        **fields,
+        **settings,
+        "batch": fields,
+        "non_tensor_batch": columns,
+        "index": columns["uid"],
+        "episode_id": columns.get("episode_id", episodes.first),
+        "role": columns.get("role", columns.get("data_source", everyone)),
+        "anchors": columns.get("anchors", [[str(uid)] for uid in columns["uid"]]),
+    }
+    advantages, returns = algos.call_adv_estimator(adv_estimator, **available)
+    rows_of_advantages = episodes.split(advantages)
+    if returns is advantages:
+        return rows_of_advantages, rows_of_advantages
+    return rows_of_advantages, episodes.split(returns)

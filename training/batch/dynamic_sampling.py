@@ -1,0 +1,93 @@
+"""Draws batches until a step has enough groups whose members have different rewards.
+
+This is DAPO's dynamic sampling (arXiv:2503.14476, section 3.2): a group of equal rewards has no
+advantage to learn from and is replaced. Invariant: a group enters whole or not at all.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from data.protocol import DataProto
+from data.texts import unknown_name
+from training.batch.episode_rows import EpisodeRows
+from training.batch.row_groups import rows_by_key
+from training.config import FilterGroupsConfig
+
+SUM_OF_REWARDS = ("seq_reward", "score")
+# What columns of the reward function's other values begin with.
+REWARD_INFO = "reward_info/"
+
+
+def collect_varied_groups(
+    batches: Iterator[DataProto], settings: FilterGroupsConfig, wanted: int
+) -> tuple[DataProto, dict[str, float]]:
+    """Draws batches until `wanted` groups vary, at most `max_num_gen_batches` (0: no limit).
+
+    Args:
+        batches: scored batches of whole groups, made as they are drawn.
+        wanted: groups of a step.
+    Returns:
+        the first `wanted` groups that vary, fewer where the limit was met; and metrics: batches
+        drawn, groups dropped.
+    Raises:
+        ValueError: no group at all varies.
+    """
+    kept: list[DataProto] = []
+    kept_groups = 0
+    drawn = 0
+    dropped = 0
+    limit = settings.max_num_gen_batches
+    while kept_groups < wanted and (limit == 0 or drawn < limit):
+        batch = next(batches)
+        drawn += 1
+        varied, uniform = varied_groups(batch, settings.metric)
+        dropped += uniform
+        chosen = set(varied[: wanted - kept_groups])
+        if chosen:
+            rows = np.array([uid in chosen for uid in batch.non_tensor_batch["uid"]])
+            kept.append(batch.select_idxs(rows))
+            kept_groups += len(chosen)
+    if not kept:
+        raise ValueError(
+            f"algorithm.filter_groups: in {drawn} batches no group had two different values of "
+            f"{settings.metric!r}, so there is nothing to learn from; choose tasks of another "
+            "difficulty, more samples (actor_rollout_ref.rollout.n), a finer reward, or switch "
+            "it off"
+        )
+    metrics = {
+        "filter_groups/batches": float(drawn),
+        "filter_groups/dropped": float(dropped),
+    }
+    return DataProto.concat(kept), metrics
+
+
+def varied_groups(batch: DataProto, metric: str) -> tuple[list[str], int]:
+    """Lists the uids of groups whose episodes differ in `metric`, and counts the other groups.
+
+    Masked episodes do not count.
+    """
+    episodes = EpisodeRows(batch)
+    is_live = (episodes.lengths > 0).tolist()
+    values = _values(batch, episodes, metric)
+    uids = [str(uid) for uid in batch.non_tensor_batch["uid"][episodes.first]]
+    groups = rows_by_key(uids)
+    varied = []
+    for uid, members in groups.items():
+        different = {values[member] for member in members if is_live[member]}
+        if len(different) > 1:
+            varied.append(uid)
+    return varied, len(groups) - len(varied)
+
+
+def _values(batch: DataProto, episodes: EpisodeRows, metric: str) -> list[float]:
+    """Reads each episode's value of the metric: (E,)."""
+    if metric in SUM_OF_REWARDS:
+        return episodes.totals(batch.batch["token_level_scores"]).float().tolist()
+    column = batch.non_tensor_batch.get(REWARD_INFO + metric)
+    if column is None:
+        infos = [name for name in batch.non_tensor_batch if name.startswith(REWARD_INFO)]
+        known = [name.removeprefix(REWARD_INFO) for name in infos]
+        allowed = [*SUM_OF_REWARDS, *known]
+        raise unknown_name("algorithm.filter_groups.metric", metric, allowed)
+    return [float(column[row]) for row in episodes.first]

@@ -1,0 +1,183 @@
+"""Arranges a batch by episodes: which rows belong to one, and its tokens on one line.
+
+Estimators, filters and metrics see episodes. An episode counts once however many rows it has, and
+its rewards reach back over all of them. Dummy rows, which only pad a batch to the ranks, are an
+episode each and enter no average.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.containers import row_sums
+from data.protocol import DUMMY_UID, DataProto
+from training.batch.masked_ops import sampled_sums
+from training.batch.row_groups import rows_by_key
+
+
+def real_rows(batch: DataProto) -> Tensor:
+    """Returns (B,) bool: False for dummy rows."""
+    uids = batch.non_tensor_batch.get("uid", np.arange(len(batch)))
+    return torch.from_numpy(uids.astype(object) != DUMMY_UID)
+
+
+def observation_mask(batch: DataProto) -> Tensor:
+    """Marks what environments wrote into responses: (B, R) int8.
+
+    It is 0 on sampled tokens, on padding and in dummy rows; also in a row without a sampled token,
+    which belongs to an episode that is left out and whose turns are not known there.
+    """
+    width = batch.batch["responses"].shape[1]
+    attended = batch.batch["attention_mask"][:, -width:].bool()
+    sampled = batch.batch["turn_ids"] >= 0
+    kept_rows = real_rows(batch) & sampled.any(dim=1)
+    return (attended & ~sampled & kept_rows[:, None]).to(torch.int8)
+
+
+class EpisodeRows:
+    """Groups a batch's rows (B) by `episode_id` into E episodes, in the order of their first rows.
+
+    Where an episode has several rows, its line holds the sampled tokens of all of them, one behind
+    the other, so that it is as long as its tokens are and not as its rows. With e for what was not
+    sampled:
+
+            rows       e0: [a a . .]   e1: [b b b .]   e0: [c c e c]
+        episodes   e0: [a a c c c]   e1: [b b b . .]
+
+    Attributes:
+        rows: for each episode its row numbers, in the order of `episode_row`.
+        first: (E,) int64, each episode's first row.
+        real: (B,) bool, False for dummy rows.
+        one_row_each: whether the episodes are the batch's rows.
+    """
+
+    def __init__(self, batch: DataProto) -> None:
+        columns = batch.non_tensor_batch
+        size = len(batch)
+        self._batch = batch
+        self.real = real_rows(batch)
+        ids = columns.get("episode_id", np.arange(size))
+        order = columns.get("episode_row", np.zeros(size, dtype=np.int64))
+        # The number of a dummy row is its key, as no id is an integer.
+        keys = [str(ids[row]) if self.real[row] else row for row in range(size)]
+        rows_of_episode = rows_by_key(keys).values()
+        self.rows = sorted(sorted(rows, key=order.__getitem__) for rows in rows_of_episode)
+        self.first = np.array([rows[0] for rows in self.rows], dtype=np.int64)
+        self.one_row_each = all(rows == [i] for i, rows in enumerate(self.rows))
+        self._episode_of_row = torch.empty(size, dtype=torch.int64)
+        for episode, rows in enumerate(self.rows):
+            self._episode_of_row[rows] = episode
+
+    def can_join(self, tensor: Tensor, width: int) -> bool:
+        """Checks whether `join` takes the tensor.
+
+        It takes (B,) and (B, width), and any shape where each episode has one row.
+        """
+        return self.one_row_each or tensor.shape[1:] in ((), (width,))
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns each sampled token's row, column, and place in the flat lines; in their order."""
+        order: list[int] = []
+        for rows in self.rows:
+            order.extend(rows)
+        rows_in_order = torch.tensor(order)
+        mask = self._batch.batch["response_mask"][rows_in_order].bool()
+        positions, columns = mask.nonzero(as_tuple=True)
+        token_rows = rows_in_order[positions]
+        lines = self._episode_of_row[token_rows]
+        first_token_of_line = self.lengths.cumsum(0) - self.lengths
+        place_in_line = torch.arange(len(token_rows)) - first_token_of_line[lines]
+        return token_rows, columns, lines * self._width + place_in_line
+
+    @cached_property
+    def _width(self) -> int:
+        """Counts the sampled tokens of the longest episode, one at least."""
+        return max(int(self.lengths.max()), 1)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Counts each episode's sampled tokens: (E,) int64."""
+        tokens = row_sums(self._batch.batch["response_mask"]).long()
+        return tokens.new_zeros(len(self.rows)).index_add(0, self._episode_of_row, tokens)
+
+    def join(self, tensor: Tensor) -> Tensor:
+        """Makes lines of sampled tokens: (B, R) -> (E, tokens of the longest).
+
+        Of a column it takes each episode's first row: (B,) -> (E,).
+        """
+        if self.one_row_each:
+            return tensor
+        if tensor.dim() == 1:
+            return tensor[torch.from_numpy(self.first)]
+        rows, columns, places = self._places
+        joined = tensor.new_zeros(len(self.rows), self._width)
+        joined.view(-1)[places] = tensor[rows, columns]
+        return joined
+
+    def split(self, joined: Tensor) -> Tensor:
+        """Undoes `join` for lines: (B, R), zero where nothing was sampled."""
+        if self.one_row_each:
+            return joined
+        rows, columns, places = self._places
+        tokens = joined.new_zeros(self._batch.batch["response_mask"].shape)
+        tokens[rows, columns] = joined.reshape(-1)[places]
+        return tokens
+
+    def totals(self, tensor: Tensor) -> Tensor:
+        """Sums each episode's sampled tokens, without lines: (B, R) -> (E,) float64."""
+        sums = sampled_sums(tensor, self._batch.batch["response_mask"])
+        return sums.new_zeros(len(self.rows)).index_add(0, self._episode_of_row, sums)
+
+    def as_scores(self) -> DataProto:
+        """Makes a batch of one row an episode, with a single column of tokens.
+
+        It holds the sum of the episode's rewards, and as mask its number of tokens.
+        """
+        columns = {
+            name: values[self.first] for name, values in self._batch.non_tensor_batch.items()
+        }
+        tensors = {
+            "token_level_rewards": self.totals(self._batch.batch["token_level_rewards"])[:, None],
+            "response_mask": self.lengths[:, None],
+        }
+        return DataProto.from_dict(tensors=tensors, non_tensors=columns)
+
+    def parts_of_similar_length(self, keys: Sequence[Any]) -> list[list[int]]:
+        """Cuts the rows (B) into parts whose lines are about as long.
+
+        So the memory that a part takes follows its tokens. Episodes of one key (E keys) stay
+        together. Among the longest episodes of the keys in a part none is twice as long as another.
+        """
+        longest: dict[Any, int] = {}
+        for key, length in zip(keys, self.lengths.tolist(), strict=True):
+            longest[key] = max(longest.get(key, 0), length)
+        size_classes = [
+            longest[keys[episode]].bit_length() for episode in self._episode_of_row.tolist()
+        ]
+        return list(rows_by_key(size_classes).values())
+
+    def of_rows(self, per_episode: Tensor) -> Tensor:
+        """Gives every row its episode's number: (E,) -> (B,)."""
+        return per_episode[self._episode_of_row]
+
+    def shares(self) -> Tensor | None:
+        """Computes each row's share of its episode's sampled tokens, (B,) float32.
+
+        Returns None where every row is its whole episode.
+        """
+        if self.one_row_each:
+            return None
+        tokens = row_sums(self._batch.batch["response_mask"]).float()
+        return tokens / self.of_rows(self.lengths).clamp(min=1)
+
+    def fold(self, per_row: Tensor, how: Literal["sum", "amax", "amin"] = "sum") -> Tensor:
+        """Reduces (B,) over each episode's rows, dummies left out: (real episodes,) float64."""
+        values = per_row[self.real].double()
+        episodes, numbers = self._episode_of_row[self.real].unique(return_inverse=True)
+        folded = values.new_zeros(len(episodes))
+        return folded.scatter_reduce(0, numbers, values, how, include_self=False)

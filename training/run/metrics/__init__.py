@@ -1,0 +1,1 @@
+"""Computes metrics: of a step's batch, of validation, of episodes."""

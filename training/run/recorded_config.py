@@ -1,0 +1,81 @@
+"""Records a run's settings in its folder, and those of earlier steps where a resume changed them.
+
+Invariant: config.yaml is of the steps that come, config.N.yaml of those that its first line names.
+"""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from training.config import PPOConfig
+from training.config.loader import to_yaml
+
+logger = logging.getLogger(__name__)
+# Settings that say how a run is resumed, not how it trains.
+RESUME_SETTINGS = (
+    "trainer.resume_mode",
+    "trainer.resume_from_path",
+    "trainer.resume_with_changes",
+)
+
+
+def record_config(run_dir: Path, config: PPOConfig, step: int) -> None:
+    """Writes config.yaml.
+
+    A run that goes on from `step` with other settings says which, and keeps those before: they
+    become config.N.yaml, whose first line names their steps. A validation alone leaves config.yaml
+    as it is.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / "config.yaml"
+    text = to_yaml(config)
+    if config.trainer.val_only and path.exists():
+        (run_dir / "config.validation.yaml").write_text(text)
+        return
+    earlier = [file for file in run_dir.glob("config.*.yaml") if file.suffixes[0][1:].isdigit()]
+    if step == 0:
+        for file in earlier:
+            file.unlink()
+    elif path.exists():
+        changes = _changes(path.read_text(), text)
+        if changes:
+            kept = run_dir / f"config.{len(earlier) + 1}.yaml"
+            first = _last_recorded_step(earlier) + 1
+            kept.write_text(f"# steps {first} to {step}\n{path.read_text()}")
+            logger.warning(
+                "the run goes on from step %s with other settings (those before: %s):\n  %s",
+                step,
+                kept.name,
+                "\n  ".join(changes),
+            )
+    path.write_text(text)
+
+
+def _last_recorded_step(files: list[Path]) -> int:
+    """Reads the last step that earlier settings' first lines name; 0 where none does."""
+    last = 0
+    for file in files:
+        header = re.match(r"# steps \d+ to (\d+)", file.read_text())
+        if header:
+            last = max(last, int(header[1]))
+    return last
+
+
+def _changes(before: str, after: str) -> list[str]:
+    """Lists the settings that differ between two files, as "key: old -> new"."""
+    old = _flat_settings(before)
+    new = _flat_settings(after)
+    changes = []
+    for key in {**old, **new}:
+        if key not in RESUME_SETTINGS and old.get(key) != new.get(key):
+            changes.append(f"{key}: {old.get(key)} -> {new.get(key)}")
+    return changes
+
+
+def _flat_settings(text: str) -> dict[str, Any]:
+    """Reads a YAML file's settings by dotted key."""
+    return pd.json_normalize(yaml.safe_load(text)).iloc[0].to_dict()

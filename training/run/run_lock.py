@@ -1,0 +1,59 @@
+"""Keeps a run's folder for one process at a time."""
+
+import fcntl
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from training.config.loader import ConfigError
+
+logger = logging.getLogger(__name__)
+OWNER_FILE = "owner.json"
+
+
+@contextmanager
+def run_lock(run_dir: Path) -> Iterator[None]:
+    """Locks the folder for this process.
+
+    The system takes the lock from a holder that ends, however it does.
+
+    Raises:
+        ConfigError: another process holds it; it names process id and host.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / OWNER_FILE).open("a+") as file:
+        file.seek(0)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            holder = file.read() or "another process"
+            problem = (
+                f"trainer.default_local_dir={run_dir} is held by {holder}; end that run, or choose "
+                "another folder"
+            )
+            raise ConfigError([problem]) from None
+        except OSError as error:
+            logger.warning(
+                "%s cannot be locked, so nothing keeps a second run out: %s", run_dir, error
+            )
+        else:
+            previous = file.read()
+            if previous:
+                logger.warning(
+                    "%s: the run of %s did not come to its end; its folder is taken over",
+                    run_dir,
+                    previous,
+                )
+        file.truncate(0)
+        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        file.flush()
+        # For other nodes of a shared file system, which look at it.
+        os.fsync(file.fileno())
+        try:
+            yield
+        finally:
+            file.truncate(0)

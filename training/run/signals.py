@@ -1,0 +1,87 @@
+"""Ends a run by a signal: through its clean-up, after the step where that can be.
+
+Invariant: however a run ends, but by SIGKILL, its clean-up runs once and whole.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Self
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A scheduler may tell every process of a job, and the one that watches over this one hands it on:
+# a SIGTERM that follows one within so many seconds is the same.
+ECHO_S = 2.0
+
+
+def set_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Sets the handler of each signal, where this is the main thread; only that can."""
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def give_signals_back() -> None:
+    """Lets the signals end the process again.
+
+    What a user's own threads still hold up can be ended then.
+    """
+    set_handlers(dict.fromkeys(ENDING_SIGNALS, signal.SIG_DFL))
+
+
+class EndingSignals:
+    """Turns Ctrl-C, SIGTERM and SIGHUP into KeyboardInterrupt, which runs the `finally` blocks.
+
+    While `postpone()` is true the first of them only sets `received`, and the run ends by itself
+    when its step is done. What comes after `close` is ignored, since the clean-up takes but seconds
+    and must be whole. A signal that is ignored already (nohup) stays so. As a context manager it
+    gives the signals back at the end.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.open = True
+        self.received_at = 0.0
+        self.postpone: Callable[[], bool] = lambda: False
+        self.previous_handlers: dict[signal.Signals, Any] = {}
+
+    def install(self) -> None:
+        """Takes the signals over; only the main thread can."""
+        self.previous_handlers = {}
+        for number in ENDING_SIGNALS:
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN:
+                self.previous_handlers[number] = handler
+        set_handlers(dict.fromkeys(self.previous_handlers, self._end))
+
+    def __enter__(self) -> Self:
+        self.received = 0
+        self.open = True
+        self.install()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        set_handlers(self.previous_handlers)
+
+    def close(self) -> None:
+        """Ignores what comes from now on."""
+        self.open = False
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        is_echo = number == signal.SIGTERM == self.received and now - self.received_at < ECHO_S
+        if is_echo or not self.open:
+            return
+        ends_later = not self.received and self.postpone()
+        self.received = number
+        self.received_at = now
+        how = "ending the run"
+        if ends_later:
+            how = "ending the run after this step; once more: at once"
+        # Not print: the signal may have come in the midst of one.
+        os.write(2, f"\n{signal.Signals(number).name}: {how}\n".encode())
+        if not ends_later:
+            raise KeyboardInterrupt
