@@ -1,7 +1,7 @@
-"""From a step's rows to its generated batch: samples of each prompt, greedy baselines, and dynamic sampling.
+"""Generates a step's batch of its rows: samples, greedy baselines, dynamic sampling.
 
-Invariant: what is sampled follows from (run seed, step, group, sample); further rows that dynamic sampling draws are
-further groups of the same step.
+Invariant: what is sampled follows from (run seed, step, group, sample); further rows that dynamic
+sampling draws are further groups of the same step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from data.protocol import DataProto
-from training.batch.batching import EpisodeRows, collect_varied_groups
+from training.batch.dynamic_sampling import collect_varied_groups
+from training.batch.episode_rows import EpisodeRows
 from training.run.data_position import Rows
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ class StepGenerator:
         self.config = trainer.config
 
     def generate(self, rows: Rows, step: int | None) -> tuple[DataProto, Metrics]:
-        """Answers the rows' prompts for a step, None: the current one; returns the batch and metrics.
+        """Answers the rows' prompts for a step, None: the current one; returns batch and metrics.
 
-        With `filter_groups` the batch is scored, and has further rows' prompts where a group's rewards do not differ.
+        With `filter_groups` the batch is scored, and has further rows' prompts where a group's
+        rewards do not differ.
         """
         settings = self.config.algorithm.filter_groups
         if not settings.enable:
@@ -45,7 +47,7 @@ class StepGenerator:
         return collect_varied_groups(scored_batches, settings, self.config.prompts_per_step)
 
     def _scored_batches(self, rows: Rows, step: int | None) -> Iterator[DataProto]:
-        """Yields the rows' prompts answered and scored, then those of further rows, as they are asked for."""
+        """Yields the rows' prompts answered and scored, then those of further rows as asked for."""
         trainer = self.trainer
         for number in itertools.count():
             batch = self._answers(rows, number * self.config.prompts_per_step, step)
@@ -54,7 +56,11 @@ class StepGenerator:
             rows = trainer.row_stream.draw()
 
     def _answers(self, rows: Rows, first_group: int, step: int | None) -> DataProto:
-        """Answers the rows' prompts `rollout.n` times, and once more greedily where the estimator reads that."""
+        """Answers the rows' prompts `rollout.n` times each.
+
+        Where the estimator reads that, they are answered once more greedily, for
+        `reward_baselines`.
+        """
         trainer = self.trainer
         samples = self.config.actor_rollout_ref.rollout.n
         prompts = trainer.prompt_batch(rows, samples, first_group, step=step)

@@ -1,13 +1,14 @@
 """The trainer: `fit` is the run, `train_step` one step of it, phase by phase.
 
-    prompts -> generate -> reward -> log-probs, values -> advantages -> update critic, update actor -> weights
+    prompts -> generate -> reward -> log-probs, values -> advantages -> updates -> weights
 
-The driver holds the batch (a DataProto) and the order of things; models live in worker groups, which it only calls.
-What a phase does stands in `step_phases.py`. Asynchrony comes in as objects behind the calls of `train_step`: the step
-source may generate steps ahead (`async_rollout/prefetch.py`), the engines may have ranks of their own
-(`dedicated_engines.py`), and groups may be trained on as they end (`group_streaming.py`). Invariant: everything random
-in a step derives from (run seed, step), and the data order from (run seed, epoch), so that a checkpoint needs no
-generator's state.
+The driver holds the batch (a DataProto) and the order of things; models live in worker groups,
+which it only calls. What a phase does stands in `step_phases.py`. Asynchrony comes in as objects
+behind the calls of `train_step`: the step source may generate steps ahead
+(`async_rollout/prefetch.py`), the engines may have ranks of their own (`dedicated_engines.py`), and
+groups may be trained on as they end (`group_streaming.py`). Invariant: everything random in a step
+derives from (run seed, step), and the data order from (run seed, epoch), so that a checkpoint needs
+no generator's state.
 """
 
 import logging
@@ -26,26 +27,20 @@ from data.protocol import DataProto
 from data.rl_dataset import PromptCollator
 from data.rl_dataset import collate_fn as default_collate_fn
 from data.watch import WATCH
-from training.async_rollout.group_streaming import GroupStreamingEngines, GroupStreamingPhases
+from training.advantage import apply_kl_penalty as apply_kl_penalty
+from training.advantage import compute_advantage as compute_advantage
+from training.advantage import compute_response_mask as compute_response_mask
+from training.async_rollout.group_streaming import stream_groups, streams_groups
 from training.async_rollout.prefetch import Prefetch
 from training.config import PPOConfig
 from training.config.loader import read_config
 from training.config.section import anchored
 from training.generation import StepGenerator
 from training.reward import RewardFunction
-from training.reward import apply_kl_penalty as apply_kl_penalty
-from training.reward import compute_advantage as compute_advantage
-from training.reward import compute_response_mask as compute_response_mask
 from training.rollout_correction import read_mismatch
-from training.run import metric_utils
 from training.run.alarms import Alarms
 from training.run.checkpoint import CheckpointSaver
-from training.run.checkpoint_contents import (
-    ACTOR,
-    DriverSnapshot,
-    DriverState,
-    load_driver_state,
-)
+from training.run.checkpoint_contents import ACTOR, DriverSnapshot, DriverState, load_driver_state
 from training.run.checkpoint_folders import find_checkpoint, set_aside
 from training.run.data_position import (
     DataPosition,
@@ -53,8 +48,14 @@ from training.run.data_position import (
     make_val_dataloader,
     open_row_stream,
 )
-from training.run.metric_utils import StepTimer
-from training.run.process import EndingSignals, ray_cluster
+from training.run.episode_records import dump
+from training.run.metrics.step_metrics import (
+    compute_data_metrics,
+    compute_throughout_metrics,
+    compute_timing_metrics,
+)
+from training.run.ray_cluster import ray_cluster
+from training.run.recorded_config import record_config
 from training.run.roles import (
     ResourcePoolManager,
     Role,
@@ -64,16 +65,15 @@ from training.run.roles import (
 from training.run.roles import need_critic as need_critic
 from training.run.roles import need_reference_policy as need_reference_policy
 from training.run.roles import need_reward_model as need_reward_model
-from training.run.step_source import (
-    GeneratedStep,
-    OnDemandSource,
-    PendingStep,
-    StepSource,
-)
-from training.run.tracking import Tracking, held, record_config
+from training.run.run_lock import run_lock
+from training.run.signals import EndingSignals
+from training.run.step_source import GeneratedStep, OnDemandSource, PendingStep, StepSource
+from training.run.step_timer import StepTimer
+from training.run.trackers import Tracking
 from training.run.worker_group_protocol import RolloutGroup
 from training.step_phases import StepPhases
-from training.worker_groups import load_models, start_workers
+from training.validation import validate
+from training.worker_groups import WorkerGroups, load_models, start_workers
 from workers.ranks.worker_group import LocalWorkerGroup, RayWorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -92,14 +92,18 @@ class RayPPOTrainer:
         ray_worker_group_cls: how workers are run; None: as `trainer.launcher` says.
         processor, device_name: not used here, for verl's sake.
         reward_fn, val_reward_fn: DataProto -> rewards, see `training.reward.compute_reward`.
-        train_dataset, val_dataset: torch Datasets of prompts, as token ids or as text; None: no validation.
-        collate_fn: list of rows -> dict of tensors and object arrays; None: `data.rl_dataset.collate_fn`.
+        train_dataset, val_dataset: torch Datasets of prompts, as token ids or as text; None: no
+            validation.
+        collate_fn: list of rows -> dict of tensors and object arrays; None:
+            `data.rl_dataset.collate_fn`.
         train_sampler: order of the training rows; None: as `data.shuffle` says.
 
     Attributes:
         global_steps: the step that is being made, or was made last.
-        position: the data position behind the rows that were trained on; `row_stream.position` may be ahead of it.
-        in_step: the weights are in the midst of a step, which must come to its end before a run can be saved.
+        position: the data position behind the rows that were trained on; `row_stream.position` may
+            be ahead of it.
+        in_step: the weights are in the midst of a step, which must come to its end before a run can
+            be saved.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class RayPPOTrainer:
         self.signals.postpone = lambda: self.in_step
         # Gives back, in the end, the run's folder, Ray and the workers' processes.
         self.resources: ExitStack | None = None
+        self.groups: WorkerGroups | None = None
 
         collator = self._collator(collate_fn or default_collate_fn)
         self.row_stream = open_row_stream(config, train_dataset, collator, train_sampler)
@@ -169,7 +174,7 @@ class RayPPOTrainer:
     # Workers
 
     def init_workers(self) -> None:
-        """Opens the run and builds every worker group with its models; `fit` does it where nobody has."""
+        """Opens the run and builds every worker group with its models; `fit` does so by itself."""
         resources = self.open_run()
         started = start_workers(
             self.config,
@@ -180,35 +185,32 @@ class RayPPOTrainer:
             resources=resources,
         )
         groups = load_models(started, self.config, self.total_training_steps)
+        self.groups = groups
         self.actor_rollout_wg = groups.policy
         self.ref_policy_wg = groups.reference
         self.critic_wg = groups.critic
         self.reward_model_wg = groups.reward_model
         self.rollout_wg: RolloutGroup = groups.engines
         self.phases = StepPhases(self.config, groups, self.reward_fn)
-        # A deterministic run waits for all groups.
-        if self.config.trainer.train_finished_groups and not self.config.trainer.deterministic:
-            streaming = GroupStreamingPhases(self.config, groups, self.reward_fn)
-            self.phases = streaming
-            self.rollout_wg = GroupStreamingEngines(
-                groups.engines,
-                dedicated=self.config.trainer.rollout_n_gpus > 0,
-                train_on=streaming.train_on,
-            )
+        if streams_groups(self.config):
+            self.phases, self.rollout_wg = stream_groups(self.config, groups, self.reward_fn)
         self.saver = CheckpointSaver(
             self.run_dir, groups.by_checkpoint_folder(), self.config.trainer
         )
 
     def open_run(self) -> ExitStack:
-        """Takes the run's folder, and starts Ray where the config asks for it; once. Returns what gives both back."""
+        """Locks the run's folder and starts Ray where the config asks for it, once.
+
+        Returns what gives both back.
+        """
         if self.resources is None:
             self.resources = ExitStack()
-            self.resources.enter_context(held(self.run_dir))
+            self.resources.enter_context(run_lock(self.run_dir))
             self.resources.enter_context(ray_cluster(self.config))
         return self.resources
 
     def shutdown(self) -> None:
-        """Ends the workers' processes and frees their places; the trainer cannot be used afterwards."""
+        """Ends the workers' processes and frees their places; the trainer is of no use then."""
         self.step_source.shutdown()
         if self.resources is not None:
             self.resources.close()
@@ -217,9 +219,9 @@ class RayPPOTrainer:
     # The loop
 
     def fit(self) -> Metrics:
-        """Trains to `total_training_steps`, from the latest checkpoint if there is one; returns the last metrics."""
+        """Trains to `total_training_steps`, from the latest checkpoint on; returns last metrics."""
         trainer = self.config.trainer
-        if self.resources is None:
+        if self.groups is None:
             self.init_workers()
         if self.global_steps == 0:
             self.load_checkpoint()
@@ -296,16 +298,16 @@ class RayPPOTrainer:
                 batch = phases.add_rewards(batch, scores, infos)
                 metrics |= phases.apply_kl_penalty(batch)
                 batch = phases.add_advantages(batch)
-            learned = phases.resample(batch, self.global_steps)
+            samples = phases.resample(batch, self.global_steps)
             if self.critic_wg is not None:
                 with timer("update_critic"):
-                    metrics |= self.critic_wg.update_critic(learned)
+                    metrics |= self.critic_wg.update_critic(samples)
             if self.global_steps > self.config.trainer.critic_warmup:
                 with timer("update_actor"):
-                    metrics |= phases.update_actor(learned)
+                    metrics |= phases.update_actor(samples)
             with timer("update_weights"):
                 metrics |= self.sync_weights()
-        self._dump(batch)
+        dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
         self.on_batch(batch)
         metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
         return metrics | self.alarms.check(batch, metrics, self.global_steps)
@@ -315,7 +317,7 @@ class RayPPOTrainer:
         return self.train_step(GeneratedStep(batch, {}, self.position))
 
     def _begin_update(self, generated: GeneratedStep) -> tuple[DataProto, Metrics]:
-        """Marks the step as begun; returns its batch, without groups that are too old, and metrics."""
+        """Marks the update as begun; returns batch, groups that are too old masked, and metrics."""
         self.position = generated.position
         # What is written meanwhile is to be there where the rest of the step fails.
         self.saver.poll()
@@ -334,13 +336,13 @@ class RayPPOTrainer:
         return self.rollout_wg.sync_weights(self.global_steps)
 
     def on_batch(self, batch: DataProto) -> None:
-        """Sees each batch with all its fields, once it is trained on, or scored for validation: a hook to override."""
+        """Sees each batch once it is trained on, or scored for validation: a hook to override."""
 
     def on_step(self, metrics: Metrics) -> None:
         """Sees each step's metrics as they are logged: a hook to override."""
 
     def on_restored(self, batch: DataProto) -> None:
-        """Sees each batch that was generated ahead, as a checkpoint gives it back: a hook to override."""
+        """Sees each batch that a checkpoint had in flight: a hook to override."""
 
     # Generation
 
@@ -352,7 +354,10 @@ class RayPPOTrainer:
         validate: bool = False,
         step: int | None = None,
     ) -> DataProto:
-        """Makes one row per sample of collated rows, with `uid` and what seeds the sampling: B = prompts x repeat."""
+        """Makes `repeat` rows of each collated row: B = prompts x repeat.
+
+        They have a `uid` for each prompt, and what seeds the sampling.
+        """
         prompts = DataProto.from_single_dict(rows)
         batch = prompts.repeat(repeat, interleave=True)
         batch.meta_info = self._step_info(validate, step)
@@ -372,10 +377,7 @@ class RayPPOTrainer:
         )
 
     def generate(self, rows: Rows, step: int | None = None) -> tuple[DataProto, Metrics]:
-        """Answers the rows' prompts for a step, by default the current one; returns the batch and metrics.
-
-        See `StepGenerator.generate`.
-        """
+        """Generates the batch of a step, by default the current one; returns batch and metrics."""
         batch, metrics = self.generator.generate(rows, step)
         self.rollout_wg.sleep_rollout()
         return batch, metrics
@@ -393,23 +395,18 @@ class RayPPOTrainer:
     # Metrics and validation
 
     def validate(self) -> Metrics:
-        """Scores the validation prompts, see `metric_utils.validate`."""
-        return metric_utils.validate(self)
+        """Scores the validation prompts, see `training.validation`."""
+        return validate(self)
 
     def _step_metrics(self, batch: DataProto, timer: StepTimer) -> Metrics:
-        seconds = timer.seconds
         ranks = self.config.trainer.all_ranks
         return {
             "training/global_step": self.global_steps,
             "training/epoch": self.position.epoch,
-            **metric_utils.compute_data_metrics(batch, use_critic="values" in batch.batch),
-            **metric_utils.compute_timing_metrics(batch, seconds),
-            **metric_utils.compute_throughout_metrics(batch, seconds, ranks),
+            **compute_data_metrics(batch, use_critic="values" in batch.batch),
+            **compute_timing_metrics(batch, timer.seconds),
+            **compute_throughout_metrics(batch, timer.seconds, ranks),
         }
-
-    def _dump(self, batch: DataProto) -> None:
-        folder = self.config.trainer.rollout_data_dir
-        metric_utils.dump(batch, folder, self.global_steps, self.tokenizer)
 
     def _open_trackers(self) -> Tracking:
         trainer = self.config.trainer
@@ -448,7 +445,10 @@ class RayPPOTrainer:
         )
 
     def save_checkpoint(self, snapshot: DriverSnapshot | None = None) -> Metrics:
-        """Begins to save the run, the driver as in `snapshot`, or as it is now; returns the time that training waited."""
+        """Begins to save the run, the driver as in `snapshot`, by default as it is now.
+
+        Returns: the time for which training waited.
+        """
         timer = StepTimer()
         snapshot = snapshot or self.take_snapshot()
         with timer("save_checkpoint"):
@@ -481,7 +481,10 @@ class RayPPOTrainer:
             self.alarms.load_state_dict(state.alarms)
 
     def load_checkpoint(self, folder: Path | None = None) -> None:
-        """Goes on from this checkpoint, or that of the config, if there is one; a model that it lacks starts anew."""
+        """Goes on from this checkpoint, or the one that the config names or finds, if any.
+
+        A model that it lacks starts anew.
+        """
         trainer = self.config.trainer
         if folder is None:
             mode, path = trainer.resume_mode, trainer.resume_from_path

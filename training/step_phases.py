@@ -1,10 +1,10 @@
 """What each phase of a step does to its batch; `RayPPOTrainer.train_step` has their order.
 
-    arrange -> reward -> old log-probs -> KL in the reward -> advantages -> resample -> update of the actor
+    arrange -> reward -> old log-probs -> KL in the reward -> advantages -> resample -> update
 
-Reference and critic are a call of their worker group each, which stands in `train_step` itself. Invariant: a phase reads
-fields of the batch and adds its own; what a phase is to compute is decided by the config alone, never by the batch's
-numbers.
+Reference and critic are a call of their worker group each, which stands in `train_step` itself.
+Invariant: a phase reads fields of the batch and adds its own; what a phase is to compute is decided
+by the config alone, never by the batch's numbers.
 """
 
 from __future__ import annotations
@@ -18,18 +18,14 @@ from torch import Tensor
 
 from data.containers import move_to_sampled_tokens, seed_for
 from data.protocol import DataProto
-from training.batch.batching import REWARD_INFO, EpisodeRows, arrange, observation_mask
-from training.batch.torch_functional import masked_mean
+from training.advantage import apply_kl_penalty, compute_advantage
+from training.batch.dynamic_sampling import REWARD_INFO
+from training.batch.episode_rows import EpisodeRows, observation_mask
+from training.batch.masked_ops import masked_mean
+from training.batch.rank_layout import arrange
 from training.config import PPOConfig
 from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
-from training.reward import (
-    RewardFunction,
-    RewardInfos,
-    apply_kl_penalty,
-    compute_advantage,
-    compute_reward,
-    compute_reward_async,
-)
+from training.reward import RewardFunction, RewardInfos, compute_reward, compute_reward_async
 from training.rollout_correction import apply_correction, measure_mismatch
 from training.worker_groups import WorkerGroups
 
@@ -64,7 +60,7 @@ class StepPhases:
         self.estimator_state: dict[str, Any] = {}
 
     def arrange(self, batch: DataProto) -> DataProto:
-        """Orders the rows for the ranks; see `training.batch.batching.arrange`."""
+        """Orders the rows for the ranks; see `training.batch.rank_layout.arrange`."""
         return arrange(batch, self.plan)
 
     # Rewards
@@ -72,8 +68,8 @@ class StepPhases:
     def start_reward(self, batch: DataProto) -> Callable[[], Scores]:
         """Scores the batch; calling the result waits for the scores.
 
-        With `launch_reward_fn_async` the reward function runs beside the passes that follow. What dynamic sampling has
-        scored keeps its scores.
+        With `launch_reward_fn_async` the reward function runs beside the passes that follow. What
+        dynamic sampling has scored keeps its scores.
         """
         if "token_level_scores" in batch.batch:
             scores: Scores = (batch.batch["token_level_scores"], {})
@@ -85,12 +81,14 @@ class StepPhases:
         return lambda: scores
 
     def score(self, batch: DataProto, reward_fn: RewardFunction) -> Scores:
-        """Scores by the reward function, and by the reward model, whose scores are added, or stand alone.
+        """Scores by the reward function and by the reward model, whose scores are added.
 
-        It stands alone where neither `custom_reward_function` nor an environment gives rewards.
+        Where neither `custom_reward_function` nor an environment gives rewards, the model's stand
+        alone.
 
         Returns:
-            scores (B, R) float32 on sampled tokens, and further values of the reward function by name, one a row.
+            scores (B, R) float32 on sampled tokens, and further values of the reward function by
+            name, one a row.
         """
         if self.groups.reward_model is None:
             return compute_reward(batch, reward_fn)
@@ -101,7 +99,7 @@ class StepPhases:
         return scores + modelled, infos
 
     def _model_scores(self, batch: DataProto, scored: DataProto) -> Tensor:
-        """Returns the reward model's scores (B, R): of an episode's several rows the last one's is the episode's."""
+        """Returns the reward model's scores (B, R); of an episode's rows the last one's counts."""
         last_rows = [rows[-1] for rows in EpisodeRows(batch).rows]
         scores = torch.zeros(batch.batch["response_mask"].shape)
         scores[last_rows] = scored.batch["rm_scores"][last_rows]
@@ -118,7 +116,7 @@ class StepPhases:
         return batch
 
     def apply_kl_penalty(self, batch: DataProto) -> Metrics:
-        """Sets `token_level_rewards` (B, R): the scores, less the KL where `use_kl_in_reward` asks for it."""
+        """Sets `token_level_rewards` (B, R): the scores, less the KL with `use_kl_in_reward`."""
         algorithm = self.config.algorithm
         if not algorithm.use_kl_in_reward:
             batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
@@ -129,7 +127,10 @@ class StepPhases:
     # Log-probs
 
     def needs_old_log_probs(self) -> bool:
-        """Checks whether something reads them: in a step of a single update its own log-probs are the old ones."""
+        """Checks whether something reads them.
+
+        In a step of a single update its own log-probs are the old ones.
+        """
         algorithm = self.config.algorithm
         correction = algorithm.rollout_correction
         if self.config.critic.share_backbone:
@@ -145,7 +146,7 @@ class StepPhases:
         )
 
     def add_old_log_probs(self, batch: DataProto) -> tuple[DataProto, Metrics]:
-        """Adds `old_log_probs` (B, R); measures the entropy, and how far engine and trainer are apart.
+        """Adds `old_log_probs` (B, R); measures entropy, and how far engine and trainer differ.
 
         Tokens are then weighed, or left out, as `algorithm.rollout_correction` says.
         """
@@ -179,7 +180,7 @@ class StepPhases:
     # Advantages
 
     def add_advantages(self, batch: DataProto) -> DataProto:
-        """Adds `advantages` and `returns` (B, R), and the fields that the loss reads beside them."""
+        """Adds `advantages` and `returns` (B, R), and fields that the loss reads beside them."""
         algorithm = self.config.algorithm
         self._add_loss_fields(batch)
         return compute_advantage(
@@ -194,7 +195,7 @@ class StepPhases:
         )
 
     def _add_loss_fields(self, batch: DataProto) -> None:
-        """Adds `episode_share` (B,), `observation_mask` and the engine's `old_log_probs` (B, R), where they are read."""
+        """Adds what is read of `episode_share` (B,), `observation_mask`, `old_log_probs` (B, R)."""
         if self.config.actor_rollout_ref.actor.loss_agg_counts == "episodes":
             shares = EpisodeRows(batch).shares()
             if shares is not None:
@@ -208,7 +209,10 @@ class StepPhases:
     # Updates
 
     def resample(self, batch: DataProto, step: int) -> DataProto:
-        """Draws the rows that the updates learn from, by their scores (PF-PPO); without `use_pf_ppo` the batch itself."""
+        """Draws the rows that the updates learn from, by their scores, with `use_pf_ppo`.
+
+        Without it, returns the batch itself.
+        """
         if not self.config.algorithm.use_pf_ppo:
             return batch
         pf_ppo = self.config.algorithm.pf_ppo
@@ -216,7 +220,7 @@ class StepPhases:
         return compute_pf_ppo_reweight_data(batch, pf_ppo.reweight_method, pf_ppo.weight_pow, seed)
 
     def update_actor(self, batch: DataProto) -> Metrics:
-        """Makes the step's updates of the policy, and of the values where they share its model; returns metrics."""
+        """Makes the updates of the policy, and of values that share its model; returns metrics."""
         if self.config.critic.share_backbone:
             return self.groups.policy.update_actor_and_values(batch)
         return self.groups.policy.update_actor(batch)

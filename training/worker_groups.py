@@ -14,8 +14,9 @@ from typing import Any
 from training.async_rollout.dedicated_engines import DedicatedEngines
 from training.config import PPOConfig
 from training.run.checkpoint_contents import ACTOR, CRITIC
-from training.run.process import has_gpus
+from training.run.ray_cluster import has_gpus
 from training.run.roles import ResourcePoolManager, Role
+from training.run.run_lock import OWNER_FILE
 from training.run.worker_group_protocol import (
     CriticGroup,
     PlayingGroup,
@@ -33,8 +34,6 @@ from workers.ranks.worker_group import (
 
 # The roles that the policy may be trained in; a run has one of them.
 POLICY_ROLES = (Role.ActorRolloutRef, Role.ActorRollout, Role.ActorRef, Role.Actor)
-# Written by a run that holds its folder.
-OWNER_FILE = "owner.json"
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def start_workers(
 
 
 def _worker_to_build(role: Role, worker_cls: type, config: PPOConfig) -> ClassWithInitArgs:
-    """Returns the worker's class with its arguments: the policy's takes its role beside the config."""
+    """Returns the worker's class with its arguments; the policy's takes its role, too."""
     if role in (Role.Critic, Role.RewardModel):
         return ClassWithInitArgs(worker_cls, config)
     return ClassWithInitArgs(worker_cls, config, role.value)

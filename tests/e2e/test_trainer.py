@@ -175,7 +175,7 @@ def test_resuming_with_another_batch_size_goes_on_at_the_same_row(
     trainer = build_trainer(tiny_config(tiny_task, tmp_path, "data.train_batch_size=16"))
     trainer.init_workers()
     trainer.load_checkpoint()
-    assert (trainer.global_steps, trainer.rows_done) == (2, 16)
+    assert (trainer.global_steps, trainer.position.rows_done) == (2, 16)
 
 
 def test_infos_that_only_some_answers_have_do_not_stop_a_validation(

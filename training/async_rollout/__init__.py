@@ -1,1 +1,1 @@
-"""Asynchrony behind the trainer's own calls: dedicated engines, prefetch, group streaming, staleness."""
+"""Asynchrony behind the trainer's own calls: engines of their own, prefetch, group streaming."""

@@ -1,7 +1,8 @@
 """Engines that have ranks of their own, behind the calls of engines that share the policy's.
 
-Several threads may have batches played at once; new weights come between two slices of play. Invariant: a batch that is
-handed in, and weights that are to be sent, wait for one slice at most, however many threads play.
+Several threads may have batches played at once; new weights come between two slices of play.
+Invariant: a batch that is handed in, and weights that are to be sent, wait for one slice at most,
+however many threads play.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ SLICE_S = 0.2
 class DedicatedEngines:
     """Plays batches on the engines' ranks, and brings them the policy's weights over a channel.
 
-    A thread plays on under `_lock`, with the batches of all threads. `_gate` is held by whoever is to have the lock
-    next, a new batch or new weights: threads that play pass it before each slice.
+    A thread plays on under `_lock`, with the batches of all threads. `_gate` is held by whoever is
+    to have the lock next, a new batch or new weights: threads that play pass it before each slice.
 
     Args:
         engines: the group of ranks that hold engines.
@@ -45,7 +46,7 @@ class DedicatedEngines:
         self._join_channel()
 
     def _join_channel(self) -> None:
-        """Has the policy's first rank and all engines meet; each side's call waits for the other."""
+        """Has the policy's first rank and all engines meet; each side's call awaits the other."""
         address = self.policy.open_weight_channel()
         size = self.engines.world_size + 1
         joined = self._channel_thread.submit(self.engines.join_weight_channel, address, size)

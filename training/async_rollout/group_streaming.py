@@ -1,9 +1,10 @@
 """Training on groups of episodes as soon as they have ended, while other groups still play.
 
-`GroupStreamingEngines` stands in the place of the engines and hands on the groups that end; `GroupStreamingPhases`
-stands in the place of a step's phases: it goes through them with those groups, up to their gradient, and makes the
-step's one update in the end. Invariant: every group of a batch is trained on exactly once, before the batch is given
-back; batches of validation pass through untouched.
+`GroupStreamingEngines` stands in the place of the engines and hands on the groups that end;
+`GroupStreamingPhases` stands in the place of a step's phases: it goes through them with those
+groups, up to their gradient, and makes the step's one update in the end. Invariant: every group of
+a batch is trained on exactly once, before the batch is given back; batches of validation pass
+through untouched.
 """
 
 from __future__ import annotations
@@ -29,11 +30,29 @@ from training.worker_groups import WorkerGroups
 EndedByRank = list[list[DataProto]]
 
 
+def streams_groups(config: PPOConfig) -> bool:
+    """Checks whether a run trains on groups as they end; a deterministic one waits for them all."""
+    return config.trainer.train_finished_groups and not config.trainer.deterministic
+
+
+def stream_groups(
+    config: PPOConfig, groups: WorkerGroups, reward_fn: RewardFunction
+) -> tuple[GroupStreamingPhases, GroupStreamingEngines]:
+    """Makes the phases and the engines of a run that trains on groups as they end."""
+    phases = GroupStreamingPhases(config, groups, reward_fn)
+    engines = GroupStreamingEngines(
+        groups.engines,
+        dedicated=config.trainer.rollout_n_gpus > 0,
+        train_on=phases.train_on,
+    )
+    return phases, engines
+
+
 class GroupStreamingEngines:
     """Plays batches, and has each group of episodes trained on once it has ended.
 
-    On ranks that train too, training goes on where the engine has nothing to sample; dedicated engines play on
-    meanwhile.
+    On ranks that train too, training goes on where the engine has nothing to sample; dedicated
+    engines play on meanwhile.
 
     Args:
         engines: what plays.
@@ -62,7 +81,7 @@ class GroupStreamingEngines:
         return self._play_and_train(described)
 
     def _play_and_train(self, described: DataProto) -> DataProto:
-        """Plays until every group has ended; returns the rows of all, in the order in which they were described."""
+        """Plays until every group has ended; returns all rows, in the order of the description."""
         meta_info = described.meta_info | {"by_group": True}
         self.engines.begin_batch(replace(described, meta_info=meta_info))
         episodes_left = Counter(described.non_tensor_batch["uid"].tolist())
@@ -84,7 +103,10 @@ class GroupStreamingEngines:
         return _rows_of(uids, rows_of_group)
 
     def _play_on(self) -> Callable[[], EndedByRank]:
-        """Plays a slice, on dedicated engines beside what follows; calling the result waits for what has ended."""
+        """Plays a slice; calling the result waits for what has ended.
+
+        Dedicated engines play beside what follows, others when the result is called.
+        """
         ranks = self.engines.world_size
         seconds = SLICE_S if ranks > 1 else math.inf
         play = partial(self.engines.play, [seconds] * ranks, [not self.dedicated] * ranks)
@@ -122,17 +144,17 @@ def _rows_of(uids: Iterable[str], rows_of_group: dict[str, list[DataProto]]) -> 
 class GroupStreamingPhases(StepPhases):
     """Goes through a step's phases group by group; what `train_step` then calls finds them done.
 
-    That needs an estimator and a loss which look at no more than a group, and a single update a step;
-    `training/config` refuses all else.
+    That needs an estimator and a loss which look at no more than a group, and a single update a
+    step; `training/config` refuses all else.
     """
 
     def __init__(self, config: PPOConfig, groups: WorkerGroups, reward_fn: RewardFunction) -> None:
         super().__init__(config, groups, reward_fn)
         # The parts of the step's batch whose gradient is there, in the order in which they ended.
-        self._trained: list[DataProto] = []
+        self.trained_parts: list[DataProto] = []
 
     def train_on(self, ended: DataProto) -> None:
-        """Goes through the phases with groups that have ended, and adds their gradient to the step's."""
+        """Goes through the phases with groups that have ended, and adds up their gradient."""
         batch = super().arrange(ended)
         wait_for_reward = self.start_reward(batch)
         if super().needs_old_log_probs():
@@ -146,11 +168,11 @@ class GroupStreamingPhases(StepPhases):
         self.groups.policy.add_groups(batch)
         # Only those parts have it in which an episode has several rows.
         batch.batch.pop("episode_share", None)
-        self._trained.append(batch)
+        self.trained_parts.append(batch)
 
     def arrange(self, batch: DataProto) -> DataProto:
         """Returns the rows that were trained on, in the order in which their groups ended."""
-        return DataProto.concat(_with_same_columns(self._trained))
+        return DataProto.concat(_with_same_columns(self.trained_parts))
 
     def needs_old_log_probs(self) -> bool:
         """Returns False: the rows have what is read of them."""
@@ -166,14 +188,17 @@ class GroupStreamingPhases(StepPhases):
 
     def update_actor(self, batch: DataProto) -> Metrics:
         """Makes the update of the gradients that `train_on` added up; returns metrics."""
-        parts = len(self._trained)
-        self._trained.clear()
+        parts = len(self.trained_parts)
+        self.trained_parts.clear()
         metrics = self.groups.policy.finish_update()
         return {"training/parts_of_update": float(parts), **metrics}
 
 
 def _with_same_columns(parts: Sequence[DataProto]) -> list[DataProto]:
-    """Fills in None where a part lacks a column of another: a reward function may give more values for one group."""
+    """Fills in None where a part lacks a column of another.
+
+    A reward function may give further values for some groups alone.
+    """
     names = {name for part in parts for name in part.non_tensor_batch}
     filled = []
     for part in parts:

@@ -1,7 +1,7 @@
 """Steps that are generated before their turn, in threads, while another step is trained on.
 
-Invariant: what was generated but not trained on goes with a checkpoint, or is generated again from the same rows and
-seeds: no row of the data is lost or comes twice.
+Invariant: what was generated but not trained on goes with a checkpoint, or is generated again from
+the same rows and seeds: no row of the data is lost or comes twice.
 """
 
 from collections import deque
@@ -74,7 +74,7 @@ class Prefetch:
         return mask_stale_groups(batch, step, self.level)
 
     def wait_for_begun_steps(self) -> None:
-        """Waits for what is being generated, in a deterministic run: weights come between two batches there."""
+        """Waits, in a deterministic run: there new weights come between two batches."""
         if self.deterministic:
             wait(self._begun)
 
@@ -83,7 +83,7 @@ class Prefetch:
         return tuple(self._begun)
 
     def restore(self, checkpoint: Path) -> None:
-        """Takes over the steps in flight that a checkpoint holds; rows are drawn from behind them on."""
+        """Takes over the steps in flight of a checkpoint, and draws the rows behind them next."""
         self._begun.clear()
         for step in load_in_flight(checkpoint):
             generated: Future[GeneratedStep] = Future()

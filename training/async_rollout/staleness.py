@@ -1,13 +1,14 @@
-"""How old the weights were that sampled a batch, and what is too old to be trained on.
+"""Measures how old the weights were that sampled a batch, and masks what is too old.
 
-Version v of the weights is what step v leaves behind; `weight_versions` (B, R) holds each sampled token's. Invariant: no
-token that a step trains on is of weights older than `trainer.async_level` updates.
+Version v of the weights is what step v leaves behind; `weight_versions` (B, R) holds each sampled
+token's. Invariant: no token that a step trains on is of weights older than `trainer.async_level`
+updates.
 """
 
 import torch
 
 from data.protocol import DataProto
-from training.batch.torch_functional import masked_mean
+from training.batch.masked_ops import masked_mean
 
 
 def mask_stale_groups(batch: DataProto, step: int, max_age: int) -> dict[str, float]:
@@ -15,10 +16,12 @@ def mask_stale_groups(batch: DataProto, step: int, max_age: int) -> dict[str, fl
 
     Args:
         batch: with response_mask, weight_versions (B, R) and uid (B,).
-        step: the step that is to be trained; its tokens were at best sampled by the weights of `step - 1`.
+        step: the step that is to be trained; its tokens were at best sampled by the weights of
+            `step - 1`.
         max_age: updates that a token may be old.
     Returns:
-        async/staleness_mean and async/staleness_max (updates, over sampled tokens), async/dropped_groups.
+        async/staleness_mean and async/staleness_max (updates, over sampled tokens),
+            async/dropped_groups.
     """
     mask = batch.batch["response_mask"].bool()  # (B, R)
     age = torch.where(mask, step - 1 - batch.batch["weight_versions"], 0)  # (B, R)

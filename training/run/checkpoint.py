@@ -3,7 +3,8 @@
     checkpoint_contents.py   what a checkpoint holds
     checkpoint_folders.py    how its folder gets its name, is found again, checked and pruned
 
-Invariant: a save that fails costs that checkpoint alone: training goes on, and the older checkpoints stay.
+Invariant: a save that fails costs that checkpoint alone: training goes on, and the older
+checkpoints stay.
 """
 
 import logging
@@ -15,13 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from training.config.settings import TrainerConfig
+from training.run.checkpoint_contents import LATEST as LATEST
 from training.run.checkpoint_contents import (
     MANIFEST,
     DriverSnapshot,
     save_driver_state,
     save_in_flight,
 )
-from training.run.checkpoint_contents import LATEST as LATEST
 from training.run.checkpoint_folders import (
     complete_checkpoint,
     give_name,
@@ -49,7 +50,8 @@ class CheckpointSaver:
         begin -> the workers copy and write -> poll: all have written
               -> a thread writes the manifest, forces to disk, renames, prunes
 
-    A save that fails (a full disk) is logged and its folder removed; `close` raises if it was the last one.
+    A save that fails (a full disk) is logged and its folder removed; `close` raises if it was the
+    last one.
 
     Args:
         run_dir: the run's folder.
@@ -101,7 +103,9 @@ class CheckpointSaver:
             self._give_up(error)
 
     def save_to(self, folder: Path, snapshot: DriverSnapshot) -> Path:
-        """Saves to a folder of any name, and returns it when it is there, in place of a checkpoint that it held.
+        """Saves to a folder of any name, and returns it when it is there.
+
+        A checkpoint that the folder held goes.
 
         Raises:
             ValueError: it holds anything else.
@@ -120,7 +124,10 @@ class CheckpointSaver:
         return folder
 
     def save_interrupted(self, snapshot: DriverSnapshot) -> None:
-        """Saves a run that ends before its time, if its last step is not saved; waits, and logs how it goes on."""
+        """Saves the last step of a run that ends before its time, if that is not saved yet.
+
+        Waits for it, and logs how the run goes on.
+        """
         if self.step < snapshot.state.global_steps:
             self.begin(snapshot)
         self.close()

@@ -1,8 +1,8 @@
 """What a checkpoint holds, folder by folder and entry by entry, and who writes and reads each.
 
-`CONTENTS` is the list of files; `DriverState` that of the entries in `data.pt`; the names here are those the code uses.
-Nothing random is kept: all of it derives from the run's seed and the step. Invariant: reading what stands here runs no
-code from it.
+`CONTENTS` is the list of files; `DriverState` that of the entries in `data.pt`; the names here are
+those the code uses. Nothing random is kept: all of it derives from the run's seed and the step.
+Invariant: reading what stands here runs no code from it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Entry:
 
 
 def _model_entries(folder: str, model: str) -> tuple[Entry, ...]:
-    """Lists the folder of a model that is trained; save_contents and load_contents choose among its parts."""
+    """Lists the folder of a trained model; save_contents and load_contents choose among it."""
     writer = "workers/model/state.py: save"
     reader = "workers/model/state.py: load"
     return (
@@ -99,8 +99,8 @@ CONTENTS: tuple[Entry, ...] = (
 class DriverState:
     """Lists the entries of `data.pt`: numbers, strings, tensors, and lists and dicts of them.
 
-    `RayPPOTrainer.driver_state` writes them, `load_driver_state` reads them; `AgentTrainer` adds the suite. What an older
-    checkpoint lacks keeps its default here, and starts anew.
+    `RayPPOTrainer.driver_state` writes them, `load_driver_state` reads them; `AgentTrainer` adds
+    the suite. What an older checkpoint lacks keeps its default here, and starts anew.
 
     Attributes:
         global_steps: steps that were trained.
@@ -131,8 +131,8 @@ class DriverSnapshot:
 
     Attributes:
         state: the entries of `data.pt`.
-        in_flight: steps that are generated ahead, or are still being generated; those that are whole when the checkpoint
-            is written go with it.
+        in_flight: steps that are generated ahead, or are still being generated; those that are
+            whole when the checkpoint is written go with it.
     """
 
     state: DriverState
@@ -161,7 +161,10 @@ def load_driver_state(folder: Path) -> DriverState:
 
 
 def save_in_flight(folder: Path, steps: Iterable[Future[GeneratedStep]]) -> None:
-    """Writes the steps that are generated whole, up to the first that is not: it and the rest are generated again."""
+    """Writes the steps that are generated whole, up to the first that is not.
+
+    That one and the rest are generated again.
+    """
     for number, step in enumerate(steps):
         if not step.done() or step.exception() is not None:
             return

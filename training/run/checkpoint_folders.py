@@ -1,8 +1,9 @@
 """Checkpoint folders: how they get their names, are found again, checked and pruned.
 
-Invariant: a folder with the name `global_step_N` is always whole, because a checkpoint is written under a temporary
-name, forced to disk and renamed; older ones go only when a newer one is complete. With several nodes the run's folder
-is one that all of them see. `checkpoint_contents.py` lists what a folder holds.
+Invariant: a folder with the name `global_step_N` is always whole, because a checkpoint is written
+under a temporary name, forced to disk and renamed; older ones go only when a newer one is complete.
+With several nodes the run's folder is one that all of them see. `checkpoint_contents.py` lists what
+a folder holds.
 """
 
 import json
@@ -17,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from training.run.checkpoint_contents import CRITIC, DRIVER_STATE, LATEST, MANIFEST
-from training.run.tracking import force_to_disk, write_atomically
+from training.run.files import force_to_disk, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def folder_of_step(run_dir: Path, step: int) -> Path:
 
 
 def start_checkpoint(run_dir: Path, step: int) -> Path:
-    """Makes a temporary folder to write into, which `complete_checkpoint` renames to `global_step_N`."""
+    """Makes a temporary folder, which `complete_checkpoint` renames to `global_step_N`."""
     return make_temporary(folder_of_step(run_dir, step))
 
 
@@ -126,11 +127,14 @@ def saved_steps(run_dir: Path, needs: Sequence[str] = ()) -> list[int]:
 def find_checkpoint(
     run_dir: Path, resume_mode: str, resume_from_path: str | None, needs: Sequence[str] = ()
 ) -> Path | None:
-    """Finds the folder to resume from, None to start afresh; `needs` names the workers' folders that it must hold.
+    """Finds the folder to resume from; None to start afresh.
 
+    Args:
+        resume_mode, resume_from_path: settings of `trainer`.
+        needs: the workers' folders that it must hold.
     Raises:
-        FileNotFoundError: there is none with all that is needed, though there are checkpoints, or `resume_path` names
-            none.
+        FileNotFoundError: there is none with all that is needed, though there are checkpoints, or
+            `resume_path` names none.
         ValueError: the one that `resume_path` names is damaged.
     """
     if resume_mode == "disable":
@@ -187,14 +191,14 @@ def _latest_checkpoint(run_dir: Path, needs: Sequence[str]) -> Path | None:
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Removes a checkpoint under a temporary name, so that a removal cut short never leaves half of one to be found."""
+    """Removes a checkpoint, so that a removal cut short never leaves half of one to be found."""
     if folder.exists():
         doomed = folder.rename(folder.with_name(f"{folder.name}.old{TEMPORARY}"))
         shutil.rmtree(doomed, ignore_errors=True)
 
 
 def set_aside(run_dir: Path) -> None:
-    """Takes another run's checkpoints out of the way of one that begins: global_step_N becomes global_step_N.old."""
+    """Renames another run's checkpoints to global_step_N.old, out of the way of one that begins."""
     (run_dir / LATEST).unlink(missing_ok=True)
     for step in saved_steps(run_dir):
         folder = folder_of_step(run_dir, step)
@@ -204,10 +208,11 @@ def set_aside(run_dir: Path) -> None:
 
 
 def prune(run_dir: Path, step: int, *, keep_actor: int | None, keep_critic: int | None) -> None:
-    """Removes what is older than the newest `keep_*` checkpoints up to `step`, and leftovers of broken-off saves.
+    """Removes what is older than the newest `keep_*` checkpoints up to `step`.
 
-    A checkpoint without its actor cannot be resumed, so it goes whole; without its critic it stays as the actor's.
-    Later steps, of a run that was here before, stay.
+    Leftovers of broken-off saves go, too.
+    A checkpoint without its actor cannot be resumed, so it goes whole; without its critic it stays
+    as the actor's. Later steps, of a run that was here before, stay.
     """
     for leftover in run_dir.glob(f"global_step_*{TEMPORARY}"):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -1,7 +1,7 @@
 """How far a run is in its training data, and the rows that come next.
 
-Invariant: what is drawn follows from the position and the run's seed, so that a position is all that a checkpoint keeps
-of the data.
+Invariant: what is drawn follows from the position and the run's seed, so that a position is all
+that a checkpoint keeps of the data.
 """
 
 from __future__ import annotations

@@ -55,7 +55,10 @@ class ResourcePoolManager:
     def pools(
         self, roles: Collection[Role], *, use_gpu: bool
     ) -> Iterator[tuple[RayResourcePool, list[Role]]]:
-        """Yields each pool that has any of `roles`, with those; the CPU's threads are shared among a node's ranks."""
+        """Yields each pool that has any of `roles`, with those.
+
+        The CPU's threads are shared among a node's ranks.
+        """
         ranks_on_a_node = sum(max(ranks) for ranks in self.resource_pool_spec.values())
         threads = max(1, (os.cpu_count() or 1) // ranks_on_a_node)
         for name, ranks in self.resource_pool_spec.items():
@@ -99,7 +102,7 @@ def default_role_mapping(config: PPOConfig) -> dict[Role, type]:
 
 
 def default_resource_pool(config: PPOConfig) -> ResourcePoolManager:
-    """Returns one pool of all ranks, shared by every role, and one for dedicated engines where there are any."""
+    """Returns one pool of all ranks, shared by every role, and one for dedicated engines."""
     ranks_on_a_node = config.trainer.n_gpus_per_node
     engine_ranks = config.trainer.rollout_n_gpus
     pools = {TRAINING_POOL: [ranks_on_a_node] * config.trainer.nnodes}

@@ -1,7 +1,8 @@
-"""Where the trainer gets each step's batch from: generated when the step's turn comes, or ahead of it.
+"""Gives the trainer each step's batch: generated when the step's turn comes, or ahead of it.
 
-`OnDemandSource` generates in turn; `training/async_rollout/prefetch.py` has the source that works ahead. Invariant: a
-source gives every step once, in order, with the data position behind the step's rows.
+`OnDemandSource` generates in turn; `training/async_rollout/prefetch.py` has the source that works
+ahead. Invariant: a source gives every step once, in order, with the data position behind the step's
+rows.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class StepSource(Protocol):
         ...
 
     def mask_stale_groups(self, batch: DataProto, step: int) -> Metrics:
-        """Masks groups that were sampled by weights older than allowed; returns how old they are."""
+        """Masks groups that were sampled by too old weights; returns how old tokens are."""
         ...
 
     def wait_for_begun_steps(self) -> None:
@@ -119,7 +120,7 @@ class OnDemandSource:
         return ()
 
     def restore(self, checkpoint: Path) -> None:
-        """Leaves what a checkpoint has in flight out: its rows lie behind the position and are drawn again."""
+        """Leaves out what a checkpoint has in flight: its rows are drawn again."""
 
     def shutdown(self) -> None:
         """Returns at once: there are no threads."""

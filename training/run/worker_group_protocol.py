@@ -1,7 +1,8 @@
-"""What the driver calls of a worker group, by what the group does: type-checked, wherever the workers live.
+"""What the driver calls of a worker group, by what the group does.
 
-A local group, a group of Ray's, dedicated engines and group streaming all offer these methods; `workers/fsdp_workers.py`
-has what they do. Invariant: the driver calls nothing of a group that does not stand here.
+A local group, a group of Ray's, dedicated engines and group streaming all offer these methods;
+`workers/fsdp_workers.py` has what they do. Invariant: the driver calls nothing of a group that does
+not stand here.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class PlayingGroup(RolloutGroup, Protocol):
         ...
 
     def play(self, seconds: list[float], to_idle: list[bool]) -> list[list[DataProto]]:
-        """Plays on, on each rank for so many seconds; returns each rank's batches that have ended."""
+        """Plays on, on each rank for so many seconds; returns each rank's ended batches."""
         ...
 
 
