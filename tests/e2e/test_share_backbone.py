@@ -92,7 +92,7 @@ def test_a_pass_that_would_be_left_out_is_made_for_its_values(
     )
     own = (*SHARED, *one_update, "data.val_files=null", *(bypass if correction == "bypass" else ()))
     trainer = train(tiny_config(tiny_task, tmp_path / "run", *own))
-    assert trainer.needs_old_log_probs()
+    assert trainer.phases.needs_old_log_probs()
     for step in read_steps(tmp_path / "run"):
         assert step["timing_s/old_log_prob"] > 0 and step["critic/vf_loss"] > 0
 
