@@ -235,13 +235,14 @@ class RayPPOTrainer:
             if trainer.val_only:
                 return metrics
             self._warn_if_nothing_to_train()
+            last_step = self.total_training_steps
             self._end_step()
             try:
                 for step in self.training_batches():
                     metrics = self.train_step(step)
                     if self._validates_now():
                         metrics |= self.validate()
-                    if self._saves_now(metrics):
+                    if self.saver.is_due(self.global_steps, last_step, metrics["timing_s/step"]):
                         metrics |= self.save_checkpoint()
                     tracking.log(metrics, step=self.global_steps)
                     self.on_step(metrics)
@@ -438,12 +439,6 @@ class RayPPOTrainer:
 
     # Checkpoints
 
-    def _saves_now(self, metrics: Metrics) -> bool:
-        """Checks whether a checkpoint of this step is due."""
-        return self.saver.is_due(
-            self.global_steps, self.total_training_steps, metrics["timing_s/step"]
-        )
-
     def save_checkpoint(self, snapshot: DriverSnapshot | None = None) -> Metrics:
         """Begins to save the run, the driver as in `snapshot`, by default as it is now.
 
@@ -486,12 +481,10 @@ class RayPPOTrainer:
         A model that it lacks starts anew.
         """
         trainer = self.config.trainer
-        if folder is None:
-            mode, path = trainer.resume_mode, trainer.resume_from_path
-        else:
-            mode, path = "resume_path", str(folder)
         needed = (ACTOR,) if trainer.resume_with_changes else tuple(self.saver.groups)
-        checkpoint = find_checkpoint(self.run_dir, mode, path, needed)
+        checkpoint = find_checkpoint(
+            self.run_dir, trainer.resume_mode, trainer.resume_from_path, needed, folder=folder
+        )
         if checkpoint is None:
             if not trainer.val_only:
                 set_aside(self.run_dir)

@@ -1,4 +1,7 @@
-"""Training on groups of episodes that have ended while others play: the numbers of training on all at once."""
+"""Training on groups of episodes that have ended while others play.
+
+It gives the numbers of training on all at once.
+"""
 
 from __future__ import annotations
 

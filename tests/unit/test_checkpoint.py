@@ -1,4 +1,4 @@
-"""Tests checkpoint folders: complete or invisible, found, checked, pruned, and no way to run code."""
+"""Checkpoint folders: complete or invisible, found, checked, pruned, and no way to run code."""
 
 from __future__ import annotations
 
@@ -265,7 +265,10 @@ def files_no_longer_than(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("size", [0, 100, 2000, 4000])
 def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, caplog, size: int) -> None:
-    """Lacks room for the driver's state, the metadata or the weights; the older one stays, a later one is saved."""
+    """Lacks room for the driver's state, the metadata or the weights.
+
+    The older checkpoint stays, a later one is saved.
+    """
     saver = make_saver(tmp_path)
     saver.begin(end_of_step(1))
     saver.poll(wait=True)
@@ -330,7 +333,10 @@ def test_training_goes_on_from_a_saved_state_bitwise(tmp_path: Path) -> None:
 def test_saving_before_the_first_step_changes_no_step_after_it_nor_after_loading(
     tmp_path: Path,
 ) -> None:
-    """An optimiser has no state then, and a state of zeros would be another: AdamW counts the steps in it."""
+    """An optimiser has no state then.
+
+    A state of zeros would be another: AdamW counts the steps in it.
+    """
     parts = ("model", "optimizer", "extra")
     plain, saved, fresh, used = trained(0), trained(0), trained(1), trained(2)
     step(*used)
@@ -350,7 +356,10 @@ def test_saving_before_the_first_step_changes_no_step_after_it_nor_after_loading
 def test_a_single_rank_saves_and_loads_alone_beside_an_engines_process_group(
     tmp_path: Path,
 ) -> None:
-    """vLLM makes one in the process, even for one rank; it is not ours, and goes when the engine goes."""
+    """vLLM makes one in the process, even for one rank.
+
+    It is not ours, and goes when the engine goes.
+    """
     parts = ("model", "optimizer", "extra")
     for engine in ("gone", "there"):
         torch.distributed.init_process_group(

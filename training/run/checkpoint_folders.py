@@ -125,18 +125,26 @@ def saved_steps(run_dir: Path, needs: Sequence[str] = ()) -> list[int]:
 
 
 def find_checkpoint(
-    run_dir: Path, resume_mode: str, resume_from_path: str | None, needs: Sequence[str] = ()
+    run_dir: Path,
+    resume_mode: str,
+    resume_from_path: str | None,
+    needs: Sequence[str] = (),
+    *,
+    folder: Path | None = None,
 ) -> Path | None:
     """Finds the folder to resume from; None to start afresh.
 
     Args:
         resume_mode, resume_from_path: settings of `trainer`.
         needs: the workers' folders that it must hold.
+        folder: the one to resume from, whatever the settings say.
     Raises:
         FileNotFoundError: there is none with all that is needed, though there are checkpoints, or
             `resume_path` names none.
         ValueError: the one that `resume_path` names is damaged.
     """
+    if folder is not None:
+        return _named_checkpoint(folder, needs)
     if resume_mode == "disable":
         return None
     if resume_mode == "resume_path":
