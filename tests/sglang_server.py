@@ -1,6 +1,7 @@
-"""What SGLang promises, over a real tiny model: its HTTP interface on a real socket, and `sglang.Engine`'s signatures.
+"""What SGLang promises, over a real tiny model: its HTTP interface, and its engine's signatures.
 
-Weights are unpickled by the same rule as SGLang's own unpickler has: only what torch and the standard library name.
+The interface stands on a real socket. Weights are unpickled by the same rule as SGLang's own
+unpickler has: only what torch and the standard library name.
 """
 
 from __future__ import annotations
@@ -46,8 +47,12 @@ class Model:
         self.lock = threading.Lock()
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.released: set[str] = set()
-        # Requests wait until they are aborted; they get no answer; and how often the cache is not flushed.
-        self.hang, self.dead, self.busy = False, False, 0
+        # Requests wait until they are aborted.
+        self.hang = False
+        # Requests get no answer.
+        self.dead = False
+        # How often the cache is not flushed.
+        self.busy = 0
         self.aborted: set[str] = set()
 
     @torch.no_grad()
@@ -59,7 +64,8 @@ class Model:
         assert given["return_logprob"] and not self.released and sampling_params.keys() <= KNOWN
         if len(input_ids) >= self.context:
             raise ValueError(
-                f"The input ({len(input_ids)} tokens) is longer than the context ({self.context} tokens)."
+                f"The input ({len(input_ids)} tokens) is longer than the context "
+                f"({self.context} tokens)."
             )
         if rid in self.aborted:
             return {
@@ -174,7 +180,10 @@ def answer(model: Model, verb: str, body: dict[str, Any]) -> None:
 
 
 def engine_class(model: Model) -> type:
-    """Makes a class with the methods of `sglang.Engine` that are called, whose calls run its loop as SGLang's do."""
+    """Makes a class with the methods of `sglang.Engine` that are called.
+
+    Its calls run its loop, as SGLang's do.
+    """
 
     class Engine:
         def __init__(self, **settings: Any) -> None:

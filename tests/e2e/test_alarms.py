@@ -128,7 +128,7 @@ def watch(config: PPOConfig, fault: Fault = no_fault, begins: int = BEGINS) -> l
         if begins == 0:
             fault(trainer)
         trainer.fit()
-        assert not trainer.alarms.broken
+        assert not trainer.alarms.broken_rules
     finally:
         trainer.shutdown()
         group_advantages.ADV_ESTIMATOR_REGISTRY.update(before)
@@ -247,7 +247,7 @@ def test_a_batch_that_lacks_a_column_costs_a_rule_and_not_the_run(
     found = Alarms(trainer.config).check(batch, metrics, 1)
     assert "alarms/not_finite" in found
     assert (
-        "alarms do without the rule wrong_groups: KeyError: " in caplog.text
+        "alarms do without the rule mixed_groups: KeyError: " in caplog.text
         and "no 'uid'" in caplog.text
     )
 

@@ -1,4 +1,6 @@
-"""An episode as a coroutine, answered by hand: what it asks for in which order, and what it makes of the answers."""
+"""An episode as a coroutine, answered by hand: what it asks for in which order, and what becomes
+of the answers.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ from workers.rollout.episode import (
     anchor_of,
     play_episode,
 )
+from workers.rollout.episode_records import row_record
 
 LIMITS = TurnLimits(
     prompt_length=16, response_length=40, max_model_len=56, max_turn=3, max_turn_tokens=4
@@ -90,7 +93,7 @@ def test_it_samples_and_steps_until_the_environment_is_done(start, tokens) -> No
     end(play, StepReply(done=True))
     assert (episode.ending, episode.error, episode.env_seconds) == ("done", "", 3.0)
     assert [turn.text for turn in episode.turns] == ["guess 5", "guess 7"]
-    row = episode.row.record()
+    row = row_record(episode.row)
     first, rewards = row["turn_ids"].count(0), row["rewards"]
     assert rewards[first - 1] == 0.25 and rewards[-1] == 1.0 and sum(rewards) == 1.25
     assert row["turn_ids"][first] == -1 and row["response_mask"][first] == 0, (
@@ -114,7 +117,7 @@ def test_a_turn_that_fills_the_row_is_not_played(start, tokens) -> None:
     play.send(None)
     play.send(StepReply(messages=said("guess")))
     assert play.send(completion(tokens, "5 5 5", "length")) == Ask("finish", ("overflow",))
-    assert episode.row.record()["response_mask"] == [1, 1, 1]
+    assert row_record(episode.row)["response_mask"] == [1, 1, 1]
 
 
 def test_a_reply_that_leaves_no_room_is_not_joined(start, tokens) -> None:
@@ -125,7 +128,7 @@ def test_a_reply_that_leaves_no_room_is_not_joined(start, tokens) -> None:
     assert play.send(StepReply(messages=said("higher higher higher"), reward=0.5)) == Ask(
         "finish", ("overflow",)
     )
-    row = episode.row.record()
+    row = row_record(episode.row)
     assert row["response_mask"] == [1, 1] and sum(row["rewards"]) == 0.5
 
 
@@ -162,7 +165,7 @@ def test_a_reward_function_replaces_the_environments_rewards(start, tokens) -> N
     play.send(completion(tokens, "5"))
     assert play.send(StepReply(reward=3.0, done=True)) == Ask("finish", ("done",))
     end(play, StepReply(reward=0.75, done=True))
-    assert episode.row.record()["rewards"] == [0.0, 0.75]
+    assert row_record(episode.row)["rewards"] == [0.0, 0.75]
 
 
 def test_an_episode_may_fail_in_its_finish(start, tokens) -> None:
@@ -195,13 +198,13 @@ def test_a_row_holds_few_bytes_a_token_and_its_record_has_an_entry_for_each() ->
         0,
     )
     episode.add_reward(0.25)
-    row.append_given([7, 8])
+    row.append_tokens([7, 8])
     row.append_sampled(
         Completion(request_id="0", token_ids=[9], log_probs=[-2.0], finish_reason="stop"), 1
     )
     episode.add_reward(1.0)
     episode.add_reward(0.5)
-    record = row.record()
+    record = row_record(row)
     assert record == {
         "prompt_ids": [1, 2],
         "response_ids": [5, 6, 7, 8, 9],

@@ -1,4 +1,6 @@
-"""What a step's episodes say of their environments: different tasks, failures, masks, crashes of one group."""
+"""What a step's episodes tell of their environments: different tasks, failures, masks, crashes of
+one group.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The engines, SGLang's over HTTP: log-probs of what was sampled, seeds, stop reasons, masks, and weights that are
-really replaced.
+"""The engines, SGLang's over HTTP: log-probs of what was sampled, seeds, stop reasons, masks, and
+weights that are really replaced.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from data.protocol import FIELDS, DataProto
 from tests.sglang_server import Model, serving
 from training.config import ModelConfig, RolloutConfig
-from workers.hf_rollout import HFRollout, sample_tokens
+from workers.hf_rollout import sample_tokens
 from workers.model.builder import ModelSpec
 from workers.ranks.distributed import expandable_segments
-from workers.rollout.base import BaseRollout, Batch, TurnLoop
+from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Sampling
+from workers.rollout.engine_registry import load_engine_class
 from workers.rollout.episode import Episode, Row, TurnLimits
+from workers.rollout.turn_loop import Batch, TurnLoop
 from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 RESPONSE = 8
@@ -35,16 +37,9 @@ PROMPTS = ["above 3 below 8", "above 0 below 3", "above 5 below 11"]
 
 
 def build_engine(name: str, spec: ModelSpec, config: RolloutConfig = CONFIG) -> BaseRollout:
-    if name == "hf":
-        return HFRollout(config, spec)
-    if name == "sglang":
-        from workers.sglang_rollout import SGLangRollout
-
-        return SGLangRollout(config, spec)
-    pytest.importorskip("vllm")
-    from workers.vllm_rollout_spmd import vLLMRollout
-
-    return vLLMRollout(config, spec)
+    if name == "vllm":
+        pytest.importorskip("vllm")
+    return load_engine_class(name)(config, spec)  # type: ignore[call-arg, arg-type]
 
 
 def model_spec(path: Path, device: str | torch.device = "cpu") -> ModelSpec:
@@ -67,7 +62,7 @@ ENGINES = [
 def engine(
     request, tiny_task: Path, tied_model: Path
 ) -> Iterator[tuple[BaseRollout, nn.Module, ModelSpec]]:
-    """Yields an engine, and a policy whose weights it has after one update away from the folder's."""
+    """Yields an engine, and a policy whose weights it has: one update away from the folder's."""
     name, tying = request.param
     # A machine for gpu-check may lack both.
     if package := {"vllm": "vllm", "sglang": "httpx"}.get(name):
@@ -137,7 +132,7 @@ def test_log_probs_agree_with_the_policy_after_every_update(engine, temperature)
 
 
 def test_log_probs_disagree_when_one_tensor_is_kept_back(engine) -> None:
-    """Shows what the agreement test is worth: weights that miss one tensor's update are seen at once."""
+    """Shows what the agreement test is worth: a tensor that misses an update is seen at once."""
     rollout, lm, spec = engine
     old = {name: tensor.clone() for name, tensor in iter_weights(lm, torch.float32)}
     perturb(lm, seed=3)
@@ -320,7 +315,7 @@ def test_prefixes_are_not_kept_where_requests_still_run(engine) -> None:
     rollout.step()
     with pytest.raises(RuntimeError, match=r"requests run; .* \['7', '8'\]"):
         rollout.begin()
-    while rollout.asked:
+    while rollout.max_tokens_of:
         rollout.step()
     rollout.begin()
 

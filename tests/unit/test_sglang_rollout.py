@@ -1,6 +1,8 @@
-"""SGLang as rollout engine: what it is asked, by HTTP and by `sglang.Engine`'s methods, and what comes of its answers.
+"""SGLang as rollout engine: what it is asked, by HTTP and by `sglang.Engine`'s methods, and what
+comes of its answers.
 
-The engine's own tests (test_rollout.py) run over a server, too; here stand the cases that only SGLang has.
+The tests of all engines (test_rollout.py) run over a server, too; here stand the cases that only
+SGLang has.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def asking(spec: ModelSpec, url: str, **own: Any) -> SGLangRollout:
 
 def finished(rollout: SGLangRollout) -> dict[str, Completion]:
     found: dict[str, Completion] = {}
-    while rollout.asked:
+    while rollout.running:
         found |= {completion.request_id: completion for completion in rollout.step()}
     return found
 
@@ -84,7 +86,7 @@ def test_what_the_server_cuts_or_refuses_is_aborted_and_not_an_answer(spec, serv
 
 
 def test_end_of_turn_tokens_stop_only_where_they_are_asked_for(spec, model, server) -> None:
-    """SGLang's ignore_eos switches stop_token_ids off as well, and without it the model's own end token stops."""
+    """SGLang's ignore_eos switches stop_token_ids off as well; without it the model's end stops."""
     rollout, prompt = asking(spec, server), encode(spec)[0]
     rollout.submit(
         "ends",
@@ -121,7 +123,10 @@ def test_weights_come_in_buckets_once_for_each_rank_of_the_server(
 
 
 def test_only_what_sleeps_is_woken(spec, model, server) -> None:
-    """SGLang fails where memory is resumed that was not released, as in a second weight sync without generation."""
+    """SGLang fails where memory is resumed that was not released.
+
+    A second weight sync without generation in between would ask for that.
+    """
     rollout = asking(spec, server)
     rollout.wake_up("weights")
     rollout.sleep()
@@ -153,7 +158,7 @@ def test_a_batch_begins_without_what_one_before_left_behind(spec, model, server)
     assert asked == model.aborted and len(asked) == 2
     assert model.busy < 0, "the cache was dropped once nothing ran"
     assert (
-        not rollout.asked
+        not rollout.running
         and worst_difference(rollout, spec.causal_lm(trainable=True), spec, 1.0) < 1e-4
     )
 

@@ -1,5 +1,5 @@
-"""The turn loop on the real engines: ids, masks, rewards, limits and endings, checked on what the engine itself was
-given.
+"""The turn loop on the real engines: ids, masks, rewards, limits and endings, checked on what the
+engine itself was given.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from training.config import (
     EnvironmentChoice,
     PPOConfig,
 )
-from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
-from workers.rollout.base import BaseRollout, turn_seed
+from workers.multi_turn_rollout import AgentRollout, agent_specs
+from workers.rollout.base_rollout import BaseRollout, turn_seed
 from workers.rollout.engine import Sampling
 from workers.rollout.episode import Episode
+from workers.rollout.episode_descriptions import describe_episodes
 from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 WORDS = [
@@ -334,8 +335,10 @@ class SpeaksOutOfTurn(Chatter):
 def test_a_reply_that_the_chat_template_refuses_ends_its_episode_alone(engine) -> None:
     rollout, _, spec = engine
     template = spec.tokenizer.chat_template
-    refusal = "{% if m['role'] == 'system' and not loop.first %}{{ raise_exception('system comes first') }}{% endif %}"
-    refusing = "{% for m in messages %}" + refusal + "{% endfor %}"
+    refusing = (
+        "{% for m in messages %}{% if m['role'] == 'system' and not loop.first %}"
+        "{{ raise_exception('system comes first') }}{% endif %}{% endfor %}"
+    )
     spec.tokenizer.chat_template = refusing + template
     try:
         batch = play(rollout, spec, config_of(SpeaksOutOfTurn))
@@ -354,7 +357,7 @@ def test_a_reply_that_the_chat_template_refuses_ends_its_episode_alone(engine) -
 
 
 class SaysTooMuch(Chatter):
-    """Its info is for nobody but itself: what looks like tool calls, and what cannot leave its process."""
+    """Has an info for itself alone: like tool calls, and of what cannot leave its process."""
 
     def step(self, action: str) -> Any:
         observation, reward, done, _ = super().step(action)

@@ -13,8 +13,8 @@ import psutil
 from data.watch import STALLED, WAKE, Watch, watching
 from tests.conftest import PROJECT
 from workers.environments.env_server import StepReply
-from workers.rollout.base import Batch, TurnLoop
-from workers.rollout.episode import Episode, Row, Turn, unfinished
+from workers.rollout.episode import Episode, Row, Turn
+from workers.rollout.turn_loop import Batch, RunningEpisode, TurnLoop, describe_unfinished
 
 BEGIN = """
 import re, subprocess, sys, threading, time
@@ -50,7 +50,7 @@ def test_a_process_that_stands_still_says_where_and_ends_with_what_it_started(
     assert "nothing has moved for 1 s (trainer.stall_timeout_s): step 3, reward" in done.stderr
     assert "rank_0: step 3, reward; 1 s after: a turn was answered" in done.stderr
     written = (tmp_path / "rank_0.txt").read_text()
-    assert "in hanging_reward" in written and "in _stalled" in written
+    assert "in hanging_reward" in written and "in _end_stalled" in written
     assert not psutil.pid_exists(int(done.stdout))
 
 
@@ -108,11 +108,14 @@ def test_what_is_shown_is_the_oldest_episode_and_the_queue() -> None:
     episodes = [Episode(group=0, sample=k, rows=[Row(prompt_ids=[1, 2])]) for k in range(3)]
     batch = Batch(episodes, None, [])  # type: ignore[arg-type]
     batch.waiting.append((episodes[2], 2))
-    loop.batches, loop.started = [batch], {0: 1.0, 1: 0.5}
-    loop.plays = {key: (None, episodes[key], batch) for key in range(2)}  # type: ignore[misc]
+    loop.batches = [batch]
+    loop.running = {
+        key: RunningEpisode(None, episodes[key], batch, started_at)  # type: ignore[arg-type]
+        for key, started_at in ((0, 1.0), (1, 0.5))
+    }
     loop.sampling, loop.stepping = {0}, {1}
     episodes[1].turns = [Turn(text="guess 5", finish_reason="stop", reply=StepReply(reward=0.5))]
-    said = unfinished(loop)
+    said = describe_unfinished(loop)
     assert "the engine's queue: 1 turns; tokens by episode: {0: 2}" in said
     assert "the oldest: episode 1 " in said and "guess 5" in said and "reward=0.5" in said
     assert "with environments: episodes [1]" in said and "not begun: 1" in said
@@ -124,6 +127,6 @@ def test_what_is_gone_is_not_shown(tmp_path: Path) -> None:
 
     watch, thing = Watch(), Thing()
     watch.show(lambda thing: "there", thing)
-    assert watch._shown is not None and watch._shown[1]() is thing
+    assert watch._shown is not None and watch._shown() is thing
     del thing
-    assert watch._shown[1]() is None
+    assert watch._shown() is None

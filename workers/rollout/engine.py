@@ -1,28 +1,51 @@
-"""A rollout engine's interface: token ids in, sampled token ids out.
+"""The interface of a rollout engine: token ids in, sampled token ids out.
 
-It has three verbs: `submit`, `step` and `update_weights`. An engine knows nothing of episodes, environments or batches;
-the turn loop (`workers/rollout/base.py`) keeps it busy. Invariant: ids are returned as they were sampled; nothing is
-re-tokenised.
+    submit(request_id, prompt_ids, sampling)    queues one request
+    step() -> completions                       advances what is queued; returns what finished
+    update_weights(weights, manifest)           replaces the weights
+    sleep(), wake_up(part)                      lend the GPU memory to the trainer, and take it back
+
+An engine knows nothing of episodes, environments or batches; the turn loop
+(`workers/rollout/turn_loop.py`) keeps it busy. A new engine is one file and one registration: a
+subclass of `BaseRollout` (`workers/rollout/base_rollout.py`), which has what all engines share, and
+its line in `workers/rollout/engine_registry.py`. The class itself says which settings it refuses
+(`check_config`) and which memory it takes (`plan_memory`).
+
+Invariant: ids are returned as they were sampled; nothing is re-tokenised.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from training.config import PPOConfig, RolloutConfig
+    from workers.model.builder import ModelSpec
+
 FinishReason = Literal["stop", "length", "abort"]
 NamedTensors = Iterable[tuple[str, Tensor]]
+# The parts of an engine's memory that `wake_up` takes one by one.
 Part = Literal["weights", "kv_cache"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Says how one request is sampled: `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 switch the filters off.
+    """Holds how one request is sampled; its draws depend on `seed` alone.
 
-    Its draws are of `seed` alone: requests that must differ carry different ones.
+    Requests that must differ carry different seeds.
+
+    Args:
+        max_tokens: the longest answer.
+        temperature: 0 is greedy.
+        top_k: sample among the k likeliest tokens; -1 is off.
+        top_p: sample among the likeliest tokens of this total probability; 1 is off.
+        stop_token_ids: any of them ends the answer, and is its last token.
     """
 
     max_tokens: int
@@ -33,38 +56,124 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
 
 
+class VersionSpan(NamedTuple):
+    """Names the version of the weights that sampled the tokens from `start` up to `end`."""
+
+    version: int
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """Holds what an engine sampled for one request; `log_probs` are nats under the distribution that was sampled.
+    """Holds what an engine sampled for one request.
 
-    The stop reason `length` says that `max_tokens` are there, `abort` that the engine gave the request up by itself,
-    whatever it calls that. `versions` says which weights sampled the tokens from a start up to an end: (version, start,
-    end); none are said: the engine's own version at the end.
+    Args:
+        log_probs: nats, one a token, under the distribution that was sampled.
+        finish_reason: `length`: `max_tokens` are there; `abort`: the engine gave the request up by
+            itself, whatever it calls that.
+        versions: which weights sampled which tokens; empty: all of them the engine's version at the
+            end.
     """
 
     request_id: str
     token_ids: list[int]
     log_probs: list[float]
     finish_reason: FinishReason
-    versions: tuple[tuple[int, int, int], ...] = ()
+    versions: tuple[VersionSpan, ...] = ()
 
 
-def finish_reason(told: Any, sampled: int, asked: int) -> FinishReason:
-    """Reads what an engine tells: "length" is also said where a request is given up for the engine's own limits."""
-    return told if told == "stop" or (told == "length" and sampled == asked) else "abort"
+def read_finish_reason(reported: object, num_sampled: int, max_tokens: int) -> FinishReason:
+    """Returns why a request ended, from what the engine reports.
+
+    "length" is also reported where a request is given up for the engine's own limits: then it has
+    fewer than `max_tokens` tokens, and was aborted.
+    """
+    if reported == "stop":
+        return "stop"
+    if reported == "length" and num_sampled == max_tokens:
+        return "length"
+    return "abort"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedMemory:
+    """Holds what the memory plan must know of an engine, on each of its ranks.
+
+    Args:
+        kv_cache: bytes of the cache that the engine reserves when it is built; None: it reserves
+            nothing, and its cache grows with the batch that it generates.
+        sleeps: it gives weights and cache back while the trainer works.
+    """
+
+    kv_cache: int | None = None
+    sleeps: bool = False
 
 
 class Engine(ABC):
-    """Is a rollout engine by its verbs; it keeps a copy of the policy for itself.
+    """Holds a copy of the policy of its own, and samples from it.
 
-    With `completes_batches` its `step` returns only when all that is pending is done, so that requests had better come
-    together. With `updates_in_flight` it takes new weights between two steps while requests run. `version` counts the
-    updates of its weights.
+    Attributes:
+        completes_batches: `step` returns only when all that is pending is done, so that requests
+            had better come together.
+        updates_in_flight: it takes new weights between two steps while requests run.
+        tensor_parallel: several ranks may share one engine.
+        takes_adapters: `load_adapter` works.
+        version: of the weights; counts their updates.
     """
 
     completes_batches = False
     updates_in_flight = False
+    tensor_parallel = False
+    takes_adapters = False
     version = 0
+
+    # What the engine needs of a config: asked of the class, before anything is built.
+
+    @classmethod
+    def check_config(cls, config: PPOConfig) -> Iterator[str]:
+        """Yields the problems of a config with this engine; each names the key and the fix.
+
+        Here stands what follows from the class's attributes. An engine with checks of its own
+        yields these first: `yield from super().check_config(config)`.
+        """
+        rollout = config.actor_rollout_ref.rollout
+        if rollout.tensor_model_parallel_size > 1 and not cls.tensor_parallel:
+            yield (
+                "actor_rollout_ref.rollout.tensor_model_parallel_size="
+                f"{rollout.tensor_model_parallel_size}: "
+                f"rollout.name={rollout.name} has one rank an engine; use 1"
+            )
+        has_adapters = config.actor_rollout_ref.model.lora_rank > 0
+        has_own_ranks = config.trainer.rollout_n_gpus > 0
+        adapters_can_be_sent = cls.takes_adapters and has_adapters and not has_own_ranks
+        if rollout.lora_as_adapter and not adapters_can_be_sent:
+            yield (
+                "actor_rollout_ref.rollout.lora_as_adapter=true needs "
+                f"actor_rollout_ref.rollout.name=vllm, not {rollout.name}, "
+                "actor_rollout_ref.model.lora_rank above 0 and trainer.rollout_n_gpus=0; "
+                "false sends merged weights"
+            )
+
+    @classmethod
+    def plan_memory(
+        cls,
+        spec: ModelSpec,
+        rollout: RolloutConfig,
+        *,
+        weight_bytes: int,
+        device_bytes: int | None,
+    ) -> PlannedMemory:
+        """Returns what the engine takes beside its weights; loads no model.
+
+        Args:
+            rollout: `PPOConfig.resolved_rollout`.
+            weight_bytes: of the engine's weights on a rank.
+            device_bytes: of the CUDA device; None on a CPU.
+        """
+        return PlannedMemory()
+
+    # The verbs.
 
     @abstractmethod
     def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
@@ -72,7 +181,10 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> list[Completion]:
-        """Advances the engine and returns what finished; every submitted request is returned exactly once."""
+        """Advances the engine and returns what finished.
+
+        Every submitted request is returned exactly once.
+        """
 
     @abstractmethod
     def update_weights(self, weights: NamedTensors, manifest: dict[str, torch.Size]) -> None:
@@ -85,21 +197,24 @@ class Engine(ABC):
         """
 
     def set_version(self, version: int) -> None:
-        """Says of which version the weights are that were sent last."""
+        """Records which version of the weights was sent last."""
         self.version = version
 
     def load_adapter(self, folder: str) -> None:
-        """Samples from now on with the adapter of a peft folder, beside the weights that the engine began with."""
+        """Samples from now on with a peft folder's adapter, beside the weights of the beginning."""
         raise NotImplementedError(
             f"{type(self).__name__} takes merged weights alone: set lora_as_adapter=false"
         )
 
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
-        """Returns log-probs at temperature 1 of every token but the first, in nats; samples nothing."""
+        """Returns log-probs of every token but the first, in nats at temperature 1.
+
+        Samples nothing that anyone reads.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no score")
 
     def begin(self) -> None:  # noqa: B027  (optional hook)
-        """Drops caches before each batch of episodes, so that a batch's results depend on its inputs alone."""
+        """Drops caches before a batch of episodes, whose results then follow from its inputs."""
 
     def sleep(self) -> None:  # noqa: B027  (optional hook)
         """Gives the GPU memory that only generation needs back, while the trainer works."""

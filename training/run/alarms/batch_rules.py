@@ -1,0 +1,167 @@
+"""Finds what cannot be in a batch, whatever the policy does: wrong masks, places, groups, copies.
+
+A batch of a user's own that lacks a column is not judged by it.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor
+
+from data.protocol import DataProto
+from training.batch.episode_rows import EpisodeRows
+from training.batch.row_groups import rows_by_key
+from training.run.alarms.catalogue import Finding
+
+# Nats by which it must be unlikely that samples agree by chance: one in 10^10.
+UNLIKELY = 23.0
+
+
+def unsampled_tokens(batch: DataProto) -> Iterator[Finding]:
+    """Finds tokens that are trained on and were not sampled."""
+    fields = batch.batch
+    mask = fields["response_mask"].bool()  # (B, R)
+    attended = fields["attention_mask"][:, -mask.shape[1] :].bool()
+    wrong = mask & ~attended
+    turns = fields.get("turn_ids")
+    if turns is not None:
+        wrong |= mask & (turns < 0)
+    count = int(wrong.sum())
+    if count > 0:
+        yield Finding(
+            "unsampled_tokens",
+            f"{count} of {int(mask.sum())} tokens that are trained on were not sampled by the "
+            f"policy, first {_first_place(batch, wrong)}",
+        )
+
+
+def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
+    """Finds rewards on tokens that were not sampled, or that do not end what they pay for.
+
+    An environment's reward stands on the last token of its turn, a score of a whole answer on the
+    answer's last. Scores of single tokens may stand anywhere among the sampled ones.
+    """
+    fields = batch.batch
+    mask = fields["response_mask"].bool()  # (B, R)
+    scores = fields["token_level_scores"]  # (B, R)
+    has_reward = scores != 0
+    unsampled = has_reward & ~mask & mask.any(1, keepdim=True)
+    if unsampled.any():
+        place = _first_place(batch, unsampled)
+        yield Finding(
+            "reward_misplaced", f"a reward stands on a token that was not sampled: {place}"
+        )
+        return
+    is_environments = "environment_rewards" in fields and torch.equal(
+        scores, fields["environment_rewards"]
+    )
+    if is_environments:
+        within_turn = has_reward & _turn_goes_on(fields["turn_ids"])
+        if within_turn.any():
+            place = _first_place(batch, within_turn)
+            yield Finding(
+                "reward_misplaced", f"an environment's reward stands within a turn: {place}"
+            )
+    elif _all_before_the_end(has_reward, mask):
+        place = _first_place(batch, has_reward)
+        yield Finding(
+            "reward_misplaced", f"no reward stands on the last sampled token, but on {place}"
+        )
+
+
+def _all_before_the_end(has_reward: Tensor, mask: Tensor) -> bool:
+    """Checks whether several rows have one reward each, none of them on the last sampled token."""
+    rewarded_rows = has_reward.any(1)
+    one_each = (has_reward.sum(1)[rewarded_rows] == 1).all()
+    if rewarded_rows.sum() <= 1 or not one_each:
+        return False
+    last = (mask * torch.arange(mask.shape[1])).amax(1, keepdim=True)
+    return not has_reward.gather(1, last)[rewarded_rows].any()
+
+
+def mixed_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> Iterator[Finding]:
+    """Finds groups that mix prompts.
+
+    Args:
+        same_tasks: whether the members of a group begin with the same prompt.
+    """
+    compared = []
+    if same_tasks:
+        compared.append(batch.batch["prompts"].numpy())
+    tasks = batch.non_tensor_batch.get("group_index")
+    if tasks is not None:
+        compared.append(tasks)
+    groups = first_rows_by_group(batch, episodes)
+    mixed = []
+    for uid, rows in groups.items():
+        if any((values[rows] != values[rows[0]]).any() for values in compared):
+            mixed.append(uid)
+    if mixed:
+        yield Finding(
+            "groups_mixed",
+            f"{len(mixed)} of {len(groups)} groups have episodes of different prompts, "
+            f"as {mixed[0]}",
+        )
+
+
+def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+    """Finds groups whose members say the same more often than independent draws would.
+
+    Of the first turns, all of which answer one prompt, the others equal a group's first with its
+    own probability: the number that do is compared with the sum of these, by Chernoff's bound for
+    a Poisson number.
+    """
+    fields = batch.batch
+    log_probs = fields.get("rollout_log_probs", fields.get("old_log_probs"))
+    if log_probs is None:
+        return
+    in_answer = fields["response_mask"].numpy().astype(bool)
+    if "turn_ids" in fields:
+        in_answer = in_answer & (fields["turn_ids"].numpy() == 0)
+    ids = fields["responses"].numpy()
+    answer_log_probs = np.where(in_answer, log_probs.float().numpy(), 0).sum(1, dtype=np.float64)
+    equal = 0
+    expected = 0.0
+    example = ""
+    for uid, rows in first_rows_by_group(batch, episodes).items():
+        first, *others = [ids[row][in_answer[row]].tobytes() for row in rows]
+        if not first:
+            continue
+        repeats = others.count(first)
+        expected += math.exp(min(answer_log_probs[rows[0]], 0.0)) * len(others)
+        equal += repeats
+        if repeats and not example:
+            example = uid
+    if equal <= expected:
+        return
+    nats = equal * math.log(equal / max(expected, 1e-300)) - equal + expected
+    if nats > UNLIKELY:
+        yield Finding(
+            "equal_answers",
+            f"{equal} first answers equal that of their group's first member, {expected:.2g} would "
+            f"by chance; as in group {example}",
+        )
+
+
+def first_rows_by_group(batch: DataProto, episodes: EpisodeRows) -> dict[str, list[int]]:
+    """Lists the first rows of each group's episodes by its uid, dummies left out."""
+    is_real = episodes.real.numpy()
+    first = episodes.first[is_real[episodes.first]]
+    groups = rows_by_key(map(str, batch.non_tensor_batch["uid"][first]))
+    return {uid: first[members].tolist() for uid, members in groups.items()}
+
+
+def _first_place(batch: DataProto, wrong: Tensor) -> str:
+    """Names the first token where `wrong`, (B, R) bool."""
+    row, token = wrong.nonzero()[0].tolist()
+    ids = batch.non_tensor_batch.get("episode_id", batch.non_tensor_batch.get("uid"))
+    owner = f"row {row}" if ids is None else f"episode {ids[row]}"
+    return f"token {token} of the response of {owner}"
+
+
+def _turn_goes_on(turns: Tensor) -> Tensor:
+    """Marks the tokens whose next one belongs to the same turn: (B, R) bool of turn_ids."""
+    return nnf.pad(turns[:, :-1] == turns[:, 1:], (0, 1))

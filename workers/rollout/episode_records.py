@@ -1,0 +1,101 @@
+"""What leaves the engine's process of an episode: the facts for a step's metrics, and its record.
+
+`episode_facts` is what the batch's column of that name holds, once for each episode; the metrics
+(training/run) read nothing else of episodes. `episode_record` is a line of the files under
+`agent.episodes_dir`, which scripts/replay.py reads. Invariant: both are plain data, as JSON holds
+it.
+"""
+
+from typing import Any
+
+from workers.environments.env_server import StepReply
+from workers.rollout.episode import Episode, Row, Turn, digest
+
+
+def episode_facts(episode: Episode) -> dict[str, Any]:
+    """Returns what a step needs to know of an episode, once the failure policy was applied.
+
+    Returns:
+        observation, done: of the last reply.
+        ending, error: how it ended; the error is of the first attempt that failed.
+        environment, group: their numbers.
+        begins: a digest of its first messages, equal for the members of a group.
+        turns, attempts, cut_turns: counts.
+        env_seconds: the environment's own time; seconds: wall time.
+        tool_calls: of all turns.
+        info: the environment's numbers; of a name that several turns give the last counts.
+        reward: the sum over the episode's rows.
+        masked: none of its tokens is trained on.
+    """
+    replies = [turn.reply for turn in episode.turns if turn.reply]
+    last_reply = episode.turns[-1].reply if episode.turns else None
+    observation = ""
+    done = False
+    if last_reply is not None:
+        observation = "\n".join(message["content"] for message in last_reply.messages)
+        done = last_reply.done
+    tool_calls: list[dict[str, Any]] = []
+    info: dict[str, float] = {}
+    for reply in replies:
+        tool_calls += reply.tool_calls
+        info |= reply.info
+    first_messages = episode.initial_messages
+    return {
+        "observation": observation,
+        "done": done,
+        "ending": episode.ending,
+        "error": episode.first_error,
+        "environment": episode.spec,
+        "group": episode.group,
+        "begins": digest(first_messages) if first_messages else "",
+        "turns": len(episode.turns),
+        "attempts": episode.attempt + 1,
+        "cut_turns": sum(1 for turn in episode.turns if turn.finish_reason == "length"),
+        "env_seconds": episode.env_seconds,
+        "seconds": episode.seconds,
+        "tool_calls": tool_calls,
+        "info": info,
+        "reward": float(sum(sum(row.reward_at.values()) for row in episode.rows)),
+        "masked": not any(row.spans for row in episode.rows),
+    }
+
+
+def episode_record(episode: Episode) -> dict[str, Any]:
+    """Returns all of an episode: the conversation, the ids, and the rewards that it was paid."""
+    return {
+        "attempt": episode.attempt,
+        "task": episode.task,
+        "initial_messages": episode.initial_messages,
+        "turns": [turn_record(turn) for turn in episode.turns],
+        "rows": [row_record(row) for row in episode.rows],
+    }
+
+
+def turn_record(turn: Turn) -> dict[str, Any]:
+    """Returns a turn; `done` is null where the environment gave no reply."""
+    reply = turn.reply or StepReply()
+    return {
+        "text": turn.text,
+        "reward": reply.reward or 0.0,
+        "finish_reason": turn.finish_reason,
+        "observation": reply.messages,
+        "done": None if turn.reply is None else reply.done,
+        "env_seconds": reply.seconds,
+        "tool_calls": reply.tool_calls,
+        "info": reply.info,
+    }
+
+
+def row_record(row: Row) -> dict[str, Any]:
+    """Returns a row, in lists with an entry a token; log-probs are 0 on what nobody sampled."""
+    turn_ids = [-1] * len(row.ids)
+    for span in row.spans:
+        turn_ids[span.start : span.end] = [span.turn] * (span.end - span.start)
+    return {
+        "prompt_ids": row.prompt_ids,
+        "response_ids": row.ids.tolist(),
+        "response_mask": [int(turn >= 0) for turn in turn_ids],
+        "log_probs": row.log_probs.tolist(),
+        "turn_ids": turn_ids,
+        "rewards": [row.reward_at.get(position, 0.0) for position in range(len(row.ids))],
+    }

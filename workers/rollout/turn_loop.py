@@ -1,0 +1,328 @@
+"""The turn loop: keeps an engine busy with the turns of many episodes.
+
+The loop runs single turns, many turns and tools, over any engine and any environment workers: it
+resumes episodes (episode.py) with what they asked for. It is event-driven: as soon as an episode's
+turn is sampled its environment steps, elsewhere, and as soon as that has answered the next turn is
+submitted, while the other episodes go on generating. In lockstep all turns are awaited before the
+next are submitted, in a fixed order.
+
+    waiting --_admit--> play_episode --Sample--> engine.submit ... engine.step --+
+                             ^       --Ask-----> environments  ... poll ---------+
+                             +------------------_resume--------------------------+
+
+Invariant: every request is answered exactly once, and on all ranks of a tensor-parallel group in
+the same order.
+"""
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+
+import torch.distributed as dist
+
+from data.protocol import DataProto
+from data.turn_tokens import Tools, TurnTokens
+from data.watch import WATCH, beat
+from workers.environments.env_server import StepReply
+from workers.environments.pool import EnvironmentPool
+from workers.ranks.distributed import from_leader, is_leader
+from workers.rollout.engine import Completion, Engine, VersionSpan
+from workers.rollout.episode import (
+    Ask,
+    Ended,
+    Episode,
+    Play,
+    Request,
+    Sample,
+    Sampler,
+    TurnLimits,
+    play_episode,
+)
+
+# Where the engine has nothing to do, replies are awaited for this many seconds at a time.
+WAIT_S = 1.0
+# An engine that runs whole batches (`completes_batches`) is given what there is once no reply has
+# come for so many seconds.
+LULL_S = 0.005
+# What `max_refills` plays again.
+RESTARTED = ("env_crash", "engine_error")
+
+
+@dataclass(eq=False)
+class Batch:
+    """Holds episodes that are played together; it has ended when none of them is left.
+
+    Args:
+        sampler: of an episode's next turn; its `max_tokens` is a bound of the turn beside `limits`.
+        limits: what ends a turn and an episode, for each environment spec.
+
+    Attributes:
+        finish: makes rows of an ended batch; set by who needs it.
+        left: episodes that have not ended.
+        waiting: those that have not begun, or begin again, with their numbers in the loop.
+    """
+
+    episodes: Sequence[Episode]
+    sampler: Sampler
+    limits: Sequence[TurnLimits]
+    finish: Callable[[], DataProto] = field(init=False)
+    left: int = field(default=0, init=False)
+    waiting: deque[tuple[Episode, int]] = field(default_factory=deque, init=False)
+
+
+@dataclass(eq=False, slots=True)
+class RunningEpisode:
+    """Holds an episode that was begun, and the coroutine that plays it."""
+
+    play: Play
+    episode: Episode
+    batch: Batch
+    started_at: float  # of time.perf_counter, in seconds
+
+
+@dataclass(eq=False)
+class TurnLoop:
+    """Runs batches of episodes to their end.
+
+    Args:
+        engine: what samples.
+        tokens: joins turns; None: every episode has its prompt already and ends with its first
+            answer.
+        environments: None with `tokens` None, and on all ranks of a `group` but its leader.
+        tools: per environment spec, its tools' schemas.
+        lockstep: all outstanding turns are awaited before the next are submitted, in a fixed order,
+            and a batch begins when the one before it has ended, so that the same inputs give the
+            same batches.
+        max_live: episodes at once; None: all.
+        group: the tensor-parallel group, whose ranks share the engine; each runs this loop, and the
+            leader, which is the first, tells the others what the environments answered.
+
+    Attributes:
+        batches: those that have not ended, in the order in which they came.
+        ended: those that have, and were not asked for yet.
+        running: episodes that were begun, by their number.
+        sampling, stepping: the numbers of those that await the engine, or their environment.
+        numbers: of episodes; they count on.
+        out_of_time: the time that `play` was given is over, as the leader says.
+    """
+
+    engine: Engine
+    _: KW_ONLY
+    tokens: TurnTokens | None = None
+    environments: EnvironmentPool | None = None
+    tools: Sequence[Tools] = (None,)
+    lockstep: bool = False
+    max_live: int | None = None
+    group: dist.ProcessGroup | None = None
+    batches: list[Batch] = field(default_factory=list, init=False)
+    ended: list[Batch] = field(default_factory=list, init=False)
+    running: dict[int, RunningEpisode] = field(default_factory=dict, init=False)
+    sampling: set[int] = field(default_factory=set, init=False)
+    stepping: set[int] = field(default_factory=set, init=False)
+    numbers: Iterator[int] = field(default_factory=itertools.count, init=False)
+    out_of_time: bool = field(default=False, init=False)
+
+    # What the owner of a loop calls.
+
+    def add(self, batch: Batch) -> None:
+        """Takes a batch in, to be played with those that are there."""
+        WATCH.show(describe_unfinished, self)
+        batch.left = len(batch.episodes)
+        if batch.left:
+            self.batches.append(batch)
+        else:
+            self.ended.append(batch)
+        for episode in batch.episodes:
+            batch.waiting.append((episode, next(self.numbers)))
+
+    def run(self, batch: Batch) -> None:
+        """Fills the batch's episodes in; returns when every one has ended."""
+        self.add(batch)
+        while batch.left:
+            self._advance()
+        self.ended.remove(batch)
+
+    def play(self, seconds: float = math.inf, to_idle: bool = False) -> list[Batch]:
+        """Goes on with all batches until some have ended, or for about so many seconds.
+
+        With `to_idle` the engine must have nothing to sample, too.
+
+        Returns:
+            The batches that have ended.
+        """
+        until = time.perf_counter() + seconds
+        self.out_of_time = False
+        while self.batches and not self.out_of_time:
+            awaits_engine = to_idle and self.sampling
+            if self.ended and not awaits_engine:
+                break
+            self._advance(until)
+        ended = self.ended
+        self.ended = []
+        return ended
+
+    def drain(self) -> None:
+        """Brings the running episodes to their end; those that wait go on waiting."""
+        while self.running:
+            self._advance(admits=False)
+
+    # A turn of the loop.
+
+    def _advance(self, until: float = math.inf, admits: bool = True) -> None:
+        """Takes what environments and engine have for the episodes, and goes on with these."""
+        if admits:
+            self._admit()
+        for key, reply in self._replies(until):
+            self._resume(key, reply)
+        for completion in self._completions():
+            self._resume(int(completion.request_id), completion)
+
+    def _admit(self) -> None:
+        """Starts episodes while there is room for them, those of earlier batches first."""
+        admitted = self.batches[:1] if self.lockstep else list(self.batches)
+        for batch in admitted:
+            if not self.running:
+                self.engine.begin()
+            while batch.waiting and self._has_room():
+                episode, key = batch.waiting.popleft()
+                self._start(key, episode, batch)
+
+    def _has_room(self) -> bool:
+        return self.max_live is None or len(self.running) < self.max_live
+
+    def _start(self, key: int, episode: Episode, batch: Batch) -> None:
+        started_at = time.perf_counter()
+        play = play_episode(
+            episode, batch.sampler, batch.limits[episode.spec], self.tokens, self.tools
+        )
+        self.running[key] = RunningEpisode(play, episode, batch, started_at)
+        self._resume(key, None)
+
+    def _resume(self, key: int, answer: StepReply | Completion | None) -> None:
+        """Gives an episode what it asked for, and begins what it asks for next."""
+        beat("a turn was sampled or answered")
+        if isinstance(answer, Completion) and not answer.versions:
+            sampled_now = VersionSpan(self.engine.version, 0, len(answer.token_ids))
+            answer = replace(answer, versions=(sampled_now,))
+        self.sampling.discard(key)
+        self.stepping.discard(key)
+        play = self.running[key].play
+        try:
+            request: Request = play.send(answer)
+            while isinstance(request, Sample):
+                refusal = self._submit(key, request)
+                if refusal is None:
+                    return
+                request = play.throw(refusal)
+        except StopIteration:
+            self._end(key)
+            return
+        self._ask_environment(key, request)
+
+    def _submit(self, key: int, request: Sample) -> Ended | None:
+        """Submits a turn; returns how its episode ends where the engine refuses it."""
+        try:
+            self.engine.submit(str(key), request.token_ids, request.sampling)
+        # This request is refused; the engine goes on.
+        except (ValueError, RuntimeError) as error:
+            return Ended("engine_error", f"{type(error).__name__}: {error}")
+        self.sampling.add(key)
+        return None
+
+    def _ask_environment(self, key: int, request: Ask) -> None:
+        """Begins a call of the pool, on the leader; every rank notes that it is awaited."""
+        self.stepping.add(key)
+        if is_leader(self.group):
+            call = getattr(self.environments, request.kind)
+            call(key, *request.args)
+
+    def _completions(self) -> list[Completion]:
+        """Advances the engine; in lockstep until all that is sampled is done."""
+        if not self.sampling:
+            return []
+        done = self.engine.step()
+        if self.lockstep:
+            while len(done) < len(self.sampling):
+                done += self.engine.step()
+            done = sorted(done, key=lambda completion: int(completion.request_id))
+        return done
+
+    def _replies(self, until: float) -> list[tuple[int, StepReply]]:
+        """Collects what the environments answered, and whether the time is over.
+
+        The leader tells the other ranks of the group.
+        """
+        if not self.stepping and until == math.inf:
+            return []
+        leaders: tuple[list[tuple[int, StepReply]], bool] | None = None
+        if is_leader(self.group):
+            replies = self._poll(until) if self.stepping else []
+            leaders = (replies, time.perf_counter() >= until)
+        replies, self.out_of_time = from_leader(leaders, self.group)
+        return replies
+
+    def _poll(self, until: float) -> list[tuple[int, StepReply]]:
+        """Waits for replies where there is nothing else to do, in lockstep for all of them."""
+        assert self.environments is not None
+        wait_s = 0.0
+        if not self.sampling:
+            wait_s = min(WAIT_S, max(until - time.perf_counter(), 0.0))
+        replies = self.environments.poll(wait_s)
+        if self.lockstep:
+            while len(replies) < len(self.stepping):
+                replies += self.environments.poll(WAIT_S)
+            return sorted(replies, key=lambda reply: reply[0])
+        if self.engine.completes_batches:
+            while len(replies) < len(self.stepping):
+                later = self.environments.poll(LULL_S)
+                if not later:
+                    break
+                replies += later
+        return replies
+
+    def _end(self, key: int) -> None:
+        """Ends an episode; one that crashed starts again, `max_refills` times at most."""
+        running = self.running.pop(key)
+        episode = running.episode
+        batch = running.batch
+        episode.seconds = time.perf_counter() - running.started_at
+        episode.first_error = episode.first_error or episode.error
+        max_refills = batch.limits[episode.spec].max_refills
+        if episode.ending in RESTARTED and episode.attempt < max_refills:
+            episode.restart()
+            batch.waiting.append((episode, key))
+            return
+        batch.left -= 1
+        if not batch.left:
+            self.batches.remove(batch)
+            self.ended.append(batch)
+
+
+def describe_unfinished(loop: TurnLoop) -> str:
+    """Describes a loop that stands still: what waits for what, and the oldest episode's end."""
+    queue = {key: len(loop.running[key].episode.row.token_ids) for key in sorted(loop.sampling)}
+    waiting = sum(len(batch.waiting) for batch in loop.batches)
+    lines = [
+        f"the engine's queue: {len(queue)} turns; tokens by episode: {queue}",
+        f"with environments: episodes {sorted(loop.stepping)}",
+        f"not begun: {waiting} episodes",
+    ]
+    if loop.running:
+        oldest = min(loop.running, key=lambda key: loop.running[key].started_at)
+        lines.append(f"the oldest: {describe_running(oldest, loop.running[oldest])}")
+    return "\n".join(lines)
+
+
+def describe_running(key: int, running: RunningEpisode) -> str:
+    """Describes a running episode by its environment, its age and its last turn."""
+    episode = running.episode
+    age = time.perf_counter() - running.started_at
+    last_turn = episode.turns[-1] if episode.turns else "it has none"
+    return (
+        f"episode {key} (environment {episode.spec}, seed {episode.seed}, "
+        f"attempt {episode.attempt}), "
+        f"begun {age:.0f} s ago, {len(episode.turns)} turns, the last: {last_turn}"
+    )
