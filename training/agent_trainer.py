@@ -21,13 +21,13 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
 from custom.env_suite import EnvironmentSuite
-from data.containers import object_array
+from data.array_ops import object_array
 from data.loading import load_extern_object
 from data.protocol import DataProto
 from training.config import PPOConfig
+from training.config.leaves import anchored
 from training.config.loader import read_config
-from training.config.section import anchored
-from training.config.settings import GIVEN
+from training.config.schema.agent import PASSED_AS_OBJECT
 from training.environment_trial import try_agents
 from training.ray_trainer import Collate, RayPPOTrainer
 from training.run.abort_policy import FailureWatch, require_same_tasks
@@ -38,7 +38,8 @@ from training.run.metrics.episode_metrics import episode_metrics
 from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer
 from workers.environments.pool import environment_name
-from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs, describe_episodes
+from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs
+from workers.rollout.episode_descriptions import describe_episodes
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class AgentTrainer(RayPPOTrainer):
     ) -> None:
         config = anchored(read_config(config, own_data=True)).with_correction
         if not config.environments and (specs or agent_cls):
-            environment = replace(config.agent.environment, name=GIVEN)
+            environment = replace(config.agent.environment, name=PASSED_AS_OBJECT)
             config = replace(config, agent=replace(config.agent, environment=environment))
         self.specs = agent_specs(config, agent_cls) if specs is None else list(specs)
         if not self.specs:

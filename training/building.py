@@ -10,14 +10,15 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from data.loading import load_extern_object
-from data.rl_dataset import create_dataset, read_rows
+from data.prompt_files import read_rows
+from data.rl_dataset import create_dataset
 from training.agent_trainer import AgentTrainer
 from training.config import DataConfig, PPOConfig
-from training.config.checks import load_custom_algorithm
 from training.config.loader import read_config
+from training.config.resources.user_code import load_custom_algorithm
 from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction, load_reward_manager
-from workers.ranks.distributed import limit_caches, settle_heap
+from workers.ranks.memory import keep_heap, limit_caches
 
 # Arguments of the trainer's that bring an environment, or its agents.
 ACTING = frozenset({"specs", "agent_cls"})
@@ -45,7 +46,7 @@ def build_trainer(
     brings_agents = not ACTING.isdisjoint(arguments)
     config = read_config(config, own_data=brings_agents or "train_dataset" in arguments)
     limit_caches()
-    settle_heap()
+    keep_heap()
     if config.custom_algorithm:
         load_custom_algorithm(config.custom_algorithm)
     if tokenizer is None:

@@ -22,19 +22,19 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
-from data.containers import sample_ids, step_info
+from data.prompt_rows import PromptCollator
+from data.prompt_rows import collate_fn as default_collate_fn
 from data.protocol import DataProto
-from data.rl_dataset import PromptCollator
-from data.rl_dataset import collate_fn as default_collate_fn
-from data.watch import WATCH
+from data.seeds import sample_ids, step_info
+from data.watchdog import WATCHDOG
 from training.advantage import apply_kl_penalty as apply_kl_penalty
 from training.advantage import compute_advantage as compute_advantage
 from training.advantage import compute_response_mask as compute_response_mask
 from training.async_rollout.group_streaming import stream_groups, streams_groups
 from training.async_rollout.prefetch import Prefetch
 from training.config import PPOConfig
+from training.config.leaves import anchored
 from training.config.loader import read_config
-from training.config.section import anchored
 from training.generation import StepGenerator
 from training.reward import RewardFunction
 from training.rollout_correction import read_mismatch
@@ -74,7 +74,8 @@ from training.run.worker_group_protocol import RolloutGroup
 from training.step_phases import StepPhases
 from training.validation import validate
 from training.worker_groups import WorkerGroups, load_models, start_workers
-from workers.ranks.worker_group import LocalWorkerGroup, RayWorkerGroup
+from workers.ranks.local_group import LocalWorkerGroup
+from workers.ranks.ray_group import RayWorkerGroup
 
 logger = logging.getLogger(__name__)
 Metrics = dict[str, float]
@@ -265,7 +266,7 @@ class RayPPOTrainer:
             number = self.global_steps + 1
             step = self.step_source.next_step(number, self.total_training_steps)
             self.global_steps = number
-            WATCH.step = number
+            WATCHDOG.step = number
             yield step
         self.row_stream.close()
 

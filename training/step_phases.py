@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.containers import move_to_sampled_tokens, seed_for
+from data.outcome_rewards import move_to_sampled_tokens
 from data.protocol import DataProto
+from data.seeds import seed_for
 from training.advantage import apply_kl_penalty, compute_advantage
 from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.episode_rows import EpisodeRows, observation_mask

@@ -25,12 +25,9 @@ from training.run.worker_group_protocol import (
     RewardModelGroup,
     TrainedGroup,
 )
-from workers.ranks.worker_group import (
-    ClassWithInitArgs,
-    LocalWorkerGroup,
-    RayWorkerGroup,
-    create_colocated_worker_cls,
-)
+from workers.ranks.dispatch import ClassWithInitArgs, create_colocated_worker_cls
+from workers.ranks.local_group import LocalWorkerGroup
+from workers.ranks.ray_group import RayWorkerGroup
 
 # The roles that the policy may be trained in; a run has one of them.
 POLICY_ROLES = (Role.ActorRolloutRef, Role.ActorRollout, Role.ActorRef, Role.Actor)

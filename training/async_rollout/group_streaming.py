@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from custom.agent import AgentSpec
-from data.containers import object_array
+from data.array_ops import object_array
 from data.protocol import DataProto
 from training.async_rollout.dedicated_engines import SLICE_S
 from training.config import PPOConfig

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from training.config.settings import TrainerConfig
+from training.config.schema.trainer import TrainerConfig
 from training.run.checkpoint_contents import LATEST as LATEST
 from training.run.checkpoint_contents import (
     MANIFEST,

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from data.rl_dataset import EpochOrder
+from data.epoch_order import EpochOrder
 from training.config import PPOConfig
 
 # Collated rows of a dataset: tensors and object arrays by column.

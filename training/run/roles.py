@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 
 from training.config import PPOConfig
-from workers.ranks.worker_group import RayResourcePool
+from workers.ranks.resource_pool import RayResourcePool
 
 # The pool of all ranks that train, and that of engines that have ranks of their own.
 TRAINING_POOL = "global_pool"
