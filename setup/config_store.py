@@ -24,9 +24,9 @@ from setup.config_sections import (
 )
 from setup.import_paths import import_paths
 from training.config import PPOConfig
-from training.config.algorithm_settings import estimator_needs
+from training.config.estimator_needs import estimator_needs
+from training.config.leaves import leaves
 from training.config.loader import load_config, read_config, to_yaml
-from training.config.section import leaves
 
 # Samples of each prompt for estimators that compare a group, where the config leaves it open.
 GROUP_SIZE = 8

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data.rl_dataset import RLHFDataset
-from training.config.settings import GIVEN
+from training.config.schema.agent import PASSED_AS_OBJECT
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,9 @@ def find_definition(thing: Any) -> Definition:
     target = thing if hasattr(thing, "__qualname__") else type(thing)
     name = target.__qualname__
     module = sys.modules.get(target.__module__)
-    is_importable = (
-        module is not None
-        and target.__module__ != "__main__"
-        and getattr(module, name, None) is target
-    )
-    file = str(module.__file__) if is_importable and module else None
+    is_importable = target.__module__ != "__main__" and getattr(module, name, None) is target
+    # What is built into Python has no file.
+    file = getattr(module, "__file__", None) if is_importable else None
     return Definition(target=target, name=name, file=file)
 
 
@@ -67,7 +64,9 @@ def environment_path(environment: Any) -> ImportPath:
     """Names an environment by its class, or by the function that makes it."""
     definition = find_definition(environment)
     if definition.file is None:
-        return ImportPath({"agent.environment.name": GIVEN}, missing=definition.description)
+        return ImportPath(
+            {"agent.environment.name": PASSED_AS_OBJECT}, missing=definition.description
+        )
     return ImportPath(
         {
             "agent.environment.path": definition.file,
@@ -81,7 +80,7 @@ def reward_fn_path(reward_fn: Any) -> ImportPath:
     definition = find_definition(reward_fn)
     file = definition.file if definition.target is reward_fn else None
     settings = {
-        "custom_reward_function.path": GIVEN if file is None else file,
+        "custom_reward_function.path": PASSED_AS_OBJECT if file is None else file,
         "custom_reward_function.name": definition.name,
     }
     return ImportPath(settings, missing=definition.description if file is None else "")
@@ -92,7 +91,7 @@ def dataset_path(dataset: Any) -> ImportPath:
     definition = find_definition(dataset)
     reads_files = isinstance(dataset, RLHFDataset) and hasattr(dataset, "data_files")
     if definition.file is None or not reads_files:
-        return ImportPath({"data.train_files": [GIVEN]}, missing=definition.description)
+        return ImportPath({"data.train_files": [PASSED_AS_OBJECT]}, missing=definition.description)
     settings: dict[str, Any] = {"data.train_files": [str(file) for file in dataset.data_files]}
     if definition.target is not RLHFDataset:
         settings["data.custom_cls.path"] = definition.file

@@ -376,10 +376,8 @@ def test_one_trainer_by_three_names_with_an_engines_tools(
     )
     assert isinstance(made, CustomRayPPOTrainer) and made.tokenizer is hf_engine.tokenizer
     by_manager = RayPPOTrainer(config, SimpleGameEnvironment(), tool_manager=manager)
-    assert by_manager.lent == {
-        "tools": tuple(manager.registry.tools.values()),
-        "parser": manager.parser,
-    }
+    assert by_manager.agent_spec.tools == tuple(manager.registry.tools.values())
+    assert by_manager.agent_spec.parser is manager.parser
 
 
 def test_a_mistake_in_a_users_code_comes_with_file_and_line(config: ConfigStore) -> None:
