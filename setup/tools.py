@@ -1,6 +1,6 @@
 """Tools for the model: what users write, and what reads and executes calls.
 
-A public path: `from setup.tools import Tool` and the rest. All of it is custom/tools.
+Nothing is defined here: all of it is custom/tools.
 """
 
 from custom.tools import *
