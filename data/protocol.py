@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ from data.array_ops import Keys, RowIndex, merge_meta_info, object_array, pick, 
 from data.batch_fields import FIELDS as FIELDS
 from data.batch_fields import Field as Field
 from data.tensor_bytes import from_bytes, to_bytes
-from data.verl_batch import DataProtoFuture as DataProtoFuture
 from data.verl_batch import VerlMethods
 from data.verl_batch import pad_dataproto_to_divisor as pad_dataproto_to_divisor
 from data.verl_batch import unpad_dataproto as unpad_dataproto
@@ -427,6 +427,37 @@ class DataProto(VerlMethods):
 
 # verl's name.
 collate_fn = DataProto.from_items
+
+
+@dataclass
+class DataProtoFuture:
+    """Stands for a DataProto that workers still compute, to be passed on without waiting for it.
+
+    `resolve` turns one future into its value (`ray.get` for Ray's; by default `future.result()`),
+    `collect_fn` joins the values, and `parts` holds the chunks taken since, as (number of chunks,
+    position).
+    """
+
+    collect_fn: Callable[[list[Any]], Any]
+    futures: list[Any]
+    resolve: Callable[[Any], Any] = methodcaller("result")
+    parts: tuple[tuple[int, int], ...] = ()
+
+    @staticmethod
+    def concat(futures: list[Any], **kwargs: Any) -> DataProtoFuture:
+        """Makes a future of the futures' values, concatenated."""
+        return DataProtoFuture(DataProto.concat, futures, **kwargs)
+
+    def chunk(self, chunks: int) -> list[DataProtoFuture]:
+        """Makes one future per chunk; nothing is computed before `get`."""
+        return [replace(self, parts=(*self.parts, (chunks, i))) for i in range(chunks)]
+
+    def get(self) -> Any:
+        """Waits for every future, joins their values, and takes this future's chunk."""
+        data = self.collect_fn([self.resolve(future) for future in self.futures])
+        for chunks, position in self.parts:
+            data = data.chunk(chunks)[position]
+        return data
 
 
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:

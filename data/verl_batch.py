@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from operator import methodcaller
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -209,39 +207,6 @@ def _as_list(keys: str | Sequence[str] | None) -> list[str]:
     if isinstance(keys, str):
         return [keys]
     return list(keys or [])
-
-
-@dataclass
-class DataProtoFuture:
-    """Stands for a DataProto that workers still compute, to be passed on without waiting for it.
-
-    `resolve` turns one future into its value (`ray.get` for Ray's; by default `future.result()`),
-    `collect_fn` joins the values, and `parts` holds the chunks taken since, as (number of chunks,
-    position).
-    """
-
-    collect_fn: Callable[[list[Any]], Any]
-    futures: list[Any]
-    resolve: Callable[[Any], Any] = methodcaller("result")
-    parts: tuple[tuple[int, int], ...] = ()
-
-    @staticmethod
-    def concat(futures: list[Any], **kwargs: Any) -> DataProtoFuture:
-        """Makes a future of the futures' values, concatenated."""
-        from data.protocol import DataProto
-
-        return DataProtoFuture(DataProto.concat, futures, **kwargs)
-
-    def chunk(self, chunks: int) -> list[DataProtoFuture]:
-        """Makes one future per chunk; nothing is computed before `get`."""
-        return [replace(self, parts=(*self.parts, (chunks, i))) for i in range(chunks)]
-
-    def get(self) -> Any:
-        """Waits for every future, joins their values, and takes this future's chunk."""
-        data = self.collect_fn([self.resolve(future) for future in self.futures])
-        for chunks, position in self.parts:
-            data = data.chunk(chunks)[position]
-        return data
 
 
 def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:

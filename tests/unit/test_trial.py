@@ -1,4 +1,7 @@
-"""The trial before a run: what play, useless answers, quitting and a full row pay, and what is said of it."""
+"""Tests the trial before a run: what play, useless answers, quitting and a full row pay.
+
+What the log says of it is tested, too.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +131,10 @@ def test_a_game_that_outlasts_the_turns_is_named_with_both_numbers(
 
 
 class Sly(BaseEnvironment):
-    """Draws its task from a generator of the seed, as most do; the player must not draw from an equal one."""
+    """Draws its task from a generator of the seed, as most do.
+
+    The player must not draw from an equal one.
+    """
 
     def reset(self, seed: int | None = None) -> str:
         self.target = random.Random(seed).randint(1, 10)

@@ -23,7 +23,7 @@ def test_explain_says_where_each_value_came_from(tmp_path: Path) -> None:
     )
     assert loaded.explain
     lines = {line.split()[0]: line.split()[1:] for line in explain(loaded).splitlines()}
-    assert lines["data.seed"] == ["5", "run.yaml", "data/rl_dataset.py"]
+    assert lines["data.seed"] == ["5", "run.yaml", "data/epoch_order.py"]
     assert lines["trainer.logger"][:3] == ["[file]", "command", "line"]
     assert lines["critic.optim.lr"] == ["1e-05", "default", "workers/model/update.py"]
     assert len(lines) == len(list(leaves(PPOConfig())))
@@ -68,7 +68,7 @@ def test_explaining_a_config_imports_neither_torch_nor_transformers(runnable: li
 def test_the_reference_yaml_is_in_step_and_holds_the_defaults() -> None:
     written = (PROJECT / "configs/ppo_trainer.yaml").read_text()
     assert written == reference_yaml(), (
-        "run: python -m training.config.loader --reference > configs/ppo_trainer.yaml"
+        "run: python -m training.config.reference > configs/ppo_trainer.yaml"
     )
     loaded = load_config([str(PROJECT / "configs/ppo_trainer.yaml")], check=False)
     assert loaded.config == PPOConfig()
