@@ -10,7 +10,7 @@ from torch import Tensor
 
 from setup.ppo_batch import PPOBatch
 from training import core_algos
-from training.batch.torch_functional import masked_mean
+from training.batch.masked_ops import masked_mean
 from training.core_algos import (
     compute_gae_advantage_return,
     compute_kl_penalty,
@@ -18,7 +18,7 @@ from training.core_algos import (
     estimate_advantages,
 )
 from training.core_algos import compute_grpo_outcome_advantage as compute_grpo_advantage
-from workers.model.forward import PolicyValueModel
+from workers.model.policy_model import PolicyValueModel
 
 __all__ = [
     "KLController",

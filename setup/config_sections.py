@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from data.texts import did_you_mean
+from data.names import did_you_mean
 
 # Where a field's metadata name the trainer's keys that it sets.
 TRAINER_KEYS = "trainer_keys"

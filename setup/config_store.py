@@ -26,7 +26,8 @@ from setup.import_paths import import_paths
 from training.config import PPOConfig
 from training.config.estimator_needs import estimator_needs
 from training.config.leaves import leaves
-from training.config.loader import load_config, read_config, to_yaml
+from training.config.loader import load_config, read_config
+from training.config.reference import to_yaml
 
 # Samples of each prompt for estimators that compare a group, where the config leaves it open.
 GROUP_SIZE = 8

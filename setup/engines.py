@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 from tqdm.auto import tqdm
 
-from data.texts import registered, unknown_name
-from data.turn_tokens import Prompt, encode_chat
+from data.chat_templates import Prompt, encode_chat
+from data.names import registered, unknown_name
 from training.config import ModelConfig, RolloutConfig
-from workers.fsdp_workers import build_rollout
 from workers.hf_rollout import HFRollout
 from workers.model.builder import ModelSpec, find_device
 from workers.rollout.engine import Completion, Sampling
+from workers.rollout_building import build_rollout
 
 # Tokens of prompt and answer together, where neither config nor model says less.
 MAX_MODEL_LEN = 4096

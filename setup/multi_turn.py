@@ -9,7 +9,8 @@ from typing import Any
 from custom.agent import Agent, AgentSpec, as_user_messages
 from custom.env import Message
 from custom.tools import EpisodeSummary, MultiTurnManager
-from data.turn_tokens import TurnTokens, render_chat
+from data.chat_templates import render_chat
+from data.turn_tokens import TurnTokens
 from setup.engines import BaseInferenceEngine
 from workers.environments.pool import EnvironmentPool
 from workers.rollout.engine import Sampling
