@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from custom.agent import Agent
+from custom.agent import Agent, as_user_messages
 from custom.env import Message, Task
 from custom.env_calls import Abandoned, call_method, describe
 
@@ -132,8 +132,10 @@ def _play_episode(
             if time.monotonic() > deadline:
                 return None
             answer = _answer(player, episode.turns, agent, generator, messages)
-            messages, reward, done, _ = agent.step(answer)
-            episode.reward += reward
+            result = agent.step(answer)
+            messages = as_user_messages(result.observation)
+            done = result.done
+            episode.reward += result.reward
             episode.turns += 1
             if not episode.first_reply:
                 episode.first_reply = list(messages)

@@ -11,7 +11,7 @@ import torch
 
 from custom.adapters.base import make_environment
 from custom.agent import reward_of
-from custom.env import StepResult, Trajectory
+from custom.env import Observation, StepResult, Trajectory
 from custom.env_calls import check_reward, reset_environment, step_environment
 from custom.reward_managers.decoding import decode_prompt, decode_sampled
 from custom.reward_managers.registry import register_reward_manager
@@ -164,6 +164,7 @@ class EnvironmentRewardWrapper(CustomRewardManager):
 
     def _score(self, data: DataProto, row: int, text: str) -> float:
         columns = {name: values[row] for name, values in data.non_tensor_batch.items()}
+        first_state: Observation
         if self.environment is None:
             first_state = decode_prompt(self.tokenizer, data.batch, row)
             result = StepResult(observation="", reward=0.0, done=True, info=columns)
