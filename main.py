@@ -1,7 +1,8 @@
-"""Trains: `python main.py CONFIG.yaml key=value ...`; `--explain` shows every value, where it came from, what reads it.
+"""Trains: `python main.py CONFIG.yaml key=value ...`.
 
-`--plan` says how much memory the run would take, phase by phase, and loads no model. What is wrong before the first
-step ends the run with one line, as lack of memory does; `--debug` shows the traceback.
+`--explain` shows every value, where it came from and what reads it; `--plan` prints how much memory
+the run would take, phase by phase, and loads no model. What is wrong before the first step ends the
+run with one line, as lack of memory does; `--debug` shows the traceback.
 """
 
 import logging
@@ -9,16 +10,19 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from data.texts import say
-from data.watch import ATTEMPT, WATCH, watching
+from data.watchdog import ATTEMPT, WATCHDOG, watching
 from training.config import PPOConfig
 from training.config.checks import check_config
-from training.config.loader import ConfigError, bias_line, explain, load_config, sizes
-from training.run import process
+from training.config.explain import explain, explain_run, sizes
+from training.config.loader import ConfigError, load_config
+from training.run.exit_codes import MEND, OUT_OF_MEMORY
+from training.run.signals import EndingSignals, give_signals_back
 
 # How the allocators of torch (CUDA, CPU) and vLLM say that memory ran out.
 MEMORY_RAN_OUT = (
@@ -27,139 +31,181 @@ MEMORY_RAN_OUT = (
     "can't allocate memory",
     "No available memory",
 )
+# Of an error's text, in the line that a user reads.
+MAX_ERROR_CHARS = 300
+# Options of this file alone; the others are the loader's.
+DEBUG = "--debug"
+PLAN = "--plan"
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the process's exit code."""
-    signals = process.EndingSignals()
+    signals = EndingSignals()
     signals.install()
     try:
         return run(argv, signals)
-    # As a shell reports it.
     except KeyboardInterrupt:
+        # As a shell reports it.
         return 128 + signals.received
 
 
-def run(argv: list[str], signals: process.EndingSignals) -> int:
-    """Reads the config, trains, and prints the report."""
+def run(argv: list[str], signals: EndingSignals) -> int:
+    """Reads the config, then explains it, plans its memory or trains; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    debug, planning = "--debug" in argv, "--plan" in argv
-    # As with other programs, `| head` ends what is printed here.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    planning = PLAN in argv
     try:
-        loaded = load_config(
-            [word for word in argv if word not in ("--debug", "--plan")], check=not planning
-        )
-        if loaded.explain:
-            print(
-                explain(loaded),
-                sizes(loaded.config),
-                bias_line(loaded.config),
-                sep="\n",
-                flush=True,
+        with _ended_by_a_closed_pipe():
+            loaded = load_config(
+                [word for word in argv if word not in (DEBUG, PLAN)], check=not planning
             )
-        if planning or loaded.explain:
-            return plan(loaded.config) if planning else 0
+            if loaded.explain:
+                print(explain_run(loaded), flush=True)
+            if planning:
+                print_plan(loaded.config)
     except ConfigError as error:
+        # The values are most wanted when something is wrong.
+        if error.loaded is not None and error.loaded.explain:
+            print(explain(error.loaded))
         print(error, file=sys.stderr)
         return 2
+    if planning or loaded.explain:
+        return 0
+    if loaded.config.trainer.max_restarts and ATTEMPT not in os.environ:
+        from contrib.supervisor import Supervisor
+
+        return Supervisor(loaded.config, Path(__file__), argv).run()
+    return run_training(loaded.config, signals, debug=DEBUG in argv)
+
+
+@contextmanager
+def _ended_by_a_closed_pipe() -> Iterator[None]:
+    """Lets `| head` end this process without a word, as it ends other programs that print."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        yield
     finally:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    from training.run.alarms import AlarmStop
-    from training.run.metric_utils import EnvironmentsFail
-
-    if loaded.config.trainer.max_restarts and ATTEMPT not in os.environ:
-        return process.Supervisor(loaded.config, Path(__file__), argv).run()
-    trainer, run_dir = loaded.config.trainer, Path(loaded.config.trainer.run_dir).absolute()
-    try:
-        unsaved = train(loaded.config, signals)
-    # The first is found by trying: environments that do not start.
-    except (ConfigError, AlarmStop, EnvironmentsFail) as error:
-        print(error, file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else process.MEND
-    except Exception as error:
-        line = in_one_line(error, loaded.config)
-        if debug or line is None:
-            raise
-        print(f"{line}; --debug shows where", file=sys.stderr)
-        return process.OUT_OF_MEMORY if ran_out_of_memory(line) else 1
-    if "file" in trainer.logger and not trainer.val_only:
-        print_report(run_dir)
-    if unsaved is not None:
-        print(unsaved, file=sys.stderr)
-    return 0 if unsaved is None else 1
 
 
-def plan(config: PPOConfig) -> int:
-    """Prints what memory the run would take."""
+def print_plan(config: PPOConfig) -> None:
+    """Prints what memory the run would take, and, to stderr, why it would not start here.
+
+    Raises:
+        ConfigError: no plan can be made.
+    """
     from training.run.plan import Planner
 
     for problem in check_config(config, ask_hub=False):
         print(f"it would not start here: {problem}", file=sys.stderr)
     try:
-        print(Planner(config).tell(), sizes(config), sep="\n")
+        print(Planner(config).tell())
+        print(sizes(config))
     # A model's own code may ask for numbers, of which there are none.
     except (ValueError, OSError, RuntimeError, LookupError, ArithmeticError) as error:
         raise ConfigError([f"no plan can be made: {error}"]) from error
+
+
+def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> int:
+    """Trains and prints the report, or why the run ended in one line; returns the exit code."""
+    from training.run.abort_policy import EnvironmentsFail
+    from training.run.alarms import AlarmStop
+
+    # Found before training, which may change the folder.
+    run_dir = Path(config.trainer.run_dir).absolute()
+    try:
+        save_error = train(config, signals)
+    except ConfigError as error:
+        # Found by trying: environments that do not start.
+        print(error, file=sys.stderr)
+        return 2
+    except (AlarmStop, EnvironmentsFail) as error:
+        print(error, file=sys.stderr)
+        return MEND
+    except Exception as error:
+        line = in_one_line(error, config)
+        if debug or line is None:
+            raise
+        print(f"{line}; --debug shows where", file=sys.stderr)
+        return OUT_OF_MEMORY if ran_out_of_memory(line) else 1
+    if "file" in config.trainer.logger and not config.trainer.val_only:
+        print_report(run_dir)
+    if save_error is not None:
+        print(save_error, file=sys.stderr)
+        return 1
     return 0
 
 
-def train(config: PPOConfig, signals: process.EndingSignals) -> OSError | None:
+def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     """Trains; returns why the run's last checkpoint is missing, where it is."""
     from training.building import build_trainer
     from training.run.checkpoint import CheckpointError
+    from training.run.ray_cluster import warn_of_busy_cores
 
-    trainer, unsaved = build_trainer(config), None
-    trainer.signals, signals.postpone = signals, lambda: trainer.in_step
-    process.say_busy_cores()
+    trainer = build_trainer(config)
+    save_error = None
+    trainer.signals = signals
+    signals.postpone = lambda: trainer.in_step
+    warn_of_busy_cores()
     name = "driver" if config.trainer.use_ray else "rank_0"
     with watching(config.trainer.stall_timeout_s, trainer.run_dir / "stalls", name):
         try:
             trainer.fit()
         except CheckpointError as error:
-            unsaved = error
+            save_error = error
         except SystemExit as error:
             raise RuntimeError("code of yours called sys.exit()") from error
         except Exception as error:
-            # A rank's says its own.
+            # An error of a rank has its notes from there.
             if not getattr(error, "__notes__", ()):
-                error.add_note(f"{name}, {WATCH.where}")
+                error.add_note(f"{name}, {WATCHDOG.where}")
             raise
         finally:
             signals.close()
             try:
                 trainer.shutdown()
-            # Whatever ended the run stands.
             except Exception:
+                # Whatever ended the run is what is raised or returned.
                 logging.exception("the workers did not end well")
-    return unsaved
+    return save_error
 
 
 def in_one_line(error: Exception, config: PPOConfig) -> str | None:
-    """Says what a user can mend in a line, with advice where memory ran out; None for what only a traceback explains.
+    """Describes an error in one line, with advice where memory ran out.
 
-    That is all that comes of a step, where users' own code runs.
+    Returns None for what only a traceback explains: all that comes of a step, where users' own
+    code runs.
     """
     # A rank's error, as Ray hands it on, has its traceback for a text.
     cause = getattr(error, "cause", None) or error
-    text = "; ".join(
-        [*getattr(error, "__notes__", ()), " ".join(f"{type(cause).__name__}: {cause}".split())]
-    )
+    message = " ".join(f"{type(cause).__name__}: {cause}".split())
+    text = "; ".join([*getattr(error, "__notes__", ()), message])
     if isinstance(error, MemoryError) or ran_out_of_memory(text):
         budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-        return say("out_of_memory", what=text[:300], budget=budget)
-    in_step = any(frame.name == "train_step" for frame in traceback.extract_tb(error.__traceback__))
-    return text if isinstance(error, ValueError | OSError | ImportError) and not in_step else None
+        return (
+            f"{text[:MAX_ERROR_CHARS]}. Memory ran out: lower ppo_max_token_len_per_gpu "
+            f"(the actor's is {budget}), the like of log_prob and critic, "
+            "rollout.gpu_memory_utilization and max_num_seqs; or set "
+            "model.enable_gradient_checkpointing, fsdp_config.param_offload and optimizer_offload "
+            "to true"
+        )
+    frames = traceback.extract_tb(error.__traceback__)
+    in_step = any(frame.name == "train_step" for frame in frames)
+    if in_step or not isinstance(error, ValueError | OSError | ImportError):
+        return None
+    return text
 
 
 def ran_out_of_memory(text: str) -> bool:
-    """Says whether an error's text says so."""
+    """Checks whether an error's text is an allocator's."""
     return any(words in text for words in MEMORY_RAN_OUT)
 
 
 def print_report(run_dir: Path) -> None:
-    """Prints the run's table and draws its curves; a run that has none, or no room for it, ended well all the same."""
+    """Prints the run's table and draws its curves.
+
+    A run that has none, or no room for it, ended well all the same.
+    """
     from training.run.report import write_report
 
     try:
@@ -171,5 +217,5 @@ def print_report(run_dir: Path) -> None:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    process.give_signals_back()
+    give_signals_back()
     sys.exit(code)

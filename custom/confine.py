@@ -1,6 +1,7 @@
-"""What a process may have that executes texts of the policy's: no network, bounded memory, no life of its own.
+"""What a process that executes texts of the policy's may have, and how it ends.
 
-Invariant: nothing here imports more than the standard library, as a process is confined before it loads anything.
+Invariant: nothing here imports more than the standard library, as a process is confined before it
+loads anything.
 """
 
 import contextlib
@@ -12,14 +13,22 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# Of Linux's prctl, and of its unshare.
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+# Options of Linux's prctl.
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+# Flags of its unshare.
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Says what a process may have: the network, and so many GiB of memory (None: any)."""
+    """Describes what a process may have.
+
+    Attributes:
+        network: it reaches other machines, and servers of this one.
+        memory_gb: GiB of memory that it may take; None: any.
+    """
 
     network: bool = True
     memory_gb: float | None = None
@@ -28,22 +37,30 @@ class Limits:
 def confine(limits: Limits) -> None:
     """Limits this process, which must have one thread yet.
 
-    Without the network it moves to a network namespace with nothing in it, where that is not forbidden.
+    Without the network it moves to a network namespace with nothing in it, where that is not
+    forbidden.
     """
     if limits.memory_gb is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (int(limits.memory_gb * 2**30),) * 2)
-    if limits.network or sys.platform != "linux":
+        size = int(limits.memory_gb * 2**30)
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+    if not limits.network and sys.platform == "linux":
+        _leave_network()
+
+
+def _leave_network() -> None:
+    """Moves this process to an empty network namespace, where the system allows that."""
+    libc = ctypes.CDLL(None)
+    user_id = os.getuid()
+    group_id = os.getgid()
+    # Root needs no user namespace for it.
+    if libc.unshare(CLONE_NEWNET) == 0:
         return
-    libc, uid, gid = ctypes.CDLL(None), os.getuid(), os.getgid()
-    if libc.unshare(CLONE_NEWNET) == 0 or libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
+    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
         return
-    # The user stays who it is, and its files its own.
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{uid} {uid} 1"),
-        ("gid_map", f"{gid} {gid} 1"),
-    ):
-        Path(f"/proc/self/{name}").write_text(text)
+    # The user stays the same, and the owner of the same files.
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user_id} {user_id} 1")
+    Path("/proc/self/gid_map").write_text(f"{group_id} {group_id} 1")
 
 
 def die_with_parent() -> None:
@@ -53,7 +70,7 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Has Linux give this process the descendants whose parents end, so that they stay in its tree."""
+    """Has Linux give this process the descendants whose parents end: they stay in its tree."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -63,8 +80,9 @@ def kill_tree(pid: int) -> None:
     import psutil
 
     with contextlib.suppress(psutil.Error):
+        descendants = psutil.Process(pid).children(recursive=True)
         # Itself too: it may not lead its group yet.
-        for process in [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]:
+        for process in [*descendants, psutil.Process(pid)]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
     # macOS raises PermissionError for a group of zombies.

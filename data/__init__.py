@@ -1,1 +1,1 @@
-"""The batch protocol, datasets and prompts, conversations as token ids, seeds, and the loading of users' files."""
+"""Holds batches, datasets, conversations as token ids, seeds, and loads users' files."""

@@ -1,4 +1,4 @@
-"""Loading of users' objects: a name out of a Python file that belongs to no package, or out of a module.
+"""Loads users' objects: a name out of a Python file that belongs to no package, or out of a module.
 
 Invariant: a file is executed once per process, so that its classes keep their identity.
 """
@@ -19,8 +19,9 @@ _LOADING = threading.RLock()
 def load_extern_object(path: str, name: str) -> Any:
     """Loads the object `name` that the file `path` defines.
 
-    A file is executed once per process, however often and under whatever spelling it is named, so that its classes
-    keep their identity and its registrations happen once. An exception inside it keeps its own traceback.
+    A file is executed once per process, however often and under whatever spelling it is named, so
+    that its classes keep their identity and its registrations happen once. An exception inside it
+    keeps its own traceback.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -28,9 +29,14 @@ def load_extern_object(path: str, name: str) -> Any:
     """
     # Another thread must not see a module that is half executed.
     with _LOADING:
-        module = _load_module(Path(path).expanduser().resolve(), given=path)
+        file = Path(path).expanduser().resolve()
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"{path!r} is not a file (looked for {file}); give the path of a .py file"
+            )
+        module = _module_of(file) or _execute(file, path)
     if name not in vars(module):
-        public = sorted(n for n in vars(module) if not n.startswith("_"))
+        public = sorted(known for known in vars(module) if not known.startswith("_"))
         raise ValueError(
             f"{path} does not define {name!r}; it has: {', '.join(public) or 'nothing'}"
         )
@@ -41,7 +47,8 @@ def load_object(source: str, what: str) -> Any:
     """Loads what "/path/file.py:NAME" or "PACKAGE.MODULE:NAME" names.
 
     Raises:
-        ValueError: there is no such module or name; begins with `what`. For a file as `load_extern_object`.
+        ValueError: there is no such module or name; begins with `what`. For a file as
+            `load_extern_object`.
     """
     place, _, name = source.rpartition(":")
     if place.endswith(".py"):
@@ -58,20 +65,23 @@ def load_object(source: str, what: str) -> Any:
     return getattr(module, name)
 
 
-def _load_module(file: Path, given: str) -> ModuleType:
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"{given!r} is not a file (looked for {file}); give the path of a .py file"
-        )
-    for loaded in filter(None, list(sys.modules.values())):
-        if vars(loaded).get("__file__") == str(file):
-            return loaded
-    # Registered before it runs: dataclasses and pickle look a class's module up by name.
+def _module_of(file: Path) -> ModuleType | None:
+    """Returns the module that this process has loaded from the file, None where there is none."""
+    # A copy, as other threads import.
+    for module in list(sys.modules.values()):
+        if module is not None and vars(module).get("__file__") == str(file):
+            return module
+    return None
+
+
+def _execute(file: Path, path: str) -> ModuleType:
+    """Executes a file as a module of its own name; `path` is how the user wrote it."""
     name = f"extern_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{given!r} is not a Python file; its name must end in .py")
+        raise ValueError(f"{path!r} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
+    # Registered before it runs: dataclasses and pickle look a class's module up by name.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

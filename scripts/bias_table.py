@@ -1,34 +1,37 @@
-"""Computes the bias table: how far each combination's expected gradient is from the policy gradient.
+"""Computes the bias table: how far expected gradients are from the policy gradient.
 
-A small MDP of several turns is enumerated: every episode, every group of four of them, with their probabilities. Each
-group goes through the estimators, corrections and losses of `training`, in float64, so that the expected gradient is
-exact, and not an average over samples. `python scripts/bias_table.py` writes training/config/bias.csv, which --explain
-reads, and the two short tables of docs/algorithms.md.
+The MDP of scripts/bias_mdp.py is enumerated: every episode, every group of four of them, with their
+probabilities. Each group goes through the estimators, corrections and losses of `training`, in
+float64, so that the expected gradient is exact, and not an average over samples.
 
-The MDP: a turn is `stop`, which ends the episode, `go end` (short) or `go more` (long); three turns at most. What the
-policy sees is the kind of the last turn and its place in this one, which makes six softmaxes of two tokens.
+    python scripts/bias_table.py    # scripts/bias_table.csv, which --explain reads, and the two
+                                    # short tables of docs/algorithms.md
 """
 
 from __future__ import annotations
 
 import csv
 import itertools
-import math
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from scripts.bias_mdp import EPISODES, GROUPS, WORLD, Groups, Policies, policies_after
 from training import core_algos
-from training.config.algorithm_settings import PolicyLossChoice, RolloutCorrectionConfig
-from training.config.loader import SEQUENCE_REJECTION
+from training.config.bias import SEQUENCE_REJECTION, TABLE
+from training.config.schema.actor import PolicyLossChoice
+from training.config.schema.algorithm import RolloutCorrectionConfig
 from training.core_algos import (
     ESTIMATOR_NEEDS,
     LOSS_AGG_MODES,
@@ -38,14 +41,17 @@ from training.core_algos import (
 )
 from training.rollout_correction import correct_as
 
-TABLE = Path("training/config/bias.csv")
-PAGE = Path("docs/algorithms.md")
-TURNS, WIDTH, GROUP, STALE = 3, 6, 4, 3
-STATES = ("start", "short", "long")
-# What is listed: the other modes have the direction of seq-mean-token-sum, and its length times a constant.
-MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
-# The size of an update, in logits.
-STEP = 0.25
+PAGE = Path(__file__).resolve().parent.parent / "docs/algorithms.md"
+MARKERS = ("<!-- bias-table -->", "<!-- /bias-table -->")
+# How many updates old samples are: 0 to 2.
+STALE = 3
+# The aggregation of a policy loss that weighs the tokens of all sequences alike.
+SUM_MODE = "seq-mean-token-sum"
+# What is listed: the other modes have the direction of SUM_MODE, and its length times a constant.
+MODES = ("token-mean", "seq-mean-token-mean", SUM_MODE)
+# Columns of the short tables: the modes, and how many updates old the samples are.
+PAGE_MODES = ("token-mean", SUM_MODE)
+PAGE_STALE = (0, 2)
 CORRECTIONS = {
     "old": RolloutCorrectionConfig(),
     "none": RolloutCorrectionConfig(),
@@ -64,194 +70,53 @@ VARIANTS: dict[str, dict[str, Any]] = {
 # Their advantages depend on the whole batch, and not on the group alone.
 OF_BATCH = ("gae", "turn_gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "gpg")
 # They give a sequence one loss, whatever the mode of aggregation.
-OWN_MODE = ("geo_mean", "sapo")
+SEQUENCE_LOSSES = ("geo_mean", "sapo")
 # They choose tokens of a micro-batch: enumerated for some estimators only, group by group.
 CHOOSING = ("clip_cov", "kl_cov")
 CHOOSING_WITH = ("gae", "grpo", "rloo")
+# A gradient that is shorter has no direction.
+NO_GRADIENT = 1e-12
+# What estimators read of the algorithm's settings.
+ALGORITHM = SimpleNamespace(
+    gamma=1.0,
+    turn_gamma=1.0,
+    turn_lam=1.0,
+    gigpo_step_weight=1.0,
+    distillation_coef=1.0,
+    distillation_task=None,
+    gdpo_reward_keys=(),
+    gdpo_reward_weights=(),
+)
+# Baselines that a trainer keeps or samples: rae's running mean, remax's greedy reward.
+RAE_BASELINE = 0.4
+REMAX_BASELINE = 0.7
 
 
-@dataclass(frozen=True)
-class Episode:
-    """Is one way to play: the contexts and tokens, the turn of each, the turns' rewards and states."""
+class Combination(NamedTuple):
+    """Names a row of the table."""
 
-    contexts: tuple[int, ...]
-    tokens: tuple[int, ...]
-    turns: tuple[int, ...]
-    rewards: tuple[float, ...]
-    states: tuple[str, ...]
+    estimator: str
+    loss: str
+    correction: str
 
 
-def turn_reward(state: str, kind: str, before: tuple[str, ...], last: bool) -> float:
-    """Pays a turn; an episode that had both kinds of turns, and did not stop, ends with 1 more."""
-    pays = {
-        "short": {"start": 0.2, "short": 0.1, "long": 0.7},
-        "long": {"start": 0.6, "short": 0.3, "long": -0.2},
-    }
-    if kind == "stop":
-        return 0.0
-    return pays[kind][state] + float(last and len({*before, kind}) == 2)
+# Combination -> `MODE/STALE` -> `COSINE RATIO`.
+Table = dict[Combination, dict[str, str]]
 
 
-def play(turn: int = 0, state: str = "start", before: tuple[str, ...] = ()) -> Iterator[Episode]:
-    """Yields every episode from here on."""
-    first, second = 2 * STATES.index(state), 2 * STATES.index(state) + 1
-    yield Episode((first,), (0,), (turn,), (0.0,), (state,))
-    for token, kind in enumerate(("short", "long")):
-        reward = turn_reward(state, kind, before, last=turn + 1 == TURNS)
-        own = Episode((first, second), (1, token), (turn, turn), (reward,), (state,))
-        rest = (
-            play(turn + 1, kind, (*before, kind))
-            if turn + 1 < TURNS
-            else [Episode((), (), (), (), ())]
-        )
-        for later in rest:
-            joined = [
-                getattr(own, name) + getattr(later, name) for name in Episode.__dataclass_fields__
-            ]
-            yield Episode(*joined)
+class Comparison(NamedTuple):
+    """Compares a gradient with the true one: their cosine, and the ratio of its length to that."""
 
-
-EPISODES = list(play())
-
-
-@dataclass(frozen=True)
-class World:
-    """Holds all episodes as tensors, (episodes, WIDTH) unless said otherwise."""
-
-    contexts: Tensor
-    tokens: Tensor
-    mask: Tensor
-    turn_ids: Tensor
-    rewards: Tensor
-
-    @classmethod
-    def of(cls, episodes: list[Episode]) -> World:
-        """Pads the episodes; a turn's reward stands on its last token."""
-
-        def padded(rows: list[tuple[int, ...]], fill: int) -> Tensor:
-            return torch.tensor([[*row, *[fill] * (WIDTH - len(row))] for row in rows])
-
-        turns = padded([episode.turns for episode in episodes], -1)
-        rewards = torch.zeros(turns.shape, dtype=torch.float64)
-        for row, episode in enumerate(episodes):
-            for turn, reward in enumerate(episode.rewards):
-                rewards[row, len(episode.turns) - 1 - episode.turns[::-1].index(turn)] = reward
-        given = (
-            padded([episode.contexts for episode in episodes], 0),
-            padded([e.tokens for e in episodes], 0),
-        )
-        return cls(*given, turns >= 0, turns, rewards)
-
-    def log_probs(self, logits: Tensor) -> Tensor:
-        """Takes the tokens' log-probs, 0 outside the mask: (episodes, WIDTH)."""
-        return logits.log_softmax(-1)[self.contexts, self.tokens] * self.mask
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Takes the episodes' probabilities: (episodes,)."""
-        return self.log_probs(logits).sum(-1).exp()
-
-    def expected(self, logits: Tensor, returns: Tensor | None = None) -> Tensor:
-        """Differentiates the expected return exactly, (6, 2): returns (episodes, WIDTH) are of each token on."""
-        leaf = logits.clone().requires_grad_()
-        chances = self.probabilities(logits)
-        gained = self.rewards.sum(-1, keepdim=True) if returns is None else returns
-        (chances[:, None] * self.log_probs(leaf) * gained).sum().backward()
-        assert leaf.grad is not None
-        return leaf.grad
-
-    def values(self, logits: Tensor) -> Tensor:
-        """Averages what is still to come over the episodes that began alike: the exact critic's, (episodes, WIDTH)."""
-        chances, to_come = self.probabilities(logits), self.rewards.flip(1).cumsum(1).flip(1)
-        values = torch.zeros_like(to_come)
-        for row, column in self.mask.nonzero().tolist():
-            alike = (self.tokens[:, :column] == self.tokens[row, :column]).all(1) & self.mask[
-                :, column
-            ]
-            values[row, column] = (chances * to_come[:, column])[alike].sum() / chances[alike].sum()
-        return values
-
-
-WORLD = World.of(EPISODES)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Says who sampled, who is updated, and who teaches: logits, (6, 2)."""
-
-    sampler: Tensor
-    updated: Tensor
-    teacher: Tensor
-
-
-@cache
-def setting(stale: int) -> Setting:
-    """Makes the policies; the updated one is `stale` steps along the true gradient from the sampler."""
-    generator = torch.Generator().manual_seed(0)
-    sampler, teacher = torch.randn(2, 6, 2, generator=generator, dtype=torch.float64)
-    updated = sampler
-    for _ in range(stale):
-        gradient = WORLD.expected(updated)
-        updated = updated + STEP * gradient / gradient.norm()
-    return Setting(sampler, updated, teacher)
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Holds groups of `size` episodes; each order of the same ones is the same group.
-
-    Attributes:
-        rows: (groups * size,) int64, the episode of each row.
-        chances: (groups,) the probability of the group, in any order.
-    """
-
-    rows: Tensor
-    chances: Tensor
-    size: int
-
-    @classmethod
-    def every(cls, sampler: Tensor, size: int = GROUP) -> Groups:
-        """Lists all groups there are."""
-        groups = list(itertools.combinations_with_replacement(range(len(EPISODES)), size))
-        counts = [
-            [math.factorial(group.count(episode)) for episode in set(group)] for group in groups
-        ]
-        orders = torch.tensor(
-            [math.factorial(size) / math.prod(own) for own in counts], dtype=torch.float64
-        )
-        rows = torch.tensor(groups)
-        return cls(rows.flatten(), WORLD.probabilities(sampler)[rows].prod(-1) * orders, size)
-
-    def only(self, numbers: list[int]) -> Groups:
-        """Keeps some of the groups."""
-        return Groups(
-            self.rows.view(-1, self.size)[numbers].flatten(), self.chances[numbers], self.size
-        )
-
-    @property
-    def index(self) -> np.ndarray:
-        """Numbers the group of each row."""
-        return np.repeat(np.arange(len(self.chances)), self.size)
-
-    def weights(self, mask: Tensor, mode: str) -> Tensor:
-        """Asks `agg_loss` for what it multiplies each token with, group by group: (rows, WIDTH)."""
-        leaf = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)
-        sums = [
-            agg_loss(own, inside, mode)
-            for own, inside in zip(leaf.split(self.size), mask.split(self.size))
-        ]  # type: ignore[arg-type]
-        (gradient,) = torch.autograd.grad(torch.stack(sums).sum(), leaf)
-        return gradient
-
-
-GROUPS = Groups.every(setting(0).sampler)
+    cosine: float
+    ratio: float
 
 
 @dataclass(frozen=True)
 class Case:
-    """Is what a trainer holds when it updates: (rows, WIDTH) tensors of all groups."""
+    """Holds what a trainer has when it updates: tensors of all groups' rows, (rows, WIDTH)."""
 
     groups: Groups
-    policies: Setting
+    policies: Policies
     correction: str
 
     @property
@@ -264,13 +129,20 @@ class Case:
         return per_episode[self.groups.rows]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Makes the batch; with `old` the old log-probs are the sampler's, else the updated policy's."""
-        new, sampled = (
-            self.of_rows(WORLD.log_probs(x)) for x in (self.policies.updated, self.policies.sampler)
-        )
-        logits = (
-            self.policies.sampler if self.correction == "old" else self.policies.updated
-        ).log_softmax(-1)
+        """Makes the batch.
+
+        With `old` the old log-probs are the sampler's, else the updated policy's.
+        """
+        new = self.of_rows(WORLD.log_probs(self.policies.updated))
+        sampled = self.of_rows(WORLD.log_probs(self.policies.sampler))
+        if self.correction == "old":
+            old = sampled
+            old_logits = self.policies.sampler.log_softmax(-1)
+        else:
+            old = new
+            old_logits = self.policies.updated.log_softmax(-1)
+        sum_pi_squared = (2 * old_logits).exp().sum(-1)[WORLD.contexts]
+        baselines = torch.full((len(self.groups.rows),), REMAX_BASELINE, dtype=torch.float64)
         batch = {
             "token_level_rewards": self.of_rows(WORLD.rewards),
             "response_mask": self.of_rows(WORLD.mask),
@@ -278,10 +150,10 @@ class Case:
             "values": self.of_rows(WORLD.values(self.policies.sampler)),
             "log_probs": new,
             "rollout_log_probs": sampled,
-            "old_log_probs": sampled if self.correction == "old" else new,
+            "old_log_probs": old,
             "ref_log_prob": self.of_rows(WORLD.log_probs(self.policies.teacher)),
-            "sum_pi_squared": self.of_rows((2 * logits).exp().sum(-1)[WORLD.contexts]),
-            "reward_baselines": torch.full((len(self.groups.rows),), 0.7, dtype=torch.float64),
+            "sum_pi_squared": self.of_rows(sum_pi_squared),
+            "reward_baselines": baselines,
         }
         weights, batch["response_mask"], _ = correct_as(
             self.settings, new, sampled, batch["response_mask"]
@@ -290,214 +162,312 @@ class Case:
             batch["rollout_is_weights"] = weights.batch["rollout_is_weights"]
         return batch
 
+    def loss_mask(self, loss: str, batch: dict[str, Tensor]) -> Tensor:
+        """Returns the mask that a loss is given: bypass_mode makes its own correction."""
+        if loss == "bypass_mode":
+            return self.of_rows(WORLD.mask)
+        return batch["response_mask"]
+
 
 def advantages_of(name: str, batch: dict[str, Tensor], groups: Groups) -> Tensor:
     """Runs the estimator, of one batch a group where it looks beyond groups: (rows, WIDTH)."""
     estimator = name.split()[0]
-    config = SimpleNamespace(
-        gamma=1.0,
-        turn_gamma=1.0,
-        turn_lam=1.0,
-        gigpo_step_weight=1.0,
-        distillation_coef=1.0,
-        distillation_task=None,
-        gdpo_reward_keys=(),
-        gdpo_reward_weights=(),
-    )
-    anchors = [EPISODES[row].states for row in groups.rows.tolist()]
-
-    def of(rows: slice, index: np.ndarray) -> Tensor:
-        given: dict[str, Any] = {key: tensor[rows] for key, tensor in batch.items()}
-        given |= {"index": index, "role": np.full(len(index), "policy"), "anchors": anchors[rows]}
-        given |= {
-            "state": {"policy": 0.4},
-            "non_tensor_batch": {},
-            "config": config,
-            "gamma": 1.0,
-            "lam": 1.0,
-        }
-        return call_adv_estimator(estimator, **given, **VARIANTS.get(name, {}))[0]
-
     if estimator not in OF_BATCH:
-        return of(slice(None), groups.index)
-    starts = range(0, len(groups.rows), groups.size)
-    return torch.cat(
-        [of(slice(i, i + groups.size), groups.index[i : i + groups.size]) for i in starts]
+        return _advantages_of_rows(name, batch, groups, slice(None))
+    advantages = []
+    for start in range(0, len(groups.rows), groups.size):
+        rows = slice(start, start + groups.size)
+        advantages.append(_advantages_of_rows(name, batch, groups, rows))
+    return torch.cat(advantages)
+
+
+def _advantages_of_rows(name: str, batch: dict[str, Tensor], groups: Groups, rows: slice) -> Tensor:
+    """Runs the estimator on a batch of these rows."""
+    index = groups.index[rows]
+    tensors = {key: tensor[rows] for key, tensor in batch.items()}
+    advantages, _ = call_adv_estimator(
+        name.split()[0],
+        **tensors,
+        index=index,
+        role=np.full(len(index), "policy"),
+        anchors=[EPISODES[row].states for row in groups.rows[rows].tolist()],
+        state={"policy": RAE_BASELINE},
+        non_tensor_batch={},
+        config=ALGORITHM,
+        gamma=1.0,
+        lam=1.0,
+        **VARIANTS.get(name, {}),
     )
+    return advantages
 
 
 def loss_config(correction: RolloutCorrectionConfig) -> PolicyLossConfig:
-    """Returns the losses' defaults; bypass_mode is the form whose weights correct, as the other is vanilla."""
-    own = PolicyLossChoice(dro_beta=0.1)
+    """Returns the losses' defaults.
+
+    bypass_mode is the form whose weights correct; its other form is vanilla.
+    """
     return PolicyLossConfig(
-        policy_loss=own, rollout_correction=replace(correction, loss_type="reinforce")
+        policy_loss=PolicyLossChoice(dro_beta=0.1),
+        rollout_correction=replace(correction, loss_type="reinforce"),
     )
 
 
+@dataclass(frozen=True)
+class LossInputs:
+    """Holds what a policy loss reads, (rows, WIDTH) each."""
+
+    old_log_probs: Tensor
+    log_probs: Tensor
+    advantages: Tensor
+    response_mask: Tensor
+    rollout_is_weights: Tensor | None
+
+    def split(self, size: int) -> Iterator[LossInputs]:
+        """Yields the inputs of each group of `size` rows."""
+        for start in range(0, len(self.log_probs), size):
+            rows = slice(start, start + size)
+            weights = self.rollout_is_weights
+            yield LossInputs(
+                self.old_log_probs[rows],
+                self.log_probs[rows],
+                self.advantages[rows],
+                self.response_mask[rows],
+                None if weights is None else weights[rows],
+            )
+
+    def gradient(self, loss: str, config: PolicyLossConfig) -> Tensor:
+        """Differentiates the sum of the tokens' losses by their log-probs: (rows, WIDTH)."""
+        leaf = self.log_probs.clone().requires_grad_()
+        value, _ = core_algos.get_policy_loss_fn(loss)(
+            self.old_log_probs,
+            leaf,
+            self.advantages,
+            self.response_mask,
+            "token-sum",
+            config,
+            self.rollout_is_weights,
+        )
+        (gradient,) = torch.autograd.grad(value, leaf)
+        return gradient
+
+
 def token_gradients(loss: str, batch: dict[str, Tensor], advantages: Tensor, case: Case) -> Tensor:
-    """Differentiates the sum of the tokens' losses with respect to their log-probs: (rows, WIDTH)."""
-    function, config = core_algos.get_policy_loss_fn(loss), loss_config(case.settings)
-    leaf = batch["log_probs"].clone().requires_grad_()
+    """Differentiates the sum of the tokens' losses by their log-probs: (rows, WIDTH)."""
     bypass = loss == "bypass_mode"
-    old = batch["rollout_log_probs" if bypass else "old_log_probs"]
-    mask = case.of_rows(WORLD.mask) if bypass else batch["response_mask"]
-    weights = None if bypass else batch.get("rollout_is_weights")
+    config = loss_config(case.settings)
+    mask = case.loss_mask(loss, batch)
+    inputs = LossInputs(
+        old_log_probs=batch["rollout_log_probs" if bypass else "old_log_probs"],
+        log_probs=batch["log_probs"],
+        advantages=advantages,
+        response_mask=mask,
+        rollout_is_weights=None if bypass else batch.get("rollout_is_weights"),
+    )
     if loss in CHOOSING:
-        weights = torch.ones_like(old) if weights is None else weights
-        return _of_draws(loss, (old, batch["log_probs"], advantages, mask, weights), case)
-    value, _ = function(old, leaf, advantages, mask, "token-sum", config, weights)
-    (gradient,) = torch.autograd.grad(value, leaf)
-    # A mean over rows, of all groups: the sum over them is wanted.
-    return gradient * mask.any(-1).sum() if loss in OWN_MODE else gradient
+        return _mean_over_draws(loss, inputs, config, case.groups.size)
+    gradient = inputs.gradient(loss, config)
+    if loss in SEQUENCE_LOSSES:
+        # A mean over rows, of all groups: the sum over them is wanted.
+        return gradient * mask.any(-1).sum()
+    return gradient
 
 
-def _of_draws(loss: str, given: tuple[Tensor, ...], case: Case) -> Tensor:
-    """Averages over every draw of a loss that draws a token of its micro-batch, group by group: (rows, WIDTH)."""
-    function, config = core_algos.get_policy_loss_fn(loss), loss_config(case.settings)
-    gradients, drawing = [], torch.randperm
-    for own in zip(*(tensor.split(case.groups.size) for tensor in given), strict=True):
-        counts: list[int] = []
+class _Rotation:
+    """Stands in for torch.randperm: the numbers in order, from `first` on; keeps their count."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.count: int | None = None
+
+    def __call__(self, count: int, **_: Any) -> Tensor:
+        if self.count is None:
+            self.count = count
+        return torch.arange(count).roll(-self.first)
+
+
+def _mean_over_draws(
+    loss: str, inputs: LossInputs, config: PolicyLossConfig, group_size: int
+) -> Tensor:
+    """Averages over every draw of a loss that draws a token of its micro-batch, which is a group.
+
+    Returns:
+        (rows, WIDTH), the mean gradient.
+    """
+    gradients = []
+    for group in inputs.split(group_size):
         draws: list[Tensor] = []
-        while not counts or len(draws) < counts[0]:
-
-            def draw(
-                count: int, turn: int = len(draws), seen: list[int] = counts, **_: Any
-            ) -> Tensor:
-                seen.append(count)
-                return torch.arange(count).roll(-turn)
-
-            torch.randperm = draw  # type: ignore[assignment]
-            leaf = own[1].clone().requires_grad_()
-            value, _ = function(own[0], leaf, *own[2:4], "token-sum", config, own[4])
-            draws.append(torch.autograd.grad(value, leaf)[0])
-            torch.randperm = drawing
-            counts = counts or [1]
+        # How many tokens there are to draw from is known after the first draw.
+        count = 1
+        while len(draws) < count:
+            rotation = _Rotation(first=len(draws))
+            with mock.patch.object(torch, "randperm", rotation):
+                draws.append(group.gradient(loss, config))
+            if len(draws) == 1 and rotation.count is not None:
+                count = rotation.count
         gradients.append(torch.stack(draws).mean(0))
     return torch.cat(gradients)
 
 
+def token_weights(groups: Groups, mask: Tensor, mode: str) -> Tensor:
+    """Asks `agg_loss` for what it multiplies each token with, group by group: (rows, WIDTH)."""
+    leaf = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)
+    sums = []
+    for losses, inside in zip(leaf.split(groups.size), mask.split(groups.size), strict=True):
+        sums.append(agg_loss(losses, inside, mode))  # type: ignore[arg-type]
+    (gradient,) = torch.autograd.grad(torch.stack(sums).sum(), leaf)
+    return gradient
+
+
 def in_logits(per_token: Tensor, case: Case) -> Tensor:
-    """Turns expected gradients by the tokens' log-probs into one by the updated logits: (rows, WIDTH) -> (6, 2)."""
-    chances = case.groups.chances.repeat_interleave(case.groups.size)[:, None]
+    """Turns gradients by the tokens' log-probs into the expected one by the updated logits.
+
+    Args:
+        per_token: (rows, WIDTH), of the rows of all groups.
+    Returns:
+        (CONTEXTS, TOKENS).
+    """
+    groups = case.groups
+    probabilities = groups.probabilities.repeat_interleave(groups.size)[:, None]
     of_episode = torch.zeros(WORLD.mask.shape, dtype=torch.float64)
-    of_episode.index_add_(0, case.groups.rows, per_token * chances)
+    of_episode.index_add_(0, groups.rows, per_token * probabilities)
     leaf = case.policies.updated.clone().requires_grad_()
     (gradient,) = torch.autograd.grad((WORLD.log_probs(leaf) * of_episode).sum(), leaf)
     return gradient
 
 
-def true_gradient(estimator: str, policies: Setting) -> Tensor:
-    """Is that of the expected reward; of distillation, that of the negative reverse KL of whole episodes: (6, 2)."""
+def true_gradient(estimator: str, policies: Policies) -> Tensor:
+    """Returns the gradient of the expected reward, (CONTEXTS, TOKENS).
+
+    Of distillation it is that of the negative reverse KL of whole episodes.
+    """
     if estimator != "on_policy_distillation":
         return WORLD.expected(policies.updated)
     apart = WORLD.log_probs(policies.teacher) - WORLD.log_probs(policies.updated)
     return WORLD.expected(policies.updated, apart.sum(-1, keepdim=True))
 
 
+def weight_mode(loss: str, mode: str) -> str:
+    """Names the aggregation that weighs the tokens of a loss."""
+    return SUM_MODE if loss in SEQUENCE_LOSSES else mode
+
+
 def expected_gradient(estimator: str, loss: str, mode: str, case: Case) -> Tensor:
-    """Computes the direction that an update moves in, the expected negative gradient of the loss: (6, 2)."""
+    """Computes the direction of an update, the expected negative gradient: (CONTEXTS, TOKENS)."""
     batch = case.tensors()
     advantages = advantages_of(estimator, batch, case.groups)
-    mask = case.of_rows(WORLD.mask) if loss == "bypass_mode" else batch["response_mask"]
-    weights = case.groups.weights(mask, "seq-mean-token-sum" if loss in OWN_MODE else mode)
+    mask = case.loss_mask(loss, batch)
+    weights = token_weights(case.groups, mask, weight_mode(loss, mode))
     return -in_logits(token_gradients(loss, batch, advantages, case) * weights, case)
 
 
-def compare(found: Tensor, true: Tensor) -> tuple[float, float]:
-    """Returns the cosine between both, and how long the first is in lengths of the second."""
-    if float(found.norm()) < 1e-12:
-        return 0.0, 0.0
-    return float((found * true).sum() / found.norm() / true.norm()), float(
-        found.norm() / true.norm()
-    )
+def compare(gradient: Tensor, true: Tensor) -> Comparison:
+    """Compares a gradient with the true one; of one that vanishes both numbers are 0."""
+    if float(gradient.norm()) < NO_GRADIENT:
+        return Comparison(0.0, 0.0)
+    cosine = (gradient * true).sum() / gradient.norm() / true.norm()
+    return Comparison(float(cosine), float(gradient.norm() / true.norm()))
 
 
 def estimators() -> list[str]:
     """Lists the estimators, each once, with their variants behind them."""
-    names = [name for name in ESTIMATOR_NEEDS if not name.endswith("_vectorized")]
-    return [name for own in names for name in (own, *(v for v in VARIANTS if v.split()[0] == own))]
+    names = []
+    for estimator in ESTIMATOR_NEEDS:
+        if not estimator.endswith("_vectorized"):
+            names.append(estimator)
+            names += [variant for variant in VARIANTS if variant.split()[0] == estimator]
+    return names
 
 
-def cells(
-    correction: str, stale: int
-) -> Iterator[tuple[tuple[str, str, str], str, tuple[float, float]]]:
-    """Yields (estimator, loss, correction), the aggregation and the comparison, of one form of correction."""
-    case = Case(GROUPS, setting(stale), correction)
+@dataclass(frozen=True)
+class Cell:
+    """Holds an entry of the table, of samples that are `stale` updates old."""
+
+    combination: Combination
+    mode: str
+    comparison: Comparison
+
+
+def cells(correction: str, stale: int) -> Iterator[Cell]:
+    """Yields the entries of one form of correction."""
+    case = Case(GROUPS, policies_after(stale), correction)
     batch = case.tensors()
-    masks = {False: batch["response_mask"], True: case.of_rows(WORLD.mask)}
-    weights = {
-        (mode, own): GROUPS.weights(mask, mode) for mode in MODES for own, mask in masks.items()
-    }
+    weights = {mode: token_weights(GROUPS, batch["response_mask"], mode) for mode in MODES}
+    all_tokens = case.of_rows(WORLD.mask)
+    bypass_weights = {mode: token_weights(GROUPS, all_tokens, mode) for mode in MODES}
     for estimator in estimators():
-        advantages, true = (
-            advantages_of(estimator, batch, GROUPS),
-            true_gradient(estimator, case.policies),
-        )
+        advantages = advantages_of(estimator, batch, GROUPS)
+        true = true_gradient(estimator, case.policies)
         for loss in core_algos.POLICY_LOSS_REGISTRY:
             if loss in CHOOSING and (correction != "old" or estimator not in CHOOSING_WITH):
                 continue
             gradients = token_gradients(loss, batch, advantages, case)
+            loss_weights = bypass_weights if loss == "bypass_mode" else weights
             for mode in MODES:
-                weight = weights[
-                    "seq-mean-token-sum" if loss in OWN_MODE else mode, loss == "bypass_mode"
-                ]
-                found = compare(-in_logits(gradients * weight, case), true)
-                yield (estimator, loss, correction), mode, found
+                weighted = gradients * loss_weights[weight_mode(loss, mode)]
+                comparison = compare(-in_logits(weighted, case), true)
+                yield Cell(Combination(estimator, loss, correction), mode, comparison)
 
 
-def compute() -> dict[tuple[str, str, str], dict[str, str]]:
-    """Computes the whole table: (estimator, loss, correction) -> `MODE/STALE` -> `COSINE RATIO`."""
-    table: dict[tuple[str, str, str], dict[str, str]] = {}
+def compute() -> Table:
+    """Computes the whole table."""
+    table: Table = {}
     for correction, stale in itertools.product(CORRECTIONS, range(STALE)):
-        for key, mode, (cosine, ratio) in cells(correction, stale):
-            table.setdefault(key, {})[f"{mode}/{stale}"] = f"{cosine:.3f} {ratio:.2f}"
+        for cell in cells(correction, stale):
+            row = table.setdefault(cell.combination, {})
+            row[f"{cell.mode}/{stale}"] = as_text(cell.comparison)
         print(f"{correction}, {stale} updates old: {len(table)} rows", flush=True)
     return table
 
 
-def write(table: dict[tuple[str, str, str], dict[str, str]]) -> None:
+def as_text(comparison: Comparison) -> str:
+    """Writes a comparison as the table has it: "0.752 0.95"."""
+    return f"{comparison.cosine:.3f} {comparison.ratio:.2f}"
+
+
+def write(table: Table) -> None:
     """Writes the CSV."""
     columns = [f"{mode}/{stale}" for mode in MODES for stale in range(STALE)]
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["estimator", "loss", "correction", *columns])
-        writer.writerows(
-            [*key, *(row[column] for column in columns)] for key, row in sorted(table.items())
-        )
+        writer.writerow([*Combination._fields, *columns])
+        for combination, row in sorted(table.items()):
+            writer.writerow([*combination, *(row[column] for column in columns)])
 
 
-def page_tables(table: dict[tuple[str, str, str], dict[str, str]]) -> str:
-    """Draws the short tables: estimators with vanilla, losses with grpo, corrections with grpo and vanilla."""
-    columns = [
-        f"{mode}/{stale}" for mode in ("token-mean", "seq-mean-token-sum") for stale in (0, 2)
+def page_tables(table: Table) -> str:
+    """Draws the short tables of the docs, one below the other."""
+    vanilla = [key for key in table if key.loss == "vanilla" and key.correction == "old"]
+    grpo = [key for key in table if key.estimator == "grpo" and key.correction == "old"]
+    rloo_gpg = [key for key in table if key.estimator == "rloo" and key.loss == "gpg"]
+    tables = [
+        _page_table("estimator, with vanilla", {key.estimator: table[key] for key in vanilla}),
+        _page_table("loss, with grpo", {key.loss: table[key] for key in grpo}),
+        _page_table(
+            "correction, with rloo and gpg", {key.correction: table[key] for key in rloo_gpg}
+        ),
     ]
-    parts: dict[str, Callable[[tuple[str, str, str]], bool]] = {
-        "estimator, with vanilla": lambda key: key[1:] == ("vanilla", "old"),
-        "loss, with grpo": lambda key: key[0] == "grpo" and key[2] == "old",
-        "correction, with rloo and gpg": lambda key: key[:2] == ("rloo", "gpg"),
-    }
-    lines = []
-    for place, (title, belongs) in enumerate(parts.items()):
-        lines += [
-            "",
-            f"| {title} | " + " | ".join(c.replace("/", ", ") + " old" for c in columns) + " |",
-        ]
-        lines += ["|---" * (len(columns) + 1) + "|"]
-        rows = [(key, row) for key, row in table.items() if belongs(key)]
-        lines += [
-            f"| {key[place]} | " + " | ".join(row[column] for column in columns) + " |"
-            for key, row in rows
-        ]
-    return "\n".join(lines).strip()
+    return "\n\n".join(tables)
+
+
+def _page_table(title: str, rows: dict[str, dict[str, str]]) -> str:
+    """Draws one table: a row for each name."""
+    columns = [(mode, stale) for mode in PAGE_MODES for stale in PAGE_STALE]
+    heads = [f"{mode}, {stale} old" for mode, stale in columns]
+    lines = [f"| {title} | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, row in rows.items():
+        cells_of_row = [row[f"{mode}/{stale}"] for mode, stale in columns]
+        lines.append(f"| {name} | {' | '.join(cells_of_row)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Computes, writes the file, and puts the short tables between their marks in the docs."""
     table = compute()
     write(table)
-    begin, end = "<!-- bias-table -->", "<!-- /bias-table -->"
+    begin, end = MARKERS
     text = f"{begin}\n{page_tables(table)}\n{end}"
-    PAGE.write_text(re.sub(f"{begin}.*?{end}", lambda _: text, PAGE.read_text(), flags=re.DOTALL))
+    page = re.sub(f"{begin}.*?{end}", lambda _: text, PAGE.read_text(), flags=re.DOTALL)
+    PAGE.write_text(page)
 
 
 if __name__ == "__main__":

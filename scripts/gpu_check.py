@@ -1,8 +1,9 @@
-"""Says what this Python has, then runs every test of tests/gpu and the benchmarks for a GPU; `make gpu-check` runs it.
+"""Runs every test of tests/gpu and the benchmarks for a GPU: `make gpu-check`.
 
-Invariant: it suits a bare CUDA machine: it installs nothing, needs no .venv, nothing it starts asks a hub, and it
-imports only the standard library, so that it can say what is missing. GPU_TESTS_DEVICE=cpu makes a dry run on the CPU:
-every body of the tests, and the benchmarks on a tiny model.
+It prints first what this Python has. Invariant: it suits a bare CUDA machine: it installs nothing,
+needs no .venv, nothing it starts asks a hub, and it imports only the standard library, so that it
+can name what is missing. GPU_TESTS_DEVICE=cpu makes a dry run on the CPU: every body of the tests,
+and the benchmarks on a tiny model.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ OPTIONAL = {
     "tensorboard": "trainer.logger=tensorboard",
 }
 DRY_RUN = os.environ.get("GPU_TESTS_DEVICE") == "cpu"
+# Of a dry run: module of tests/benchmarks -> its arguments.
 TINY = {
     "mfu": "--size tiny --device cpu --rows 8 --prompt 16 --response 16 --group 4",
     "step_phases": "--size tiny --device cpu --prompts 2 --tokens 8",
 }
+# Title -> module of tests/benchmarks and its arguments.
 BENCHMARKS = {
     "MFU of the actor update, 0.5B": "mfu",
     "MFU of the actor update, 0.5B, prompts not shared": "mfu --share-prompts 0",
@@ -59,30 +62,33 @@ def describe() -> list[str]:
     """Prints packages and devices; returns what is missing."""
     print(f"python       {sys.version.split()[0]} at {sys.executable}")
     missing = []
-    for names, needed in ((REQUIRED, True), (OPTIONAL, False)):
-        for name, purpose in names.items():
-            found = version(name)
-            if found is None and needed:
-                missing.append(name)
-            state = found or ("MISSING" if needed else "not there")
-            print(
-                f"{name:12s} {state:14s} {'required' if needed else 'optional'}: {purpose}".rstrip(
-                    ": "
-                )
-            )
-    if "torch" not in missing:
-        torch = importlib.import_module("torch")
-        print(f"CUDA         {torch.version.cuda or 'none: a CPU build of torch'}")
-        for i in range(torch.cuda.device_count()):
-            memory = torch.cuda.get_device_properties(i).total_memory / (1 << 30)
-            print(f"GPU {i}        {torch.cuda.get_device_name(i)}, {memory:.0f} GiB")
-        if not torch.cuda.is_available() and not DRY_RUN:
-            missing.append("a CUDA device")
+    for name, purpose in REQUIRED.items():
+        installed = version(name)
+        if installed is None:
+            missing.append(name)
+        print(f"{name:12s} {installed or 'MISSING':14s} required: {purpose}")
+    for name, purpose in OPTIONAL.items():
+        print(f"{name:12s} {version(name) or 'not there':14s} optional: {purpose}")
+    if "torch" not in missing and not describe_devices() and not DRY_RUN:
+        missing.append("a CUDA device")
     return missing
 
 
+def describe_devices() -> bool:
+    """Prints torch's CUDA and its GPUs; returns whether there are any."""
+    torch = importlib.import_module("torch")
+    print(f"CUDA         {torch.version.cuda or 'none: a CPU build of torch'}")
+    for i in range(torch.cuda.device_count()):
+        memory = torch.cuda.get_device_properties(i).total_memory / (1 << 30)
+        print(f"GPU {i}        {torch.cuda.get_device_name(i)}, {memory:.0f} GiB")
+    return torch.cuda.is_available()
+
+
 def run(title: str, *arguments: str) -> bool:
-    """Runs this Python with arguments from the project's folder, offline; says whether it ended well."""
+    """Runs this Python with arguments from the project's folder, offline.
+
+    Returns whether it ended well.
+    """
     print(f"\n== {title}: python {' '.join(arguments)}", flush=True)
     offline = {
         "HF_HUB_OFFLINE": "1",
@@ -94,26 +100,28 @@ def run(title: str, *arguments: str) -> bool:
 
 
 def main() -> int:
-    """Runs all; returns 0 where all ended well, 1 where something failed, 2 where something is missing."""
-    if missing := describe():
+    """Runs all; returns the exit code: 1 where something failed, 2 where something is missing."""
+    missing = describe()
+    if missing:
         packages = [name for name in missing if name in REQUIRED]
         print(f"\nmissing: {', '.join(missing)}; nothing was run", file=sys.stderr)
         if packages:
             print(f"{sys.executable} -m pip install {' '.join(packages)}", file=sys.stderr)
         return 2
-    ended = {"tests": run("tests", "-m", "pytest", "tests/gpu", "-m", "gpu", "-rs")}
-    benchmarks = BENCHMARKS | (
-        {"phases of a GRPO step, vLLM": "step_phases --engine vllm"} if version("vllm") else {}
-    )
+    benchmarks = dict(BENCHMARKS)
+    if version("vllm"):
+        benchmarks["phases of a GRPO step, vLLM"] = "step_phases --engine vllm"
+    ended_well = {"tests": run("tests", "-m", "pytest", "tests/gpu", "-m", "gpu", "-rs")}
     for title, command in benchmarks.items():
         module, *arguments = command.split()
-        # Of an option that is given twice the last value holds.
-        arguments += TINY[module].split() if DRY_RUN else []
-        ended[title] = run(title, "-m", f"tests.benchmarks.{module}", *arguments)
+        if DRY_RUN:
+            # Of an option that is given twice the last value holds.
+            arguments += TINY[module].split()
+        ended_well[title] = run(title, "-m", f"tests.benchmarks.{module}", *arguments)
     print()
-    for title, well in ended.items():
+    for title, well in ended_well.items():
         print(f"{'ok' if well else 'FAILED':7s} {title}")
-    return 0 if all(ended.values()) else 1
+    return 0 if all(ended_well.values()) else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
-"""Policy and value model, two jobs each: log-probs or values of given responses, and the update over mini-batches.
+"""The policy of one rank: log-probs of responses, and the losses of an update.
 
-Invariant: the gradient of a mini-batch does not depend on how it is split into micro-batches; every mean is a sum
-divided by the count of the whole mini-batch, which is passed down.
+What people change first stands in `micro_loss`: policy loss, entropy bonus, KL loss, values,
+observations, one after the other. A field of the batch that a loss is to read is named in
+workers/model/loss_fields.py; the loops over mini-batches and micro-batches, and the optimiser's
+step, stand in workers/model/update_loop.py.
+
+Invariant: the gradient of a mini-batch does not depend on how it is split into micro-batches; every
+mean is a sum divided by the count of the whole mini-batch, which is passed down.
 """
 
+from dataclasses import fields as fields_of
 from typing import Any
 
 import torch
@@ -11,7 +17,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data.protocol import DataProto
-from data.texts import say
 from training import core_algos as algos
 from training.batch.torch_functional import EntropyMode
 from training.config import (
@@ -23,34 +28,35 @@ from training.config import (
 )
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig
 from training.rollout_correction import compute_rollout_correction_weights, measure_mismatch
-from workers.model import forward as models
-from workers.model.forward import (
-    FORWARD_FIELDS,
-    ForwardBatch,
-    ForwardSettings,
-    PolicyModel,
-    ValueModel,
-)
-from workers.model.update import MicroLoss, Trained
+from workers.dp_critic import DataParallelPPOCritic as DataParallelPPOCritic  # SHIM
+from workers.dp_critic import value_loss
+from workers.model.forward_settings import ForwardSettings
+from workers.model.loss_fields import FORWARD_FIELDS, LossFields, loss_fields
+from workers.model.micro_batches import iter_micro_batches
+from workers.model.packing import ForwardBatch
+from workers.model.policy_model import PolicyModel
+from workers.model.update_loop import MicroLoss, UpdateLoop
 from workers.ranks.distributed import world_size
 
-# What a loss reads of a micro-batch, by name; and a loss with its metrics.
-Fields = dict[str, Tensor]
+# A loss, and its metrics.
 Loss = tuple[Tensor, dict[str, Any]]
-# Of importance weights those metrics that are means over tokens.
-ADDED_UP = ("mean", "oob_ratio")
+# Of the importance weights' metrics those that are means over tokens, which micro-batches add up
+# to.
+WEIGHT_MEANS = ("rollout_is_mean", "rollout_is_oob_ratio")
 
 
-class DataParallelPPOActor(Trained):
-    """Is the policy of one rank: reads log-probs off it, and updates it.
+class DataParallelPPOActor(UpdateLoop):
+    """Reads log-probs off the policy of one rank, and updates it.
 
     Args:
         config: `actor_rollout_ref.actor`.
-        actor_module: a transformers causal language model, a `PolicyValueModel`, or a `PolicyModel` around either.
+        actor_module: a transformers causal language model, a `PolicyValueModel`, or a `PolicyModel`
+            around either.
         actor_optimizer: None for a model that is only read, such as the reference.
-        forward: compute type, device and packing.
         correction: `algorithm.rollout_correction`, of which bypass_mode is a loss.
-        observation_loss_coef: weight of the cross-entropy on tokens of `observation_mask` (ECHO), a mean over them.
+        observation_loss_coef: weight of the cross-entropy on tokens of `observation_mask` (ECHO), a
+            mean over them.
+        forward: compute type, device and packing.
         critic: `critic`, whose loss and its weight are those of a `PolicyValueModel`'s values.
     """
 
@@ -65,51 +71,55 @@ class DataParallelPPOActor(Trained):
         forward: ForwardSettings | None = None,
         critic: CriticConfig | None = None,
     ) -> None:
-        self.correction, self.critic = (
-            correction or RolloutCorrectionConfig(),
-            critic or CriticConfig(),
-        )
-        self.observation_loss_coef, self.actor_optimizer = observation_loss_coef, actor_optimizer
-        self.actor_module = (
-            actor_module if isinstance(actor_module, PolicyModel) else PolicyModel(actor_module)
-        )
-        super().__init__(config, self.actor_module, actor_optimizer, forward)
+        if not isinstance(actor_module, PolicyModel):
+            actor_module = PolicyModel(actor_module)
+        self.actor_module = actor_module
+        self.actor_optimizer = actor_optimizer
+        self.correction = correction or RolloutCorrectionConfig()
+        self.observation_loss_coef = observation_loss_coef
+        self.critic_config = critic or CriticConfig()
+        super().__init__(config, actor_module, actor_optimizer, forward)
 
     def forward(self, data: DataProto) -> tuple[Tensor, Tensor]:
-        """Computes log-probs and entropies, both with a gradient, for a loss of one's own: (B, response_len) each.
+        """Computes log-probs and entropies with a gradient: (B, response_len) each.
 
-        They are float32 and on the device, of all rows in a single micro-batch; `data` is as for `compute_log_prob`.
+        They are for a loss of one's own: float32 and on the device, of all rows in a single
+        micro-batch. `data` is as for `compute_log_prob`.
         """
-        whole = MicroBatching(micro_batch_size=len(data))
-        [(rows, micro, inputs)] = models.iter_micro_batches(data, self.settings, whole)
+        limits = MicroBatching(micro_batch_size=len(data))
+        [(rows, micro, inputs)] = iter_micro_batches(data, self.settings, limits)
         log_probs, entropies, *_ = self.micro_forward(micro, inputs, "grad")
-        return log_probs[rows.argsort()], entropies[rows.argsort()]
+        order = rows.argsort()
+        return log_probs[order], entropies[order]
 
     def compute_log_prob(
         self, data: DataProto, calculate_entropy: bool = False, limits: MicroBatching | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Computes log-probs, and entropies where asked for, of every sampled token: (B, response_len) float32, CPU.
+        """Computes log-probs and, if asked for, entropies: (B, response_len) float32 each, CPU.
 
-        `data` holds prompts, responses, response_mask, attention_mask and, if it is not 1, meta_info `temperature`.
-        `limits` are those of a micro-batch; without them the update's own.
+        `data` holds prompts, responses, response_mask, attention_mask and, if it is not 1,
+        meta_info `temperature`. `limits` are those of a micro-batch; without them the update's own.
         """
-        mode: EntropyMode = "value" if calculate_entropy else "none"
-        log_probs, *others = self.read(data, "compute_log_prob", limits, mode)
-        return log_probs, others[0] if calculate_entropy else None
+        if calculate_entropy:
+            log_probs, entropies, *_ = self.read(data, "compute_log_prob", limits, "value")
+            return log_probs, entropies
+        log_probs, *_ = self.read(data, "compute_log_prob", limits, "none")
+        return log_probs, None
 
     def update_policy(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:
         """Passes over `data` as planned; returns the mean over mini-batches of `actor/*` metrics.
 
-        Needs advantages, and old_log_probs unless there is a single update (then the policy's own log-probs are the old
-        ones); ref_log_prob for the KL loss; values and returns where the model has values, whose `critic/*` come too.
-        Without a plan a mini-batch has `ppo_mini_batch_size` rows, or all.
+        Needs advantages, and old_log_probs unless there is a single update (then the policy's own
+        log-probs are the old ones); ref_log_prob for the KL loss; values and returns where the
+        model has values, whose `critic/*` come too. Without a plan a mini-batch has
+        `ppo_mini_batch_size` rows, or all.
         """
         data.require(*FORWARD_FIELDS, "advantages", by="update_policy")
         if self.config.use_kl_loss:
             data.require("ref_log_prob", by="update_policy with actor.use_kl_loss")
         if self.actor_module.value_head is not None:
             data.require("values", "returns", by="update_policy with critic.share_backbone")
-        plan = plan or self.plan(len(data))
+        plan = plan or self.default_plan(len(data))
         if plan.updates > 1 and not self.correction.bypass_mode:
             data.require("old_log_probs", by="update_policy with several mini-batches")
         return self.update(data, plan, "actor")
@@ -117,171 +127,169 @@ class DataParallelPPOActor(Trained):
     def micro_loss(
         self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo
     ) -> MicroLoss:
-        """Computes the policy's loss and, weighed, its values'; see `Trained`."""
-        cfg, ranks = self.config, world_size()
-        fields = models.loss_fields(micro, self.settings.device)
-        mask, measured = (
-            fields["response_mask"],
-            "old_log_probs" in fields and not self.correction.bypass_mode,
-        )
-        mode: EntropyMode = "grad" if cfg.entropy_coeff else "value"
-        log_prob, entropy, *values = self.micro_forward(micro, inputs, mode)
-        # Left out only where this is the only update (`update_policy` checks): then the policy is still the one that
-        # sampled.
-        own = log_prob.detach()
-        old_log_prob = fields.setdefault("old_log_probs", own)
-        weighed: dict[str, Any] = {}
-        if old_log_prob is own and self.correction.weighs_alone:
-            rule = self.correction.rollout_is, self.correction.rollout_is_threshold
-            apart = own - fields["rollout_log_probs"]
-            fields["rollout_is_weights"], told = compute_rollout_correction_weights(
-                apart, mask, *rule
-            )
-            share = algos.token_fraction(torch.ones_like(own), mask, counts)
-            weighed = {
-                f"rollout_corr/rollout_is_{name}": told[f"rollout_is_{name}"] * share
-                for name in ADDED_UP
-            }
-        loss, metrics = self._policy_loss(fields, log_prob, entropy, counts)
-        metrics |= weighed
-        if values:
-            of_values, more = value_loss(values[0], fields, self.critic, counts)
-            loss, metrics = loss + self.critic.value_loss_coef * of_values, metrics | more
-        if self.observation_loss_coef:
-            said = fields["observation_mask"].bool()
-            observed = -torch.where(said, log_prob, 0).sum() / max(
-                micro.meta_info["observation_tokens"], 1
-            )
-            loss, metrics["actor/observation_loss"] = (
-                loss + self.observation_loss_coef * observed * ranks,
-                observed,
-            )
-        # Only the first adds to the mean over all, where the policy is still the one that sampled.
-        updates = micro.meta_info.get("updates_to_come") or 0
-        if updates and measured:
-            apart = algos.agg_loss((own - old_log_prob).abs(), mask, "token-mean", **counts)
-            metrics["actor/first_update_diff"] = apart * updates / ranks
-        if not updates or measured or "rollout_log_probs" not in fields:
-            return MicroLoss(loss, metrics, {})
-        compared = (
-            own,
-            fields["rollout_log_probs"],
-            mask,
-            counts["batch_num_tokens"],
-            fields.get("turn_ids"),
-        )
-        shares, maxima = measure_mismatch(*compared)
-        return MicroLoss(
-            loss, metrics | {name: share * updates for name, share in shares.items()}, maxima
-        )
+        """Computes the loss of one micro-batch, and its metrics; see `UpdateLoop.micro_loss`.
 
-    def _policy_loss(
-        self, fields: Fields, log_prob: Tensor, entropy: Tensor, counts: GlobalBatchInfo
-    ) -> Loss:
-        """Computes the clipped loss, less the entropy's bonus, plus the KL's part; and its `actor/*`."""
-        cfg, mask, bypass, ranks = (
-            self.config,
-            fields["response_mask"],
-            self.correction.bypass_mode,
-            world_size(),
+        Losses carry the factor of all ranks, because ranks average their gradients; metrics do not.
+        """
+        config = self.config
+        ranks = world_size()
+        fields = loss_fields(micro, self.settings.device)
+        mask = fields["response_mask"]  # (rows, response_len), as all that follows
+        entropy_mode: EntropyMode = "grad" if config.entropy_coeff else "value"
+        log_prob, entropy, *values = self.micro_forward(micro, inputs, entropy_mode)
+
+        has_old_log_probs = "old_log_probs" in fields
+        weight_metrics = {}
+        if not has_old_log_probs:
+            # The only update (`update_policy` checks): the policy is still the one that sampled.
+            fields["old_log_probs"] = log_prob.detach()
+            weight_metrics = self._weigh_by_own_log_probs(fields, counts)
+
+        counts_of_policy = counts | {"loss_scale_factor": config.loss_scale_factor}
+        # Inside, what calls `agg_loss` without counts divides by these, too.
+        with algos.denominators(counts_of_policy, fields.get("episode_share")):
+            loss, metrics = self._policy_loss(fields, log_prob, counts_of_policy)
+
+            mean_entropy = algos.agg_loss(entropy.detach(), mask, "token-mean", **counts_of_policy)
+            metrics["actor/entropy"] = mean_entropy / ranks
+            if config.entropy_coeff:
+                bonus = algos.agg_loss(entropy, mask, config.loss_agg_mode, **counts_of_policy)
+                loss = loss - config.entropy_coeff * bonus
+
+            if config.use_kl_loss:
+                kl = algos.kl_penalty(log_prob, fields["ref_log_prob"], config.kl_loss_type)
+                kl_loss = algos.agg_loss(kl, mask, config.loss_agg_mode, **counts_of_policy)
+                loss = loss + config.kl_loss_coef * kl_loss
+                metrics["actor/kl_loss"] = kl_loss / ranks
+        metrics.update(weight_metrics)
+
+        # Where the policy's model has values (critic.share_backbone).
+        if values:
+            critic_loss, critic_metrics = value_loss(values[0], fields, self.critic_config, counts)
+            loss = loss + self.critic_config.value_loss_coef * critic_loss
+            metrics.update(critic_metrics)
+
+        if self.observation_loss_coef:
+            observed = fields["observation_mask"].bool()
+            observed_tokens = max(micro.meta_info["observation_tokens"], 1)
+            observation_loss = -torch.where(observed, log_prob, 0).sum() / observed_tokens
+            loss = loss + self.observation_loss_coef * observation_loss * ranks
+            metrics["actor/observation_loss"] = observation_loss
+
+        updates = micro.meta_info.get("updates_to_come") or 0
+        comparison, maxima = self._compare_with_sampling(
+            log_prob, fields, counts, updates=updates, has_old_log_probs=has_old_log_probs
         )
-        counts = counts | {"loss_scale_factor": cfg.loss_scale_factor}
-        own = {name: cfg[name] for name in vars(PolicyLossConfig()) if name in vars(cfg)}
-        with algos.denominators(counts, fields.get("episode_share")):
-            loss, metrics = call_policy_loss(
-                "bypass_mode" if bypass else cfg.policy_loss.loss_mode,
-                old_log_prob=fields["rollout_log_probs" if bypass else "old_log_probs"],
-                rollout_log_prob=fields.get("rollout_log_probs", fields["old_log_probs"]),
-                log_prob=log_prob,
-                advantages=fields["advantages"],
-                response_mask=mask,
-                loss_agg_mode=cfg.loss_agg_mode,
-                config=PolicyLossConfig(
-                    **own, rollout_correction=self.correction, global_batch_info=counts
-                ),
-                rollout_is_weights=fields.get("rollout_is_weights"),
-            )
-            # A plain number is the micro-batch's mean, as losses written for verl return it.
-            share = algos.token_fraction(torch.ones_like(log_prob), mask, counts)
-            metrics = {
-                name: value if isinstance(value, Tensor) else value * share
-                for name, value in metrics.items()
-            }
-            # The losses carry the factor of all ranks, because ranks average their gradients.
-            metrics = {"actor/pg_loss": loss / ranks, **metrics}
-            metrics["actor/entropy"] = (
-                algos.agg_loss(entropy.detach(), mask, "token-mean", **counts) / ranks
-            )
-            if cfg.entropy_coeff:
-                loss = loss - cfg.entropy_coeff * algos.agg_loss(
-                    entropy, mask, cfg.loss_agg_mode, **counts
-                )
-            if cfg.use_kl_loss:
-                kl = algos.kl_penalty(log_prob, fields["ref_log_prob"], cfg.kl_loss_type)
-                kl_loss = algos.agg_loss(kl, mask, cfg.loss_agg_mode, **counts)
-                loss, metrics["actor/kl_loss"] = loss + cfg.kl_loss_coef * kl_loss, kl_loss / ranks
+        metrics.update(comparison)
+        return MicroLoss(loss, metrics, maxima)
+
+    def _policy_loss(self, fields: LossFields, log_prob: Tensor, counts: GlobalBatchInfo) -> Loss:
+        """Computes the loss that `policy_loss.loss_mode` names, or bypass_mode's; and metrics."""
+        old_log_prob = fields["old_log_probs"]
+        rollout_log_prob = fields.get("rollout_log_probs", old_log_prob)
+        name = self.config.policy_loss.loss_mode
+        if self.correction.bypass_mode:
+            name = "bypass_mode"
+            old_log_prob = fields["rollout_log_probs"]
+        arguments: dict[str, Any] = {
+            **fields,
+            "old_log_prob": old_log_prob,
+            "rollout_log_prob": rollout_log_prob,
+            "log_prob": log_prob,
+            "loss_agg_mode": self.config.loss_agg_mode,
+            "config": policy_loss_config(self.config, self.correction, counts),
+            "rollout_is_weights": fields.get("rollout_is_weights"),
+        }
+        loss, loss_metrics = call_policy_loss(name, arguments)
+        metrics: dict[str, Any] = {"actor/pg_loss": loss / world_size()}
+        # A plain number is the micro-batch's mean, as losses written for verl return it.
+        share = token_share(fields["response_mask"], counts)
+        for metric, value in loss_metrics.items():
+            metrics[metric] = value if isinstance(value, Tensor) else value * share
         return loss, metrics
 
+    def _weigh_by_own_log_probs(
+        self, fields: LossFields, counts: GlobalBatchInfo
+    ) -> dict[str, Tensor]:
+        """Adds the field `rollout_is_weights`, of the policy's own log-probs, if it is asked for.
 
-def call_policy_loss(name: str, **offered: Any) -> Loss:
-    """Runs a policy loss on those of the offered arguments that its signature takes; older ones lack some of them.
+        Returns: the metrics of the weights that are means over tokens, this micro-batch's shares of
+            them.
+        """
+        correction = self.correction
+        if not correction.weighs_alone:
+            return {}
+        mask = fields["response_mask"]
+        fields["rollout_is_weights"], weight_metrics = compute_rollout_correction_weights(
+            fields["old_log_probs"] - fields["rollout_log_probs"],
+            mask,
+            correction.rollout_is,
+            correction.rollout_is_threshold,
+        )
+        share = token_share(mask, counts)
+        return {f"rollout_corr/{name}": weight_metrics[name] * share for name in WEIGHT_MEANS}
+
+    def _compare_with_sampling(
+        self,
+        log_prob: Tensor,
+        fields: LossFields,
+        counts: GlobalBatchInfo,
+        *,
+        updates: int,
+        has_old_log_probs: bool,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Measures, in a step's first update, how far log-probs are from those before it.
+
+        The policy is still the one that sampled, so that what differs is numerics: from the
+        log-probs computed before the update, or where there are none from the engine's
+        (`measure_mismatch`).
+
+        Args:
+            updates: of the step, all of which this one stands for in the means; 0 in later ones.
+        Returns: shares of means; and maxima.
+        """
+        if updates and has_old_log_probs and not self.correction.bypass_mode:
+            difference = (log_prob.detach() - fields["old_log_probs"]).abs()
+            mean = algos.agg_loss(difference, fields["response_mask"], "token-mean", **counts)
+            return {"actor/first_update_diff": mean * updates / world_size()}, {}
+        if not updates or "rollout_log_probs" not in fields:
+            return {}, {}
+        shares, maxima = measure_mismatch(
+            log_prob.detach(),
+            fields["rollout_log_probs"],
+            fields["response_mask"],
+            batch_num_tokens=counts["batch_num_tokens"],
+            turn_ids=fields.get("turn_ids"),
+        )
+        return {name: share * updates for name, share in shares.items()}, maxima
+
+
+def token_share(mask: Tensor, counts: GlobalBatchInfo) -> Tensor:
+    """Returns a micro-batch's part of the mini-batch's sampled tokens, 0-dim; mask (rows, R)."""
+    return algos.token_fraction(torch.ones_like(mask, dtype=torch.float32), mask, counts)
+
+
+def policy_loss_config(
+    config: ActorConfig, correction: RolloutCorrectionConfig, counts: GlobalBatchInfo
+) -> PolicyLossConfig:
+    """Makes a policy loss's `config`: the actor's settings, the correction's, and the counts."""
+    settings = {setting.name: config[setting.name] for setting in fields_of(ActorConfig)}
+    return PolicyLossConfig(**settings, rollout_correction=correction, global_batch_info=counts)
+
+
+def call_policy_loss(name: str, arguments: dict[str, Any]) -> Loss:
+    """Runs a policy loss on those of the arguments that its signature takes.
+
+    Losses written for older versions of verl lack some of them.
 
     Raises:
         ValueError: it does not return (loss, metrics).
     """
     function = algos.get_policy_loss_fn(name)
-    result = function(**algos.taken(function, offered))
+    result = function(**algos.taken(function, arguments))
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        raise ValueError(say("loss_returns", name=name, returned=type(result).__name__))
+        raise ValueError(
+            f"policy loss '{name}' must return (loss, metrics), metrics being a dict; "
+            f"it returned {type(result).__name__}"
+        )
     return result
-
-
-class DataParallelPPOCritic(Trained):
-    """Is the value model of one rank; arguments as for `DataParallelPPOActor`."""
-
-    def __init__(
-        self,
-        config: CriticConfig,
-        critic_module: nn.Module,
-        critic_optimizer: Optimizer | None = None,
-        *,
-        forward: ForwardSettings | None = None,
-    ) -> None:
-        self.critic_module = (
-            critic_module if isinstance(critic_module, ValueModel) else ValueModel(critic_module)
-        )
-        super().__init__(config, self.critic_module, critic_optimizer, forward)
-
-    def compute_values(self, data: DataProto) -> Tensor:
-        """Computes the value of the state before each sampled token: (B, response_len) float32, CPU, zero elsewhere."""
-        return self.read(data, "compute_values", None)[0]
-
-    def update_critic(self, data: DataProto, plan: UpdatePlan | None = None) -> dict[str, float]:
-        """Regresses on `returns`, clipped around `values`, as planned; returns the mean `critic/*` of mini-batches.
-
-        Without a plan a mini-batch has `ppo_mini_batch_size` rows, or all.
-        """
-        data.require(*FORWARD_FIELDS, "values", "returns", by="update_critic")
-        return self.update(data, plan, "critic")
-
-    def micro_loss(
-        self, micro: DataProto, inputs: ForwardBatch, counts: GlobalBatchInfo
-    ) -> MicroLoss:
-        """Computes the values' loss; see `Trained`."""
-        fields = models.loss_fields(micro, self.settings.device)
-        return MicroLoss(
-            *value_loss(self.micro_forward(micro, inputs)[0], fields, self.config, counts), {}
-        )
-
-
-def value_loss(
-    vpreds: Tensor, fields: Fields, config: CriticConfig, counts: GlobalBatchInfo
-) -> Loss:
-    """Computes the loss of a micro-batch's values (rows, response_len), and its `critic/*`; see `MicroLoss`."""
-    mask, compared = fields["response_mask"], (vpreds, fields["returns"], fields["values"])
-    rule = config.cliprange_value, config.loss_agg_mode
-    with algos.denominators(counts, fields.get("episode_share")):
-        loss, clip_fraction = algos.compute_value_loss(*compared, mask, *rule, **counts)
-    mean = (vpreds.detach() * mask).sum() / max(counts["batch_num_tokens"] or 0, 1)
-    metrics = {"vf_loss": loss / world_size(), "vf_clipfrac": clip_fraction, "vpred_mean": mean}
-    return loss, {f"critic/{name}": value for name, value in metrics.items()}

@@ -40,8 +40,9 @@ from training.config import (
     TrainerConfig,
 )
 from workers.fsdp_workers import ActorRolloutRefWorker
-from workers.model.attention import MicroBatch, cut_segments
-from workers.model.forward import plan_batch, row_tokens
+from workers.model.micro_batches import plan_batch
+from workers.model.packing import row_tokens
+from workers.model.shared_prefix import MicroBatch, cut_segments
 
 TERA, GIB = 1e12, 1 << 30
 # Dense bf16 TFLOP/s with float32 accumulation, by the data sheets; the first name that the device's name contains.

@@ -25,7 +25,7 @@ def run(config_file: Path) -> int:
     try:
         return main.main([str(config_file)])
     finally:
-        main.process.give_signals_back()
+        main.give_signals_back()
 
 
 def write(config: object, folder: Path) -> Path:

@@ -1,5 +1,6 @@
-"""The trainer over Ray: the same numbers as in one process, engines on every layout of ranks, checkpoints for any
-number of ranks.
+"""The trainer over Ray: the same numbers as in one process, engines on every layout of ranks.
+
+Checkpoints go on with any number of ranks.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from examples.prepare_tiny_prompts import make_tokenizer
-from workers.model.attention import use_own_attention
+from workers.model.attention import use_packed_attention
 
 KIND = os.environ.get("GPU_TESTS_DEVICE", "cuda")
 
@@ -60,7 +60,7 @@ def exact_and_clean() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cpu_lm(tiny_task: Path) -> nn.Module:
     lm = AutoModelForCausalLM.from_pretrained(tiny_task / "model")
-    assert use_own_attention(lm)
+    assert use_packed_attention(lm)
     return lm
 
 

@@ -14,9 +14,9 @@ from tests.unit.test_checkpoint import save
 from training.config import ActorConfig, OptimConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model import state as model_state
-from workers.model.forward import ForwardSettings
-from workers.model.state import CheckpointWriter
-from workers.model.update import build_optimizer, build_scheduler
+from workers.model.checkpoint_writer import CheckpointWriter
+from workers.model.forward_settings import ForwardSettings
+from workers.model.optimizer import build_optimizer, build_scheduler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 

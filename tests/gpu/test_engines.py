@@ -24,7 +24,7 @@ from tests.unit.test_rollout import (
 from training.config import ActorConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.builder import ModelSpec
-from workers.model.forward import ForwardSettings
+from workers.model.forward_settings import ForwardSettings
 from workers.ranks.distributed import expandable_segments
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import Sampling

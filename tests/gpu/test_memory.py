@@ -15,8 +15,8 @@ from tests.unit.test_rollout import model_spec
 from training.config import ActorConfig, FSDPConfig, OptimConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
-from workers.model.forward import ForwardSettings
-from workers.model.update import build_optimizer
+from workers.model.forward_settings import ForwardSettings
+from workers.model.optimizer import build_optimizer
 from workers.ranks.distributed import on_device
 
 pytestmark = pytest.mark.gpu

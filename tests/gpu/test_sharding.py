@@ -21,7 +21,8 @@ from tests.processes.test_ranks import (
 from tests.unit.test_actor_critic import make_update
 from training.config import ActorConfig, FSDPConfig
 from workers.dp_actor import DataParallelPPOActor
-from workers.model.forward import ForwardSettings, PolicyModel
+from workers.model.forward_settings import ForwardSettings
+from workers.model.policy_model import PolicyModel
 from workers.ranks.distributed import on_device, shard_model
 
 pytestmark = pytest.mark.gpu

@@ -9,16 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import workers.model.forward as forward
 from tests.unit.test_actor_critic import critic_change, make_update, weights_after
 from tests.unit.test_forward import LAYOUTS
 from training.batch.torch_functional import LogitForm, head_log_probs
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
+from workers.model import policy_model
 from workers.model.builder import ModelSpec
-from workers.model.forward import ForwardSettings, PolicyModel, check_forward, iter_micro_batches
-from workers.model.update import build_optimizer
+from workers.model.forward_settings import ForwardSettings
+from workers.model.micro_batches import iter_micro_batches
+from workers.model.optimizer import build_optimizer
+from workers.model.packing import ForwardBatch
+from workers.model.packing_check import check_forward
+from workers.model.policy_model import PolicyModel
 
 pytestmark = pytest.mark.gpu
 
@@ -142,7 +146,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_task, device) -> None:
 def test_a_head_in_chunks_gives_the_same_update(lm, device, monkeypatch) -> None:
     expected, _ = weights_after(lm, make_update(), CONFIG, device=device)
     # Three positions of a 64-word vocabulary.
-    monkeypatch.setattr(forward, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)
+    monkeypatch.setattr(policy_model, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)
     got, _ = weights_after(lm, make_update(), CONFIG, device=device)
     assert_near(got, expected, 1e-5)
 
@@ -214,7 +218,7 @@ def test_logits_of_a_batch_never_exist_as_a_whole(tiny_task, cuda_memory) -> Non
         policy = PolicyModel(LlamaForCausalLM(config))
     ids = torch.randint(vocab, (1, tokens + 1), device=device)
     steps = torch.arange(tokens, device=device)
-    inputs = forward.ForwardBatch(
+    inputs = ForwardBatch(
         input_ids=ids,
         position_ids=torch.arange(tokens + 1, device=device)[None],
         attention_mask=None,
@@ -228,6 +232,6 @@ def test_logits_of_a_batch_never_exist_as_a_whole(tiny_task, cuda_memory) -> Non
         policy(inputs, "value")[0].sum().backward()
     gradients = 4 * sum(p.numel() for p in policy.parameters())
     peak = torch.cuda.max_memory_allocated(device) - before - gradients
-    assert peak < 5 * forward.LOGITS_CHUNK_BYTES, (
+    assert peak < 5 * policy_model.LOGITS_CHUNK_BYTES, (
         "a chunk's logits, their gradient and float32 blocks of it"
     )

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.model.attention import Sequences, packed_attention
+from workers.model.attention import packed_attention
+from workers.model.sequences import Sequences
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,4 +1,4 @@
-"""What a home gives an environment, and keeps from it: time, memory, network, and an end for all that it started."""
+"""What an environment's process may have: time, memory, network; and what ends with it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ from tests.unit.pool_environments import Guarded
 from training.config import EnvironmentChoice, PPOConfig
 from training.config.section import anchored
 from training.config.settings import AgentConfig
-from workers.environments.env_server import EnvServer, StepReply, own_clock, unpack
+from workers.environments.clock import task_clock
 from workers.environments.pool import EnvironmentPool
+from workers.environments.reply import StepReply, read_reply
+from workers.environments.server import EnvServer
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def guarded_pool(**settings: object) -> EnvironmentPool:
-    return EnvironmentPool([AgentSpec(Guarded)], isolation="process", **settings)  # type: ignore[arg-type]
+    specs = [AgentSpec(Guarded)]
+    return EnvironmentPool(specs, isolation="process", **settings)  # type: ignore[arg-type]
 
 
 def reply_to(pool: EnvironmentPool, text: str) -> StepReply:
@@ -139,10 +142,10 @@ def test_a_deadline_counts_the_environments_own_time_not_that_of_a_busy_machine(
             assert reply_to(pool, "compute 1.1").failure == "env_timeout"
 
 
-def test_the_own_clock_runs_while_a_thread_sleeps() -> None:
-    started = own_clock()
+def test_the_task_clock_runs_while_a_thread_sleeps() -> None:
+    started = task_clock()
     time.sleep(0.1)
-    assert 0.09 < own_clock() - started < 0.5
+    assert 0.09 < task_clock() - started < 0.5
 
 
 def test_generators_of_ones_own_are_waited_for_and_give_equal_seeds_equal_draws() -> None:
@@ -207,7 +210,7 @@ def test_a_run_keeps_its_folders_when_something_changes_the_current_one(tmp_path
     ],
 )
 def test_what_is_no_reply_is_a_crash_and_never_unpickled(sent: bytes) -> None:
-    reply = unpack(sent)
+    reply = read_reply(sent)
     assert reply.failure == "env_crash" and "no reply" in reply.error
 
 
@@ -220,7 +223,7 @@ def test_a_reply_comes_back_as_it_was_sent() -> None:
 
     server = EnvServer()
     server.agent = Silent()
-    assert unpack(server.answer("reset", (3,))).messages == [
+    assert read_reply(server.answer("reset", (3,))).messages == [
         {"role": "user", "content": "seed 3 \u2603"}
     ]
 

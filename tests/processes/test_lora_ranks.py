@@ -1,4 +1,4 @@
-"""LoRA on two ranks under FSDP2: the update, the reference, the merged weights and the checkpoint of one process."""
+"""LoRA on two ranks under FSDP2: update, reference, merged weights, checkpoint of one process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from training.config import ActorConfig, FSDPConfig, ModelConfig, OptimConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model import state as model_state
 from workers.model.builder import ModelSpec
-from workers.model.forward import ForwardSettings, PolicyModel
+from workers.model.forward_settings import ForwardSettings
 from workers.model.lora import adapter_export, without_adapters
-from workers.model.update import build_optimizer, build_scheduler
+from workers.model.optimizer import build_optimizer, build_scheduler
+from workers.model.policy_model import PolicyModel
 from workers.ranks.distributed import rank, shard_model
 from workers.rollout.weight_sync import iter_weights
 
@@ -69,7 +70,7 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str) -> None
 def resumed(
     folder: str, world: int, spec: ModelSpec
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weights of a policy that was saved after an update, and goes on; and of one that reads what it saved."""
+    """Returns the weights of a policy that was saved and goes on, and of one that reads those."""
     weights, parts = [], ("model", "optimizer", "extra")
     for reads in (False, True):
         lm = spec.causal_lm(trainable=True)
@@ -124,7 +125,7 @@ def test_two_ranks_make_the_update_of_one(folder: Path) -> None:
 
 
 def test_two_ranks_update_in_bfloat16_as_exactly_as_one(folder: Path) -> None:
-    """Rounding has an order of its own on each, which their updates make more of; neither is far from float32."""
+    """Each rounds in an order of its own, and updates add to it; neither is far from float32."""
     changes = read(folder, 0)
     one, two = (distance(changes[f"{world} bfloat16"], changes["1 float32"]) for world in (1, 2))
     assert 1e-3 < one < 0.1 and two < 2 * one, (one, two)

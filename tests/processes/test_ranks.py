@@ -1,4 +1,4 @@
-"""Two data-parallel ranks under FSDP2 against one process: the same log-probs, weights and metrics (fp32)."""
+"""Two ranks under FSDP2 against one process: the same log-probs, weights and metrics (fp32)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ from workers.dp_critic import DataParallelPPOCritic
 from workers.fsdp_workers import ActorRolloutRefWorker
 from workers.model import state as model_state
 from workers.model.builder import ModelSpec
-from workers.model.forward import ForwardSettings, PolicyModel, PolicyValueModel, ValueModel
-from workers.model.update import build_optimizer, build_scheduler
+from workers.model.forward_settings import ForwardSettings
+from workers.model.optimizer import build_optimizer, build_scheduler
+from workers.model.policy_model import PolicyModel, PolicyValueModel, ValueModel
 from workers.ranks.distributed import full_tensor, on_device, rank, shard_model, start_process_group
 
 LIMITS = {"tokens": {"ppo_max_token_len_per_gpu": 30}, "rows": {"ppo_micro_batch_size_per_gpu": 1}}
@@ -46,7 +47,8 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
     device = join_ranks(number, world, port, kind)
     settings = ForwardSettings(device=device)
     results: dict[str, Any] = {}
-    # Seven rows and a dummy: rank 0 has a group of four, rank 1 two groups of other lengths and the dummy.
+    # Seven rows and a dummy: rank 0 has a group of four, rank 1 two groups of other lengths and the
+    # dummy.
     data = make_update().pad_with_dummies(2).chunk(world)[number]
     for limits in LIMITS:
         for mode in MODES:
@@ -100,7 +102,7 @@ def run_rank(folder: str, number: int, world: int, port: int, kind: str = "cpu")
 
 
 def tied_weights(folder: str, device: torch.device) -> dict[str, Tensor]:
-    """Returns the weights of a model whose head is its embedding, after sharding; only the first rank has read them."""
+    """Returns the weights of a model whose head is its embedding, which one rank has read."""
     spec = ModelSpec(ModelConfig(), str(Path(folder) / "tied"), device)
     model = PolicyModel(spec.causal_lm(trainable=True))
     assert all(p.is_meta == (rank() > 0) for p in model.parameters())
@@ -115,7 +117,7 @@ def tied_weights(folder: str, device: torch.device) -> dict[str, Tensor]:
 def bfloat16_log_probs(
     folder: str, device: torch.device, data: DataProto
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Returns the log-probs of a policy and of its frozen reference in bfloat16, and the types of their weights."""
+    """Returns log-probs of a policy and its frozen reference in bfloat16, and weights' types."""
     config = ModelConfig(dtype="bfloat16", enable_gradient_checkpointing=False)
     spec = ModelSpec(config, str(Path(folder) / "rounded"), device)
     settings = ForwardSettings(device=device, dtype=torch.bfloat16)
@@ -181,7 +183,7 @@ def folder(tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compare_ranks(tiny_task: Path, folder: Path, kind: str) -> None:
-    """Runs everything in one process and in two, on devices of that kind; results are left in the folder."""
+    """Runs everything in one process and in two, on devices of that kind; leaves the results."""
     (folder / "model").symlink_to(tiny_task / "model")
     config = AutoConfig.from_pretrained(tiny_task / "model", tie_word_embeddings=True)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "tied")
@@ -194,7 +196,7 @@ def compare_ranks(tiny_task: Path, folder: Path, kind: str) -> None:
 def spawn_ranks(
     body: Callable[[str, int, int, int, str], None], folder: str, world: int, kind: str
 ) -> None:
-    """Runs body(folder, rank, world, port, kind) in `world` processes, each of which must end well."""
+    """Runs body(folder, rank, world, port, kind) in `world` processes, which must end well."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -256,7 +258,7 @@ def test_updates_leave_no_gradient_in_memory(folder: Path, world: int) -> None:
 
 
 def saved_before_the_first_step(folder: str, number: int, world: int, port: int, kind: str) -> None:
-    """Makes the same update plainly, after saving, and after loading that into a fresh optimiser and a used one."""
+    """Makes an update plainly, after saving, after loading into a fresh and a used optimiser."""
     device = join_ranks(number, world, port, kind)
     data = make_update().pad_with_dummies(2).chunk(world)[number]
     parts, optim = ("model", "optimizer", "extra"), OptimConfig(lr=1e-3)
@@ -358,7 +360,7 @@ def test_two_ranks_compute_the_log_probs_and_values_of_one(folder: Path) -> None
 def test_two_ranks_compute_in_bfloat16_what_one_does_bitwise_and_so_does_the_reference(
     folder: Path,
 ) -> None:
-    """The weights are bfloat16 numbers: FSDP2 rounds those of the norms too, which one rank keeps in float32."""
+    """Weights are bfloat16 numbers: FSDP2 rounds the norms' too, which one rank has in float32."""
     one = torch.load(folder / "rows-1-0.pt")
     halves = [torch.load(folder / f"rows-2-{rank}.pt") for rank in range(2)]
     assert (one["policy"] != one["log_probs"]).any()

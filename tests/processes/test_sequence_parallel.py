@@ -1,4 +1,4 @@
-"""A sequence-parallel group (Ulysses) against one process: the same log-probs, values, updates and metrics (fp32)."""
+"""A sequence-parallel group (Ulysses) against one process: the same numbers (fp32)."""
 
 from __future__ import annotations
 
@@ -30,15 +30,12 @@ from training.config import (
 )
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.model.attention import check_shared_sequences, use_own_attention
+from workers.model.attention import use_packed_attention
 from workers.model.builder import ModelSpec
-from workers.model.forward import (
-    ForwardSettings,
-    PolicyModel,
-    ValueModel,
-    forward_settings,
-    iter_micro_batches,
-)
+from workers.model.forward_settings import ForwardSettings, forward_settings
+from workers.model.micro_batches import iter_micro_batches
+from workers.model.packing_check import check_shared_sequences
+from workers.model.policy_model import PolicyModel, ValueModel
 from workers.ranks.distributed import shard_model, start_process_group
 
 CPU = torch.device("cpu")
@@ -51,7 +48,7 @@ LAYOUTS_OF_RANKS = [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
 
 
 def run_rank(folder: str, rank: int, world: int, shared: int, port: int) -> None:
-    """Computes all that is compared, on this rank's rows; one process runs padded rows, without our attention."""
+    """Computes all that is compared, on this rank's rows; one process runs padded rows."""
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -255,7 +252,7 @@ def test_models_whose_sequences_cannot_be_shared_are_refused() -> None:
         ValueError, match="size=2: model type 'llama' does not have plain sdpa attention"
     ):
         check_shared_sequences(lm, 2)
-    assert use_own_attention(lm)
+    assert use_packed_attention(lm)
     check_shared_sequences(lm, 2)
     windowed = build_model(*MODELS["mistral with a window"][:2])
     with pytest.raises(ValueError, match="model type 'mistral' does not have plain sdpa attention"):

@@ -1,5 +1,6 @@
-"""Environments that do what they are told, well or badly, for the tests of the pool; they import little, as homes load
-this file.
+"""Environments that do as they are asked, well or badly, for the tests of the pool.
+
+They import little, as env workers' processes load this file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The updates: one gradient for every way of cutting a mini-batch, and the same numbers as a plain PPO step."""
+"""The updates: one gradient however a mini-batch is cut, and the numbers of a plain PPO step."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from training.core_algos import LOSS_AGG_MODES, POLICY_LOSS_REGISTRY, agg_loss
 from training.rollout_correction import apply_correction
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.model.attention import use_own_attention
+from workers.model.attention import use_packed_attention
 from workers.model.builder import ModelSpec
-from workers.model.forward import ForwardSettings
-from workers.model.update import build_scheduler
+from workers.model.forward_settings import ForwardSettings
+from workers.model.optimizer import build_scheduler
 
 SPLITS = [
     {"ppo_max_token_len_per_gpu": 1000},
@@ -49,12 +49,12 @@ SPLITS = [
 @pytest.fixture(scope="module")
 def lm(tiny_task: Path) -> nn.Module:
     lm = AutoModelForCausalLM.from_pretrained(tiny_task / "model")
-    assert use_own_attention(lm)
+    assert use_packed_attention(lm)
     return lm
 
 
 def make_update(seed: int = 0, **padding: int) -> DataProto:
-    """Makes `make_batch` with everything an update reads; random numbers that do not depend on the padding."""
+    """Makes `make_batch` with everything an update reads, whatever the padding."""
     data = make_batch(seed, **padding)
     mask = data.batch["response_mask"]
     generator = torch.Generator().manual_seed(seed + 1)
@@ -278,8 +278,8 @@ def test_a_skipped_update_says_whose_loss_it_was_in_which_step_and_mini_batch(lm
     data.batch["advantages"][0, 0] = float("nan")
     weights_after(lm, data, ActorConfig())
     assert (
-        "step 1, mini-batch 1 of 1 of the actor: its gradient has norm nan, from the loss of ranks [0]"
-        in caplog.text
+        "step 1, mini-batch 1 of 1 of the actor: its gradient has norm nan, "
+        "from the loss of ranks [0]" in caplog.text
     )
     caplog.clear()
     broken = copy.deepcopy(lm)
@@ -295,8 +295,8 @@ def test_a_skipped_update_says_whose_loss_it_was_in_which_step_and_mini_batch(lm
 def small_device(module: nn.Module, tokens: int) -> Iterator[list[int]]:
     """Has the module run out of a device's memory in the backward pass of more tokens than these.
 
-    The list holds the tokens of the passes that ended well; the first layers' gradients are there already when one does
-    not.
+    The list holds the tokens of the passes that ended well; the first layers' gradients are there
+    already when one does not.
     """
     sizes: list[int] = []
     embedding = module.get_input_embeddings()
@@ -339,8 +339,8 @@ def test_an_update_that_runs_out_of_memory_is_made_with_half_the_tokens_and_the_
         assert metrics == pytest.approx(expected_metrics, rel=2e-5, abs=1e-7)
         said = [record.message for record in caplog.records if "ran out" in record.message]
         assert (
-            f"at most MicroBatching(max_token_len={fits}, micro_batch_size=None) for the rest of the run"
-            in said[-1]
+            f"at most MicroBatching(max_token_len={fits}, micro_batch_size=None) "
+            "for the rest of the run" in said[-1]
         )
         actor.update_policy(make_update(), plan)
         assert len([record for record in caplog.records if "ran out" in record.message]) == len(

@@ -17,22 +17,13 @@ from tests.unit.test_forward import PACKED, SHARED, gradient, make_batch, packed
 from tests.unit.test_models import MODELS, SIZES, build
 from training.config import ActorConfig, CriticModelConfig, MicroBatching, ModelConfig
 from workers.dp_actor import DataParallelPPOActor
-from workers.model import attention
-from workers.model.attention import (
-    NAME,
-    Sequences,
-    own_attention,
-    packed_attention,
-    use_own_attention,
-)
+from workers.model import block_attention
+from workers.model.attention import NAME, attention_forward, packed_attention, use_packed_attention
 from workers.model.builder import ModelSpec
-from workers.model.forward import (
-    ForwardSettings,
-    ValueModel,
-    forward_settings,
-    iter_micro_batches,
-    scatter_tokens,
-)
+from workers.model.forward_settings import ForwardSettings, forward_settings
+from workers.model.micro_batches import iter_micro_batches, scatter_tokens
+from workers.model.policy_model import ValueModel
+from workers.model.sequences import Sequences
 
 CPU = torch.device("cpu")
 PADDED = ForwardSettings()
@@ -44,7 +35,7 @@ def grouped_heads(kind: str, checkpointing: bool) -> nn.Module:
     lm = build(KINDS[kind](**SIZES), None)
     if checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    assert use_own_attention(lm)
+    assert use_packed_attention(lm)
     return lm.train()
 
 
@@ -70,7 +61,7 @@ def test_packed_rows_padded_rows_and_rows_alone_are_the_same(
 def test_values_of_packed_rows_are_those_of_padded_rows(tiny_task: Path) -> None:
     transformer = ModelSpec(CriticModelConfig(), str(tiny_task / "model"), CPU).value_model()
     nn.init.normal_(transformer.score.weight)
-    assert use_own_attention(transformer)
+    assert use_packed_attention(transformer)
     data, values = make_batch(), {}
     for name, settings in {"shared": SHARED, "packed": PACKED, "padded": PADDED}.items():
         transformer.zero_grad()
@@ -118,7 +109,7 @@ def test_an_update_of_packed_rows_does_not_depend_on_the_micro_batches(tiny_task
     for limits in ({"ppo_max_token_len_per_gpu": n} for n in (1000, 24)):
         for settings in (PACKED, SHARED, PADDED):
             lm = AutoModelForCausalLM.from_pretrained(tiny_task / "model")
-            assert use_own_attention(lm)
+            assert use_packed_attention(lm)
             before = [p.detach().clone() for p in lm.parameters()]
             config = ActorConfig(grad_clip=1e9, entropy_coeff=0.1, use_kl_loss=True, **limits)
             optimizer = torch.optim.SGD(lm.parameters(), lr=0.1)
@@ -151,7 +142,7 @@ def test_without_sequences_it_is_sdpa_and_generates_as_before(tiny_task: Path) -
     own, plain = (
         AutoModelForCausalLM.from_pretrained(tiny_task / "model").eval() for _ in range(2)
     )
-    assert use_own_attention(own) and plain.config._attn_implementation == "sdpa"
+    assert use_packed_attention(own) and plain.config._attn_implementation == "sdpa"
     ids = torch.tensor([[0, 0, 5, 6, 7], [5, 9, 8, 7, 6]])
     mask = (ids != 0).long()
     assert torch.equal(
@@ -197,7 +188,8 @@ def test_attention_of_segments_is_written_out_softmax_along_each_path() -> None:
         torch.randn(1, 2, total, 8),
         torch.randn(1, 2, total, 8),
     )
-    # A prompt of three tokens, two answers to it, a row alone, and one that goes on behind the first answer.
+    # A prompt of three tokens, two answers to it, a row alone, and one that goes on behind the
+    # first answer.
     paths = [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4, 5], [6], [0, 1, 2, 3, 7, 8]]
     lengths = (3, 1, 2, 1, 2)
     sequences = Sequences.of(lengths, [torch.tensor(path) for path in paths])
@@ -206,7 +198,7 @@ def test_attention_of_segments_is_written_out_softmax_along_each_path() -> None:
         and sequences.boundaries.dtype == torch.int32
     )
     assert sequences.key_boundaries.tolist() == [0, 3, 7, 12, 13, 19]
-    output, _ = own_attention(
+    output, _ = attention_forward(
         nn.Module(), query, key, value, None, sequences=sequences, scaling=scale
     )
     for path, n in zip(paths, lengths, strict=True):
@@ -230,7 +222,7 @@ def test_keys_that_several_segments_read_gather_all_their_gradients(
     short: int, monkeypatch
 ) -> None:
     """As the rows would have alone; in bfloat16 they add up in float32."""
-    monkeypatch.setattr(attention, "SHORT", short)
+    monkeypatch.setattr(block_attention, "SHORT", short)
     torch.manual_seed(0)
     prompt, answers, n = 16, 4, 24
     tokens = [

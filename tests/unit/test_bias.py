@@ -1,4 +1,4 @@
-"""The bias table: zero where theory says unbiased, and the same whether groups are computed at once or one by one."""
+"""The bias table: zero where theory says so, for groups at once and one by one."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from dataclasses import replace
 import pytest
 import torch
 
+from scripts import bias_mdp as mdp
 from scripts import bias_table as bias
 from training import core_algos
-from training.config.algorithm_settings import RolloutCorrectionConfig
+from training.config.schema.algorithm import RolloutCorrectionConfig
 
-SMALL = bias.Groups.every(bias.setting(0).sampler, size=2)
+SMALL = mdp.Groups.every(mdp.policies_after(0).sampler, size=2)
 UNBIASED = ("rloo", "remax", "rae", "turn_return", "turn_gae unwhitened")
 # They weigh a token's gradient with its ratio, which is 1, or with nothing.
 PLAIN_LOSSES = ("vanilla", "gpg", "reinforce", "cispo", "dppo_tv", "dppo_kl", "dro", "bypass_mode")
 
 
-def case(stale: int = 0, correction: str = "old", groups: bias.Groups = SMALL) -> bias.Case:
-    return bias.Case(groups, bias.setting(stale), correction)
+def case(stale: int = 0, correction: str = "old", groups: mdp.Groups = SMALL) -> bias.Case:
+    return bias.Case(groups, mdp.policies_after(stale), correction)
 
 
 def bias_of(estimator: str, loss: str, mode: str, chosen: bias.Case) -> tuple[float, float]:
@@ -29,21 +30,23 @@ def bias_of(estimator: str, loss: str, mode: str, chosen: bias.Case) -> tuple[fl
 
 
 def test_episodes_and_groups_are_all_of_them() -> None:
-    policies = bias.setting(2)
-    assert len(bias.EPISODES) == 15 and float(SMALL.chances.sum()) == pytest.approx(1, abs=1e-12)
+    policies = mdp.policies_after(2)
+    assert len(mdp.EPISODES) == 15 and float(SMALL.probabilities.sum()) == pytest.approx(
+        1, abs=1e-12
+    )
     for logits in (policies.sampler, policies.updated, policies.teacher):
-        assert float(bias.WORLD.probabilities(logits).sum()) == pytest.approx(1, abs=1e-12)
+        assert float(mdp.WORLD.probabilities(logits).sum()) == pytest.approx(1, abs=1e-12)
 
 
 def test_the_true_gradient_is_the_finite_difference_of_the_expected_reward() -> None:
-    logits, step = bias.setting(0).sampler, 1e-6
-    gradient, rewards = bias.WORLD.expected(logits), bias.WORLD.rewards.sum(-1)
+    logits, step = mdp.policies_after(0).sampler, 1e-6
+    gradient, rewards = mdp.WORLD.expected(logits), mdp.WORLD.rewards.sum(-1)
     for place in itertools.product(range(6), range(2)):
         ends = []
         for sign in (1, -1):
             moved = logits.clone()
             moved[place] += sign * step
-            ends.append(float((bias.WORLD.probabilities(moved) * rewards).sum()))
+            ends.append(float((mdp.WORLD.probabilities(moved) * rewards).sum()))
         assert float(gradient[place]) == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=1e-8)
 
 
@@ -105,25 +108,22 @@ def test_all_groups_at_once_are_each_group_by_itself(
     batch = chosen.tensors()
     expected = torch.zeros(6, 2, dtype=torch.float64)
     config = bias.loss_config(chosen.settings)
-    for number, chance in enumerate(some.chances):
+    for number, chance in enumerate(some.probabilities):
         one = {name: tensor[2 * number : 2 * number + 2] for name, tensor in batch.items()}
         alone = some.only([number])
         advantages = bias.advantages_of(estimator, one, alone)
         leaf = chosen.policies.updated.clone().requires_grad_()
-        new = bias.WORLD.log_probs(leaf)[alone.rows]
+        new = mdp.WORLD.log_probs(leaf)[alone.rows]
         bypass = loss == "bypass_mode"
-        old = one["rollout_log_probs" if bypass else "old_log_probs"]
-        mask = bias.WORLD.mask[alone.rows] if bypass else one["response_mask"]
-        given = (
-            old,
+        value, _ = core_algos.get_policy_loss_fn(loss)(
+            one["rollout_log_probs" if bypass else "old_log_probs"],
             new,
             advantages,
-            mask,
+            mdp.WORLD.mask[alone.rows] if bypass else one["response_mask"],
             mode,
             config,
             None if bypass else one.get("rollout_is_weights"),
         )
-        value, _ = core_algos.get_policy_loss_fn(loss)(*given)
         expected -= chance * torch.autograd.grad(value, leaf)[0]
     torch.testing.assert_close(
         bias.expected_gradient(estimator, loss, mode, chosen), expected, rtol=1e-9, atol=1e-12
@@ -141,5 +141,5 @@ def test_the_table_holds_what_is_computed(key: tuple[str, str, str]) -> None:
             if (row["estimator"], row["loss"], row["correction"]) == key
         ]
     for stale, mode in ((0, "token-mean"), (2, "seq-mean-token-sum")):
-        cosine, ratio = bias_of(*key[:2], mode, case(stale, key[2], bias.GROUPS))
+        cosine, ratio = bias_of(*key[:2], mode, case(stale, key[2], mdp.GROUPS))
         assert row[f"{mode}/{stale}"] == f"{cosine:.3f} {ratio:.2f}"

@@ -1,4 +1,4 @@
-"""Every config that is shipped can be read, and those for a CPU pass their checks once their files are made."""
+"""Every shipped config can be read, and those for a CPU pass their checks with their files made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests estimators, registries and KL, against hand-worked numbers and loops that read like the papers."""
+"""Tests estimators, registries and KL: numbers worked by hand, and loops that read like papers."""
 
 import logging
 from collections import Counter
@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.texts import warn_once
 from training import core_algos as algos
+from training.batch.masked_ops import masked_whiten
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +29,11 @@ MASK = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0]]
 
 
 def random_rows(seed=0, batch=3, length=6):
+    """Draws rewards and values, (batch, length) each."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, length, generator=generator), torch.randn(
-        batch, length, generator=generator
-    )
+    rewards = torch.randn(batch, length, generator=generator)
+    values = torch.randn(batch, length, generator=generator)
+    return rewards, values
 
 
 def outcome(scores, mask):
@@ -76,7 +78,8 @@ def test_gae_of_two_tokens_matches_numbers_worked_by_hand():
 
 
 def test_gae_carries_value_and_advantage_across_masked_tokens_worked_by_hand():
-    # The same two tokens with an environment reply between them, whose value and reward must not be seen.
+    # The same two tokens with an environment reply between them, whose value and reward must not
+    # be seen.
     advantages, returns = algos.compute_gae_advantage_return(
         torch.tensor([[0.0, 9.0, 1.0]]),
         torch.tensor([[0.2, 7.0, 0.4]]),
@@ -373,6 +376,49 @@ def test_a_name_belongs_to_one_function():
         algos.register_policy_loss("vanilla")(mine)
 
 
+def test_the_flag_says_which_estimators_whiten_over_the_batch_and_can_be_told_not_to():
+    rewards, values = random_rows()
+    index = np.array(["a", "a", "b"])
+    offered = {
+        "token_level_rewards": rewards,
+        "response_mask": MASK,
+        "values": values,
+        "index": index,
+        "turn_ids": torch.where(MASK > 0, 0, -1),
+    }
+    flagged = [name for name in algos.AdvantageEstimator if algos.estimator_whitens_batch(name)]
+    assert sorted(flagged) == [
+        "gae",
+        "gdpo",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "turn_gae",
+    ]
+    for name in flagged:
+        whitened, _ = algos.call_adv_estimator(name, **offered)
+        raw, _ = algos.call_adv_estimator(name, **offered, whiten=False)
+        assert whitened[MASK.bool()].mean().abs() < 1e-6
+        torch.testing.assert_close(masked_whiten(raw, MASK), whitened)
+
+
+def test_an_estimator_of_parts_of_a_batch_declares_that_it_whitens():
+    def whitening(token_level_rewards, response_mask, whiten=True):
+        return token_level_rewards, token_level_rewards
+
+    def plain(token_level_rewards, response_mask):
+        return token_level_rewards, token_level_rewards
+
+    with pytest.raises(ValueError, match="'mine' has a parameter whiten: register it with"):
+        algos.register_adv_est("mine", span="episodes")(whitening)
+    with pytest.raises(ValueError, match="'mine' is registered with whitens_batch=True and has no"):
+        algos.register_adv_est("mine", span="episodes", whitens_batch=True)(plain)
+    assert "mine" not in algos.ADV_ESTIMATOR_REGISTRY
+    # As written for verl, which calls it on whole batches alone.
+    algos.register_adv_est("of_verl")(whitening)
+    assert algos.estimator_span("of_verl") == "batch"
+    assert not algos.estimator_whitens_batch("of_verl")
+
+
 def test_needs_are_declared_or_read_from_the_signature():
     def verl_style(
         token_level_rewards, response_mask, index=None, old_log_probs=None, config=None, **kwargs
@@ -455,11 +501,9 @@ def test_unknown_kl_kind_names_the_nearest():
 
 
 def test_rewards_lose_the_kl_times_its_coefficient():
-    scores, old, ref = (
-        torch.tensor([[0.0, 1.0]]),
-        torch.tensor([[-1.0, -2.0]]),
-        torch.tensor([[-2.0, -1.0]]),
-    )
+    scores = torch.tensor([[0.0, 1.0]])
+    old = torch.tensor([[-1.0, -2.0]])
+    ref = torch.tensor([[-2.0, -1.0]])
     torch.testing.assert_close(
         algos.compute_rewards(scores, old, ref, 0.1), torch.tensor([[-0.1, 1.1]])
     )

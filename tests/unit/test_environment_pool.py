@@ -1,4 +1,4 @@
-"""The pool of environments: deadlines, crashes, garbage in threads and processes, with real sleeps and real deaths."""
+"""The pool of environments: deadlines, crashes and garbage, with real sleeps and real deaths."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ import pytest
 from custom.agent import AgentSpec
 from tests.unit import pool_environments
 from tests.unit.pool_environments import Obedient, reward_fn
-from workers.environments.env_server import StepReply, libraries_of
+from workers.environments.fork_server import libraries_of
 from workers.environments.pool import Answer, EnvironmentPool
+from workers.environments.reply import StepReply
 
 PROJECT = Path(__file__).resolve().parents[2]
 WORKERS = pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -38,9 +39,9 @@ def hanging(pool: EnvironmentPool) -> int:
 
 
 def processes() -> int:
-    """The fork server and its env workers, which share its command line; other tests' processes, such as Ray's, come
-    and
-    go.
+    """Counts the fork server and its env workers, which share its command line.
+
+    Other tests' processes, such as Ray's, come and go.
     """
     count = 0
     for child in psutil.Process().children(recursive=True):

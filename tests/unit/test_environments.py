@@ -1,4 +1,4 @@
-"""Tests environments: the boundary at which they are called, the examples, the adapters on the real libraries."""
+"""Environments: the boundary at which they are called, the examples, the adapters."""
 
 import random
 import subprocess
@@ -82,7 +82,8 @@ class Unprintable:
     [
         (
             None,
-            r"Scripted.step \(.*py:\d+\) returned None \(NoneType\); allowed: \(observation, reward, done, info\) or",
+            r"Scripted.step \(.*py:\d+\) returned None \(NoneType\); "
+            r"allowed: \(observation, reward, done, info\) or",
         ),
         ("next", "returned 'next'"),
         (("next", 0.0, True), "returned .'next', 0.0, True."),
@@ -431,7 +432,8 @@ def test_an_environments_process_needs_neither_torch_nor_the_libraries_of_others
         "import sys\n"
         "from custom.agent import AgentSpec\n"
         "AgentSpec('custom.envs.guess_number:GuessNumber').build().reset(0)\n"
-        "heavy = 'torch', 'transformers', 'gymnasium', 'textarena', 'reasoning_gym', 'ray', 'vllm'\n"
+        "heavy = 'torch', 'transformers', 'gymnasium', 'textarena'\n"
+        "heavy += 'reasoning_gym', 'ray', 'vllm'\n"
         "print([name for name in heavy if name in sys.modules])\n"
     )
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The forward pass against the plain one: the same log-probs, entropies, values and gradients for every layout."""
+"""The forward pass against the plain one: the same numbers and gradients for every layout."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ from transformers import (
     PretrainedConfig,
 )
 
-import workers.model.forward as forward
 from data.protocol import DataProto
 from training.config import MicroBatching
-from workers.model.attention import use_own_attention
+from workers.model import policy_model
+from workers.model.attention import use_packed_attention
 from workers.model.builder import ModelSpec
-from workers.model.forward import (
-    ForwardSettings,
-    PolicyModel,
-    ValueModel,
-    iter_micro_batches,
-    row_tokens,
-    scatter_tokens,
-)
+from workers.model.forward_settings import ForwardSettings
+from workers.model.micro_batches import iter_micro_batches, scatter_tokens
+from workers.model.packing import row_tokens
+from workers.model.policy_model import PolicyModel, ValueModel
 
 PROMPT, RESPONSE = 6, 5
 
@@ -38,12 +34,12 @@ PROMPT, RESPONSE = 6, 5
 @pytest.fixture(scope="module")
 def lm(tiny_task: Path) -> nn.Module:
     lm = AutoModelForCausalLM.from_pretrained(tiny_task / "model").eval()
-    assert use_own_attention(lm)
+    assert use_packed_attention(lm)
     return lm
 
 
 def make_batch(seed: int = 0, pad_prompt: int = 0, pad_response: int = 0) -> DataProto:
-    """Makes groups of four, two and one rows; responses of any length, one empty, one with masked tokens inside."""
+    """Makes groups of four, two and one rows; a response is empty, one has masked tokens inside."""
     generator = torch.Generator().manual_seed(seed)
     groups, prompt_lengths = [0, 0, 0, 0, 1, 1, 2], [4, 6, 2]
     response_lengths = [5, 1, 0, 3, 2, 5, 4]
@@ -200,7 +196,7 @@ def test_gradient_of_every_kind_of_head_is_that_of_the_models_own_logits(
     weights = torch.arange(log_probs.numel()).view(log_probs.shape) / 10
     ((log_probs * weights).sum() + entropies.sum()).backward()
     expected = torch.cat([p.grad.flatten() for p in lm.parameters()])
-    monkeypatch.setattr(forward, "LOGITS_CHUNK_BYTES", 2 * 64 * rows_a_chunk)
+    monkeypatch.setattr(policy_model, "LOGITS_CHUNK_BYTES", 2 * 64 * rows_a_chunk)
     got = gradient(lm, data, ForwardSettings(), MicroBatching(micro_batch_size=1), temperature=0.7)
     assert (got - expected).norm() <= 1e-5 * expected.norm()
 
@@ -210,7 +206,7 @@ def test_chunked_head_gives_the_same_log_probs_and_gradient(lm, monkeypatch) -> 
     expected_lp, _ = packed(lm, data, *WAYS[0])
     expected = gradient(lm, data, *WAYS[0])
     # Three positions of a 64-word vocabulary.
-    monkeypatch.setattr(forward, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)
+    monkeypatch.setattr(policy_model, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)
     got_lp, _ = packed(lm, data, *WAYS[0])
     torch.testing.assert_close(got_lp, expected_lp, rtol=1e-5, atol=1e-6)
     assert (gradient(lm, data, *WAYS[0]) - expected).norm() <= 1e-5 * expected.norm()
@@ -218,7 +214,8 @@ def test_chunked_head_gives_the_same_log_probs_and_gradient(lm, monkeypatch) -> 
 
 def test_what_rows_begin_with_is_computed_once() -> None:
     data = make_batch()
-    # Row 6 is what a template leaves of row 5's episode: its prompt, its first token, and then other ones.
+    # Row 6 is what a template leaves of row 5's episode: its prompt, its first token, and then
+    # other ones.
     data.batch["prompts"][6], data.batch["attention_mask"][6, :PROMPT] = data.batch["prompts"][5], 1
     data.batch["responses"][6, 0] = data.batch["responses"][5, 0]
     tokens = {}
@@ -239,7 +236,7 @@ def test_values_are_those_of_the_state_before_each_sampled_token(tiny_task: Path
         torch.device("cpu"),
     )
     transformer = spec.value_model().eval()
-    assert not transformer.score.weight.any() and use_own_attention(transformer)
+    assert not transformer.score.weight.any() and use_packed_attention(transformer)
     nn.init.normal_(transformer.score.weight)
     data = make_batch()
     for settings, limits in WAYS:

@@ -1,4 +1,4 @@
-"""LoRA: what trains, what engines and folders get of it, and the reference that is the policy without its adapters."""
+"""LoRA: what trains, what engines and folders get of it, and the policy without its adapters."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from training.config import ActorConfig, ModelConfig, OptimConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model import state as model_state
 from workers.model.builder import ModelSpec, torch_dtype
-from workers.model.forward import ForwardSettings, PolicyModel, PolicyValueModel
-from workers.model.lora import add_adapters, without_adapters
-from workers.model.update import build_optimizer, build_scheduler
+from workers.model.checkpoint_reader import SafeReader
+from workers.model.forward_settings import ForwardSettings
+from workers.model.lora import adapter_export, add_adapters, without_adapters
+from workers.model.optimizer import build_optimizer, build_scheduler
+from workers.model.policy_model import PolicyModel, PolicyValueModel
 from workers.rollout.weight_sync import iter_weights, weight_manifest
 
 pytest.importorskip("peft")
@@ -89,7 +91,7 @@ def test_an_update_changes_the_adapters_and_nothing_else(tiny_task: Path, values
 
 
 def test_the_gradient_is_the_whole_models_by_the_chain_rule(tiny_task: Path) -> None:
-    """W = V + s B A, so that dB = s dW A^T and dA = s B^T dW, with dW of a whole model that has the merged weights."""
+    """W = V + s B A: dB = s dW A^T and dA = s B^T dW, with dW of a model of merged weights."""
     policy, data = Policy(tiny_task / "model", lora_alpha=8), make_update()
     perturb_adapters(policy.lm)
     whole = base(tiny_task / "model")
@@ -187,7 +189,7 @@ def test_vllm_with_the_adapter_has_the_policy_after_every_update(
         if seed > 1:
             assert worst_difference(rollout, policy.lm.eval(), policy.spec, 1.0) > 1e-3
         folder = tmp_path / str(seed)
-        model_state.adapter_export(folder, policy.lm)()
+        adapter_export(folder, policy.lm)()
         rollout.load_adapter(str(folder))
         assert worst_difference(rollout, policy.lm.eval(), policy.spec, 1.0) < 1e-4
         seen += rollout.engine.list_loras()
@@ -272,7 +274,7 @@ def test_a_checkpoint_holds_what_trains_and_goes_on_bitwise(
     policy = Policy(tiny_task / "model", values)
     policy.update(1)
     save(tmp_path, policy.state, parts)
-    saved = model_state.SafeReader(tmp_path / "model").read_metadata().state_dict_metadata
+    saved = SafeReader(tmp_path / "model").read_metadata().state_dict_metadata
     assert len(saved) == 28 + values and all(
         ".ppo_core." in name or name == "value_head.weight" for name in saved
     )

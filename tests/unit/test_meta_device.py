@@ -1,7 +1,8 @@
 """Runs updates and passes on the meta device up to where the host reads a result.
 
-A tensor of that device has no numbers. What asks for one in between, as `item`, `bool` or a mask as an index do, would
-make a GPU's host wait for every micro-batch or chunk, and a tensor left on the CPU would be copied each time, or fail.
+A tensor of that device has no numbers. What asks for one in between, as `item`, `bool` or a mask as
+an index do, would make a GPU's host wait for every micro-batch or chunk, and a tensor left on the
+CPU would be copied each time, or fail.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
-import workers.model.forward as forward
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_forward import LAYOUTS
 from training.config import ActorConfig, CriticConfig
@@ -26,8 +26,9 @@ from training.config.algorithm_settings import PolicyLossChoice
 from training.core_algos import POLICY_LOSS_REGISTRY
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
-from workers.model.attention import use_own_attention
-from workers.model.forward import ForwardSettings
+from workers.model import policy_model
+from workers.model.attention import use_packed_attention
+from workers.model.forward_settings import ForwardSettings
 
 META = torch.device("meta")
 # Of padded rows transformers itself asks whether they are packed.
@@ -36,7 +37,7 @@ SMALL = {"ppo_max_token_len_per_gpu": 24, "grad_clip": 1.0}
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses what computes with tensors of both devices; copies from one to the other are meant."""
+    """Refuses what computes with tensors of both devices, but copies between them."""
 
     COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
@@ -63,7 +64,7 @@ def model(folder: Path, auto_class: Any, **changes: Any) -> nn.Module:
     with META:
         module = auto_class.from_config(AutoConfig.from_pretrained(folder, **changes))
     module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    assert use_own_attention(module)
+    assert use_packed_attention(module)
     return module
 
 
@@ -85,7 +86,7 @@ def test_a_policy_update_reads_only_the_gradients_norm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if chunked:
-        monkeypatch.setattr(forward, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)
+        monkeypatch.setattr(policy_model, "LOGITS_CHUNK_BYTES", 2 * 64 * 3)
     policy = actor(tiny_task, layout, use_kl_loss=True, entropy_coeff=entropy_coeff)
     assert first_reader(lambda: policy.update_policy(make_update())) == "clip_grad_norm"
 

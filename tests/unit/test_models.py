@@ -1,4 +1,4 @@
-"""Kinds of models: windows, other attention, scaled and capped logits; each has its own forward pass's log-probs."""
+"""Kinds of models: windows, other attention, scaled and capped logits; each has its log-probs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,9 @@ from tests.unit.test_forward import PACKED, SHARED, make_batch, packed, plain_lo
 from training.config import CriticConfig, CriticModelConfig, MicroBatching, ModelConfig
 from workers.dp_critic import DataParallelPPOCritic
 from workers.model.builder import ModelSpec
-from workers.model.forward import (
-    ForwardSettings,
-    ValueModel,
-    attends_fully,
-    check_forward,
-    forward_settings,
-    pack_rows,
-)
+from workers.model.forward_settings import ForwardSettings, forward_settings
+from workers.model.packing_check import attends_fully, check_forward, pack_rows
+from workers.model.policy_model import ValueModel
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

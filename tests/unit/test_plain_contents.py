@@ -10,17 +10,16 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from data.turn_tokens import (
+from data.chat_templates import (
     CHATML_TEMPLATE,
     MARK,
-    TurnTokens,
     encode_chat,
     encode_rendered,
-    fold_system_message,
-    marked,
+    mark_specials,
     render_chat,
     special_texts,
 )
+from data.turn_tokens import TurnTokens, fold_system_message
 from tests.unit.test_turn_tokens import (
     CONTROL,
     END,
@@ -239,10 +238,10 @@ def test_words_used_as_placeholders_in_any_field_start_no_new_row():
 
 def test_marks_break_overlapping_tokens_and_are_put_once():
     both = frozenset({"<s>", "s><", "<s><"})
-    assert marked("a<s><s>", both) == f"a<{MARK}s{MARK}><{MARK}s>"
-    assert marked(marked("a<s><s>", both), both) == marked("a<s><s>", both)
-    assert marked({"a": [f"x{MARK}y", 3, None]}, both) == {"a": ["xy", 3, None]}
-    assert marked("a<s>", frozenset()) == "a<s>" and marked("a+", frozenset({"+"})) == "a+"
+    assert mark_specials("a<s><s>", both) == f"a<{MARK}s{MARK}><{MARK}s>"
+    assert mark_specials(mark_specials("a<s><s>", both), both) == mark_specials("a<s><s>", both)
+    assert mark_specials({"a": [f"x{MARK}y", 3, None]}, both) == {"a": ["xy", 3, None]}
+    assert mark_specials("a<s>", frozenset()) == "a<s>" and mark_specials("a+", frozenset({"+"})) == "a+"
 
 
 @settings(max_examples=100, deadline=None)

@@ -344,11 +344,11 @@ def test_the_reader_of_every_setting_names_it() -> None:
             rf"\b{key.split('.')[-1]}\b", (PROJECT / reader(key, reads)).read_text()
         ), key
     expected = {
-        "algorithm.kl_ctrl.horizon": "training/core_algos/kl_and_values.py",
+        "algorithm.kl_ctrl.horizon": "training/core_algos/kl.py",
         f"{ACTOR}.entropy_coeff": "workers/dp_actor.py",
         f"{ACTOR}.loss_agg_mode": "workers/dp_actor.py",
-        "critic.fsdp_config.param_offload": "workers/ranks/distributed.py",
-        "data.truncation": "data/rl_dataset.py",
+        "critic.fsdp_config.param_offload": "workers/ranks/offload.py",
+        "data.truncation": "data/prompt_rows.py",
         "reward_model.overlong_buffer.log": "custom/reward_manager.py",
         "trainer.save_freq": "training/run/checkpoint.py",
     }

@@ -1,4 +1,4 @@
-"""One model for policy and values: its gradient, its layouts, what leaves it, and updates written by hand."""
+"""One model for policy and values: its gradient, layouts, what leaves it, updates by hand."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from training.config import ActorConfig, CriticConfig, MicroBatching, OptimConfi
 from training.config.loader import ConfigError
 from workers.dp_actor import DataParallelPPOActor
 from workers.model import state as model_state
-from workers.model.attention import use_own_attention
-from workers.model.forward import ForwardSettings, PolicyModel
-from workers.model.update import build_optimizer, build_scheduler
+from workers.model.attention import use_packed_attention
+from workers.model.forward_settings import ForwardSettings
+from workers.model.optimizer import build_optimizer, build_scheduler
+from workers.model.policy_model import PolicyModel
 from workers.rollout.weight_sync import iter_weights
 
 CONFIG, CRITIC = ActorConfig(grad_clip=1e9), CriticConfig(share_backbone=True, value_loss_coef=0.7)
@@ -33,7 +34,7 @@ CONFIG, CRITIC = ActorConfig(grad_clip=1e9), CriticConfig(share_backbone=True, v
 @pytest.fixture(scope="module")
 def shared(tiny_task: Path) -> PolicyValueModel:
     model = PolicyValueModel.from_pretrained(str(tiny_task / "model"))
-    assert use_own_attention(model.lm)
+    assert use_packed_attention(model.lm)
     assert not model.value_head.weight.any(), "the first values are 0"
     torch.manual_seed(0)
     nn.init.normal_(model.value_head.weight, std=0.1)
@@ -41,7 +42,7 @@ def shared(tiny_task: Path) -> PolicyValueModel:
 
 
 def plain_values(model: PolicyValueModel, data: DataProto) -> Tensor:
-    """Reads values by their definition: of the state before each token, row by row, without padding."""
+    """Reads values by their definition, of the state before each token, row by row."""
     width = data.batch["prompts"].shape[1]
     values = torch.zeros(data.batch["responses"].shape)
     for row in range(len(data)):

@@ -1,4 +1,4 @@
-"""Tests what rows share: every token computed once, each row attending to itself, within the limits."""
+"""What rows share: every token computed once, each row attending to itself, within limits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from training.config import MicroBatching
-from workers.model.attention import (
+from workers.model.shared_prefix import (
     KEYS_PER_TOKEN,
     MicroBatch,
     Segments,
     cut_segments,
+    key_cost,
     order_rows,
     plan_packed,
 )
-from workers.model.forward import key_cost
 
 # Few different tokens, so that rows often begin alike, or are the same.
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)

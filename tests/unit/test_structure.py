@@ -27,6 +27,7 @@ ROOMS = (
     "custom",
     "training.config",
     "training.batch",
+    "training.rollout_mismatch",
     "training.rollout_correction",
     "training.core_algos",
     "training.reward",

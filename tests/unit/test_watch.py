@@ -50,7 +50,7 @@ def test_a_process_that_stands_still_says_where_and_ends_with_what_it_started(
     assert "nothing has moved for 1 s (trainer.stall_timeout_s): step 3, reward" in done.stderr
     assert "rank_0: step 3, reward; 1 s after: a turn was answered" in done.stderr
     written = (tmp_path / "rank_0.txt").read_text()
-    assert "in hanging_reward" in written and "in _stalled" in written
+    assert "in hanging_reward" in written and "in _end_stalled" in written
     assert not psutil.pid_exists(int(done.stdout))
 
 
@@ -127,6 +127,6 @@ def test_what_is_gone_is_not_shown(tmp_path: Path) -> None:
 
     watch, thing = Watch(), Thing()
     watch.show(lambda thing: "there", thing)
-    assert watch._shown is not None and watch._shown[1]() is thing
+    assert watch._shown is not None and watch._shown() is thing
     del thing
-    assert watch._shown[1]() is None
+    assert watch._shown() is None

@@ -1,5 +1,7 @@
-"""Weights on their way to an engine: for each kind of model the real vLLM has the trainer's after an update, and every
-tensor that is missing, foreign, misshapen or doubled is refused by its name.
+"""Weights on their way to an engine.
+
+For each kind of model the real vLLM has the trainer's weights after an update, and every tensor
+that is missing, foreign, misshapen or doubled is refused by its name.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ from workers.hf_rollout import HFRollout
 from workers.model.builder import ModelSpec
 from workers.rollout.base import BaseRollout
 from workers.rollout.engine import NamedTensors, Part
-from workers.rollout.weight_sync import (
-    LoadTrial,
+from workers.weight_sync.load_trial import LoadTrial
+from workers.weight_sync.manifest import (
     Manifest,
-    SavedForm,
     as_announced,
     check_manifest,
     iter_weights,
     weight_manifest,
 )
+from workers.weight_sync.saved_form import SavedForm
 
 EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}
 KINDS: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
@@ -56,7 +58,7 @@ def make_model(kind: str, folder: Path) -> Path:
     """Saves a tiny model of this kind, of random weights, with its tokenizer."""
     torch.manual_seed(3)
     tokenizer = make_tokenizer()
-    model_class, config_class, more = KINDS[kind]
+    model_class, config_class, settings = KINDS[kind]
     config = config_class(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -68,7 +70,7 @@ def make_model(kind: str, folder: Path) -> Path:
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        **more,
+        **settings,
     )
     model_class(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -106,7 +108,7 @@ def test_log_probs_are_the_trainers_after_every_update(engine) -> None:
 
 
 def parts_of(lm: nn.Module) -> list[str]:
-    """Names a layer's tensors, the head and the embedding: of each thing that an engine may fuse or tie, one."""
+    """Names a layer's tensors, the head and the embedding: one of all that an engine may fuse."""
     return [name for name in weight_manifest(lm) if "layers.1." in name or "layers." not in name]
 
 

@@ -1,4 +1,4 @@
-"""How a batch is cut for the ranks of a group."""
+"""How a batch is split for the ranks of a group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from data.protocol import DUMMY_UID, DataProto
-from workers.ranks.worker_group import Dispatch, LocalWorkerGroup, cut, register
+from workers.ranks.dispatch import Dispatch, register, split_batch
+from workers.ranks.local_group import LocalWorkerGroup
 
 
 def batch(rows: int) -> DataProto:
@@ -26,7 +27,7 @@ def batch(rows: int) -> DataProto:
 
 def test_chunks_are_views_of_what_is_read_and_uid() -> None:
     data = batch(4)
-    chunks = cut(data, ("responses", "response_mask", "values"), 2)
+    chunks = split_batch(data, ("responses", "response_mask", "values"), 2)
     assert [set(chunk.batch.keys()) for chunk in chunks] == [{"responses", "response_mask"}] * 2
     assert [chunk.non_tensor_batch["uid"].tolist() for chunk in chunks] == [["0", "1"], ["2", "3"]]
     assert [set(chunk.non_tensor_batch) for chunk in chunks] == [{"uid"}] * 2
@@ -36,7 +37,7 @@ def test_chunks_are_views_of_what_is_read_and_uid() -> None:
 
 
 def test_a_call_that_names_no_fields_gets_all() -> None:
-    chunks = cut(batch(4), (), 2)
+    chunks = split_batch(batch(4), (), 2)
     assert set(chunks[0].batch.keys()) == {"responses", "response_mask", "position_ids"}
     assert chunks[1].non_tensor_batch["extra_info"].tolist() == [{"row": 2}, {"row": 3}]
 
@@ -47,7 +48,7 @@ def test_a_call_that_names_no_fields_gets_all() -> None:
 def test_rows_that_do_not_divide_are_filled_up_with_rows_without_sampled_tokens(
     rows: int, chunks: int, size: int
 ) -> None:
-    parts = cut(batch(rows), ("responses", "response_mask"), chunks)
+    parts = split_batch(batch(rows), ("responses", "response_mask"), chunks)
     assert [len(part) for part in parts] == [size] * chunks
     joined = DataProto.concat(parts)
     added = chunks * size - rows
@@ -61,7 +62,7 @@ def test_rows_that_do_not_divide_are_filled_up_with_rows_without_sampled_tokens(
 
 def test_prompts_that_do_not_divide_are_repeated() -> None:
     prompts = DataProto.from_dict(tensors={"input_ids": torch.arange(3)[:, None]})
-    assert DataProto.concat(cut(prompts, (), 2)).batch["input_ids"].flatten().tolist() == [
+    assert DataProto.concat(split_batch(prompts, (), 2)).batch["input_ids"].flatten().tolist() == [
         0,
         1,
         2,
@@ -70,7 +71,7 @@ def test_prompts_that_do_not_divide_are_repeated() -> None:
 
 
 class Reader:
-    """Says what reached its methods."""
+    """Returns what reached its methods."""
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=("responses", "response_mask"))
     def fields(self, data: DataProto) -> set[str]:

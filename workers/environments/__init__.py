@@ -1,1 +1,1 @@
-"""Users' environments: the pool that runs them, and the threads, processes and Ray actors where they live."""
+"""Users' environments: the pool that runs them, and the places where they live."""

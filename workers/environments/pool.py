@@ -1,15 +1,17 @@
-"""The pool that runs users' environments: many episodes at once, each call with a deadline, none holding up the rest.
+"""The pool that runs users' environments.
 
-A slot is one env worker with the thread of the pool that makes its calls. An episode holds a slot from `reset` to the
-reply of its `finish`; the slot then serves the next episode of its spec. After a failure the slot is thrown away: its
-agent is closed in the background, its env worker killed if that takes too long.
+Many episodes run at once, each call with a deadline, and none holds up the rest. A slot is one env
+worker with the thread of the pool that makes its calls. An episode holds a slot from `reset` to the
+reply of its `finish`; the slot then serves the next episode of its spec. After a failure the slot
+is thrown away: its agent is closed in the background, its env worker killed if that takes too long.
 
-    caller's thread      reset/step/finish                                                    poll
-    an event loop's      `_answer`: waits for a permit (num_workers at a time, FIFO)          -> replies
-    the slot's           `_serve`: worker.call ---- or, at the call's deadline, env_timeout --^
+    caller's thread   reset/step/finish                                               poll
+    an event loop's   `_answer`: waits for a permit (num_workers at a time, FIFO)     -> replies
+    the slot's        `_serve`: worker.call -- or, at the call's deadline, env_timeout --^
 
-Invariant: every accepted call gets exactly one StepReply, whatever user code does: `_answer` is one coroutine a call,
-and gives that of the env worker or that of the deadline; what a discarded slot's worker says later is dropped.
+Invariant: every accepted call gets exactly one StepReply, whatever user code does: `_answer` is one
+coroutine a call, and puts out that of the env worker or that of the deadline; what a discarded
+slot's worker replies later is dropped.
 """
 
 import asyncio
@@ -21,39 +23,36 @@ import threading
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partialmethod
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from custom.agent import LONGEST_S, AgentSpec
 from custom.confine import Limits
-from custom.env import Abandoned
-from workers.environments import env_server
-from workers.environments.env_server import (
-    Call,
-    EnvWorker,
-    ForkServer,
-    Isolation,
-    StepReply,
-    WorkerLost,
-)
+from custom.env import Abandoned, Task
+from workers.environments.fork_server import ForkServer
+from workers.environments.reply import Call, StepReply, WorkerLost, crashed, overdue
+from workers.environments.workers import EnvWorker, Isolation, make_worker, pickled
 
 # The episode's key, and the reply.
 Answer = tuple[Any, StepReply]
+# A call on its way to a slot's thread: the future of its reply, its kind, its arguments.
+PendingCall = tuple[asyncio.Future[StepReply], Call, tuple[Any, ...]]
+
+# The longest that closing an agent may take.
 MAX_CLOSE_S = 5.0
 # The longest that making an agent may take, imports included; it is part of no episode.
 BUILD_TIMEOUT_S = 120.0
 # For one call within a trial, where calls have no deadline.
 MAX_TRIAL_STEP_S = 120.0
-# How long after its deadline a call is ended: what comes till then is judged by the time that it took itself, which a
-# busy pool, late to ask and late to read, does not lengthen.
+# How long after its deadline a call is ended: what comes till then is judged by the time that it
+# took itself, which a busy pool, late to ask and late to read, does not lengthen.
 GRACE_S = 0.25
 # How much longer shutdown waits for the threads of env workers that were killed.
 LAST_JOIN_S = {"thread": 0.5, "process": 5.0, "ray": 10.0}
 
 
 class CannotBuild(ValueError):
-    """Says which environments cannot be built, and why: one problem each."""
+    """Lists the environments that cannot be built, and why: one problem each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -62,10 +61,10 @@ class CannotBuild(ValueError):
 
 @dataclass(eq=False)
 class Slot:
-    """Is one env worker, and the thread that makes its calls.
+    """Joins an env worker and the thread that makes its calls.
 
     Attributes:
-        inbox: its calls, each with the future of its reply; None ends the thread.
+        inbox: its calls; None ends the thread.
         built: its agent is made.
         discarded: it serves no further episode.
         used_s: the environment's own time in this episode.
@@ -74,7 +73,7 @@ class Slot:
     spec_index: int
     worker: EnvWorker
     thread: threading.Thread = field(init=False)
-    inbox: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+    inbox: SimpleQueue[PendingCall | None] = field(default_factory=SimpleQueue)
     built: bool = False
     discarded: bool = False
     used_s: float = 0.0
@@ -86,17 +85,17 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
     Its owner's thread calls, and no call blocks but `poll`, `tool_schemas` and `shutdown`.
 
     Args:
-        isolation: where environments live. A thread that hangs in code other than Python cannot be stopped, a process
-            and a Ray actor can.
-        num_workers: calls that run at once; None: as many as there are episodes. Waiting for one's turn counts for no
-            deadline.
+        isolation: where environments live. A thread that hangs in code other than Python cannot be
+            stopped, a process and a Ray actor can.
+        num_workers: calls that run at once; None: as many as there are episodes. Waiting for one's
+            turn counts for no deadline.
         step_timeout_s: the longest that one reset, step or finish may take; None: for ever.
-        episode_timeout_s: the longest that an episode's reset and steps may take together, and its finish if
-            step_timeout_s is None.
+        episode_timeout_s: the longest that an episode's reset and steps may take together, and its
+            finish if step_timeout_s is None.
         limits: what a process of an environment's may have.
 
-    Deadlines count the environment's own time (`own_clock`): what it computes, and what it waits for; not the time for
-    which a busy machine keeps it from running.
+    Deadlines count the environment's own time (`task_clock`): what it computes, and what it waits
+    for; not the time for which a busy machine keeps it from running.
 
     Raises:
         ValueError: a spec does not pickle for another process.
@@ -113,26 +112,28 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         limits: Limits | None = None,
     ) -> None:
         self.isolation = isolation
-        bounds = (
-            math.inf if bound is None else bound for bound in (step_timeout_s, episode_timeout_s)
-        )
-        self.step_timeout_s, self.episode_timeout_s = bounds
+        self.step_timeout_s = math.inf if step_timeout_s is None else step_timeout_s
+        self.episode_timeout_s = math.inf if episode_timeout_s is None else episode_timeout_s
         self.close_timeout_s = min(MAX_CLOSE_S, self.step_timeout_s)
-        self._specs = (
-            list(specs) if isolation == "thread" else [env_server.pickled(spec) for spec in specs]
-        )
+        self._specs: list[AgentSpec] | list[bytes] = list(specs)
+        if isolation != "thread":
+            self._specs = [pickled(spec) for spec in specs]
         self._names = [environment_name(spec.source) for spec in specs]
         self._fork_server = ForkServer((spec.environment for spec in specs), limits or Limits())
         self._schemas: dict[int, list[dict[str, Any]] | None] = {}
         self._replies: SimpleQueue[Answer] = SimpleQueue()
-        # Nobody kills a worker whose thread has left the slots, which are all whose threads live.
-        self._lock, self._slots = threading.Lock(), set[Slot]()
+        # The slots whose threads live; nobody kills a worker whose thread has left them.
+        self._slots: set[Slot] = set()
+        self._lock = threading.Lock()
+        # The slots of each spec that wait for an episode.
         self._free: list[list[Slot]] = [[] for _ in specs]
         self._episodes: dict[Hashable, Slot] = {}
-        # So many calls at once, and so many agents that are made: imports of many would starve each other.
+        # So many calls at once.
         self._permits = asyncio.Semaphore(num_workers or sys.maxsize)
+        # So many agents are made at once: imports of many would starve each other.
         self._builds = asyncio.Semaphore(os.cpu_count() or 1)
-        self._closed, self._loop = False, asyncio.new_event_loop()
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="environments", daemon=True
         )
@@ -143,48 +144,77 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
 
     @property
     def tool_schemas(self) -> list[list[dict[str, Any]] | None]:
-        """Lists each spec's tools; builds one agent of each, which then waits for its first episode.
+        """Lists each spec's tools; builds one agent of each, which waits for its first episode.
 
         Raises:
             CannotBuild: agents cannot be built; the pool is then shut down.
         """
         missing = [index for index in range(len(self._specs)) if index not in self._schemas]
         slots = [self._new_slot(index) for index in missing]
-        built = [asyncio.run_coroutine_threadsafe(self._build(slot), self._loop) for slot in slots]
-        replies = [
-            (self._names[index], future.result())
-            for index, future in zip(missing, built, strict=True)
+        building = [
+            asyncio.run_coroutine_threadsafe(self._build(slot), self._loop) for slot in slots
         ]
-        if failed := [
-            f"environment {name} cannot be built: {reply.error}"
-            for name, reply in replies
-            if reply.failure
-        ]:
+        problems = []
+        for slot, future in zip(slots, building, strict=True):
+            reply = future.result()
+            if reply.failure:
+                name = self._names[slot.spec_index]
+                problems.append(f"environment {name} cannot be built: {reply.error}")
+        if problems:
             self.shutdown()
-            raise CannotBuild(failed)
+            raise CannotBuild(problems)
         for slot in slots:
             self._free[slot.spec_index].append(slot)
         return [self._schemas[index] for index in range(len(self._specs))]
 
+    # The caller's side
+
+    def reset(self, key: Hashable, spec_index: int, seed: int, task: Task | None = None) -> None:
+        """Starts an episode of a spec under a key of the caller's choice."""
+        self._begin(key, spec_index, "reset", (seed, task))
+
+    def trial(
+        self,
+        key: Hashable,
+        spec_index: int,
+        seed: int,
+        episodes: int,
+        max_turn: int,
+        task: Task | None = None,
+    ) -> None:
+        """Has an agent play some episodes by itself (custom/agent.py); needs no `finish`."""
+        self._begin(key, spec_index, "trial", (seed, episodes, max_turn, task))
+
+    def step(self, key: Hashable, text: str) -> None:
+        """Sends the policy's response."""
+        self._submit(self._episodes[key], key, "step", (text,))
+
+    def finish(self, key: Hashable, ending: str) -> None:
+        """Ends an episode that has not failed."""
+        self._submit(self._episodes[key], key, "finish", (ending,))
+
     def poll(self, timeout: float) -> list[Answer]:
-        """Returns the replies since the last time; waits at most `timeout` seconds for the first."""
+        """Returns the new replies; waits for the first at most `timeout` seconds."""
         replies: list[Answer] = []
         with contextlib.suppress(Empty):
             while True:
-                replies.append(self._replies.get(timeout > 0 and not replies, timeout))
+                block = timeout > 0 and not replies
+                replies.append(self._replies.get(block, timeout))
         return replies
 
     def shutdown(self) -> None:
         """Closes every environment, all at once, and kills what does not close in time."""
         if self._closed:
             return
-        self._closed, slots = True, list(self._slots)
+        self._closed = True
+        slots = list(self._slots)
         # Calls that have not begun are dropped.
         for slot in slots:
             slot.discarded = True
         asyncio.run_coroutine_threadsafe(self._close(slots), self._loop).result()
         # The loop kills what has not closed by then.
-        last = time.monotonic() + self.close_timeout_s + GRACE_S + LAST_JOIN_S[self.isolation]
+        killed_at = time.monotonic() + self.close_timeout_s + GRACE_S
+        last = killed_at + LAST_JOIN_S[self.isolation]
         for slot in slots:
             slot.thread.join(max(0.0, last - time.monotonic()))
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -192,33 +222,21 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         self._loop.close()
         self._fork_server.stop()
 
-    # The caller's side
-
-    def _begin(self, kind: Call, key: Hashable, spec_index: int, *args: Any) -> None:
+    def _begin(self, key: Hashable, spec_index: int, kind: Call, args: tuple[Any, ...]) -> None:
+        """Takes a slot for a new episode, and submits its first call."""
         if self._closed:
             raise RuntimeError("the environment pool is shut down")
         free = self._free[spec_index]
-        slot = self._episodes[key] = free.pop() if free else self._new_slot(spec_index)
+        slot = free.pop() if free else self._new_slot(spec_index)
         slot.used_s = 0.0
+        self._episodes[key] = slot
         self._submit(slot, key, kind, args)
-
-    def _continue(self, kind: Call, key: Hashable, *args: Any) -> None:
-        self._submit(self._episodes[key], key, kind, args)
-
-    # Starts an episode under a name of the caller's choice: (key, spec_index, seed, task=None).
-    reset = partialmethod(_begin, "reset")
-    # Has an agent play some by itself (custom/agent.py): (key, spec_index, seed, episodes, max_turn, task=None).
-    trial = partialmethod(_begin, "trial")
-    # Sends the policy's response: (key, text).
-    step = partialmethod(_continue, "step")
-    # Ends an episode that has not failed: (key, ending).
-    finish = partialmethod(_continue, "finish")
 
     def _submit(self, slot: Slot, key: Hashable, kind: Call, args: tuple[Any, ...]) -> None:
         asyncio.run_coroutine_threadsafe(self._answer(slot, key, kind, args), self._loop)
 
     def _new_slot(self, spec_index: int) -> Slot:
-        slot = Slot(spec_index, env_server.make_worker(self.isolation, self._fork_server))
+        slot = Slot(spec_index, make_worker(self.isolation, self._fork_server))
         slot.thread = threading.Thread(
             target=self._serve, args=(slot,), name="environment", daemon=True
         )
@@ -231,6 +249,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
 
     async def _answer(self, slot: Slot, key: Hashable, kind: Call, args: tuple[Any, ...]) -> None:
         """Answers a call and decides what becomes of the slot."""
+        ends_episode = kind in ("finish", "trial")
         reply = StepReply() if slot.built else await self._build(slot)
         if not reply.failure:
             async with self._permits:
@@ -238,42 +257,54 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             slot.used_s += reply.seconds
             if reply.failure:
                 self._discard(slot)
-            elif kind in ("finish", "trial"):
+            elif ends_episode:
                 self._free[slot.spec_index].append(slot)
-        if reply.failure or kind in ("finish", "trial"):
+        if reply.failure or ends_episode:
             del self._episodes[key]
         self._replies.put((key, reply))
 
     async def _build(self, slot: Slot) -> StepReply:
         """Makes the slot's agent."""
+        spec = self._specs[slot.spec_index]
         async with self._builds, self._permits:
-            built = await self._ask(slot, "build", (self._specs[slot.spec_index],), BUILD_TIMEOUT_S)
-        if built.failure:
+            reply = await self._ask(slot, "build", (spec,), BUILD_TIMEOUT_S)
+        if reply.failure:
             self._discard(slot)
         else:
-            slot.built, self._schemas[slot.spec_index] = True, built.tools
-        return built
+            slot.built = True
+            self._schemas[slot.spec_index] = reply.tools
+        return reply
 
     async def _ask(self, slot: Slot, kind: Call, args: tuple[Any, ...], limit: float) -> StepReply:
         """Has the slot's thread make a call; one that runs beyond its limit is answered here."""
-        answer, started, left = self._loop.create_future(), time.monotonic(), limit + GRACE_S
+        answer: asyncio.Future[StepReply] = self._loop.create_future()
+        started = time.monotonic()
+        wait_s = limit + GRACE_S
         slot.inbox.put((answer, kind, args))
-        while not (await asyncio.wait([answer], timeout=left))[0]:
-            # Else the machine kept it from running, or us from reading.
-            if (left := limit + GRACE_S - slot.worker.ran()) <= 0:
+        while True:
+            done, _ = await asyncio.wait([answer], timeout=wait_s)
+            if done:
+                break
+            left = limit + GRACE_S - slot.worker.ran()
+            if left <= 0:
                 return overdue(kind, time.monotonic() - started)
-            left = max(left, GRACE_S)
+            # Else the machine kept it from running, or us from reading.
+            wait_s = max(left, GRACE_S)
         reply = answer.result()
-        return reply if reply.seconds <= limit else overdue(kind, reply.seconds)
+        if reply.seconds <= limit:
+            return reply
+        return overdue(kind, reply.seconds)
 
     def _limit(self, slot: Slot, kind: Call) -> float:
-        """Returns the longest that the next call may take; inf: for ever."""
-        step_s, episode_s = self.step_timeout_s, self.episode_timeout_s
+        """Returns the longest that the next call may take, in seconds; inf: for ever."""
+        has_step_timeout = self.step_timeout_s < math.inf
         if kind == "trial":
-            return LONGEST_S + (MAX_TRIAL_STEP_S if step_s == math.inf else step_s)
+            step_s = self.step_timeout_s if has_step_timeout else MAX_TRIAL_STEP_S
+            return LONGEST_S + step_s
         if kind == "finish":
-            return episode_s if step_s == math.inf else step_s
-        return min(step_s, max(0.0, episode_s - slot.used_s))
+            return self.step_timeout_s if has_step_timeout else self.episode_timeout_s
+        left_of_episode = max(0.0, self.episode_timeout_s - slot.used_s)
+        return min(self.step_timeout_s, left_of_episode)
 
     def _discard(self, slot: Slot) -> None:
         """Has the slot's thread close its agent and end."""
@@ -298,29 +329,38 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
     # A slot's thread
 
     def _serve(self, slot: Slot) -> None:
+        """Makes the slot's calls until it is discarded, then closes its agent."""
         # The loop may be closed.
         with contextlib.suppress(Abandoned, RuntimeError):
-            while (call := slot.inbox.get()) is not None and not slot.discarded:
-                (answer, kind, args), started = call, time.monotonic()
-                try:
-                    reply = slot.worker.call(kind, args)
-                except WorkerLost as lost:
-                    reply = env_server.crashed(str(lost), time.monotonic() - started)
-                self._loop.call_soon_threadsafe(answer.set_result, reply)
+            self._make_calls(slot)
         with contextlib.suppress(Abandoned):
             slot.worker.end()
         with self._lock:
             self._slots.discard(slot)
 
-
-def overdue(kind: Call, seconds: float) -> StepReply:
-    """Makes the reply of a call that ran beyond its deadline."""
-    text = f"{kind} was still running at its deadline, after {seconds:.3g} s"
-    return StepReply(failure="env_timeout", error=text, seconds=seconds)
+    def _make_calls(self, slot: Slot) -> None:
+        """Makes the calls that come, and hands their replies to the loop."""
+        while True:
+            pending = slot.inbox.get()
+            if pending is None or slot.discarded:
+                return
+            answer, kind, args = pending
+            started = time.monotonic()
+            try:
+                reply = slot.worker.call(kind, args)
+            except WorkerLost as lost:
+                reply = crashed(str(lost), time.monotonic() - started)
+            self._loop.call_soon_threadsafe(answer.set_result, reply)
 
 
 def environment_name(source: Any) -> str:
-    """Returns what messages and metrics call it: textarena:GuessTheNumber-v0, or the name of a class."""
-    if isinstance(source, str):
-        return source.rsplit(":", 1)[-1] if source.partition(":")[0].endswith(".py") else source
-    return getattr(source, "__name__", type(source).__name__)
+    """Returns what messages and metrics call an environment.
+
+    Such as textarena:GuessTheNumber-v0, or the name of a class, also of one that is in a file.
+    """
+    if not isinstance(source, str):
+        return getattr(source, "__name__", type(source).__name__)
+    module, _, _ = source.partition(":")
+    if module.endswith(".py"):
+        return source.rsplit(":", 1)[-1]
+    return source

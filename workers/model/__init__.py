@@ -1,1 +1,1 @@
-"""The models that train: how they are built, laid out for the forward pass, attended to, updated and saved."""
+"""The models that train: how they are built, run, updated and saved."""

@@ -1,8 +1,9 @@
 """Builds the transformers models that train: the policy, the reference and the value model.
 
-Invariant: what trains has float32 master weights; the compute type (`model.dtype`) enters through autocast
-(workers/model/forward.py), and what is frozen has weights of that type. Of several ranks the first alone reads a
-model's weights; the others build it without memory (on the meta device) until `shard_model` gives each its shards.
+Invariant: what trains has float32 master weights; the compute type (`model.dtype`) enters through
+autocast (`ForwardSettings.autocast`), and what is frozen has weights of that type. Of several ranks
+the first alone reads a model's weights; the others build it without memory (on the meta device)
+until `shard_model` gives each its shards.
 """
 
 from collections.abc import Collection
@@ -16,28 +17,32 @@ import transformers
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 
-from data.texts import say
 from data.turn_tokens import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
 from training.config.algorithm_settings import ScoringModelConfig
 from workers.model.lora import add_adapters
 from workers.ranks.distributed import rank, world_size
 
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
 
 def torch_dtype(name: str) -> torch.dtype:
     """Returns the type of a config's `dtype`."""
-    return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
+    return DTYPES[name]
 
 
 def find_device(device: str | None) -> torch.device:
     """Returns the device that `trainer.device` names, or CUDA where there is one."""
-    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+    if not device:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        return torch.device(device, torch.cuda.current_device())
+    return torch.device(device)
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Is a model folder or hub id, with what every worker derives from it."""
+    """Names a model folder or hub id, and reads from it what every worker derives from it."""
 
     config: ModelConfig | CriticModelConfig | ScoringModelConfig
     path: str
@@ -45,62 +50,63 @@ class ModelSpec:
 
     @cached_property
     def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
-        """Is the folder's tokenizer."""
+        """Reads the folder's tokenizer."""
         return transformers.AutoTokenizer.from_pretrained(
             self.path, trust_remote_code=self.config.trust_remote_code
         )
 
     @cached_property
     def hf_config(self) -> transformers.PretrainedConfig:
-        """Is the folder's configuration with `model.override_config` applied."""
-        trust, changes = self.config.trust_remote_code, self.config.override_config
+        """Reads the folder's configuration, with `model.override_config` applied."""
         return transformers.AutoConfig.from_pretrained(
-            self.path, trust_remote_code=trust, **changes
+            self.path,
+            trust_remote_code=self.config.trust_remote_code,
+            **self.config.override_config,
         )
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Lists every token that ends a turn: the tokenizer's and those of the folder's generation config."""
-        found = [self.tokenizer.eos_token_id]
+        """Lists the tokens that end a turn: the tokenizer's, and the generation config's."""
+        tokens = [self.tokenizer.eos_token_id]
         # A folder may have no generation_config.json.
         with suppress(OSError):
             generation = transformers.GenerationConfig.from_pretrained(self.path).eos_token_id
-            found += generation if isinstance(generation, list) else [generation]
-        return tuple(dict.fromkeys(token for token in found if token is not None))
+            tokens += generation if isinstance(generation, list) else [generation]
+        return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
     @property
     def pad_token_id(self) -> int:
-        """Is the token that pads prompts and responses."""
+        """Returns the token that pads prompts and responses."""
         return pad_token_id(self.tokenizer)
 
     def causal_lm(self, *, trainable: bool) -> nn.Module:
         """Builds the policy (trainable) in float32, or a frozen reference in the compute type.
 
-        With `lora_rank` it is the policy's adapters that train, in float32, and its weights are as the reference's.
+        With `lora_rank` it is the policy's adapters that train, in float32, and its weights are as
+        the reference's.
 
         Raises:
-            ValueError: the weights hold a head of their own, where the configuration says that the embedding is it.
+            ValueError: the weights hold a head of their own, where the configuration says that the
+                embedding is it.
         """
-        own = (
-            self.config
-            if trainable and isinstance(self.config, ModelConfig) and self.config.lora_rank
-            else None
-        )
-        dtype = torch.float32 if trainable and own is None else torch_dtype(self.config.dtype)
+        lora_config: ModelConfig | None = None
+        if trainable and isinstance(self.config, ModelConfig) and self.config.lora_rank:
+            lora_config = self.config
+        dtype = torch_dtype(self.config.dtype)
+        if trainable and lora_config is None:
+            dtype = torch.float32
         model, _ = self._read(transformers.AutoModelForCausalLM, dtype)
-        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        if (
-            self.hf_config.get_text_config().tie_word_embeddings
-            and head.weight is not embedding.weight
-        ):
-            raise ValueError(say("tied_head", path=self.path))
+        self._check_tied_head(model)
         model = self._prepare(model, trainable)
-        return model if own is None else add_adapters(model, own, self.path)
+        if lora_config is None:
+            return model
+        return add_adapters(model, lora_config, self.path)
 
     def value_model(self) -> nn.Module:
-        """Builds the transformer with one output a token; a language model's folder gets a new head, zero at first.
+        """Builds a transformer with one output a token; a language model gets a new head of zeros.
 
-        A zero head makes the first values 0, so a fresh critic does not add noise to the first advantages.
+        A zero head makes the first values 0, so a fresh critic does not add noise to the first
+        advantages.
 
         Raises:
             ValueError: transformers has no token classifier for this model type.
@@ -112,44 +118,63 @@ class ModelSpec:
         return self._prepare(model, trainable=True)
 
     def reward_model(self) -> nn.Module:
-        """Builds a frozen transformer with one output a token, from a sequence classification model's folder.
+        """Builds a frozen transformer with one output, from a sequence classification model.
 
         Raises:
             ValueError: it has no head that scores.
         """
         model, missing = self._scalar_model(torch_dtype(self.config.dtype))
-        if heads := [name for name in missing if name.endswith("weight")]:
+        heads = [name for name in missing if name.endswith("weight")]
+        if heads:
             raise ValueError(
                 f"reward_model.model.path={self.path} has no {', '.join(heads)}: it scores nothing"
             )
         return self._prepare(model, trainable=False)
 
+    def empty_causal_lm(self, dtype: torch.dtype) -> nn.Module:
+        """Builds a policy without its weights, for an engine that is about to receive them."""
+        return transformers.AutoModelForCausalLM.from_config(self.hf_config, dtype=dtype)
+
     def _scalar_model(self, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
-        """Builds a transformer with one output a token; returns the names, too, of what the folder lacks."""
+        """Builds a transformer with one output a token; returns it as `_read` does."""
         self.hf_config.num_labels = 1
         return self._read(transformers.AutoModelForTokenClassification, dtype)
 
-    def empty_causal_lm(self, dtype: torch.dtype) -> nn.Module:
-        """Builds a policy without its weights, for a rollout engine that is about to receive them."""
-        return transformers.AutoModelForCausalLM.from_config(self.hf_config, dtype=dtype)
-
     def _read(self, auto_class: Any, dtype: torch.dtype) -> tuple[nn.Module, Collection[str]]:
-        """Builds a model, on the first rank with its weights; returns it and the names of those the folder lacks.
+        """Builds a model, on the first rank with its weights; returns what the folder lacks, too.
 
         One whose memory is planned has none: its tensors are fake.
         """
-        options = {
-            "config": self.hf_config,
-            "dtype": dtype,
-            "trust_remote_code": self.config.trust_remote_code,
-        }
+        trust = self.config.trust_remote_code
         if rank() > 0 or detect_fake_mode():
             with torch.device("meta" if rank() else "cpu"):
-                return auto_class.from_config(**options), ()
-        model, info = auto_class.from_pretrained(self.path, **options, output_loading_info=True)
+                model = auto_class.from_config(
+                    config=self.hf_config, dtype=dtype, trust_remote_code=trust
+                )
+            return model, ()
+        model, info = auto_class.from_pretrained(
+            self.path,
+            config=self.hf_config,
+            dtype=dtype,
+            trust_remote_code=trust,
+            output_loading_info=True,
+        )
         return model, info["missing_keys"]
 
+    def _check_tied_head(self, model: nn.Module) -> None:
+        """Raises ValueError where the configuration ties the head, and the weights do not."""
+        tied = self.hf_config.get_text_config().tie_word_embeddings
+        if not tied:
+            return
+        if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+            raise ValueError(
+                f"{self.path}: tie_word_embeddings is true, but its weights hold another lm_head "
+                "than the embedding, which an engine would not read; set "
+                "actor_rollout_ref.model.override_config.tie_word_embeddings=false"
+            )
+
     def _prepare(self, model: nn.Module, trainable: bool) -> nn.Module:
+        """Sets gradients, dropout, compute type, checkpointing and device of a model."""
         model.requires_grad_(trainable)
         for module in model.modules():
             # Dropout makes old and new log-probs, or values, differ where nothing changed.
@@ -157,23 +182,28 @@ class ModelSpec:
                 module.p = 0.0
             if list(module.parameters(recurse=False)):
                 module.register_forward_hook(_cast_output)
-        if (
-            trainable
-            and not isinstance(self.config, ScoringModelConfig)
-            and self.config.enable_gradient_checkpointing
-        ):
+        if trainable and self._checkpoints_gradients():
             model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
-        # Sharding moves each layer's own part to the device; the whole might not fit there.
-        return (model.to(self.device) if world_size() == 1 else model).train(trainable)
+        # Of several ranks sharding moves each layer's part to the device; the whole might not fit
+        # there.
+        if world_size() == 1:
+            model = model.to(self.device)
+        return model.train(trainable)
+
+    def _checkpoints_gradients(self) -> bool:
+        if isinstance(self.config, ScoringModelConfig):
+            return False
+        return self.config.enable_gradient_checkpointing
 
 
 def _cast_output(module: nn.Module, args: Any, output: Any) -> Any:
-    """Casts what a module computes with weights of its own to autocast's type, where autocast is on.
+    """Casts the output of a module that has weights to autocast's type, where autocast is on.
 
-    By itself autocast casts matrix products alone: embeddings and norms, and with them the residual stream, would be
-    float32 on one rank, while they are of the compute type on several, where FSDP2 casts the weights.
+    By itself autocast casts matrix products alone: embeddings and norms, and with them the residual
+    stream, would be float32 on one rank, while they are of the compute type on several, where FSDP2
+    casts the weights.
     """
     if not isinstance(output, Tensor) or not torch.is_autocast_enabled(output.device.type):
         return output
@@ -181,6 +211,9 @@ def _cast_output(module: nn.Module, args: Any, output: Any) -> Any:
 
 
 def require_same_vocabulary(policy: ModelSpec, teacher: ModelSpec) -> None:
-    """Raises ValueError unless both models' ids mean the same, so that each can read the other's tokens."""
+    """Raises ValueError unless token ids mean the same to both models."""
     if policy.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
-        raise ValueError(say("other_vocabulary", teacher=teacher.path, policy=policy.path))
+        raise ValueError(
+            f"actor_rollout_ref.ref.model.path={teacher.path} has another vocabulary than "
+            f"{policy.path}; a teacher must read the policy's tokens: take one of the same family"
+        )

@@ -1,1 +1,1 @@
-"""The ranks of a run: how workers are placed and called on them, how they share work, and how a process starts."""
+"""The ranks of a run: how workers are placed and called, share a model, and start."""

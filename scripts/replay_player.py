@@ -1,0 +1,206 @@
+"""Plays recorded episodes through the turn loop, with an engine that answers with the recorded ids.
+
+Invariant: the turn loop itself, the agents and the tokenizer are those of training; only the
+engine, and for `rejoin` the environments, answer from the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from custom.agent import AgentSpec
+from data.containers import object_array
+from data.protocol import DataProto
+from scripts.replay_episodes import NAMES, Recorded, as_read, row_of, turn_of
+from training.config import PPOConfig
+from workers.environments.env_server import StepReply
+from workers.model.builder import ModelSpec
+from workers.multi_turn_rollout import AgentRollout, episode_record
+from workers.rollout.base_rollout import BaseRollout
+from workers.rollout.engine import Completion, Sampling
+from workers.rollout.episode import FAILURES, Episode
+from workers.rollout.turn_loop import Batch, TurnLoop
+
+
+class RecordedEngine(BaseRollout):
+    """Answers each turn with the ids that were sampled in it, and aborts every further one.
+
+    The request of an episode is the number that it has among `episodes`, as text.
+    """
+
+    def __init__(self, config: PPOConfig, model: ModelSpec, episodes: Sequence[Recorded]) -> None:
+        super().__init__(
+            config.resolved_rollout,
+            eos_token_ids=model.eos_token_ids,
+            pad_token_id=model.pad_token_id,
+        )
+        self.turns = [_sampled_turns(str(key), episode) for key, episode in enumerate(episodes)]
+        self.pending: list[Completion] = []
+
+    def submit(self, request_id: str, prompt_ids: list[int], sampling: Sampling) -> None:
+        """Takes the next recorded turn as the answer."""
+        aborted = Completion(
+            request_id=request_id, token_ids=[], log_probs=[], finish_reason="abort"
+        )
+        self.pending.append(next(self.turns[int(request_id)], aborted))
+
+    def step(self) -> list[Completion]:
+        """Returns the answers to all that was submitted."""
+        completions = self.pending
+        self.pending = []
+        return completions
+
+    def update_weights(self, weights: Any, manifest: Any) -> None:
+        """Does nothing: there are no weights."""
+
+
+def _sampled_turns(request_id: str, episode: Recorded) -> Iterator[Completion]:
+    """Yields what was sampled, turn by turn, as far as the rows hold it."""
+    for number, turn in enumerate(episode["turns"]):
+        token_ids = []
+        log_probs = []
+        for row in episode["rows"]:
+            for place, turn_id in enumerate(row["turn_ids"]):
+                if turn_id == number:
+                    token_ids.append(row["response_ids"][place])
+                    log_probs.append(row["log_probs"][place])
+        if not token_ids:
+            return
+        yield Completion(
+            request_id=request_id,
+            token_ids=token_ids,
+            log_probs=log_probs,
+            finish_reason=turn["finish_reason"],
+        )
+
+
+class RecordedEnvironments:
+    """Answers every call as the environment did when the episode was recorded."""
+
+    def __init__(self, episodes: Sequence[Recorded]) -> None:
+        self.episodes = episodes
+        self.turns = [iter(episode["turns"]) for episode in episodes]
+        self.replies: list[tuple[int, StepReply]] = []
+
+    def reset(self, key: int, spec_index: int, seed: int, task: dict[str, Any]) -> None:
+        """Answers with the initial messages."""
+        messages = self.episodes[key]["initial_messages"]
+        self._answer(key, failed=not messages, messages=messages)
+
+    def step(self, key: int, text: str) -> None:
+        """Answers with the next turn's observation."""
+        turn = next(self.turns[key])
+        self._answer(
+            key,
+            failed=turn["done"] is None,
+            messages=turn["observation"],
+            reward=turn["reward"],
+            done=bool(turn["done"]),
+        )
+
+    def finish(self, key: int, ending: str) -> None:
+        """Ends the episode; it fails here where it did so in the record."""
+        failed_then = self.episodes[key]["ending"] in FAILURES
+        self._answer(key, failed=failed_then and ending not in FAILURES)
+
+    def poll(self, timeout: float) -> list[tuple[int, StepReply]]:
+        """Returns the answers that nobody has taken yet."""
+        replies = self.replies
+        self.replies = []
+        return replies
+
+    def _answer(self, key: int, *, failed: bool, **reply: Any) -> None:
+        """Queues a reply to the episode's call; of a failed one with the recorded failure."""
+        failure: Any = self.episodes[key]["ending"] if failed else ""
+        self.replies.append((key, StepReply(failure=failure, **reply)))
+
+
+def describe(config: PPOConfig, episodes: Sequence[Recorded]) -> DataProto:
+    """Describes the episodes as `AgentRollout.run` wants it, each with an agent of its own."""
+    numbers = np.arange(len(episodes))
+    columns = {name: object_array([episode[name] for episode in episodes]) for name in NAMES}
+    columns["group_index"] = numbers
+    columns["sample_index"] = np.zeros_like(numbers)
+    columns["agent_index"] = numbers
+    columns["task"] = object_array([episode.get("task", {}) for episode in episodes])
+    columns["env_seed"] = np.array([episode["env_seed"] for episode in episodes], dtype=np.int64)
+    return DataProto.from_dict(
+        tensors={"agent": torch.tensor(numbers)},
+        non_tensors=columns,
+        meta_info={
+            "global_steps": 0,
+            "seed": config.data.run_seed,
+            "seeded": False,
+            "validate": False,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Player:
+    """Replays episodes with the config's agents and the model's tokenizer."""
+
+    config: PPOConfig
+    model: ModelSpec
+    specs: Sequence[AgentSpec]
+
+    def open(self, episodes: Sequence[Recorded], specs: Sequence[AgentSpec]) -> AgentRollout:
+        """Opens what surrounds the turn loop, with a fresh agent of each spec."""
+        engine = RecordedEngine(self.config, self.model, episodes)
+        return AgentRollout(self.config, engine, self.model.tokenizer, specs, None)
+
+    def _specs_of(self, episodes: Sequence[Recorded]) -> list[AgentSpec]:
+        """Lists the spec of each episode's agent."""
+        return [self.specs[episode["agent_index"] % len(self.specs)] for episode in episodes]
+
+    def rejoin(self, episodes: Sequence[Recorded]) -> list[Recorded]:
+        """Returns what the turn loop makes of the recorded ids and the recorded answers."""
+        played = [Episode(group=key, sample=0, spec=key) for key in range(len(episodes))]
+        with closing(self.open(episodes, self._specs_of(episodes))) as rollout:
+            loop = TurnLoop(
+                rollout.engine,
+                tokens=rollout.tokens,
+                environments=RecordedEnvironments(episodes),
+                tools=rollout.tools,
+            )
+            sampler = rollout.engine.sampler(describe(self.config, episodes).meta_info)
+            limits = [rollout.limits(spec) for spec in rollout.specs]
+            loop.run(Batch(played, sampler, limits))
+        return [as_read(episode.ending, episode_record(episode)) for episode in played]
+
+    def play(self, episodes: Sequence[Recorded]) -> list[Recorded]:
+        """Returns what the turn loop makes of the recorded ids and of fresh environments."""
+        with closing(self.open(episodes, self._specs_of(episodes))) as rollout:
+            batch = rollout.run(describe(self.config, episodes))
+        played = []
+        for facts in batch.non_tensor_batch["episode_facts"]:
+            # Only an episode's first row has them.
+            if facts is not None:
+                episode = as_read(facts["ending"], facts["record"])
+                episode["error"] = facts["error"]
+                played.append(episode)
+        return played
+
+    def training_rows(self, episodes: Sequence[Recorded]) -> DataProto:
+        """Returns the rows that the episodes were, or would be, trained on.
+
+        What becomes of failed ones is what the config says.
+        """
+        recorded = []
+        for key, record in enumerate(episodes):
+            episode = Episode(
+                group=key,
+                sample=0,
+                rows=[row_of(row) for row in record["rows"]],
+                turns=[turn_of(turn) for turn in record["turns"]],
+                ending=record["ending"],
+            )
+            recorded.append(episode)
+        with closing(self.open(episodes, specs=[])) as rollout:
+            return rollout.rows_of(describe(self.config, episodes), recorded)

@@ -1,0 +1,134 @@
+"""Tests the checks of estimators, losses and rollout correction, users' own among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.config.helpers import ACTOR, ROLLOUT, assert_refused, checked
+from training import core_algos
+from training.config.estimator_needs import ESTIMATOR_NEEDS, LOSSES_SUMMED_OVER_TOKENS
+from training.core_algos import group_advantages as registry
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            ["algorithm.adv_estimator=on_policy_distillation"],
+            "algorithm.adv_estimator=on_policy_distillation needs a teacher, "
+            "actor_rollout_ref.ref.model.path, or with distillation_task the policy as it began",
+        ),
+        (
+            ["algorithm.filter_groups.enable=true", "algorithm.adv_estimator=grpo"],
+            "algorithm.filter_groups.enable=true: a group of actor_rollout_ref.rollout.n=1 never "
+            "differs within itself; raise n",
+        ),
+        (
+            ["algorithm.adv_estimator=grpo_passk"],
+            "algorithm.adv_estimator=grpo_passk compares the two best of a group, and a group of "
+            "actor_rollout_ref.rollout.n=1 has no second: set n above 1",
+        ),
+        (
+            [
+                "algorithm.adv_estimator=on_policy_distillation",
+                "algorithm.distillation_task=grpo_passk",
+            ],
+            "algorithm.distillation_task=grpo_passk compares the two best of a group, and a group "
+            "of actor_rollout_ref.rollout.n=1 has no second: set n above 1",
+        ),
+    ],
+)
+def test_an_estimator_that_lacks_something_is_refused(
+    overrides: list[str], problem: str, runnable: list[str]
+) -> None:
+    assert_refused(runnable, overrides, problem)
+
+
+def test_groups_of_two_can_be_compared_and_filtered(runnable: list[str]) -> None:
+    passk = ("algorithm.adv_estimator=grpo_passk", f"{ROLLOUT}.n=2")
+    assert checked(runnable, *passk, "algorithm.filter_groups.enable=true") == []
+
+
+def test_names_that_are_taken_without_a_look_are_registered() -> None:
+    """A config with these names is checked without importing torch."""
+    registered = core_algos.POLICY_LOSS_REGISTRY
+    assert registered.keys() >= set(LOSSES_SUMMED_OVER_TOKENS)
+    for name in LOSSES_SUMMED_OVER_TOKENS:
+        assert core_algos.taken(registered[name], {"rollout_is_weights": None}), name
+    assert registry.ADV_ESTIMATOR_REGISTRY.keys() >= ESTIMATOR_NEEDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("algorithm.adv_estimator=grop", "grpo"),
+        (f"{ACTOR}.policy_loss.loss_mode=vanila", "vanilla"),
+        ("reward_model.reward_manager=naiv", "naive"),
+    ],
+)
+def test_an_unregistered_name_is_refused_with_the_nearest(
+    override: str, near: str, runnable: list[str]
+) -> None:
+    (problem,) = checked(runnable, override)
+    key, name = override.split("=")
+    assert f"{key}='{name}' is unknown" in problem
+    assert f"Did you mean '{near}'?" in problem
+
+
+def test_a_custom_algorithm_file_registers_before_names_are_checked(
+    runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "ADV_ESTIMATOR_REGISTRY", dict(registry.ADV_ESTIMATOR_REGISTRY))
+    monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", registry.ADV_ESTIMATOR_REGISTRY)
+    (tmp_path / "mine.py").write_text(
+        "from training.core_algos import register_adv_est\n\n"
+        "@register_adv_est('config_test_estimator', needs=('values',))\n"
+        "def estimate(token_level_rewards, response_mask, values):\n    return values, values\n"
+    )
+    mine = [
+        f"custom_algorithm={tmp_path / 'mine.py'}",
+        "algorithm.adv_estimator=config_test_estimator",
+    ]
+    assert checked(runnable, *mine) == []
+    assert checked(runnable, *mine, "critic.enable=false") == [
+        "algorithm.adv_estimator=config_test_estimator reads a critic's values: set "
+        "critic.enable=true, or null"
+    ]
+
+
+UNWEIGHED = """
+from training.core_algos import register_policy_loss
+
+@register_policy_loss("unweighed")
+def unweighed(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config):
+    return (log_prob * 0).sum(), {}
+"""
+
+
+def test_a_loss_that_would_drop_the_importance_weights_is_refused(
+    runnable: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "loss.py").write_text(UNWEIGHED)
+    own = (f"custom_algorithm={tmp_path}/loss.py", f"{ACTOR}.policy_loss.loss_mode=unweighed")
+    correction = "algorithm.rollout_correction.rollout_is"
+    assert checked(runnable, *own) == []
+    (problem,) = checked(runnable, *own, f"{correction}=token")
+    assert problem.startswith(
+        f"{ACTOR}.policy_loss.loss_mode=unweighed takes no rollout_is_weights, which"
+    )
+    ahead = ("trainer.rollout_n_gpus=1", "trainer.async_level=1")
+    assert any(
+        "takes no rollout_is_weights" in problem for problem in checked(runnable, *own, *ahead)
+    )
+    assert not any(
+        "rollout_is_weights" in problem
+        for problem in checked(runnable, *own, *ahead, f"{correction}=off")
+    )
+
+
+@pytest.mark.parametrize("name", ["vanilla", "gspo", "kl_cov", "bypass_mode", "reinforce"])
+def test_our_losses_take_importance_weights(runnable: list[str], name: str) -> None:
+    own = (f"{ACTOR}.policy_loss.loss_mode={name}", "algorithm.rollout_correction.rollout_is=token")
+    assert not any("takes no rollout_is_weights" in problem for problem in checked(runnable, *own))

@@ -1,0 +1,75 @@
+"""Tests what is told of a config: --explain and the reference of all keys."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests.conftest import PROJECT
+from training.config import PPOConfig
+from training.config.leaves import leaves
+from training.config.loader import ConfigError, explain, load_config, reference_yaml
+
+
+def test_explain_says_where_each_value_came_from(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("data: {seed: 5}\n")
+    loaded = load_config(
+        [str(tmp_path / "run.yaml"), "--explain", "trainer.logger=[file]"], check=False
+    )
+    assert loaded.explain
+    lines = {line.split()[0]: line.split()[1:] for line in explain(loaded).splitlines()}
+    assert lines["data.seed"] == ["5", "run.yaml", "data/epoch_order.py"]
+    assert lines["trainer.logger"][:3] == ["[file]", "command", "line"]
+    assert lines["critic.optim.lr"] == ["1e-05", "default", "workers/model/update.py"]
+    assert len(lines) == len(list(leaves(PPOConfig())))
+
+
+def test_explain_asks_no_hub(
+    runnable: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(
+        transformers.PretrainedConfig, "get_config_dict", lambda _: pytest.fail("it asked the hub")
+    )
+    hub = [*runnable, "actor_rollout_ref.model.path=org/name", "--explain"]
+    assert load_config(hub).explain
+    assert "actor_rollout_ref.model.path=org/name is no folder here: left unchecked" in caplog.text
+    with pytest.raises(ConfigError, match="cannot be a hub name"):
+        load_config([*hub, "actor_rollout_ref.model.path=./no/such/folder"])
+
+
+IMPORTED = """
+import sys
+from training.config.loader import load_config
+
+load_config(sys.argv[1:])
+print(*sorted({"torch", "tensordict", "transformers"} & sys.modules.keys()))
+"""
+
+
+def test_explaining_a_config_imports_neither_torch_nor_transformers(runnable: list[str]) -> None:
+    model, hf = runnable[0], runnable[3]
+    argv = [model, hf, "agent.environment.name=gymnasium:FrozenLake-v1", "--explain"]
+    run = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *argv],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.splitlines()[-1] == ""
+
+
+def test_the_reference_yaml_is_in_step_and_holds_the_defaults() -> None:
+    written = (PROJECT / "configs/ppo_trainer.yaml").read_text()
+    assert written == reference_yaml(), (
+        "run: python -m training.config.reference > configs/ppo_trainer.yaml"
+    )
+    loaded = load_config([str(PROJECT / "configs/ppo_trainer.yaml")], check=False)
+    assert loaded.config == PPOConfig()
+    assert set(loaded.sources.values()) == {"ppo_trainer.yaml"}

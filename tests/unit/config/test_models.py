@@ -1,0 +1,127 @@
+"""Tests the checks of models: that they are there, and that rows and ranks fit them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.config.helpers import ROLLOUT, ULYSSES, assert_refused, checked, load
+from training.config.checks import check_config
+from training.config.resources import models
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            ["actor_rollout_ref.model.dtype=float16"],
+            "actor_rollout_ref.model.dtype=float16 would train without loss scaling, which small "
+            f"gradients need in float16: use bfloat16 or float32; {ROLLOUT}.dtype may be float16",
+        ),
+        (
+            [f"{ROLLOUT}.max_model_len=4096"],
+            f"{ROLLOUT}.max_model_len=4096 tokens, but actor_rollout_ref.model.path={{model}} "
+            "reads at most 2048",
+        ),
+        (
+            ["actor_rollout_ref.model.path=null", "algorithm.adv_estimator=grpo"],
+            "actor_rollout_ref.model.path is missing: give a model folder or a hub name (org/name)",
+        ),
+        (
+            ["data.max_response_length=2000"],
+            "data.max_prompt_length + data.max_response_length = 2512 tokens, but "
+            "actor_rollout_ref.model.path={model} reads at most 2048",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(
+    overrides: list[str], problem: str, runnable: list[str]
+) -> None:
+    assert_refused(runnable, overrides, problem)
+
+
+def test_a_config_with_a_larger_context_by_override_fits(runnable: list[str]) -> None:
+    override = "actor_rollout_ref.model.override_config.max_position_embeddings=4096"
+    assert checked(runnable, "data.max_response_length=2000", override) == []
+
+
+def test_a_missing_model_is_named(
+    runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (problem,) = checked(runnable, "actor_rollout_ref.model.path=empty")
+    assert problem == (
+        "actor_rollout_ref.model.path=empty: holds no config.json with settings; is it a Hugging "
+        "Face model folder?"
+    )
+    (problem,) = checked(runnable, "critic.model.path=./gone/model")
+    assert (
+        problem
+        == f"critic.model.path=./gone/model: is not a folder (seen from {tmp_path}) and cannot be "
+        "a hub name"
+    )
+    # No hub is asked for what is misspelt in a folder that is there.
+    (problem,) = checked(runnable, "critic.model.path=empty/modle")
+    assert (
+        problem
+        == f"critic.model.path=empty/modle: is not a folder (seen from {tmp_path}) and cannot be "
+        "a hub name"
+    )
+
+
+def test_a_hub_model_is_asked_for_its_context_and_its_failure_is_a_problem(
+    runnable: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(*runnable, "actor_rollout_ref.model.path=org/name", "critic.model.path=org/other")
+    asked = []
+
+    def read(path: str) -> dict[str, Any]:
+        asked.append(path)
+        if path == "org/other":
+            raise OSError("no connection\nand more")
+        return {"text_config": {"max_position_embeddings": 512}}
+
+    monkeypatch.setattr(models, "read_model_config", read)
+    assert check_config(config) == [
+        "data.max_prompt_length + data.max_response_length = 1024 tokens, but "
+        "actor_rollout_ref.model.path=org/name reads at most 512",
+        "critic.model.path=org/other: no connection",
+    ]
+    assert asked == ["org/name", "org/other"]
+
+
+@pytest.mark.parametrize("content", ["{}", "[1, 2]", '"text"', "{", "\xff"])
+def test_a_config_json_without_settings_is_a_problem(content: str, runnable: list[str]) -> None:
+    model = runnable[0].split("=")[1]
+    (Path(model) / "config.json").write_text(content, encoding="latin-1")
+    (problem,) = checked(runnable)
+    assert problem.startswith(f"actor_rollout_ref.model.path={model}: ")
+    assert "config.json with settings" in problem or "not a valid JSON file" in problem
+
+
+def test_a_model_folder_without_a_tokenizer_is_a_problem(runnable: list[str]) -> None:
+    model = Path(runnable[0].split("=")[1])
+    (model / "tokenizer.json").unlink()
+    assert checked(runnable) == [
+        f"actor_rollout_ref.model.path={model}: the folder holds no tokenizer; save it there"
+    ]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_ranks_that_share_sequences_divide_the_models_heads(
+    runnable: list[str], nested: bool
+) -> None:
+    pytest.importorskip("ray")
+    model = Path(runnable[0].split("=")[1])
+    entries = {"num_attention_heads": 6, "max_position_embeddings": 2048}
+    (model / "config.json").write_text(json.dumps({"text_config": entries} if nested else entries))
+    ranks = ["trainer.n_gpus_per_node=4"]
+    assert checked(runnable, *ranks, f"{ULYSSES}=2") == []
+    assert checked(runnable, *ranks, f"{ULYSSES}=4") == [
+        f"{ULYSSES}=4 does not divide the 6 attention heads of "
+        f"actor_rollout_ref.model.path={model}: take one of their divisors"
+    ]

@@ -1,0 +1,62 @@
+"""Tests the bounds and checks of generation, whatever the engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.config.helpers import ROLLOUT, assert_refused
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            [f"{ROLLOUT}.max_model_len=1000"],
+            f"{ROLLOUT}.max_model_len=1000 is shorter than data.max_prompt_length + "
+            "data.max_response_length = 1024",
+        ),
+        (
+            [f"{ROLLOUT}.val_kwargs.do_sample=true"],
+            f"{ROLLOUT}.val_kwargs.do_sample=true needs {ROLLOUT}.val_kwargs.temperature above 0",
+        ),
+        (
+            [f"{ROLLOUT}.response_length=64"],
+            f"{ROLLOUT}.response_length=64 contradicts data.max_response_length=512: leave the "
+            "first null",
+        ),
+        (
+            [f"{ROLLOUT}.temperature=0"],
+            f"{ROLLOUT}.temperature=0.0: training samples; set it above 0",
+        ),
+        (
+            [f"{ROLLOUT}.temperature=-1"],
+            f"{ROLLOUT}.temperature='-1' (command line): must be 0 or more",
+        ),
+        ([f"{ROLLOUT}.top_p=1.5"], f"{ROLLOUT}.top_p='1.5' (command line): must be at most 1"),
+        ([f"{ROLLOUT}.top_p=0"], f"{ROLLOUT}.top_p='0' (command line): must be above 0"),
+        ([f"{ROLLOUT}.top_k=0"], f"{ROLLOUT}.top_k='0' (command line): must be -1, or 1 or more"),
+        ([f"{ROLLOUT}.n=0"], f"{ROLLOUT}.n='0' (command line): must be above 0"),
+        ([f"{ROLLOUT}.top_k=-2"], f"{ROLLOUT}.top_k='-2' (command line): must be -1 or more"),
+        (
+            [
+                f"{ROLLOUT}.tensor_model_parallel_size=4",
+                "trainer.n_gpus_per_node=2",
+                "trainer.nnodes=2",
+            ],
+            f"{ROLLOUT}.tensor_model_parallel_size=4 does not divide trainer.n_gpus_per_node=2: "
+            "an engine's ranks share a machine",
+        ),
+        (
+            [f"{ROLLOUT}.tensor_model_parallel_size=0"],
+            f"{ROLLOUT}.tensor_model_parallel_size='0' (command line): must be above 0",
+        ),
+        (
+            [f"{ROLLOUT}.engine_kwargs.hf=4"],
+            f"{ROLLOUT}.engine_kwargs.hf=4 (command line): must be a mapping, as in {{key: value}}",
+        ),
+    ],
+)
+def test_what_no_engine_generates_is_refused(
+    overrides: list[str], problem: str, runnable: list[str]
+) -> None:
+    assert_refused(runnable, overrides, problem)

@@ -1,0 +1,72 @@
+"""Tests the checks of users' own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.config.helpers import assert_refused, checked
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            ["data.custom_cls.path={model}/config.json"],
+            "data.custom_cls.name is missing: which class of {model}/config.json?",
+        ),
+    ],
+)
+def test_a_class_without_a_name_is_refused(
+    overrides: list[str], problem: str, runnable: list[str]
+) -> None:
+    assert_refused(runnable, overrides, problem)
+
+
+@pytest.mark.parametrize(
+    "key", ["custom_algorithm", "custom_reward_function.path", "data.custom_cls.path"]
+)
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("def f(:\n", "SyntaxError: invalid syntax (mine.py, line 1)"),
+        (
+            "x = 1\nimport no_such_package\n",
+            "ModuleNotFoundError in line 2: No module named 'no_such_package'",
+        ),
+        ("raise SystemExit(3)\n", "SystemExit in line 1: 3"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_a_problem(
+    key: str, text: str, reason: str, runnable: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    more = (
+        ["data.custom_cls.name=Mine"] if "custom_cls" in key else ["algorithm.adv_estimator=mine"]
+    )
+    found = checked(runnable, f"{key}={tmp_path / 'mine.py'}", *more)
+    wanted = (
+        f"{key}={tmp_path / 'mine.py'} cannot be loaded: {reason}; mend the file, or take it out"
+    )
+    assert wanted in found
+    # Whether the estimator exists is known only where custom_algorithm has run.
+    assert len(found) == (2 if key == "custom_reward_function.path" else 1)
+
+
+def test_a_file_must_be_python_and_hold_what_is_named(runnable: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("pass\n")
+    (problem,) = checked(runnable, f"custom_algorithm={tmp_path / 'mine.txt'}")
+    assert "is not a Python file; its name must end in .py" in problem
+    (tmp_path / "score.py").write_text("def score():\n    return 0.0\n\nweight = 3\n")
+    path = f"custom_reward_function.path={tmp_path / 'score.py'}"
+    assert checked(runnable, path) == [
+        f"custom_reward_function.name=compute_score: {tmp_path / 'score.py'} does not define "
+        "'compute_score'; it has: score, weight"
+    ]
+    assert checked(runnable, path, "custom_reward_function.name=weight") == [
+        f"custom_reward_function.name=weight: in {tmp_path / 'score.py'} it is a int; it must be "
+        "a function or a class"
+    ]
+    batch = "reward_model.reward_manager=batch"
+    assert checked(runnable, path, "custom_reward_function.name=score", batch) == []

@@ -1,0 +1,438 @@
+"""Tests that verl's keys and launch scripts load, and its config classes construct."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+from tests.unit.config.helpers import ACTOR, ROLLOUT, checked, load, problems_of
+from training.config import MicroBatching, PPOConfig
+from training.config.loader import ConfigError, load_config
+
+
+@pytest.mark.parametrize(
+    ("override", "new"),
+    [
+        ("algorithm.clip_ratio=0.3", "actor_rollout_ref.actor.clip_ratio=0.3"),
+        (
+            "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+            "actor_rollout_ref.actor.optim.scheduler=cosine",
+        ),
+        ("critic.optim.warmup_style=constant", "critic.optim.scheduler=constant"),
+        ("actor_rollout_ref.rollout.prompt_length=64", "data.max_prompt_length=64"),
+        ("critic.model.fsdp_config.param_offload=True", "critic.fsdp_config.param_offload=True"),
+        ("algorithm.advantage_estimation=rloo", "algorithm.adv_estimator=rloo"),
+        ("algorithm.advantage_estimator=rloo", "algorithm.adv_estimator=rloo"),
+        ("advantage_estimation=rloo", "algorithm.adv_estimator=rloo"),
+    ],
+)
+def test_a_key_that_moved_is_taken_with_a_word(
+    override: str, new: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(override) == load(new)
+    assert f"is called {new.split('=')[0]} here" in caplog.text
+
+
+def test_a_part_that_is_not_there_may_be_switched_off_but_not_on() -> None:
+    off = [
+        "trainer.default_hdfs_dir=null",
+        "algorithm.use_pf_ppo=False",
+        f"{ROLLOUT}.multi_turn.enable=False",
+    ]
+    assert load(*off) == PPOConfig()
+    (problem,) = problems_of(f"{ROLLOUT}.multi_turn.interaction_config_path=users.yaml")
+    assert problem.endswith(
+        "name the environment under agent.environment, tools and their parser under agent"
+    )
+
+
+DEFAULTS = (Path(__file__).parent / "verl_defaults.txt").read_text().splitlines()
+
+
+def test_every_key_of_verl_loads_at_its_default_with_a_line_at_most(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Takes verl 0.6.1's, 0.7.1's and 0.9.1's keys, each at its default or defaults."""
+    refused, wordy = [], []
+    for line in DEFAULTS:
+        caplog.clear()
+        try:
+            load(str(PROJECT / "configs/gsm8k_grpo.yaml"), line)
+        except ConfigError as error:
+            refused += error.problems
+        wordy += caplog.messages[1:]
+    assert len(DEFAULTS) > 900 and refused == wordy == []
+
+
+def test_verls_defaults_are_within_the_bounds_here(runnable: list[str]) -> None:
+    """Leaves out what needs other keys at verl's defaults too, or its machine and files."""
+    apart = ("tensor_model_parallel_size", "use_dynamic_bsz", ".path", "_files", "trainer.device")
+    ours = [line for line in DEFAULTS if not line.partition("=")[0].endswith(apart)]
+    assert not [
+        text for text in checked(runnable, *ours) if " must be " in text and "multiple" not in text
+    ]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *(
+            f"{ACTOR}.optim.optimizer=Muon",
+            f"{ACTOR}.optim.clip_grad=0.5",
+            f"{ACTOR}.fsdp_config.dtype=float16",
+        ),
+        *(
+            f"{ACTOR}.router_replay.mode=R2",
+            f"{ACTOR}.qat.enable=true",
+            "critic.loss_scale_factor=512",
+        ),
+        *(
+            f"{ROLLOUT}.pipeline_model_parallel_size=2",
+            f"{ROLLOUT}.do_sample=false",
+            f"{ROLLOUT}.quantization=fp8",
+        ),
+        *(
+            f"{ROLLOUT}.multi_turn.max_tool_response_length=1024",
+            f"{ROLLOUT}.agent.default_agent_loop=tool_agent",
+        ),
+        *(
+            "critic.model.lora_rank=8",
+            "critic.model.lora.rank=8",
+            "critic.model.mtp.enable_train=true",
+        ),
+        *(
+            "actor_rollout_ref.model.lora.dropout=0.1",
+            "actor_rollout_ref.model.lora_adapter_path=adapter",
+        ),
+        *(
+            "actor_rollout_ref.model.exclude_modules=[q_proj]",
+            "actor_rollout_ref.model.lora.type=dora",
+        ),
+        *(
+            "algorithm.rollout_correction.use_policy_gradient=true",
+            "reward.sandbox_fusion.url=http://localhost",
+        ),
+        *(
+            "reward_model.enable_resource_pool=true",
+            "distillation.enabled=true",
+            "trainer.v1.trainer_mode=async",
+        ),
+        *("skip.rollout.enable=true", "reward_model.reward_manger=naive", "data.promt_key=text"),
+        *("actor_rollout_ref.model.lora_ranks=8", f"{ACTOR}.fsdp_config.use_orig_param=true"),
+    ],
+)
+def test_what_asks_for_a_part_that_is_not_there_stays_an_error(override: str) -> None:
+    (problem,) = problems_of(override)
+    assert problem.startswith(f"{override.split('=')[0]}=")
+
+
+def test_a_yaml_of_verls_may_name_its_classes_and_link_keys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "verl.yaml").write_text(
+        "actor_rollout_ref:\n  actor: {_target_: verl.Actor, optim: {_target_: verl.Optim, lr: "
+        "2e-6}}\n"
+        "  rollout: {mtp: '${oc.select:actor_rollout_ref.model.mtp, null}', multi_turn: "
+        "{tool_config_path: null}}\n"
+    )
+    config = load(str(tmp_path / "verl.yaml"))
+    assert (config.actor_rollout_ref.actor.optim.lr, config.agent.tools, caplog.messages) == (
+        2e-6,
+        (),
+        [],
+    )
+
+
+def test_verls_file_of_tools_is_an_entry_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = f"{ROLLOUT}.multi_turn.tool_config_path"
+    assert load(f"{theirs}=tools.yaml").agent.tools == ("tools.yaml",)
+    assert load(f"{theirs}=null").agent.tools == load(f"{theirs}=None").agent.tools == ()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python").mkdir()
+    assert load(f"{theirs}=configs/agent.yaml").agent.tools == (
+        str(PROJECT / "configs/agent.yaml"),
+    )
+    assert load("agent.tools=[python]").agent.tools == ("python",)
+
+
+def test_verls_newer_keys_of_lora_are_ours() -> None:
+    theirs, ours = "actor_rollout_ref.model.lora", "actor_rollout_ref.model.lora_rank"
+    model = load(
+        f"{theirs}.rank=8", f"{theirs}.alpha=32", f"{theirs}.target_modules=[q_proj]"
+    ).actor_rollout_ref.model
+    assert (model.lora_rank, model.lora_alpha, model.target_modules) == (8, 32, ("q_proj",))
+    assert load("actor_rollout_ref.model.target_modules=all-linear") == PPOConfig()
+    # verl's files hold both, of which one is not used.
+    assert load(f"{ours}=8", f"{theirs}.rank=8").actor_rollout_ref.model.lora_rank == 8
+    (problem,) = problems_of(f"{ours}=8", f"{theirs}.rank=0")
+    assert problem == f"{theirs}.rank=0 and {ours}=8 are the same limit: give one"
+
+
+def test_several_turns_need_an_environment() -> None:
+    several = f"{ROLLOUT}.multi_turn.enable=True"
+    assert load(several, "agent.environment.name=gymnasium:FrozenLake-v1").environments
+    (problem,) = problems_of(several)
+    assert problem.endswith("set what the agent acts in, agent.environment.name or .path")
+
+
+def test_verls_turn_limit_and_ours_are_one() -> None:
+    theirs = f"{ROLLOUT}.multi_turn.max_assistant_turns"
+    assert load(f"{theirs}=4").agent.max_turn == 4
+    assert load(f"{theirs}=4", "agent.max_turn=4").agent.max_turn == 4
+    for given in ([f"{theirs}=4", "agent.max_turn=5"], ["agent.max_turn=5", f"{theirs}=4"]):
+        (problem,) = problems_of(*given)
+        assert "are the same limit: give one" in problem
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params=0",
+        "actor_rollout_ref.ref.fsdp_config.fsdp_size=-1",
+        "critic.model.fsdp_config.grad_offload=False",
+        "actor_rollout_ref.rollout.disable_log_stats=False",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size=128",
+    ],
+)
+def test_a_key_without_meaning_here_is_logged_and_changes_nothing(
+    override: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(override) == PPOConfig()
+    assert "has no effect here" in caplog.text
+
+
+def test_verls_defaults_that_mean_nothing_here_are_said_and_refused_ones_can_be_taken_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "verl.yaml"
+    file.write_text(
+        "actor_rollout_ref: {rollout: {mode: async, over_sample_rate: 0, trace: {backend: null}, "
+        "agent: {num: 8}},\n"
+        "  ref: {ulysses_sequence_parallel_size: 1}}\n"
+        "global_profiler: {tool: null}\ndata: {gen_batch_size: null}\ncritic: {fsdp: "
+        "{param_offload: true}}\n"
+    )
+    with pytest.raises(ConfigError, match=r"rollout\.agent\.num"):
+        load_config([str(file)], check=False)
+    taken_back = [f"~{ROLLOUT}.agent", "~global_profiler.tool", f"{ACTOR}.use_kl_loss="]
+    config = load_config([str(file), *taken_back], check=False).config
+    assert (
+        config.critic.fsdp_config.param_offload and not config.actor_rollout_ref.actor.use_kl_loss
+    )
+    for name in (
+        "over_sample_rate",
+        "trace.backend",
+        "ref.ulysses",
+        "global_profiler.tool",
+        "gen_batch_size",
+    ):
+        assert any(name in line and "no effect here" in line for line in caplog.messages)
+    assert f"{ACTOR}.use_kl_loss= (command line) has no value" in caplog.text
+
+
+GSM8K = [
+    *("data.train_files=/data/gsm8k/train.parquet", "data.val_files=/data/gsm8k/test.parquet"),
+    *("data.train_batch_size=1024", "data.max_prompt_length=512", "data.max_response_length=1024"),
+    *("data.filter_overlong_prompts=True", "data.truncation='error'"),
+    *(
+        "actor_rollout_ref.model.use_remove_padding=True",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+    ),
+    *(
+        f"{ACTOR}.optim.lr=1e-6",
+        f"{ACTOR}.ppo_mini_batch_size=256",
+        f"{ACTOR}.fsdp_config.param_offload=False",
+    ),
+    *(
+        f"{ACTOR}.fsdp_config.optimizer_offload=False",
+        f"{ROLLOUT}.name=vllm",
+        f"{ROLLOUT}.tensor_model_parallel_size=2",
+    ),
+    *(
+        f"{ROLLOUT}.gpu_memory_utilization=0.6",
+        "trainer.critic_warmup=0",
+        'trainer.logger=["console","wandb"]',
+    ),
+    *(
+        "trainer.n_gpus_per_node=8",
+        "trainer.nnodes=1",
+        "trainer.save_freq=20",
+        "trainer.test_freq=5",
+    ),
+    *("trainer.total_epochs=15", "trainer.project_name='gsm8k'", "trainer.experiment_name='run_1'"),
+]
+
+
+KL_LOSS = [
+    *(
+        f"{ACTOR}.use_kl_loss=True",
+        f"{ACTOR}.kl_loss_coef=0.001",
+        f"{ACTOR}.kl_loss_type=low_var_kl",
+    ),
+    *(f"{ACTOR}.entropy_coeff=0", "actor_rollout_ref.ref.fsdp_config.param_offload=True"),
+]
+
+
+def test_verl_script_grpo_on_gsm8k_loads() -> None:
+    config = load(
+        *GSM8K,
+        *KL_LOSS,
+        *(
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct",
+            f"{ROLLOUT}.n=5",
+        ),
+        *(
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu=32",
+            f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32",
+        ),
+        *(
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32",
+            "algorithm.use_kl_in_reward=False",
+        ),
+    )
+    policy = config.actor_rollout_ref
+    assert (
+        policy.actor.micro_batching
+        == policy.ref_micro_batching
+        == MicroBatching(micro_batch_size=32)
+    )
+    assert (config.need_critic, config.need_reference, config.trainer.num_ranks) == (False, True, 8)
+    assert config.trainer.use_ray
+
+
+def test_verl_script_grpo_with_dynamic_batches_loads() -> None:
+    config = load(
+        *GSM8K,
+        *KL_LOSS,
+        *(
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct",
+            f"{ROLLOUT}.n=5",
+        ),
+        *(
+            f"{ACTOR}.use_dynamic_bsz=True",
+            f"{ACTOR}.ppo_max_token_len_per_gpu=24000",
+            "data.return_raw_chat=True",
+        ),
+        *(
+            "actor_rollout_ref.hybrid_engine=True",
+            f"{ACTOR}.use_torch_compile=False",
+            "trainer.val_before_train=False",
+        ),
+        f"{ACTOR}.ppo_micro_batch_size=128",
+    )
+    assert config.actor_rollout_ref.log_prob_micro_batching == MicroBatching(max_token_len=24000)
+    assert config.data.return_raw_chat
+
+
+def test_verl_script_ppo_with_a_critic_loads() -> None:
+    config = load(
+        *GSM8K,
+        *(
+            "algorithm.adv_estimator=gae",
+            "actor_rollout_ref.model.path=deepseek-ai/deepseek-llm-7b-chat",
+        ),
+        *(
+            f"{ACTOR}.ppo_micro_batch_size_per_gpu=16",
+            f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32",
+        ),
+        *(
+            "critic.optim.lr=1e-5",
+            "critic.model.use_remove_padding=True",
+            "critic.ppo_micro_batch_size_per_gpu=32",
+        ),
+        *(
+            "critic.model.path=deepseek-ai/deepseek-llm-7b-chat",
+            "critic.model.enable_gradient_checkpointing=True",
+        ),
+        *(
+            "critic.model.fsdp_config.param_offload=False",
+            "critic.model.fsdp_config.optimizer_offload=False",
+        ),
+        *("trainer.use_legacy_worker_impl=False", "trainer.total_training_steps=2"),
+    )
+    assert (config.need_critic, config.need_reference) == (True, False)
+    assert config.critic.micro_batching == MicroBatching(micro_batch_size=32)
+
+
+def test_verl_script_ppo_with_kl_in_the_reward_and_sequence_balance_loads() -> None:
+    config = load(
+        *GSM8K,
+        *(
+            "algorithm.adv_estimator=gae",
+            "algorithm.use_kl_in_reward=True",
+            "algorithm.kl_penalty=kl",
+        ),
+        *(
+            "algorithm.kl_ctrl.kl_coef=0.001",
+            "algorithm.kl_ctrl.type=adaptive",
+            "trainer.balance_batch=True",
+        ),
+        *("actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct", f"{ACTOR}.use_dynamic_bsz=True"),
+        *("critic.model.path=Qwen/Qwen2-7B-Instruct", "critic.ppo_max_token_len_per_gpu=98304"),
+        *(
+            "critic.forward_max_token_len_per_gpu=98304",
+            "critic.use_dynamic_bsz=True",
+            "data.val_batch_size=1312",
+        ),
+        *(
+            "+trainer.val_before_train=False",
+            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=65536",
+        ),
+    )
+    assert config.need_reference
+    assert config.actor_rollout_ref.ref_micro_batching == MicroBatching(max_token_len=65536)
+    assert config.critic.micro_batching == MicroBatching(max_token_len=98304)
+    assert not config.trainer.val_before_train
+
+
+def test_verl_script_grpo_with_several_files_and_trackers_loads() -> None:
+    config = load(
+        *GSM8K,
+        *KL_LOSS,
+        "data.train_files=['/data/gsm8k/train.parquet', '/data/math/train.parquet']",
+        "data.val_files=['/data/gsm8k/test.parquet', '/data/math/test.parquet']",
+        *(
+            "algorithm.adv_estimator=grpo",
+            "trainer.logger=['console','wandb','tensorboard']",
+            f"{ACTOR}.strategy=fsdp",
+        ),
+        *(
+            "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B",
+            f"{ROLLOUT}.mode=sync",
+            f"{ACTOR}.clip_ratio_high=0.28",
+        ),
+        *(
+            f"{ROLLOUT}.val_kwargs.do_sample=True",
+            f"{ROLLOUT}.val_kwargs.n=16",
+            f"{ROLLOUT}.val_kwargs.top_p=0.7",
+        ),
+        *(
+            f"{ROLLOUT}.val_kwargs.temperature=1.0",
+            f"{ROLLOUT}.load_format=safetensors",
+            f"{ROLLOUT}.n=8",
+        ),
+        *(
+            f"{ROLLOUT}.layered_summon=True",
+            f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm",
+            "trainer.device=cuda",
+        ),
+        *(f"{ACTOR}.checkpoint.save_contents=['model','hf_model']", "trainer.resume_mode=disable"),
+    )
+    assert len(config.data.val_files) == 2
+    assert config.actor_rollout_ref.rollout.val_kwargs.n == 16
+    assert config.actor_rollout_ref.actor.checkpoint.save_contents == ("model", "hf_model")
+
+
+def test_verls_config_classes_are_constructors() -> None:
+    import training.config as names
+
+    actor = names.FSDPActorConfig(ppo_mini_batch_size=4, optim=names.OptimizerConfig(lr=3e-6))
+    assert (actor.ppo_mini_batch_size, actor.optim.lr) == (4, 3e-6)
+    assert names.FSDPCriticConfig(enable=True).enable and names.HFModelConfig(path="m").path == "m"
+    assert names.AlgoConfig(gamma=0.9).gamma == 0.9 and names.RolloutConfig(n=4).n == 4

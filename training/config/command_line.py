@@ -1,0 +1,110 @@
+"""Reads the words of a command line: the one YAML file, overrides of keys, and options.
+
+Invariant: nothing here knows which keys there are; `layers` decides what the words mean to them.
+"""
+
+import re
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.config.section import located
+
+USAGE = """\
+    python main.py CONFIG.yaml key=value ...     CONFIG.yaml holds what differs from the defaults
+    python main.py --config-path DIR --config-name NAME key=value ...
+    +key=value, ++key=value   the same as key=value
+    ~key         back to the default
+    --explain    print every value, its source and its reader
+    --plan       print the memory that the run would take, phase by phase; loads no model
+    --debug      show the traceback of an error
+    -h, --help   print every key with its documentation
+
+Later wins: defaults, `extends: other.yaml`, the YAML, the command line.
+"""
+YAML_ENDINGS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Override:
+    """Holds one word of the command line about a key: KEY=TEXT, or ~KEY, whose text is None."""
+
+    key: str
+    text: str | None
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Holds what the words of a command line ask for.
+
+    Attributes:
+        file: the YAML file, absolute; None where none is named.
+        overrides: of keys, in their order.
+        explain: whether --explain is among the words.
+        problems: words that mean nothing.
+        file_problems: why no file can be read; the values in it are then missing.
+    """
+
+    file: Path | None
+    overrides: list[Override]
+    explain: bool
+    problems: list[str]
+    file_problems: list[str]
+
+
+def asks_for_help(argv: list[str]) -> bool:
+    """Checks whether the keys are to be printed."""
+    return "-h" in argv or "--help" in argv
+
+
+def read_command_line(argv: list[str]) -> CommandLine:
+    """Sorts the words of a command line (without the program's name) by what they are."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-path", nargs="?", const="")
+    parser.add_argument("--config-name", nargs="?", const="")
+    parser.add_argument("--explain", action="store_true")
+    parser.add_argument("words", nargs="*")
+    options, unknown = parser.parse_known_intermixed_args(argv)
+    overrides = [word for word in options.words if _is_override(word)]
+    files = [word for word in options.words if not _is_override(word)]
+    file_problems = []
+    if options.config_name is not None:
+        files.append(_file_of_hydras_options(options))
+    elif options.config_path is not None:
+        file_problems.append(f"--config-path={options.config_path} needs --config-name=NAME too")
+    file = None
+    if len(files) > 1 or not all(name.endswith(YAML_ENDINGS) for name in files):
+        file_problems.append(
+            f"give one CONFIG.yaml and KEY=VALUE, not {' '.join(files)}; "
+            "a YAML can say `extends: other.yaml`"
+        )
+    elif files:
+        file = Path(located(files[0])).resolve()
+    return CommandLine(
+        file=file,
+        overrides=[_override(word) for word in overrides],
+        explain=options.explain,
+        problems=[f"{word!r} is no option (see --help)" for word in unknown],
+        file_problems=file_problems,
+    )
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word or re.match(r"~[a-z]", word) is not None
+
+
+def _override(word: str) -> Override:
+    """Reads KEY=TEXT, +KEY=TEXT, ++KEY=TEXT or ~KEY."""
+    if word.startswith("~"):
+        return Override(word[1:], text=None)
+    key, _, text = word.lstrip("+").partition("=")
+    return Override(key, text)
+
+
+def _file_of_hydras_options(options: Namespace) -> str:
+    """Joins --config-path, which is configs/ where it is not given, and --config-name."""
+    folder = "configs" if options.config_path is None else options.config_path
+    path = Path(folder, options.config_name)
+    if path.suffix in YAML_ENDINGS:
+        return str(path)
+    return f"{path}.yaml"

@@ -1,0 +1,80 @@
+"""Lists what each advantage estimator reads, and which can work on a part of a batch.
+
+These are names alone, so that a configuration is judged without torch. `register_adv_est`
+(training/core_algos) enters a user's own estimator into ESTIMATOR_NEEDS; docs/algorithms.md tells
+what each input is.
+"""
+
+# What an estimator may ask for beside rewards and mask.
+ESTIMATOR_INPUTS = (
+    "values",
+    "index",
+    "episode_id",
+    "turn_ids",
+    "anchors",
+    "role",
+    "old_log_probs",
+    "rollout_log_probs",
+    "state",
+    "rollout_is_weights",
+    "ref_log_prob",
+    "sum_pi_squared",
+    "reward_baselines",
+    "batch",
+    "non_tensor_batch",
+)
+
+# What each asks for.
+ESTIMATOR_NEEDS: dict[str, tuple[str, ...]] = {
+    "gae": ("values",),
+    "reinforce_plus_plus": (),
+    "grpo": ("index",),
+    "grpo_vectorized": ("index",),
+    "grpo_passk": ("index",),
+    "rloo": ("index",),
+    "rloo_vectorized": ("index",),
+    "reinforce_plus_plus_baseline": ("index",),
+    "opo": ("index",),
+    "gpg": ("index",),
+    "maxrl": ("index",),
+    "gdpo": ("index", "non_tensor_batch"),
+    "remax": ("reward_baselines",),
+    "optimal_token_baseline": ("index", "old_log_probs", "sum_pi_squared"),
+    "tir_optimal_token_baseline": ("index", "old_log_probs", "sum_pi_squared"),
+    "rae": ("role", "state"),
+    "turn_gae": ("values", "turn_ids"),
+    "turn_return": ("index", "turn_ids"),
+    "gigpo": ("index", "turn_ids", "anchors"),
+    "on_policy_distillation": ("old_log_probs", "ref_log_prob"),
+}
+
+# Estimators whose advantages of a group do not depend on other groups.
+ESTIMATORS_WITHIN_GROUPS = (
+    "grpo",
+    "grpo_vectorized",
+    "grpo_passk",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "maxrl",
+    "turn_return",
+    "gigpo",
+)
+
+# Losses that add up over tokens and divide as `loss_agg_mode` says, whatever else is in their
+# micro-batch.
+LOSSES_SUMMED_OVER_TOKENS = (
+    "vanilla",
+    "gspo",
+    "gpg",
+    "reinforce",
+    "cispo",
+    "dppo_tv",
+    "dppo_kl",
+    "dro",
+)
+
+
+def estimator_needs(name: str) -> tuple[str, ...]:
+    """Lists what the estimator reads besides rewards and mask; nothing of one that is not known."""
+    return ESTIMATOR_NEEDS.get(name, ())

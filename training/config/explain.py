@@ -1,0 +1,156 @@
+"""Writes what `--explain` prints: every value with its source and its reader, sizes, and the bias.
+
+The reader of a setting is the file whose code reads an attribute of its name, `….entropy_coeff`,
+from something that is called as its section is. It is found in the source whenever it is asked for,
+so that it cannot be out of date.
+"""
+
+import ast
+import inspect
+import re
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.config.bias import bias_line
+from training.config.leaves import leaves
+from training.config.schema.ppo import PPOConfig
+from training.config.values import as_text
+
+if TYPE_CHECKING:
+    from training.config.loader import LoadedConfig
+
+PROJECT = Path(__file__).resolve().parents[2]
+# Where settings are read; of files that fit alike the first one counts.
+FOLDERS = ("workers", "training", "custom", "data", "contrib", "examples")
+# They look at settings to check, plan, watch or show, and are named where nothing else reads one.
+ONLOOKERS = (
+    "training/config/",
+    "training/run/plan",
+    "training/run/alarms",
+    "contrib/",
+    "examples/",
+)
+# What a section may be called, beside its own name, where its settings are read.
+WORDS_OF_ANY_SECTION = {"config", "cfg", "settings", "spec", "choice", "own", "given", "self"}
+# By the name of an attribute: the files that read one, and what it is an attribute of in each.
+Reads = dict[str, dict[str, set[str]]]
+
+
+def explain_run(loaded: "LoadedConfig") -> str:
+    """Lists every value, and what follows from them: sizes and, where its table is there, the bias.
+
+    Raises:
+        ValueError: batch sizes do not divide.
+    """
+    parts = [explain(loaded), sizes(loaded.config)]
+    bias = bias_line(loaded.config)
+    if bias is not None:
+        parts.append(bias)
+    return "\n".join(parts)
+
+
+def explain(loaded: "LoadedConfig") -> str:
+    """Lists every value with where it came from and the file that reads it, one per line."""
+    reads = attribute_reads()
+    lines = []
+    for key, leaf in leaves(loaded.config):
+        value = as_text(leaf.value)
+        source = loaded.sources[key]
+        lines.append(f"{key:<66} {value:<28} {source:<14} {reader(key, reads)}")
+    return "\n".join(lines)
+
+
+def attribute_reads() -> Reads:
+    """Finds what reads attributes, by their names: `optim.lr` reads `lr` of `optim`."""
+    reads: Reads = {}
+    for folder in FOLDERS:
+        for path in sorted((PROJECT / folder).rglob("*.py")):
+            file = path.relative_to(PROJECT).as_posix()
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                    files = reads.setdefault(node.attr, {})
+                    files.setdefault(file, set()).add(_name_of(node.value))
+    return reads
+
+
+def _name_of(node: ast.expr) -> str:
+    """Returns the last name of an expression: `optim` of `actor.optim`; "" where it has none."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Name):
+        return node.id
+    return ""
+
+
+def reader(key: str, reads: Reads) -> str:
+    """Names the file that reads a setting.
+
+    Of the files that read an attribute of its name, it is the one where the attribute's owner is
+    called most like the setting's sections, and next the file itself; onlookers come last. Where
+    there is none, a property of the section reads the setting, or it is handed on with all others
+    of the section: then its reader is the section's own file.
+    """
+    sections, _, name = key.rpartition(".")
+    section_words = _words(sections or name)
+    best_file = _declaring_file(sections, name)
+    best_score = (False, 0, 0)
+    for file, owners in reads.get(name, {}).items():
+        likeness = max(_likeness(owner, section_words) for owner in owners)
+        file_likeness = len(section_words & _words(file))
+        score = (not file.startswith(ONLOOKERS), likeness, file_likeness)
+        if likeness > 0 and score > best_score:
+            best_file = file
+            best_score = score
+    return best_file
+
+
+def _likeness(owner: str, section_words: set[str]) -> int:
+    """Rates how much the owner of an attribute is called like a section; 0: it is something else.
+
+    For the section `critic.optim`, `critic_optim` has 3, `optim` and `optim_config` have 2,
+    `config` has 1 and `actor` has 0.
+    """
+    owner_words = _words(owner) - WORDS_OF_ANY_SECTION
+    if not owner or not owner_words <= section_words:
+        return 0
+    return 1 + len(owner_words)
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall("[a-z]+", text))
+
+
+def _declaring_file(sections: str, name: str) -> str:
+    """Returns the file of the class that has the setting as a field."""
+    section = attrgetter(sections)(PPOConfig()) if sections else PPOConfig()
+    for section_type in type(section).__mro__:
+        if name in inspect.get_annotations(section_type):
+            return Path(inspect.getfile(section_type)).relative_to(PROJECT).as_posix()
+    raise KeyError(f"{sections} has no setting {name!r}")
+
+
+def sizes(config: PPOConfig) -> str:
+    """Tells what follows from the batch sizes: rows and tokens of a step, rows of an update.
+
+    Raises:
+        ValueError: they do not divide.
+    """
+    plan = config.batch_plan
+    row_length = config.data.row_length
+    n = config.actor_rollout_ref.rollout.n
+    rows = plan.prompts * n
+    lines = [
+        f"a step: {plan.prompts:,} prompts x {n} = {rows:,} rows of at most {row_length:,} tokens "
+        f"({rows * row_length:,} tokens)"
+    ]
+    updates = {"policy": plan.actor}
+    if config.need_critic:
+        updates["critic"] = plan.critic
+    for name, update in updates.items():
+        rows_per_update = rows // update.mini_batches
+        lines.append(
+            f"{name}: {update.updates} update(s) a step, of {rows_per_update:,} rows each; "
+            f"of these {rows_per_update // plan.ranks:,} on each of {plan.ranks} rank(s)"
+        )
+    return "\n".join(lines)

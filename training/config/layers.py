@@ -1,0 +1,274 @@
+"""Collects the layers of a configuration: values, their sources, and what is wrong with them.
+
+Later layers win: defaults, the file that a YAML extends, the YAML, the command line. All are one
+flat table {"data.train_batch_size": value}, so that a mistake never hides the next one. `loader`
+turns the table into a PPOConfig.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from data.names import did_you_mean, same_words
+from training.config.command_line import Override
+from training.config.leaves import Leaf, leaves
+from training.config.schema.ppo import PPOConfig
+from training.config.values import parse
+from training.config.verl_keys import NULL_MEANS_NOTHING, ONE_LIMIT, judge, moved_to
+
+log = logging.getLogger(__name__)
+COMMAND_LINE = "command line"
+ENVIRONMENT = "agent.environment"
+# Giving one of an environment's settings drops what an earlier layer gave for the others.
+RIVALS = {
+    "path": ("name", "kwargs", "prompt_template"),
+    "name": ("path", "cls", "kwargs", "prompt_template"),
+}
+# Of verl's own way to build objects.
+CLASS_NAME = "_target_"
+
+
+@dataclass(frozen=True)
+class SourcedValue:
+    """Holds a value as it was written, and the name of the file that gave it, or "command line"."""
+
+    value: Any
+    source: str
+
+
+class Layers:
+    """Collects layers: `add_…` adds to the layer that is being read, `end_layer` ends it.
+
+    Attributes:
+        schema: every key there is, with its type, default and documentation.
+        values: by key, what the layers that ended gave.
+        verl_values: by verl's key, what was given for keys that are called otherwise here or have
+            no effect.
+        problems: what is wrong with values and keys.
+        file_problems: files that could not be read, whose values are missing.
+    """
+
+    def __init__(self) -> None:
+        self.schema: dict[str, Leaf] = dict(leaves(PPOConfig()))
+        self.values: dict[str, SourcedValue] = {}
+        self.verl_values: dict[str, Any] = {}
+        self.problems: list[str] = []
+        self.file_problems: list[str] = []
+        self._sections = _sections_of(self.schema)
+        # The layer that is being read.
+        self._layer: dict[str, Any] = {}
+
+    def value_of(self, key: str) -> Any:
+        """Returns what the layers give for a key, its default where they do not."""
+        if key in self.values:
+            return self.values[key].value
+        return self.schema[key].value
+
+    def sources(self) -> dict[str, str]:
+        """Returns for every key where its value came from."""
+        sources = dict.fromkeys(self.schema, "default")
+        for key, sourced in self.values.items():
+            sources[key] = sourced.source
+        return sources
+
+    # What layers are read from.
+
+    def read_yaml(self, path: Path, children: tuple[Path, ...] = ()) -> None:
+        """Reads a YAML file as a layer, after the one that it extends.
+
+        Args:
+            path: the file.
+            children: the files that extend it, each the next one.
+        """
+        try:
+            tree = OmegaConf.to_container(OmegaConf.load(path))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+            self.file_problems.append(f"cannot read {path} as YAML in UTF-8: {error}")
+            return
+        if not isinstance(tree, dict):
+            self.file_problems.append(f"{path.name} holds a list; it must hold keys with values")
+            return
+        if tree.pop("defaults", None) is not None:
+            self.file_problems.append(
+                f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead"
+            )
+        extended = tree.pop("extends", None)
+        if extended is not None:
+            self._read_parent((path.parent / str(extended)).resolve(), (*children, path))
+        self.add_tree(tree, path.name)
+        self.end_layer(path.name)
+
+    def _read_parent(self, parent: Path, children: tuple[Path, ...]) -> None:
+        """Reads the file that the last of the children extends, unless it is one of them."""
+        if parent in children:
+            circle = " -> ".join(file.name for file in (*children, parent))
+            self.file_problems.append(f"`extends` goes in a circle: {circle}")
+            return
+        self.read_yaml(parent, children)
+
+    def add_override(self, override: Override) -> None:
+        """Adds what a word of the command line says of a key."""
+        key = override.key
+        text = override.text
+        if text is None:
+            self._reset(key)
+            return
+        leaf = self.schema.get(key)
+        if leaf and not text and leaf.plain is not str and not leaf.takes_null:
+            log.warning("%s= (command line) has no value: left as it is", key)
+            return
+        try:
+            # Where any key may be given, the value is YAML whatever it looks like.
+            value = parse(text, as_yaml=leaf is None)
+        except yaml.YAMLError as error:
+            self.report_error(key, text, COMMAND_LINE, error)
+            return
+        self.add_tree({key: value}, COMMAND_LINE)
+
+    def _reset(self, key: str) -> None:
+        """Takes a key, or a section's keys, back to the default, and their problems with them."""
+        beginnings = (f"{key}=", f"{key}.")
+        kept = [problem for problem in self.problems if not problem.startswith(beginnings)]
+        had_problems = len(kept) < len(self.problems)
+        self.problems = kept
+        known = [name for name in self.schema if name == key or name.startswith(f"{key}.")]
+        if not known and not had_problems and judge(key, None) is None:
+            self._report_unknown(key, "~", COMMAND_LINE)
+        for name in known:
+            self.values.pop(name, None)
+            self._layer.pop(name, None)
+
+    def add_tree(self, tree: Mapping[Any, Any], source: str, prefix: str = "") -> None:
+        """Adds nested values, descending into sections and into what is unknown.
+
+        Args:
+            tree: values by name; a name may be of several words, as in {"data.seed": 1}.
+            source: where they come from.
+            prefix: the dotted key of the section that the tree is, with a dot behind it.
+        """
+        for name, value in tree.items():
+            word, *inner_words = str(name).split(".")
+            for inner_word in reversed(inner_words):
+                value = {inner_word: value}
+            if word != CLASS_NAME:
+                self._add(f"{prefix}{word}", value, source)
+
+    def _add(self, key: str, value: Any, source: str) -> None:
+        """Adds the value of one key or of what is below it."""
+        if key in NULL_MEANS_NOTHING and _is_null(value):
+            return
+        if key in self.schema:
+            self._layer[key] = _merged(self._layer.get(key), value)
+        elif isinstance(value, Mapping) and (value or key in self._sections):
+            self.add_tree(value, source, f"{key}.")
+        elif key not in self._sections:
+            self._add_foreign(key, value, source)
+        elif value is not None:
+            inner = next(name for name in self.schema if name.startswith(f"{key}."))
+            self.report(key, value, source, f"is a section; set its keys, as in {inner}=VALUE")
+
+    def _add_foreign(self, key: str, value: Any, source: str) -> None:
+        """Takes a key that is not ours: moved, without meaning here, or a mistake."""
+        new_key = moved_to(key)
+        if new_key is not None:
+            self._add_moved(key, new_key, value, source)
+            return
+        verdict = judge(key, value)
+        if verdict is None:
+            self._report_unknown(key, value, source)
+            return
+        if verdict.outcome == "error":
+            self.report(key, value, source, verdict.reason)
+            return
+        self.verl_values[key] = value
+        level = logging.WARNING if verdict.outcome == "warning" else logging.DEBUG
+        log.log(level, "%s=%s (%s) has no effect here: %s", key, value, source, verdict.reason)
+
+    def _add_moved(self, key: str, new_key: str, value: Any, source: str) -> None:
+        """Adds the value of verl's key under its name here."""
+        if _is_null(value):
+            return
+        if judge(new_key, value) is None:
+            log.warning("%s (%s) is called %s here; moved", key, source, new_key)
+        self.verl_values[key] = value
+        # Two values of one limit are compared in the end: ours stays, whichever comes first.
+        is_given = new_key in ONE_LIMIT.values() and new_key in self._layer
+        if not is_given:
+            self.add_tree({new_key: value}, source)
+
+    def end_layer(self, source: str) -> None:
+        """Ends the layer that is being read, whose values win over those of the layers before it.
+
+        Another environment's settings do not stay with one that the layer names.
+        """
+        for setting, others in RIVALS.items():
+            if _is_null(self._layer.get(f"{ENVIRONMENT}.{setting}")):
+                continue
+            for other in others:
+                self.values.pop(f"{ENVIRONMENT}.{other}", None)
+        for key, value in self._layer.items():
+            if key in self.values:
+                value = _merged(self.values[key].value, value)
+            self.values[key] = SourcedValue(value, source)
+        self._layer = {}
+
+    # Problems.
+
+    def report(self, key: str, value: Any, source: str, problem: str) -> None:
+        """Notes what is wrong with a value, in the form of all such problems."""
+        self.problems.append(f"{key}={value!r} ({source}): {problem}")
+
+    def report_error(self, key: str, value: Any, source: str, error: Exception) -> None:
+        """Notes why a value cannot be read."""
+        problem = str(error).splitlines()[0]
+        if isinstance(error, yaml.YAMLError):
+            problem += "; check brackets and quotes"
+        self.report(key, value, source, problem)
+
+    def _report_unknown(self, key: str, value: Any, source: str) -> None:
+        """Notes a key that does not exist, with the nearest that does."""
+        last_word = key.split(".")[-1]
+        ending_alike = [name for name in self.schema if name.endswith(f".{key}")]
+        of_same_words = [name for name in self.schema if same_words(last_word, name.split(".")[-1])]
+        of_same_last_word = [name for name in self.schema if name.endswith(f".{last_word}")]
+        advice = (
+            did_you_mean(key, ending_alike, cutoff=0.0)
+            or did_you_mean(key, of_same_words, cutoff=0.4)
+            or did_you_mean(key, of_same_last_word, cutoff=0.0)
+            or " --help lists all keys"
+        )
+        self.report(key, value, source, f"there is no such key.{advice}")
+
+
+def _sections_of(keys: Mapping[str, Leaf]) -> set[str]:
+    """Lists the dotted names of all sections: data, agent, agent.environment, …"""
+    sections = set()
+    for key in keys:
+        words = key.split(".")
+        for length in range(1, len(words)):
+            sections.add(".".join(words[:length]))
+    return sections
+
+
+def _merged(before: Any, after: Any) -> Any:
+    """Merges two mappings, and those inside them.
+
+    What is no mapping takes the place of the value before it, as an empty mapping does.
+    """
+    if not (isinstance(before, dict) and isinstance(after, dict) and after):
+        return after
+    merged = dict(before)
+    for name, value in after.items():
+        merged[name] = _merged(before.get(name), value)
+    return merged
+
+
+def _is_null(value: Any) -> bool:
+    """Checks whether a value, as YAML or as text, is null."""
+    return str(value).lower() in ("none", "null", "")

@@ -1,0 +1,96 @@
+"""Checks the environments and tools that a configuration names; makes none of them."""
+
+import logging
+from collections.abc import Iterator
+
+from custom.adapters.base import ENVIRONMENT_NAMES, LIBRARIES, taker_of
+from data.loading import load_object
+from training.config.resources.files import unwritable_folder
+from training.config.resources.user_code import loading_failure, unusable_object, value_errors
+from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
+from training.config.schema.ppo import PPOConfig
+
+log = logging.getLogger(__name__)
+
+
+def check_agents(config: PPOConfig) -> Iterator[str]:
+    """Yields what is wrong with the environments and tools that the config names, if any."""
+    agent = config.agent
+    if not config.environments or (config.env_template and agent.environment.is_set):
+        return
+    for number, environment in enumerate(config.environments):
+        key = f"env_template[{number}]" if config.env_template else "agent.environment"
+        yield from _check_environment(key, environment)
+    yield from _check_tools(config)
+    if agent.episodes_dir is not None:
+        yield from unwritable_folder("agent.episodes_dir", agent.episodes_dir)
+
+
+def _check_environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
+    """Requires that an environment, whose section is called `key`, is named once and is there."""
+    name = environment.name
+    if name and environment.path:
+        yield f"{key}.name and {key}.path both name an environment: give one of them"
+    elif environment.path:
+        source = f"{environment.path}:{environment.cls}"
+        problems = unusable_object(f"{key}.path", environment.path, f"{key}.cls", environment.cls)
+        yield from problems or _check_environment_object(key, source, environment)
+    elif name == PASSED_AS_OBJECT:
+        yield (
+            f"{key}.name=given stands for an object that a program made: name its class, by "
+            "name=PACKAGE.MODULE:CLASS or by path and cls"
+        )
+    elif name and not name.partition(":")[2]:
+        yield f"{key}.name={name} must be one of {ENVIRONMENT_NAMES}"
+    elif name and name.partition(":")[0] not in LIBRARIES:
+        yield from _check_environment_object(key, name, environment)
+    elif not name and key.startswith("env_template"):
+        yield f"{key} names no environment: give name, or path and cls"
+
+
+def _check_environment_object(
+    key: str, source: str, environment: EnvironmentChoice
+) -> Iterator[str]:
+    """Requires that an environment's class or function can be loaded, and takes `kwargs`.
+
+    Args:
+        source: FILE.py:CLASS or PACKAGE.MODULE:CLASS.
+    """
+    setting = f"{key}.name={environment.name}"
+    failures = list(loading_failure(setting, load_object, source, "environment"))
+    yield from failures
+    kwargs = dict(environment.kwargs)
+    if environment.prompt_template is not None:
+        kwargs["prompt_template"] = environment.prompt_template
+    if failures or not kwargs:
+        return
+    make = load_object(source, "environment")
+    if callable(make):
+        for refusal in value_errors(taker_of, make, kwargs):
+            yield f"{key}.kwargs: {refusal}"
+
+
+def _check_tools(config: PPOConfig) -> Iterator[str]:
+    """Requires that tools can be loaded, and that the python tool has walls around it."""
+    tools = config.agent.tools
+    if not tools:
+        return
+    from custom.tools import load_tools
+
+    yield from loading_failure(f"agent.tools=[{', '.join(tools)}]", load_tools, tools)
+    if "python" in tools:
+        yield from _check_walls(config.agent.tools_unsafe)
+
+
+def _check_walls(unsafe: bool) -> Iterator[str]:
+    """Requires that the kernel keeps what the python tool runs off files, network and processes."""
+    from custom.tools.walls import missing_walls
+
+    missing = "; ".join(missing_walls())
+    if missing and not unsafe:
+        yield (
+            f"agent.tools: python runs what the policy writes, and on this machine {missing}; "
+            "allow unprivileged user namespaces, or set agent.tools_unsafe=true"
+        )
+    elif missing:
+        log.warning("agent.tools_unsafe=true, and on this machine %s", missing)

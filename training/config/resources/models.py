@@ -1,0 +1,128 @@
+"""Checks that the models that a configuration names exist, and that a full row fits them."""
+
+import json
+import logging
+import re
+from collections import ChainMap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from training.config.schema.model import CriticModelConfig
+from training.config.schema.ppo import PPOConfig
+
+log = logging.getLogger(__name__)
+HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+POLICY_KEY = "actor_rollout_ref.model"
+
+
+def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
+    """Requires that the models exist, and that a full row fits those that train.
+
+    Args:
+        ask_hub: look models up that are no local folders; otherwise they are left unchecked.
+    """
+    trained = trained_models(config)
+    for path, key in _keys_by_path(config).items():
+        is_folder = Path(path).is_dir()
+        if not ask_hub and not is_folder and HUB_NAME.fullmatch(path):
+            log.info(
+                "%s.path=%s is no folder here: left unchecked, as the hub is not asked", key, path
+            )
+            continue
+        try:
+            entries = read_model_config(path)
+        except (OSError, ValueError) as error:
+            reason = str(error) or repr(error)
+            yield f"{key}.path={path}: {reason.splitlines()[0]}"
+            continue
+        # transformers would make an empty tokenizer; missing weights it names itself.
+        if key == POLICY_KEY and is_folder and not any(Path(path).glob("tokenizer*")):
+            yield f"{key}.path={path}: the folder holds no tokenizer; save it there"
+        if key in trained:
+            yield from _check_fit(config, key, trained[key], entries)
+
+
+def trained_models(config: PPOConfig) -> dict[str, CriticModelConfig]:
+    """Returns the models that are trained, by the key of their section."""
+    models: dict[str, CriticModelConfig] = {POLICY_KEY: config.actor_rollout_ref.model}
+    if config.need_critic:
+        models["critic.model"] = config.critic.model
+    return models
+
+
+def _keys_by_path(config: PPOConfig) -> dict[str, str]:
+    """Returns the paths of all models, each with the first of the sections that name it."""
+    paths = {key: model.path for key, model in trained_models(config).items()}
+    paths["actor_rollout_ref.ref.model"] = config.actor_rollout_ref.ref.model.path
+    if config.reward_model.enable:
+        paths["reward_model.model"] = config.reward_model.model.path
+    keys: dict[str, str] = {}
+    for key, path in paths.items():
+        if path:
+            keys.setdefault(path, key)
+    return keys
+
+
+def read_model_config(path: str) -> dict[str, Any]:
+    """Reads a model's config.json, from a local folder or, for a hub name (org/name), from the hub.
+
+    Raises:
+        OSError, ValueError: there is no such folder or hub model, or it has no config.json with
+            settings.
+    """
+    if Path(path).is_dir():
+        entries = _read_local_config(Path(path, "config.json"))
+    # A hub is not asked for what is misspelt in a folder that is there.
+    elif not HUB_NAME.fullmatch(path) or ("/" in path and Path(path).parent.is_dir()):
+        raise ValueError(f"is not a folder (seen from {Path.cwd()}) and cannot be a hub name")
+    else:
+        from transformers import PretrainedConfig
+
+        entries = PretrainedConfig.get_config_dict(path)[0]
+    if not entries or not isinstance(entries, dict):
+        raise ValueError("holds no config.json with settings; is it a Hugging Face model folder?")
+    return entries
+
+
+def _read_local_config(file: Path) -> Any:
+    """Returns what a config.json holds, None where there is none; needs no transformers."""
+    if not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not a valid JSON file: {error}") from error
+
+
+def _check_fit(
+    config: PPOConfig, key: str, model: CriticModelConfig, entries: dict[str, Any]
+) -> Iterator[str]:
+    """Requires that a full row, in tokens, and the ranks that share sequences fit the model.
+
+    Its `override_config` counts before `entries`, its config.json, and those before their
+    text_config, where models that also see images keep the language model's.
+    """
+    text_entries = (entries | model.override_config).get("text_config")
+    if not isinstance(text_entries, dict):
+        text_entries = {}
+    known = ChainMap(model.override_config, entries, text_entries)
+
+    ranks_per_sequence = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+    heads = known.get("num_attention_heads")
+    if isinstance(heads, int) and heads > 0 and heads % ranks_per_sequence:
+        yield (
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size="
+            f"{ranks_per_sequence} does not divide the {heads} attention heads of "
+            f"{key}.path={model.path}: take one of their divisors"
+        )
+
+    row = config.data.row_length
+    what = f"data.max_prompt_length + data.max_response_length = {row}"
+    limit = config.actor_rollout_ref.rollout.max_model_len
+    if key == POLICY_KEY and limit:
+        row = limit
+        what = f"actor_rollout_ref.rollout.max_model_len={limit}"
+    context = known.get("max_position_embeddings")
+    if isinstance(context, int) and row > context:
+        yield f"{what} tokens, but {key}.path={model.path} reads at most {context}"

@@ -1,0 +1,50 @@
+"""Checks that the packages and the device that a configuration asks for are there."""
+
+import importlib.util
+import logging
+from collections.abc import Iterator
+
+from training.config.schema.ppo import PPOConfig
+
+log = logging.getLogger(__name__)
+
+
+def check_packages(config: PPOConfig) -> Iterator[str]:
+    """Yields which package or device is missing; those of engines are in engine_checks.py."""
+    trainer = config.trainer
+    if trainer.use_ray and importlib.util.find_spec("ray") is None:
+        yield (
+            "trainer.launcher=ray needs the package: pip install ray; one rank runs without it "
+            "(trainer.launcher=local)"
+        )
+    # The nodes of a cluster may have what this machine has not.
+    runs_elsewhere = trainer.use_ray and config.ray_kwargs.joins_a_cluster
+    if trainer.device == "cuda" and not runs_elsewhere and not _has_cuda():
+        yield (
+            "trainer.device=cuda: torch finds no CUDA device here; use cpu, or null for what "
+            "there is"
+        )
+    yield from _check_trackers(config)
+
+
+def _has_cuda() -> bool:
+    """Returns whether torch finds a CUDA device."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _check_trackers(config: PPOConfig) -> Iterator[str]:
+    """Requires the package of one logger; the others may be missing, with a warning."""
+    trainer = config.trainer
+    missing = [name for name in trainer.logger if name not in trainer.trackers]
+    if not missing:
+        return
+    names = " ".join(missing)
+    problem = (
+        f"trainer.logger has {names}, which is not installed: `pip install {names}`, or take it out"
+    )
+    if trainer.trackers:
+        log.warning("%s; this run goes without", problem)
+    else:
+        yield problem

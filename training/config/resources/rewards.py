@@ -1,0 +1,127 @@
+"""Checks that the reward function and the reward manager are there, and take their arguments."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from data.loading import load_extern_object
+from training.config.resources.user_code import (
+    unknown_arguments,
+    unusable_object,
+    value_errors,
+)
+from training.config.schema.ppo import PPOConfig
+
+# What the trainer passes to a reward manager; everything else comes from reward_kwargs.
+ARGUMENTS_OF_MANAGERS = ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
+# Reward managers that are there and ask nothing of a config, which is known without importing them.
+MANAGERS_WITHOUT_NEEDS = ("naive", "dapo", "prime")
+# With an environment a reward function takes the trajectory, and the environment if it wants that.
+MOST_ARGUMENTS_WITH_ENVIRONMENT = 2
+
+
+def check_reward(config: PPOConfig) -> Iterator[str]:
+    """Requires that the scoring function loads, and that the manager finds what it needs.
+
+    The function's file may register the manager, and a manager may hand its reward_kwargs on to
+    the function.
+    """
+    settings = config.custom_reward_function
+    problems = []
+    if settings.path is not None:
+        problems += unusable_object(
+            "custom_reward_function.path",
+            settings.path,
+            "custom_reward_function.name",
+            settings.name,
+        )
+    problems += _manager_problems(config)
+    yield from problems
+    if not problems:
+        yield from _check_reward_arguments(config)
+
+
+def _manager_problems(config: PPOConfig) -> list[str]:
+    """Returns why there is no such reward manager, or what its class says the config lacks."""
+    name = config.reward_model.reward_manager
+    if name in MANAGERS_WITHOUT_NEEDS:
+        return []
+    # Imports torch: late.
+    from custom.reward_manager import get_reward_manager_cls
+
+    refusals = value_errors(get_reward_manager_cls, name)
+    if refusals:
+        return refusals
+    check = getattr(get_reward_manager_cls(name), "check_config", None)
+    return list(check(config)) if callable(check) else []
+
+
+def _check_reward_arguments(config: PPOConfig) -> Iterator[str]:
+    """Requires that the scoring function and the manager take their reward_kwargs."""
+    from custom.reward_score import default_compute_score
+
+    settings = config.custom_reward_function
+    function: Callable[..., Any] = default_compute_score
+    function_name = "default_compute_score"
+    if settings.path is not None:
+        function = load_extern_object(settings.path, settings.name)
+        function_name = settings.name
+    parameters = list(inspect.signature(function).parameters.values())
+    if settings.path is not None:
+        if config.environments:
+            yield from _check_trajectory_function(config, parameters)
+        yield from unknown_arguments(
+            "custom_reward_function.reward_kwargs",
+            function_name,
+            parameters,
+            settings.reward_kwargs,
+        )
+    if config.reward_model.reward_kwargs:
+        yield from _check_manager_arguments(config, function_name, parameters)
+
+
+def _check_manager_arguments(
+    config: PPOConfig, function_name: str, function_parameters: list[inspect.Parameter]
+) -> Iterator[str]:
+    """Requires that the manager takes its reward_kwargs, or hands them on to the function."""
+    # Imports torch: late.
+    from custom.reward_manager import NaiveRewardManager, get_reward_manager_cls
+
+    manager = get_reward_manager_cls(config.reward_model.reward_manager)
+    taker_name = manager.__name__
+    parameters = [
+        parameter
+        for parameter in inspect.signature(manager).parameters.values()
+        if parameter.name not in ARGUMENTS_OF_MANAGERS
+    ]
+    hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    if issubclass(manager, NaiveRewardManager) and hands_on:
+        taker_name = function_name
+        own_parameters = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        parameters = own_parameters + function_parameters
+    yield from unknown_arguments(
+        "reward_model.reward_kwargs",
+        taker_name,
+        parameters,
+        config.reward_model.reward_kwargs,
+    )
+
+
+def _check_trajectory_function(
+    config: PPOConfig, parameters: Sequence[inspect.Parameter]
+) -> Iterator[str]:
+    """Requires that a scoring function can be called with a trajectory and an environment."""
+    settings = config.custom_reward_function
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD
+        and parameter.default is parameter.empty
+    ]
+    left_open = set(needed) - settings.reward_kwargs.keys()
+    if len(left_open) > MOST_ARGUMENTS_WITH_ENVIRONMENT:
+        yield (
+            f"custom_reward_function.name={settings.name} takes ({', '.join(needed)}); with an "
+            "environment it is called as reward_fn(trajectory) or reward_fn(trajectory, "
+            "environment)"
+        )

@@ -1,0 +1,114 @@
+"""Loads users' own files, as the run will, and tells what stands in the way of using them."""
+
+import inspect
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from data.loading import load_extern_object
+from data.texts import did_you_mean
+from training.config.resources.files import missing_file
+from training.config.schema.ppo import PPOConfig
+
+
+def load_custom_algorithm(path: str) -> None:
+    """Runs the file that registers a user's estimators and losses; once per process."""
+    # Any name will do: running the file is what registers.
+    load_extern_object(path, "__name__")
+
+
+def loading_failure(
+    setting: str, load: Callable[..., Any], source: Any, *arguments: Any
+) -> Iterator[str]:
+    """Loads a user's code, and yields what it raised, with the line where the source is a file.
+
+    Args:
+        setting: KEY=VALUE that names the code.
+        load: is called with the source and the arguments.
+    """
+    try:
+        load(source, *arguments)
+    # Whatever such code does.
+    except (Exception, SystemExit) as error:
+        file = str(Path(re.sub(r":\w+$", "", str(source))).expanduser().resolve())
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        where = f" in line {lines[-1]}" if lines else ""
+        yield (
+            f"{setting} cannot be loaded: {type(error).__name__}{where}: {error}; mend the file, "
+            "or take it out"
+        )
+
+
+def value_errors(call: Callable[..., Any], *arguments: Any) -> list[str]:
+    """Makes a call and returns why its arguments are refused (ValueError), if they are."""
+    try:
+        call(*arguments)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+def unusable_file(key: str, path: str) -> list[str]:
+    """Returns why a user's file is not there or does not run, if so."""
+    missing = list(missing_file(key, path))
+    return missing or list(loading_failure(f"{key}={path}", load_custom_algorithm, path))
+
+
+def unusable_object(key: str, path: str, name_key: str, name: str | None) -> list[str]:
+    """Returns why a class or function cannot be taken from a user's file, if so.
+
+    Args:
+        key, path: the setting that names the file.
+        name_key, name: the setting that names what is in it.
+    """
+    problems = []
+    if name is None:
+        problems.append(f"{name_key} is missing: which class of {path}?")
+    file_problems = unusable_file(key, path)
+    if file_problems or name is None:
+        return problems + file_problems
+    refusals = value_errors(load_extern_object, path, name)
+    if refusals:
+        return [f"{name_key}={name}: {refusal}" for refusal in refusals]
+    loaded = load_extern_object(path, name)
+    if not callable(loaded):
+        return [
+            f"{name_key}={name}: in {path} it is a {type(loaded).__name__}; it must be a function "
+            "or a class"
+        ]
+    return []
+
+
+def check_classes(config: PPOConfig) -> Iterator[str]:
+    """Requires that the user's dataset, sampler, agent and suite can be had from their files."""
+    for start in ("data.custom_cls.", "data.sampler.class_", "agent.suite.", "agent.cls."):
+        path_key = f"{start}path"
+        name_key = f"{start}name"
+        path, name = attrgetter(path_key, name_key)(config)
+        if path is not None:
+            yield from unusable_object(path_key, path, name_key, name)
+        elif name is not None and start.startswith("agent."):
+            yield f"{path_key} and {name_key} go together: the file, and the class in it"
+
+
+def unknown_arguments(
+    key: str,
+    taker_name: str,
+    parameters: Sequence[inspect.Parameter],
+    argument_names: Iterable[str],
+) -> Iterator[str]:
+    """Yields which arguments, passed by name, a function with these parameters does not take."""
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes = [parameter.name for parameter in parameters if parameter.kind in by_name]
+    for name in argument_names:
+        if name not in takes:
+            yield (
+                f"{key}.{name}: there is no such argument; {taker_name} takes "
+                f"{', '.join(takes) or 'none'}.{did_you_mean(str(name), takes)}"
+            )

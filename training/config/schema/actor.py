@@ -1,0 +1,107 @@
+"""Holds the settings of `actor_rollout_ref.actor`: the policy's update and its loss.
+
+A setting of a loss is a field here; the loss reads it as `config.NAME`
+(training/core_algos/policy_losses.py).
+"""
+
+from collections.abc import Iterator
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Literal
+
+from training.config.schema.optim import OptimConfig
+from training.config.schema.update import (
+    CheckpointConfig,
+    FSDPConfig,
+    UpdateConfig,
+    update_problems,
+)
+from training.config.section import (
+    AboveOne,
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    Section,
+)
+
+if TYPE_CHECKING:
+    from training.config.schema.ppo import PPOConfig
+
+PlainKL = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+KLKind = Literal[PlainKL, "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"]
+
+
+class PolicyLossChoice(Section):
+    """Which policy loss."""
+
+    #: name registered with register_policy_loss; docs/algorithms.md lists them
+    loss_mode: str = "vanilla"
+    #: clip_cov: share of tokens whose gradient is stopped
+    clip_cov_ratio: PositiveFraction = 0.0002
+    clip_cov_lb: float = 1.0  #: clip_cov: they are drawn among those of a covariance above it
+    clip_cov_ub: float = 5.0  #: clip_cov: and below it
+    #: kl_cov: share of tokens that are held near the old policy
+    kl_cov_ratio: PositiveFraction = 0.0002
+    ppo_kl_coef: NonNegativeFloat = 0.1  #: kl_cov: weight of that
+    dro_beta: PositiveFloat | None = None  #: dro: weight of the square; needed there
+    custom_kwargs: dict[str, Any] = field(default_factory=dict)  #: settings of a loss of your own
+
+    def problems(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields what the chosen loss lacks."""
+        key = "actor_rollout_ref.actor.policy_loss"
+        bypasses = config.algorithm.rollout_correction.bypass_mode
+        if config.loss_mode == "dro" and self.dro_beta is None:
+            yield f"{key}.dro_beta=null: loss_mode=dro needs it, above 0"
+        if self.loss_mode == "bypass_mode" and not bypasses:
+            yield (
+                f"{key}.loss_mode=bypass_mode: set algorithm.rollout_correction.bypass_mode=true "
+                "instead"
+            )
+        if bypasses and self.loss_mode not in ("vanilla", "bypass_mode"):
+            yield (
+                "algorithm.rollout_correction.bypass_mode has losses of its own (loss_type): "
+                f"loss_mode={self.loss_mode} is not read; leave it at vanilla"
+            )
+
+
+class ActorConfig(UpdateConfig):
+    """The policy update."""
+
+    #: how several ranks share the weights; both mean FSDP2
+    strategy: Literal["fsdp2", "fsdp"] = "fsdp2"
+    #: prompts per optimiser step, over all ranks; null = whole step
+    ppo_mini_batch_size: PositiveInt | None = None
+    clip_ratio: NonNegativeFloat = 0.2  #: PPO's clip range
+    clip_ratio_low: Fraction | None = None  #: lower clip range; null = clip_ratio
+    clip_ratio_high: NonNegativeFloat | None = None  #: upper clip range; null = clip_ratio
+    #: dual clip: bound of the ratio where the advantage is negative
+    clip_ratio_c: AboveOne = 3.0
+    tau_pos: PositiveFloat = 1.0  #: sapo: steepness of the gate where the advantage is positive
+    tau_neg: PositiveFloat = 1.05  #: sapo: where it is not
+    #: divisor of seq-mean-token-sum-norm; null = the response length
+    loss_scale_factor: PositiveInt | None = None
+    #: what seq-mean-* counts once: an episode of any number of rows, or each row, as verl does
+    loss_agg_counts: Literal["episodes", "rows"] = "episodes"
+    entropy_coeff: float = 0.0  #: weight of the entropy bonus
+    use_kl_loss: bool = False  #: add the KL to the reference policy to the loss (GRPO's way)
+    kl_loss_coef: NonNegativeFloat = 0.001  #: weight of that KL
+    kl_loss_type: KLKind = "low_var_kl"  #: its estimator; + = straight-through gradient of k2
+    ppo_epochs: PositiveInt = 1  #: passes over a step's batch
+    #: consecutive ranks that share each sequence; divides the attention heads
+    ulysses_sequence_parallel_size: PositiveInt = 1
+    policy_loss: PolicyLossChoice = PolicyLossChoice()
+    optim: OptimConfig = OptimConfig()
+    fsdp_config: FSDPConfig = FSDPConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    def problems(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields what keeps the policy from being updated on these ranks."""
+        if config.trainer.num_ranks % self.ulysses_sequence_parallel_size:
+            yield (
+                "actor_rollout_ref.actor.ulysses_sequence_parallel_size="
+                f"{self.ulysses_sequence_parallel_size} does not divide trainer.nnodes x "
+                f"trainer.n_gpus_per_node = {config.trainer.num_ranks} ranks: take one of its "
+                "divisors"
+            )
+        yield from update_problems("actor_rollout_ref.actor", self, config)

@@ -1,0 +1,124 @@
+"""Holds the settings of `agent` and of the environments that agents act in."""
+
+from collections.abc import Iterator
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from training.config.schema.common import CustomClassConfig
+from training.config.section import (
+    Fraction,
+    InputPath,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OutputPath,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    ToolName,
+    TurnCount,
+)
+
+if TYPE_CHECKING:
+    from training.config.schema.ppo import PPOConfig
+
+# The name of an environment that a program passes as an object, or that an agent class of one's
+# own brings along.
+PASSED_AS_OBJECT = "given"
+
+
+class EnvironmentChoice(Section):
+    """What the agent acts in. Give `name`, or `path` and `cls`."""
+
+    #: gymnasium:ID, reasoning_gym:NAME, textarena:ID, textworld:NAME, verifiers:NAME or
+    #: PACKAGE.MODULE:CLASS
+    name: str | None = None
+    path: InputPath | None = None  #: Python file with a class of your own
+    cls: str | None = None  #: name of the class in that file
+    kwargs: dict[str, Any] = field(default_factory=dict)  #: its settings
+    #: where it runs; null = process for libraries that run texts, else thread
+    isolation: Literal["thread", "process", "ray"] | None = None
+    #: calls (threads) or environments at once; null = no limit
+    num_workers: PositiveInt | None = None
+    network: bool | None = None  #: of its process; null = none where a library runs texts
+    #: GiB that its process may take; null = 4 where a library runs texts
+    memory_gb: PositiveFloat | None = None
+    prompt_template: str | None = None  #: how an adapter words its observations; null = its own
+    #: in env_template: its share of the episodes, relative to the others'
+    weight: PositiveFloat = 1.0
+    #: in env_template: turns of its episodes; null = agent.max_turn
+    max_turn: PositiveInt | None = None
+    #: in env_template: tokens of a turn; null = agent.max_turn_tokens
+    max_turn_tokens: PositiveInt | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Returns whether an environment is named."""
+        return self.name is not None or self.path is not None
+
+
+class EnvironmentHome(NamedTuple):
+    """Tells where environments live: in threads, processes or Ray actors, and a process's limits.
+
+    Its fields are settings of all environments together: `env_template`'s entries have none of
+    their own.
+    """
+
+    isolation: Literal["thread", "process", "ray"] = "thread"
+    num_workers: int | None = None
+    network: bool = True
+    memory_gb: float | None = None
+
+
+class AgentConfig(Section):
+    """Episodes of several turns in an environment, beside the rollout engine."""
+
+    cls: CustomClassConfig = CustomClassConfig()
+    environment: EnvironmentChoice = EnvironmentChoice()
+    suite: CustomClassConfig = CustomClassConfig()
+    #: episodes of a step before ×n; null = data.train_batch_size
+    agent_length: PositiveInt | None = None
+    #: episodes of a validation, the same every time; 0 = no validation
+    val_length: NonNegativeInt = 0
+    max_turn: TurnCount = 10  #: turns of an episode
+    #: tokens of a turn; a longer one is closed and played
+    max_turn_tokens: PositiveInt | None = None
+    include_state: bool = True  #: add get_state_description() to observations that lack it
+    max_observation_chars: PositiveInt = 20000  #: a longer observation is cut in its middle
+    #: calculator, python, environment_step, FILE.py:NAME of a Tool, or verl's tools.yaml
+    tools: tuple[ToolName, ...] = ()
+    #: how tool calls are written in the model's text
+    parser: Literal["json", "react", "function"] = "function"
+    #: seconds for one call of the environment; null = no deadline
+    step_timeout_s: PositiveFloat | None = 120.0
+    #: seconds for all of an episode's calls; null = no deadline
+    episode_timeout_s: PositiveFloat | None = None
+    #: a crash: reward 0, left out, or played again
+    on_failure: Literal["zero", "mask", "refill"] = "refill"
+    #: refill: how often one episode is tried again, before it is masked
+    max_refills: NonNegativeInt = 3
+    #: of the attempts of three steps; a run above it stops; 1 = never
+    max_failure_rate: Fraction = 0.5
+    #: weight of predicting what the environment says (ECHO)
+    observation_loss_coef: NonNegativeFloat = 0.0
+    overflow_reward: float = 0.0  #: added where an episode is cut by the limit of its tokens
+    #: episodes at start-up of each kind: random answers, garbage, quitting, cut
+    trial_episodes: NonNegativeInt = 4
+    #: let a group's members begin differently; otherwise that stops the run
+    allow_different_tasks: bool = False
+    tools_unsafe: bool = False  #: let the python tool run where the kernel gives it no walls
+    #: write every episode, for replay, to STEP.jsonl in this folder
+    episodes_dir: OutputPath | None = None
+
+    def problems(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields what agents lack; what is wrong with an environment is in resources/agents.py."""
+        if self.observation_loss_coef and not config.environments:
+            yield (
+                f"agent.observation_loss_coef={self.observation_loss_coef} learns what "
+                "environments say, and there is none"
+            )
+        lives_in_ray = bool(config.environments) and self.environment.isolation == "ray"
+        if lives_in_ray and not config.trainer.use_ray:
+            yield (
+                "agent.environment.isolation=ray needs trainer.launcher=ray; process has the "
+                "same protection without it"
+            )

@@ -1,0 +1,210 @@
+"""Holds the root of the configuration, and what follows from the settings of several sections."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Self
+
+from custom.adapters.base import LIBRARIES, Library, library_of
+from training.config.batch_plan import BatchPlan, UpdatePlan
+from training.config.estimator_needs import estimator_needs
+from training.config.schema.actor import ActorConfig
+from training.config.schema.agent import AgentConfig, EnvironmentChoice, EnvironmentHome
+from training.config.schema.algorithm import AlgorithmConfig
+from training.config.schema.critic import CriticConfig
+from training.config.schema.data import DataConfig
+from training.config.schema.policy import ActorRolloutRefConfig
+from training.config.schema.reward import CustomRewardFunctionConfig, RewardModelConfig
+from training.config.schema.rollout import RolloutConfig
+from training.config.schema.trainer import RayKwargs, TrainerConfig
+from training.config.section import InputPath, Section
+
+# What a process of an environment may take where its library runs texts, in GiB.
+GUARDED_MEMORY_GB = 4.0
+
+
+class PPOConfig(Section):
+    """Holds the settings of one run."""
+
+    data: DataConfig = DataConfig()
+    actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
+    critic: CriticConfig = CriticConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
+    custom_reward_function: CustomRewardFunctionConfig = CustomRewardFunctionConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    agent: AgentConfig = AgentConfig()
+    #: environments as in agent.environment, in turn over the agents
+    env_template: tuple[EnvironmentChoice, ...] = ()
+    #: Python file that registers estimators and losses of your own
+    custom_algorithm: InputPath | None = None
+    ray_kwargs: RayKwargs = RayKwargs()
+
+    # Estimator, loss and models.
+
+    @property
+    def estimator_needs(self) -> tuple[str, ...]:
+        """Lists what the estimator reads beside rewards and mask."""
+        return estimator_needs(self.algorithm.adv_estimator)
+
+    @property
+    def need_values(self) -> bool:
+        """Returns critic.enable where it is set, else whether the estimator reads values."""
+        if self.critic.enable is not None:
+            return self.critic.enable
+        return "values" in self.estimator_needs
+
+    @property
+    def need_critic(self) -> bool:
+        """Returns whether a model of its own gives the values."""
+        return self.need_values and not self.critic.share_backbone
+
+    @property
+    def need_reference(self) -> bool:
+        """Returns whether loss, reward or estimator read log-probs of the reference policy."""
+        uses_kl = self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.use_kl_in_reward
+        return uses_kl or "ref_log_prob" in self.estimator_needs
+
+    @property
+    def loss_mode(self) -> str:
+        """Names the policy loss in force."""
+        if self.algorithm.rollout_correction.bypass_mode:
+            return "bypass_mode"
+        return self.actor_rollout_ref.actor.policy_loss.loss_mode
+
+    @property
+    def with_correction(self) -> Self:
+        """Returns the config with `rollout_is` decided: off becomes null.
+
+        By default what older weights sampled is weighed by token.
+        """
+        correction = self.algorithm.rollout_correction
+        corrects = correction.corrects or correction.bypass_mode
+        weighs_by_default = self.trainer.async_level > 0 and not corrects
+        if weighs_by_default:
+            correction = replace(correction, rollout_is="token")
+        elif correction.rollout_is == "off":
+            correction = replace(correction, rollout_is=None)
+        else:
+            return self
+        return replace(self, algorithm=replace(self.algorithm, rollout_correction=correction))
+
+    # Environments.
+
+    @property
+    def environments(self) -> tuple[EnvironmentChoice, ...]:
+        """Lists what the agents act in, in turn; empty where training is on prompts."""
+        if self.env_template:
+            return self.env_template
+        # An agent class of one's own may bring its environment.
+        if self.agent.environment.is_set or self.agent.cls.path:
+            return (self.agent.environment,)
+        return ()
+
+    @property
+    def environment_home(self) -> EnvironmentHome:
+        """Returns where environments live; what is left open follows from their libraries."""
+        settings = self.agent.environment
+        guarded = self._guarded_libraries
+        network = settings.network
+        if network is None:
+            network = all(library.network for library in guarded)
+        return EnvironmentHome(
+            isolation=settings.isolation or ("process" if guarded else "thread"),
+            num_workers=settings.num_workers,
+            network=network,
+            memory_gb=settings.memory_gb or (GUARDED_MEMORY_GB if guarded else None),
+        )
+
+    @property
+    def _guarded_libraries(self) -> list[Library]:
+        """Lists the environments' libraries that are kept in processes of their own."""
+        names = [library_of(environment.name) for environment in self.environments]
+        libraries = [LIBRARIES[name] for name in names if name]
+        return [library for library in libraries if library.own_process]
+
+    # Sizes of a step.
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Counts the prompts, or episodes, of a step before each is repeated."""
+        if self.environments and self.agent.agent_length:
+            return self.agent.agent_length
+        return self.data.train_batch_size
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Counts the groups of ranks that train on rows of their own.
+
+        The ranks of a group share each sequence.
+        """
+        ranks_per_sequence = self.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+        return self.trainer.num_ranks // ranks_per_sequence
+
+    @property
+    def batch_plan(self) -> BatchPlan:
+        """Plans how a step's batch is cut; without a critic its part follows the actor's."""
+        actor = self.actor_rollout_ref.actor
+        critic = self.resolved_critic if self.need_critic else actor
+        return BatchPlan(
+            prompts=self.prompts_per_step,
+            ranks=self.data_parallel_size,
+            balance=self.trainer.balance_batch,
+            actor=self._update_plan(actor),
+            critic=self._update_plan(critic),
+        )
+
+    def _update_plan(self, model: ActorConfig | CriticConfig) -> UpdatePlan:
+        """Plans the updates of one model; the prompts of a step are its rows here."""
+        prompts = self.prompts_per_step
+        return UpdatePlan.of_rows(
+            prompts,
+            model.ppo_mini_batch_size or prompts,
+            model.ppo_epochs or 1,
+            model.shuffle,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Returns the tokens of the longest row that the rollout engine must hold."""
+        return self.actor_rollout_ref.rollout.max_model_len or self.data.row_length
+
+    # Sections with what they take over from others.
+
+    @property
+    def resolved_rollout(self) -> RolloutConfig:
+        """Returns the rollout's section with what it takes over from the data section filled in."""
+        rollout = self.actor_rollout_ref.rollout
+        sleeps = rollout.free_cache_engine and not self.trainer.rollout_n_gpus
+        return replace(
+            rollout,
+            response_length=rollout.response_length or self.data.max_response_length,
+            max_model_len=self.max_model_len,
+            free_cache_engine=sleeps,
+        )
+
+    @property
+    def resolved_critic(self) -> CriticConfig:
+        """Returns the critic's section with what it takes over from the actor filled in."""
+        critic = self.critic
+        model = self.actor_rollout_ref.model
+        actor = self.actor_rollout_ref.actor
+        return replace(
+            critic,
+            model=replace(critic.model, path=critic.model.path or model.path),
+            ppo_mini_batch_size=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+            ppo_epochs=critic.ppo_epochs or actor.ppo_epochs,
+            ulysses_sequence_parallel_size=(
+                critic.ulysses_sequence_parallel_size or actor.ulysses_sequence_parallel_size
+            ),
+        )
+
+    def problems(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields what is wrong with `env_template`; the sections have problems of their own."""
+        if self.env_template and self.agent.environment.is_set:
+            yield "env_template and agent.environment both name environments: give one of them"
+        for name in EnvironmentHome._fields:
+            if any(entry[name] is not None for entry in self.env_template):
+                yield (
+                    f"env_template: {name} is one for all environments: set "
+                    f"agent.environment.{name}"
+                )

@@ -1,0 +1,124 @@
+"""Reads the values of settings from text and writes them; tells what is wrong with a value.
+
+A word keeps its spelling until the type of its field is known, so that run 007 is not run 7.
+"""
+
+import json
+import re
+from typing import Any, get_args
+
+from omegaconf import OmegaConf
+from pydantic import ConfigDict, TypeAdapter
+from pydantic_core import ErrorDetails
+
+from data.texts import did_you_mean
+from training.config.leaves import Leaf
+from training.config.section import FINDING
+
+# What a value must be, by the type of pydantic's error; the facts in braces come with the error.
+FAULT_SENTENCES = {
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be {ge:g} or more",
+    "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "predicate_failed": "must be -1, or 1 or more",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a finite number",
+    "float_parsing": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text; put it in quotes",
+    "literal_error": "must be one of {expected}",
+    "tuple_type": "must be a list",
+    "missing": "must be given; the list is too short",
+    "too_long": "must be a list of {max_length} values",
+    "dict_type": "must be a mapping, as in {{key: value}}",
+    "dataclass_type": "must be a mapping, as in {{key: value}}",
+    "unexpected_keyword_argument": "there is no such key",
+}
+BOOLS = {"true": True, "false": False}
+
+
+def parse(text: str, *, as_yaml: bool = False) -> Any:
+    """Reads an override's value: null, lists, mappings and quoted text as YAML, else plain text."""
+    if text in ("null", "~"):
+        return None
+    if text[:1] == "{":
+        # Hydra writes {key:value} without a blank.
+        text = re.sub(r"([{,]\s*\w+):(?=[^\s/])", r"\1: ", text)
+    if not as_yaml and text[:1] not in ("[", "{", '"', "'"):
+        return text
+    return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+
+
+def convert(value: Any, leaf: Leaf) -> Any:
+    """Returns a YAML value or an override's text as a setting takes it.
+
+    Raises:
+        pydantic.ValidationError: the value is not of the setting's type, or outside its bounds.
+    """
+    kind = leaf.plain
+    if isinstance(value, str):
+        if leaf.takes_null and value.lower() in ("null", "none", ""):
+            return None
+        value = _text_as(kind, value)
+    # To pydantic truth is a number.
+    elif isinstance(value, bool) and kind in (int, float):
+        value = str(value)
+    if kind is tuple and not isinstance(value, list | tuple):
+        value = [] if value in (None, "") else [value]
+    adapter = TypeAdapter(leaf.kind, config=ConfigDict(strict=kind is bool, allow_inf_nan=False))
+    return adapter.validate_python(value, context=FINDING)
+
+
+def _text_as(kind: Any, text: str) -> Any:
+    """Reads text as a value of the type where pydantic would not: true, 1e3, [a, b]."""
+    if kind is bool:
+        return BOOLS.get(text.lower(), text)
+    if kind is int and re.fullmatch(r"\d+(\.\d+)?[eE]\d+", text):
+        return float(text)
+    if kind is tuple and text.lstrip().startswith("["):
+        return parse(text.strip(), as_yaml=True)
+    return text
+
+
+def fault_location(fault: ErrorDetails) -> str:
+    """Names the place within a value at which pydantic found a fault, as in [0].kwargs."""
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in fault["loc"]]
+    return "".join(steps)
+
+
+def describe_fault(fault: ErrorDetails, leaf: Leaf) -> str:
+    """Tells what a value must be, and the nearest of the words or keys that there are."""
+    facts = fault.get("ctx", {})
+    sentence = FAULT_SENTENCES.get(fault["type"], fault["msg"]).format(**facts)
+    if leaf.takes_null:
+        sentence += " (or null)"
+    hint = _nearest_allowed(fault, leaf)
+    return f"{sentence}.{hint}" if hint else sentence
+
+
+def _nearest_allowed(fault: ErrorDetails, leaf: Leaf) -> str:
+    """Returns " Did you mean 'x'?" with the nearest word or key, or nothing where none is near."""
+    if fault["type"] == "unexpected_keyword_argument":
+        entry_type = get_args(leaf.kind)[0]
+        return did_you_mean(str(fault["loc"][-1]), entry_type.__dataclass_fields__)
+    value = str(fault["input"])
+    if value == "megatron":
+        return " The Megatron backend is not there"
+    allowed = re.findall(r"'(.+?)'", fault.get("ctx", {}).get("expected", ""))
+    return did_you_mean(value, allowed)
+
+
+def as_text(value: Any) -> str:
+    """Writes a value as one would in a YAML file or an override."""
+    if isinstance(value, str):
+        is_word = re.fullmatch(r"[A-Za-z_/][\w./+-]*", value) is not None
+        if is_word and value.lower() not in ("null", "none"):
+            return value
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(as_text, value))}]"
+    return json.dumps(value, default=vars)

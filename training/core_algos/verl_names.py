@@ -1,0 +1,147 @@
+"""Names that verl's users and older guides know, and that no run of ours calls.
+
+Invariant: each is a thin function, or a second name, over what the other files of this package
+compute.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from training.batch.head import entropy_from_logits
+from training.batch.masked_ops import at_least_float32
+from training.core_algos.aggregation import GlobalBatchInfo, LossAggMode, agg_loss
+from training.core_algos.group_advantages import (
+    compute_grpo_outcome_advantage,
+    compute_rloo_outcome_advantage,
+)
+from training.core_algos.kl import kl_penalty
+from training.core_algos.loss_inputs import PolicyLossConfig
+from training.core_algos.policy_losses import compute_policy_loss_vanilla
+from training.core_algos.token_advantages import gae_scan
+
+compute_grpo_vectorized_outcome_advantage = compute_grpo_outcome_advantage
+compute_rloo_vectorized_outcome_advantage = compute_rloo_outcome_advantage
+
+
+@torch.no_grad()
+def estimate_advantages(
+    rewards: Tensor, values: Tensor, dones: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Runs GAE with episode ends instead of a mask, for trajectories of steps.
+
+    Nothing is bootstrapped past the last step (arXiv:1506.02438, eq. 16).
+
+    Args:
+        rewards, values, dones: (..., steps); dones is 1 on the step that ends its episode.
+        gamma, lam: discount and GAE's lambda, per step.
+    Returns: advantages (not whitened), returns: (..., steps).
+    """
+    rewards, values = at_least_float32(rewards, values)
+    no_mask = torch.ones_like(values, dtype=torch.bool)
+    return gae_scan(rewards, values, no_mask, continues=dones == 0, gamma=gamma, lam=lam)
+
+
+def compute_policy_loss(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    cliprange: float = 0.2,
+    cliprange_low: float | None = None,
+    cliprange_high: float | None = None,
+    clip_ratio_c: float = 3.0,
+    loss_agg_mode: LossAggMode = "token-mean",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes the vanilla loss in its older form.
+
+    Returns: loss, clip fraction, KL, lower clip fraction, each 0-dim.
+    """
+    config = PolicyLossConfig(
+        clip_ratio=cliprange,
+        clip_ratio_low=cliprange_low,
+        clip_ratio_high=cliprange_high,
+        clip_ratio_c=clip_ratio_c,
+    )
+    loss, metrics = compute_policy_loss_vanilla(
+        old_log_prob,
+        log_prob,
+        advantages,
+        response_mask,
+        loss_agg_mode=loss_agg_mode,
+        config=config,
+    )
+    return (
+        loss,
+        metrics["actor/pg_clipfrac"],
+        metrics["actor/ppo_kl"],
+        metrics["actor/pg_clipfrac_lower"],
+    )
+
+
+def compute_ppo_loss(
+    old_log_probs: Tensor,
+    new_log_probs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    config: Any = None,
+) -> Tensor:
+    """Computes the vanilla loss alone, aggregated as `config.loss_agg_mode` says.
+
+    Args:
+        config: a PolicyLossConfig, the actor's section, or an object or mapping with any of its
+            settings; what it lacks, or has as None, is the default's.
+    """
+    settings = {}
+    for name in vars(PolicyLossConfig()):
+        value = _read_setting(config, name)
+        if value is not None:
+            settings[name] = value
+    loss_config = PolicyLossConfig(**settings)
+    loss, _ = compute_policy_loss_vanilla(
+        old_log_probs,
+        new_log_probs,
+        advantages,
+        response_mask,
+        loss_agg_mode=loss_config.loss_agg_mode,
+        config=loss_config,
+    )
+    return loss
+
+
+def _read_setting(config: Any, name: str) -> Any:
+    """Reads a setting of a user's config, by key or by attribute; None without it."""
+    if isinstance(config, Mapping):
+        return config.get(name)
+    return getattr(config, name, None)
+
+
+def compute_entropy_loss(
+    logits: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: LossAggMode = "token-mean",
+    **counts: Unpack[GlobalBatchInfo],
+) -> Tensor:
+    """Aggregates the policy's entropy in nats as `agg_loss` does.
+
+    Args:
+        logits: (batch, response_len, vocabulary).
+        response_mask: (batch, response_len).
+        counts: the denominators of `agg_loss`.
+    """
+    entropy = entropy_from_logits(logits)  # (batch, response_len)
+    return agg_loss(entropy, response_mask, loss_agg_mode, **counts)
+
+
+def compute_kl_penalty(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """Estimates the KL per token by the plain log-ratio (k1), in the inputs' shape."""
+    return kl_penalty(log_probs, ref_log_probs, "kl")
+
+
+def compute_rewards(
+    token_level_scores: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor, kl_ratio: float
+) -> Tensor:
+    """Subtracts `kl_ratio` times the per-token KL (k1) from the scores: (batch, response_len)."""
+    return token_level_scores - kl_ratio * compute_kl_penalty(old_log_prob, ref_log_prob)

@@ -1,0 +1,178 @@
+"""How far engine and trainer are apart in the log-probs of the same tokens, as metrics.
+
+`compute_offpolicy_metrics` measures a whole batch at once. `measure_mismatch` measures parts of a
+batch, whose shares are summed over micro-batches and ranks, and `read_mismatch` turns the sums into
+metrics. r is the ratio pi_trainer / pi_engine of a token.
+
+Invariant: every function is pure; masked tokens do not count, and of a batch without any token the
+metrics are zero.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from data.array_ops import row_blocks
+from training.batch.masked_ops import at_least_float32, masked_mean
+
+Metrics = dict[str, float]
+# Bound of a log-ratio before its exponential.
+SAFETY_BOUND = 20.0
+# Edges of a histogram of log-ratios, which percentiles are read off.
+_DISTANCES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+EDGES = (*(-distance for distance in reversed(_DISTANCES)), *_DISTANCES)
+# Prefix of the histogram's bins among the metrics.
+BIN = "training/rollout_ratio_bin/"
+
+
+@torch.no_grad()
+def compute_offpolicy_metrics(
+    old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor
+) -> Metrics:
+    """Measures how far trainer and engine are apart.
+
+    Args:
+        old_log_prob, rollout_log_prob, response_mask: (batch, response_len); the trainer's and the
+            engine's, nats.
+    Returns: perplexities of both (means over rows), kl and k3_kl (engine against trainer, nats per
+        token), chi2_token (mean r^2 - 1) and chi2_seq (of the rows' products).
+    """
+    sums = _row_sums(old_log_prob, rollout_log_prob, response_mask)
+    lengths, training, rollout, k3, chi2 = sums  # (batch,) each
+    tokens = lengths.sum().clamp(min=1)
+    log_ratio = training - rollout  # of each row's product
+    bounded_log_ratio = log_ratio.clamp(-SAFETY_BOUND, SAFETY_BOUND)
+    training_log_ppl = -training / lengths.clamp(min=1)
+    rollout_log_ppl = -rollout / lengths.clamp(min=1)
+    log_ppl_difference = training_log_ppl - rollout_log_ppl
+
+    metrics = {
+        "kl": -log_ratio.sum() / tokens,
+        "k3_kl": k3.sum() / tokens,
+        "chi2_token": chi2.sum() / tokens,
+    }
+    per_row = {
+        "log_ppl_diff": log_ppl_difference,
+        "log_ppl_abs_diff": log_ppl_difference.abs(),
+        "ppl_ratio": log_ppl_difference.exp(),
+        "chi2_seq": (2 * bounded_log_ratio).expm1(),
+        "training_ppl": training_log_ppl.exp(),
+        "training_log_ppl": training_log_ppl,
+        "rollout_ppl": rollout_log_ppl.exp(),
+        "rollout_log_ppl": rollout_log_ppl,
+    }
+    for name, values in per_row.items():
+        metrics[name] = masked_mean(values, lengths > 0)
+    return {name: value.item() for name, value in metrics.items()}
+
+
+def _row_sums(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor) -> Tensor:
+    """Sums over each row's sampled tokens what the metrics are made of: (5, batch) float64.
+
+    They are tokens, log-probs of the trainer and of the engine, r - 1 - log r, and r^2 - 1.
+    """
+    mask = response_mask.bool()
+    sums = []
+    # In blocks, so that there are no float32 copies of the whole batch.
+    for rows in row_blocks(mask):
+        training, rollout = at_least_float32(old_log_prob[rows], rollout_log_prob[rows])
+        training = torch.where(mask[rows], training, 0)
+        rollout = torch.where(mask[rows], rollout, 0)
+        log_ratio = (training - rollout).clamp(-SAFETY_BOUND, SAFETY_BOUND)
+        per_token = (
+            mask[rows].to(log_ratio.dtype),
+            training,
+            rollout,
+            log_ratio.expm1() - log_ratio,
+            (2 * log_ratio).expm1(),
+        )
+        sums.append(torch.stack([tensor.sum(-1, dtype=torch.float64) for tensor in per_token]))
+    return torch.cat(sums, dim=1)
+
+
+def measure_mismatch(
+    log_probs: Tensor,
+    rollout_log_probs: Tensor,
+    response_mask: Tensor,
+    batch_num_tokens: int | None = None,
+    turn_ids: Tensor | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Measures how far the engine's probabilities of its samples are from the trainer's, in parts.
+
+    Args:
+        log_probs, rollout_log_probs, response_mask: (batch, response_len), nats.
+        batch_num_tokens: tokens of the whole of which this batch is a part; None: of this batch.
+        turn_ids: (batch, response_len), each sampled token's turn.
+    Returns:
+        shares of means over those tokens, which sum to the mean, for `read_mismatch`; and maxima,
+        with turn_ids also the largest mean of a row over its first turn, and over its later ones;
+        0-dim each. With top_k or top_p the engine's probabilities are those of the filtered
+        distribution, so they differ from the trainer's even where both are right.
+    """
+    mask = response_mask.bool()
+    # In place, as this is as large as the batch.
+    difference = log_probs.exp().sub_(rollout_log_probs.exp()).abs_()
+    difference.masked_fill_(~mask, 0)
+    if batch_num_tokens is None:
+        batch_num_tokens = int(mask.count_nonzero())
+    tokens = max(batch_num_tokens, 1)
+    kl = (rollout_log_probs - log_probs).masked_fill_(~mask, 0).sum() / tokens
+    # Of the sampled tokens alone, in one line.
+    log_ratio = (log_probs - rollout_log_probs)[mask].clamp_(-SAFETY_BOUND, SAFETY_BOUND)
+    ratio = log_ratio.exp()
+    shares = {
+        "training/rollout_probs_diff_mean": difference.sum() / tokens,
+        "training/rollout_kl": kl,
+        "training/rollout_k3": (ratio - 1 - log_ratio).sum() / tokens,
+        "training/rollout_ratio_mean": ratio.sum() / tokens,
+        "training/rollout_ratio_square": ratio.square().sum() / tokens,
+    }
+    bins = torch.bucketize(log_ratio, log_ratio.new_tensor(EDGES))
+    for number, count in enumerate(bins.bincount(minlength=len(EDGES) + 1)):
+        shares[_bin_name(number)] = count / tokens
+
+    maxima = {"training/rollout_probs_diff_max": difference.max()}
+    if turn_ids is not None:
+        first = _largest_row_mean(difference, mask & (turn_ids == 0))
+        later = _largest_row_mean(difference, mask & (turn_ids > 0))
+        maxima["training/rollout_turn_diff_max/first"] = first
+        maxima["training/rollout_turn_diff_max/later"] = later
+    return shares, maxima
+
+
+def _largest_row_mean(per_token: Tensor, chosen: Tensor) -> Tensor:
+    """Averages each row over its chosen tokens, and takes the largest of the means: 0-dim."""
+    means = (per_token * chosen).sum(dim=1) / chosen.sum(dim=1).clamp(min=1)
+    return means.max()
+
+
+def _bin_name(number: int) -> str:
+    return f"{BIN}{number:02d}"
+
+
+def read_mismatch(metrics: Mapping[str, float]) -> Metrics:
+    """Turns the summed shares of `measure_mismatch` into metrics; all others stay as they are.
+
+    Adds the effective sample size, (mean r)^2 / mean r^2, and the 1st, 50th and 99th percentile of
+    r, the upper end of the histogram's bin (EDGES) that it lies in; 0 where there was no token.
+    """
+    read = {name: value for name, value in metrics.items() if not name.startswith(BIN)}
+    has_histogram = len(read) < len(metrics)
+    if not has_histogram:
+        return read
+    mean_square = read.pop("training/rollout_ratio_square")
+    read["training/rollout_ess"] = read["training/rollout_ratio_mean"] ** 2 / max(mean_square, 1e-8)
+
+    shares = [metrics[_bin_name(number)] for number in range(len(EDGES) + 1)]
+    share_up_to = torch.tensor(shares).cumsum(0)
+    # The last bin has no upper edge.
+    upper_ends = [*EDGES, SAFETY_BOUND]
+    for percent in (1, 50, 99):
+        place = int(torch.searchsorted(share_up_to, percent / 100))
+        percentile = math.exp(upper_ends[min(place, len(EDGES))])
+        if not share_up_to[-1]:
+            percentile = 0.0
+        read[f"training/rollout_ratio_p{percent:02d}"] = percentile
+    return read

@@ -1,0 +1,149 @@
+"""What comes of one call to an environment, and the form in which it travels between processes.
+
+Invariant: whatever a call did, a `StepReply` comes back, and a worker that is gone raises
+`WorkerLost`. Of a step's `info` only numbers and the records of tool calls are kept. Replies travel
+as JSON and are read as data.
+"""
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from custom.agent import Trial
+from custom.env import MAX_ERROR_CHARS, Message, check_observation, check_reward, describe
+
+Call = Literal["build", "trial", "reset", "step", "finish", "close"]
+Failure = Literal["", "env_crash", "env_timeout"]
+
+# Of a step's info: how many numbers are kept, and how long their names may be.
+MAX_NUMBERS = 32
+MAX_NAME_CHARS = 64
+# The record of a tool call.
+TOOL_CALL_FIELDS: dict[str, Any] = {
+    "name": str,
+    "ok": bool,
+    "error_kind": str,
+    "seconds": float | int,
+}
+
+
+class WorkerLost(RuntimeError):
+    """Reports that an env worker is gone, with the agent in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReply:
+    """Holds what came of one call: made where the environment lives, read by the turn loop.
+
+    Attributes:
+        messages: what the conversation goes on with.
+        reward: of a step; of a finish the episode's own, None where the environment's rewards
+            stand.
+        done: the environment has ended.
+        tool_calls: name, ok, error_kind and seconds of each.
+        info: the numbers of a step's info.
+        anchor: `environment.anchor()`, the state that the next turn begins in; None where the class
+            has none.
+        tools: of a build, the tools' schemas.
+        trial: of a trial, what was seen.
+        failure: the episode is over and its environment gone.
+        error: why, in one line and the traceback's last ones.
+        seconds: the call's own time, in which it computed or waited for something of its own; not
+            that in which it waited for its turn, or for a processor.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    reward: float | None = None
+    done: bool = False
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    info: dict[str, float] = field(default_factory=dict)
+    anchor: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    trial: Trial | None = None
+    failure: Failure = ""
+    error: str = ""
+    seconds: float = 0.0
+
+
+REPLY = TypeAdapter(StepReply)
+
+
+def crashed(error: str, seconds: float = 0.0) -> StepReply:
+    """Makes the reply of a call that failed; of a long error its beginning."""
+    return StepReply(failure="env_crash", error=error[:MAX_ERROR_CHARS], seconds=seconds)
+
+
+def overdue(kind: Call, seconds: float) -> StepReply:
+    """Makes the reply of a call that ran beyond its deadline."""
+    return StepReply(
+        failure="env_timeout",
+        error=f"{kind} was still running at its deadline, after {seconds:.3g} s",
+        seconds=seconds,
+    )
+
+
+def tool_calls(info: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Takes from a step's info the records of its tool calls, those that are well formed."""
+    calls = info.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return []
+    records = []
+    for call in calls:
+        if _is_tool_call(call):
+            records.append({name: call[name] for name in TOOL_CALL_FIELDS})
+    return records
+
+
+def _is_tool_call(call: Any) -> bool:
+    """Checks whether a record has every field, of its type."""
+    if not isinstance(call, Mapping):
+        return False
+    return all(isinstance(call.get(name), kind) for name, kind in TOOL_CALL_FIELDS.items())
+
+
+def numbers(info: Mapping[str, Any]) -> dict[str, float]:
+    """Takes from a step's info its first MAX_NUMBERS finite numbers, true being 1.
+
+    Those under overly long names are left out.
+    """
+    finite: dict[str, float] = {}
+    for key, value in info.items():
+        if not isinstance(key, str) or len(key) > MAX_NAME_CHARS:
+            continue
+        if not isinstance(value, Real):
+            continue
+        number = float(value)
+        if math.isfinite(number) and len(finite) < MAX_NUMBERS:
+            finite[key] = number
+    return finite
+
+
+def write_reply(reply: StepReply, kind: Call) -> bytes:
+    """Writes a reply as JSON; one that cannot be written is an error of the environment."""
+    try:
+        return REPLY.dump_json(reply)
+    except BaseException as error:
+        text = f"what {kind} returned cannot be sent to another process: {describe(error)}"
+        return REPLY.dump_json(crashed(text, reply.seconds))
+
+
+def read_reply(answer: bytes) -> StepReply:
+    """Reads what `write_reply` wrote.
+
+    It is read as data: code of the policy's may have run where it was made.
+    """
+    try:
+        reply = REPLY.validate_json(answer)
+        check_observation(reply.messages, "the reply", max_chars=sys.maxsize)
+        check_reward(reply.reward or 0.0, "the reply")
+        return replace(reply, tool_calls=tool_calls(vars(reply)), info=numbers(reply.info))
+    # Whatever came is no reply.
+    except (ValueError, RecursionError) as error:
+        return crashed(
+            f"the environment's home sent what is no reply: {type(error).__name__}: {error}"
+        )

@@ -1,0 +1,95 @@
+"""The environment's side: the server that holds one agent and answers the calls that reach it.
+
+It lives in a thread of the pool's process, in a process of its own, or in a Ray actor. Invariant:
+user code never raises out of a server: whatever a call did, a `StepReply` comes back. Nothing here
+imports torch.
+"""
+
+import contextlib
+import pickle
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from custom.agent import play_trial
+from custom.env import Task, describe
+from workers.environments.clock import task_clock
+from workers.environments.reply import Call, StepReply, crashed, numbers, tool_calls, write_reply
+
+
+class EnvServer:
+    """Holds one agent with its environment; each kind of `Call` is a method."""
+
+    agent: Any = None
+
+    def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
+        """Runs one call.
+
+        Whatever it raises, SystemExit and KeyboardInterrupt included, becomes the reply's error.
+        """
+        started = task_clock()
+        try:
+            reply = getattr(self, kind)(*args)
+            return replace(reply, seconds=task_clock() - started)
+        except BaseException as error:
+            return crashed(describe(error), task_clock() - started)
+
+    def answer(self, kind: Call, args: tuple[Any, ...]) -> bytes:
+        """Runs one call and returns the reply as JSON."""
+        return write_reply(self.call(kind, args), kind)
+
+    def serve(self, connection: Connection) -> None:
+        """Answers calls until the agent is closed or nobody is there to ask."""
+        kind = ""
+        with contextlib.suppress(EOFError, OSError):
+            while kind != "close":
+                kind, args = pickle.loads(connection.recv_bytes())
+                connection.send_bytes(self.answer(kind, args))
+        self.call("close", ())
+
+    def build(self, spec: Any) -> StepReply:
+        """Makes the agent from its spec, pickled or not; replies with its tools."""
+        if isinstance(spec, bytes):
+            spec = pickle.loads(spec)
+        self.agent = spec.build()
+        return StepReply(tools=self.agent.tool_schemas)
+
+    def trial(self, seed: int, episodes: int, max_turn: int, task: Task | None = None) -> StepReply:
+        """Plays a few episodes with random and useless answers; replies with what they paid."""
+        return StepReply(trial=play_trial(self.agent, seed, episodes, max_turn, task))
+
+    def reset(self, seed: int, task: Task | None = None) -> StepReply:
+        """Starts an episode; replies with its first messages."""
+        messages = self.agent.reset(seed, task)
+        return StepReply(messages=messages, anchor=self._anchor())
+
+    def step(self, text: str) -> StepReply:
+        """Plays what the policy wrote."""
+        messages, reward, done, info = self.agent.step(text)
+        return StepReply(
+            messages=messages,
+            tool_calls=tool_calls(info),
+            info=numbers(info),
+            anchor=None if done else self._anchor(),
+            reward=float(reward),
+            done=bool(done),
+        )
+
+    def finish(self, ending: str) -> StepReply:
+        """Ends the episode; replies with its own reward, where there is one."""
+        reward = self.agent.episode_reward(ending)
+        return StepReply(reward=None if reward is None else float(reward), done=True)
+
+    def close(self) -> StepReply:
+        """Closes the agent, if there is one."""
+        agent = self.agent
+        self.agent = None
+        if agent is not None:
+            agent.close()
+        return StepReply(done=True)
+
+    def _anchor(self) -> str | None:
+        """Returns the environment's own name of the state it is in, where its class has one."""
+        environment = getattr(self.agent, "environment", None)
+        anchor = getattr(environment, "anchor", None)
+        return str(anchor()) if callable(anchor) else None

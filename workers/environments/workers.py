@@ -1,0 +1,224 @@
+"""Env workers: the pool's side of the thread, process or Ray actor where an agent lives.
+
+An env worker runs one agent's calls, one at a time, for the thread that owns it; `kill` and `ran`
+may come from another thread. Invariant: a call returns a `StepReply` or raises `WorkerLost`. Ray is
+imported only where it is asked for.
+"""
+
+import contextlib
+import ctypes
+import logging
+import math
+import pickle
+import threading
+from abc import ABC, abstractmethod
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+import cloudpickle
+
+from custom.confine import kill_tree
+from custom.env import Abandoned
+from workers.environments.clock import task_clock
+from workers.environments.fork_server import ForkServer
+from workers.environments.reply import Call, StepReply, WorkerLost, read_reply
+from workers.environments.server import EnvServer
+
+logger = logging.getLogger(__name__)
+Isolation = Literal["thread", "process", "ray"]
+# Of the error of a Ray actor that ended, how many characters are kept.
+MAX_RAY_ERROR_CHARS = 500
+
+
+class EnvWorker(ABC):
+    """Keeps one agent and runs its calls."""
+
+    # The thread on whose `task_clock` a call's time is counted; None: the wall's clock.
+    _task: str | None = None
+    # What that clock showed when the running call began; inf: no call runs.
+    _began = math.inf
+
+    @abstractmethod
+    def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
+        """Runs a call of `EnvServer` there and waits for it. Raises WorkerLost."""
+
+    def ran(self) -> float:
+        """Returns the seconds, on the agent's `task_clock`, since the running call began.
+
+        0 where its reply waits to be read. May be called from any thread.
+        """
+        return max(0.0, task_clock(self._task) - self._began)
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Makes a call that hangs end, as far as that can be done.
+
+        May be called from any thread, and never raises.
+        """
+
+    def end(self) -> None:
+        """Closes the agent and gives the place up.
+
+        A close that fails is logged, and spoils no episode.
+        """
+        try:
+            error = self.call("close", ()).error
+        except WorkerLost as lost:
+            error = str(lost)
+        if error:
+            logger.warning("closing an environment failed: %s", error)
+
+
+class ThreadWorker(EnvWorker):
+    """Keeps the agent in the thread that calls.
+
+    What hangs can be asked to stop, which only reaches Python code.
+    """
+
+    _thread = 0
+
+    def __init__(self) -> None:
+        self._server = EnvServer()
+
+    def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
+        """Runs the call here, in the calling thread."""
+        self._thread = threading.get_ident()
+        self._task = f"self/task/{threading.get_native_id()}"
+        self._began = task_clock(self._task)
+        return self._server.call(kind, args)
+
+    def kill(self) -> None:
+        """Raises Abandoned in the thread.
+
+        The thread must be alive: the pool's lock and set of slots see to that.
+        """
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(self._thread),
+            ctypes.py_object(Abandoned),
+        )
+
+
+class ProcessWorker(EnvWorker):
+    """Keeps the agent in a process that the fork server forked.
+
+    What the environment starts ends with it.
+    """
+
+    def __init__(self, fork_server: ForkServer) -> None:
+        self._fork_server = fork_server
+        self._connection: Connection | None = None
+        self._pid: int | None = None
+        self._killed = False
+        # Nobody signals a process id that has been given back.
+        self._lock = threading.Lock()
+
+    def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
+        """Sends the call to the process, which is forked at the first, and waits for the reply."""
+        if self._connection is None:
+            self._pid, self._connection = self._fork_server.fork()
+            self._task = str(self._pid)
+        if self._killed:
+            raise WorkerLost("killed before it was ready")
+        try:
+            # Before sending: a process that does not read holds up who sends much.
+            self._began = task_clock(self._task)
+            self._connection.send_bytes(pickle.dumps((kind, args), pickle.HIGHEST_PROTOCOL))
+            return read_reply(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise WorkerLost(
+                f"the environment's process ended during {kind} ({self._release()})"
+            ) from None
+        finally:
+            self._began = math.inf
+
+    def ran(self) -> float:
+        """Returns the seconds on the clock of the process's first thread; 0 before the call."""
+        # The connection may be closed meanwhile.
+        with contextlib.suppress(OSError):
+            if self._connection is not None and not self._connection.poll(0):
+                return super().ran()
+        return 0.0
+
+    def kill(self) -> None:
+        """Kills the process with whatever it started."""
+        with self._lock:
+            self._killed = True
+            if self._pid is not None:
+                kill_tree(self._pid)
+
+    def end(self) -> None:
+        """Closes the agent and ends the process."""
+        if self._pid is not None:
+            super().end()
+        self._release()
+        if self._connection is not None:
+            self._connection.close()
+
+    def _release(self) -> str:
+        """Gives the process id back; returns how the process ended."""
+        with self._lock:
+            pid = self._pid
+            self._pid = None
+        if pid is None:
+            return ""
+        return self._fork_server.reap(pid)
+
+
+class RayWorker(EnvWorker):
+    """Keeps the agent in a Ray actor, on whichever node has room; it takes no CPU of Ray's count.
+
+    The actor may be on another machine, so that its calls are timed by the wall's clock.
+    """
+
+    _actor: Any = None
+
+    def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
+        """Calls the actor, which is made at the first call, and waits for the reply."""
+        import ray
+
+        try:
+            if self._actor is None:
+                make_actor = ray.remote(num_cpus=0)(EnvServer)
+                self._actor = make_actor.remote()
+            self._began = task_clock(self._task)
+            return read_reply(ray.get(self._actor.answer.remote(kind, args)))
+        # Ray's own errors have many classes.
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"[:MAX_RAY_ERROR_CHARS]
+            raise WorkerLost(f"the environment's Ray actor ended during {kind}: {why}") from None
+
+    def kill(self) -> None:
+        """Kills the actor."""
+        import ray
+
+        if self._actor is not None and ray.is_initialized():
+            # It may be gone already, or Ray is going.
+            with contextlib.suppress(Exception):
+                ray.kill(self._actor)
+
+    def end(self) -> None:
+        """Closes the agent and kills the actor."""
+        if self._actor is not None:
+            super().end()
+        self.kill()
+
+
+def make_worker(kind: Isolation, fork_server: ForkServer) -> EnvWorker:
+    """Makes an env worker of that kind; its process or actor starts with the first call."""
+    if kind == "process":
+        return ProcessWorker(fork_server)
+    if kind == "ray":
+        return RayWorker()
+    return ThreadWorker()
+
+
+def pickled(spec: Any) -> bytes:
+    """Pickles the spec for another process, also what a script or a notebook defines."""
+    try:
+        return cloudpickle.dumps(spec)
+    # Objects refuse in many ways.
+    except Exception as error:
+        raise ValueError(
+            f"{type(error).__name__}: {error}: an environment that cannot be pickled lives in a "
+            "thread only (isolation=thread), or is given by name or as a function that makes it"
+        ) from error

@@ -1,0 +1,70 @@
+"""Reading of torch.distributed.checkpoint (DCP) folders that hold tensors and nothing else.
+
+Invariant: reading a checkpoint runs no code of its. DCP's metadata is a pickle, and its entries
+that are no tensors are pickles too: the first is read with an allow-list, the others must not be
+there.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+# The names that DCP's metadata may have, by module.
+ALLOWED_NAMES: dict[str, tuple[str, ...]] = {
+    "pathlib": ("PosixPath",),
+    "torch": ("Size", "float32", "float16", "bfloat16", "int64", "uint8"),
+    "torch.serialization": ("_get_layout",),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.metadata": (
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+}
+
+
+class SafeReader(dcp.FileSystemReader):
+    """Reads a folder's tensors; refuses what could run code."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Reads what the folder holds.
+
+        Raises:
+            pickle.UnpicklingError: it names something other than tensors.
+        """
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata = _AllowListUnpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(
+                f"{self.path}: .metadata holds a {type(metadata).__name__}"
+            )
+        others = [
+            name
+            for name, entry in metadata.state_dict_metadata.items()
+            if not isinstance(entry, TensorStorageMetadata)
+        ]
+        if others:
+            raise pickle.UnpicklingError(
+                f"{self.path}: {others} are no tensors; ours hold nothing else"
+            )
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+class _AllowListUnpickler(pickle.Unpickler):
+    """Builds the classes of DCP's metadata and no others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Finds an allowed class, and raises UnpicklingError for others."""
+        if name not in ALLOWED_NAMES.get(module, ()):
+            raise pickle.UnpicklingError(
+                f"a checkpoint's metadata names {module}.{name}, which it has no reason to"
+            )
+        return super().find_class(module, name)

@@ -1,0 +1,55 @@
+"""Which fields of a batch reach the model and the losses: the one list of them.
+
+What a rank is sent (`@register(reads=...)` in workers/fsdp_workers.py), what is cut into
+micro-batches, and what a loss finds in its `fields` all follow from it. A batch need not have every
+field: a loss looks with `fields.get`, or demands it with `data.require`.
+
+Example: weights of tokens that the trainer computes and the policy's loss multiplies with. Three
+places change:
+
+    training/ray_trainer.py       batch.batch["token_weights"] = ...  # (B, response_len)
+    workers/model/loss_fields.py  POLICY_LOSS_FIELDS = (..., "token_weights")
+    workers/dp_actor.py           fields["token_weights"], in `micro_loss`
+
+A policy loss that is registered under a name of its own gets a listed field by naming a parameter
+after it, and data/fields.yaml describes it for the error that a missing field raises.
+"""
+
+import torch
+from torch import Tensor
+
+from data.protocol import DataProto
+from workers.model.sequences import to_device
+
+# What a loss reads of a micro-batch, by name: (rows, response_len) or (rows,), on the device.
+LossFields = dict[str, Tensor]
+
+# What a forward pass reads: the tokens, and which of them were sampled.
+FORWARD_FIELDS: tuple[str, ...] = ("prompts", "responses", "response_mask", "attention_mask")
+
+# What the policy's losses read (workers/dp_actor.py), as far as a batch has it.
+POLICY_LOSS_FIELDS: tuple[str, ...] = (
+    "advantages",
+    "old_log_probs",
+    "ref_log_prob",
+    "rollout_log_probs",
+    "rollout_is_weights",
+    "turn_ids",
+    "episode_share",
+    "observation_mask",
+)
+# What the values' loss reads (workers/dp_critic.py).
+VALUE_LOSS_FIELDS: tuple[str, ...] = ("values", "returns", "episode_share")
+
+POLICY_UPDATE_FIELDS = FORWARD_FIELDS + POLICY_LOSS_FIELDS
+VALUE_UPDATE_FIELDS = FORWARD_FIELDS + VALUE_LOSS_FIELDS
+# Of a policy that has the values (critic.share_backbone).
+POLICY_AND_VALUE_UPDATE_FIELDS = tuple(
+    dict.fromkeys(FORWARD_FIELDS + POLICY_LOSS_FIELDS + VALUE_LOSS_FIELDS)
+)
+
+
+def loss_fields(micro: DataProto, device: torch.device) -> LossFields:
+    """Copies to the device what losses read: `response_mask`, and the listed fields there are."""
+    names = dict.fromkeys(("response_mask", *POLICY_LOSS_FIELDS, *VALUE_LOSS_FIELDS))
+    return {name: to_device(micro.batch[name], device) for name in names if name in micro.batch}

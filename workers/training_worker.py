@@ -1,0 +1,109 @@
+"""What a worker that trains a model has: the model, its optimiser and schedule, checkpoints.
+
+Invariant: weights change only in `_update`, which waits until a checkpoint that is being written
+has its copy.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from torch import nn
+from torch.optim import Optimizer
+from transformers import PreTrainedTokenizerBase
+
+from training.config import ActorConfig, CriticConfig, PPOConfig
+from training.config.algorithm_settings import UpdatePlan
+from training.config.checks import load_custom_algorithm
+from workers.model import state as model_state
+from workers.model.builder import find_device
+from workers.model.checkpoint_writer import CheckpointWriter
+from workers.model.optimizer import build_optimizer, build_scheduler
+from workers.ranks import distributed
+from workers.ranks.worker_group import Dispatch, register
+
+Metrics = dict[str, float]
+
+
+class TrainingWorker:
+    """Holds a module that trains, with its optimiser and schedule, and saves and loads them.
+
+    Attributes:
+        plan: how an update passes over this rank's rows.
+        section: the module's settings, `actor_rollout_ref.actor` or `critic`.
+        model: what is sharded and run.
+        module: the part of it that trains, and that is saved.
+        tokenizer: what a Hugging Face folder is written with, where a checkpoint is to have one.
+    """
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    plan: UpdatePlan
+    section: ActorConfig | CriticConfig
+
+    def __init__(self, config: PPOConfig) -> None:
+        self.config = config
+        self.device = find_device(config.trainer.device)
+        # A rank's process has registered none of the driver's.
+        if config.custom_algorithm:
+            load_custom_algorithm(config.custom_algorithm)
+
+    def _make_trainable(
+        self,
+        model: nn.Module,
+        module: nn.Module,
+        section: ActorConfig | CriticConfig,
+        total_steps: int,
+    ) -> None:
+        """Makes optimiser and schedule, over so many steps, of `module`, a part of `model`."""
+        self.model = model
+        self.module = module
+        self.section = section
+        self.optimizer = build_optimizer(module, section.optim)
+        self.scheduler = build_scheduler(self.optimizer, section.optim, total_steps)
+        self.state = (module, self.optimizer, self.scheduler)
+        self.writer = CheckpointWriter()
+        distributed.offload(model, self.optimizer, section.fsdp_config)
+
+    @property
+    def own(self) -> ActorConfig | CriticConfig:
+        """Returns the section under its old name; SHIM."""
+        return self.section
+
+    def _on_device(self, optimizer: Optimizer | None = None) -> AbstractContextManager[None]:
+        """Brings the model to the device for the block, with `optimizer` its state, too."""
+        return distributed.on_device(self.model, optimizer, self.device, self.section.fsdp_config)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        """Begins to save; `checkpoint_written` tells when it is done."""
+        contents = self.section.checkpoint.save_contents
+        model_state.save(self.writer, Path(folder), self.state, contents, self.tokenizer)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def checkpoint_written(self, wait: bool) -> bool:
+        """Checks whether the checkpoint is on disk; see `CheckpointWriter.is_written`."""
+        return self.writer.is_written(wait)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: str) -> None:
+        """Reads what `save_checkpoint` wrote, in place."""
+        model_state.load(Path(folder), self.state, self.section.checkpoint.load_contents)
+
+    @register(Dispatch.RANK_ZERO)
+    def ranks_per_sequence(self) -> int:
+        """Returns the size of a sequence-parallel group."""
+        return self.config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+
+    def _update(self, prefix: str, update: Callable[[], Metrics]) -> Metrics:
+        """Runs an update once a checkpoint has its copy, steps the schedule, adds PREFIX/lr."""
+        self.writer.wait_until_copied()
+        deterministic = distributed.strictly_deterministic(self.config.trainer.deterministic)
+        with (
+            distributed.expandable_segments(self.device),
+            deterministic,
+            self._on_device(self.optimizer),
+        ):
+            metrics = update()
+        metrics[f"{prefix}/lr"] = self.scheduler.get_last_lr()[0]
+        self.scheduler.step()
+        return metrics
