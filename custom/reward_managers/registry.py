@@ -5,7 +5,7 @@ Invariant: a name belongs to one class; another class under it is refused.
 
 from collections.abc import Callable
 
-from data.texts import registered, registering
+from data.names import registered, registering
 
 REWARD_MANAGER_REGISTRY: dict[str, type] = {}
 
