@@ -1,4 +1,7 @@
-"""The adapters under the name that older guides import; they live in `custom.adapters`, and nothing is defined here."""
+"""The adapters' classes under the module name that older guides import.
+
+They live in `custom.adapters`; nothing is defined here.
+"""
 
 from custom.adapters.base import make_environment
 from custom.adapters.gymnasium import GymnasiumEnvironment

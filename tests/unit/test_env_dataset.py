@@ -1,4 +1,7 @@
-"""Tests single-turn prompts and rewards from an environment: from Python, from a file that a config names, trained."""
+"""Tests single-turn prompts and rewards from an environment.
+
+They are made from Python, and from a file that a config names; both are trained.
+"""
 
 import copy
 import json
@@ -211,7 +214,10 @@ def test_a_file_that_describes_no_environment_says_so(tmp_path, text, message):
 
 
 def batch_of(tokenizer, answers, **columns):
-    """Makes responses `guess N <|im_end|>` with an environment's answer behind them, which is nobody's action."""
+    """Makes responses `guess N <|im_end|>` with an environment's answer behind them.
+
+    That is nobody's action.
+    """
     rows = [tokenizer.encode(f"{answer} <|im_end|> correct") for answer in answers]
     responses = torch.zeros(len(rows), 6, dtype=torch.long)
     mask = torch.zeros_like(responses)

@@ -1,4 +1,4 @@
-"""A weighted mix of environments: counts, order, seeds, and weights that a sampler of one's own changes."""
+"""A weighted mix of environments: counts, order, seeds, and samplers that change the weights."""
 
 from collections import Counter
 

@@ -17,6 +17,8 @@ PACKAGES = ("setup", "data", "training", "workers", "custom")
 ROOMS = (
     "data",
     "custom.env",
+    "custom.own_generators",
+    "custom.env_calls",
     "custom.confine",
     "custom.reward_score",
     "custom.reward_score",
