@@ -114,14 +114,13 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
     def rollout(self) -> RolloutData:
         """Plays, or answers, one batch and scores it."""
         core = self._start()
-        core.row_stream = core.endless_rows()
-        rows = next(core.row_stream)
+        rows = core.row_stream.draw()
         core.global_steps += 1
         batch, _ = core.generate(rows)
-        core.epoch, core.rows_done = core.drawn_to
+        core.position = core.row_stream.position
         if "token_level_scores" not in batch.batch:
             scores, infos = core.score(batch, core.reward_fn)
-            batch = core.add_rewards(batch, scores, infos)
+            batch = core.phases.add_rewards(batch, scores, infos)
         facts: list[dict[str, Any]] = []
         if isinstance(core, AgentTrainer):
             facts = core.multi_turn_rollout.take_facts()
@@ -141,7 +140,7 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
     def save_checkpoint(self, path: str | Path) -> Path:
         """Writes the whole state of the run to the folder, and returns when it is there."""
         core = self._start()
-        return core.saver.save_to(Path(path), core.driver_state())
+        return core.saver.save_to(Path(path), core.take_snapshot())
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Goes on from a folder of `save_checkpoint`'s, or a global_step_N of a run."""
