@@ -95,6 +95,8 @@ class Section:
                 if self.enable and self.window == 1:
                     yield f"smoothing.window={self.window} smooths nothing: make it 2 or more"
 
+    What a run does without, as a setting that nothing reads, is a sentence of `warnings`.
+
     Fields are also had by name, for estimators and losses written for verl (`config.get("gamma",
     1.0)`). Code of this project writes `config.gamma`, which a type checker can follow.
     """
@@ -115,6 +117,14 @@ class Section:
 
         It raises nothing, so that all problems are reported together; files, models and ranks are
         looked at elsewhere (training/config/resources). A sentence names key, value and fix.
+        """
+        yield from ()
+
+    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields a sentence for each setting of this section that runs, but hardly as it was meant.
+
+        That is one which nothing reads, or which leaves the run without a protection. A value at
+        its default is none, as nobody may have given it. Arguments as of `problems`.
         """
         yield from ()
 
