@@ -1,4 +1,7 @@
-"""Ranks that Ray places on GPUs: one against the same run in one process, two that share an engine."""
+"""Ranks that Ray places on GPUs.
+
+One against the same run in one process, two that share an engine.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ def test_an_engine_that_two_ranks_share_follows_the_policy(
     tmp_path,
     device,
 ) -> None:
-    """Each rank sees one GPU alone; the engine sleeps in every update, whose weights lie on the host between uses."""
+    """Each rank sees one GPU alone.
+
+    The engine sleeps in every update, whose weights lie on the host between uses.
+    """
     pytest.importorskip("vllm")
     if device.type == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")

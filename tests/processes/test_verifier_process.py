@@ -1,4 +1,7 @@
-"""reasoning-gym's verifiers run the policy's text outside of the trainer: it reaches nothing, and hangs nobody."""
+"""reasoning-gym's verifiers run the policy's text outside of the trainer.
+
+It reaches nothing, and hangs nobody.
+"""
 
 import json
 import os
