@@ -1,3 +1,6 @@
-"""Tools for the model: what users write, and what reads and executes calls; all of it is custom/tools."""
+"""Tools for the model: what users write, and what reads and executes calls.
+
+Nothing is defined here: all of it is custom/tools.
+"""
 
 from custom.tools import *

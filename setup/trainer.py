@@ -118,12 +118,13 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
     def rollout(self) -> RolloutData:
         """Plays, or answers, one batch and scores it."""
         core = self._start()
-        core.row_stream = core.endless_rows()
-        rows = next(core.row_stream)
+        rows = core.row_stream.draw()
         core.global_steps += 1
-        (batch, _), (core.epoch, core.rows_done) = core.generate(rows), core.drawn_to
+        batch, _ = core.generate(rows)
+        core.position = core.row_stream.position
         if "token_level_scores" not in batch.batch:
-            batch = core.add_rewards(batch, *core.score(batch, core.reward_fn))
+            scores, infos = core.score(batch, core.reward_fn)
+            batch = core.phases.add_rewards(batch, scores, infos)
         facts = core.multi_turn_rollout.take_facts() if isinstance(core, AgentTrainer) else []
         return RolloutData.of(batch, core.tokenizer, facts)
 
@@ -141,7 +142,7 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
     def save_checkpoint(self, path: str | Path) -> Path:
         """Writes the whole state of the run to the folder, and returns when it is there."""
         core = self._start()
-        return core.saver.save_to(Path(path), core.driver_state())
+        return core.saver.save_to(Path(path), core.take_snapshot())
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Goes on from a folder of `save_checkpoint`'s, or a global_step_N of a run."""

@@ -1,6 +1,13 @@
-"""Environments of other libraries, and the way from a name in a config to an environment.
+"""Environments of other libraries by their names in a config, LIBRARY:ID.
 
-Invariant: a library, and the adapter to it, is imported only when one of its environments is made.
+Nothing is defined here: custom/env_factory.py makes environments from names, contrib/adapters plays
+those of other libraries.
 """
 
-from custom.adapters.base import ENVIRONMENT_NAMES, LIBRARIES, library_of
+from custom.env_factory import (
+    ENVIRONMENT_NAMES,
+    LIBRARIES,
+    Library,
+    library_of,
+    make_environment,
+)

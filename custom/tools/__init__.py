@@ -1,10 +1,52 @@
-"""Tools of an agent: what a model may call, how its calls are read out of a text, and what comes of them.
+"""Tools of an agent: what a model may call, how calls are read out of a text, what comes of them.
 
-`parsers` reads calls, `registry` says what a tool is, finds those that a config names, executes single calls and plays
-whole turns. Invariant: whatever a model writes and a tool does, the episode goes on with an observation; only the
-environment's own failures are raised.
+    definition         what a tool is: Tool, ToolDefinition, ToolError
+    environment_step   the environment's step as a tool
+    calculator         the tool that comes along; `python` is contrib/sandbox
+    parsers            from a text to calls; json_values decodes what they find
+    calls, execution   a call, its record; arguments checked and a tool's code run
+    registry, turns    single calls, and whole turns of them
+    loading            from the names in `agent.tools` to a registry
+    verl_tools         tools written for verl
+
+Invariant: whatever a model writes and a tool does, the episode goes on with an observation; only
+the environment's own failures are raised.
 """
 
-# ruff: noqa: F403
-from custom.tools.parsers import *
-from custom.tools.registry import *
+from custom.tools.calls import UNKNOWN, CallRecord, ToolCall
+from custom.tools.definition import Tool, ToolDefinition, ToolError
+from custom.tools.environment_step import EnvironmentStepTool
+from custom.tools.loading import BUILTIN_TOOLS, load_tools
+from custom.tools.parsers import (
+    ActionParser,
+    FunctionCallingParser,
+    JSONActionParser,
+    ReActActionParser,
+    get_parser,
+)
+from custom.tools.registry import ToolRegistry
+from custom.tools.turns import EpisodeSummary, MultiTurnManager, ToolTurn
+from custom.tools.verl_tools import BaseTool, ToolResponse
+
+__all__ = [
+    "BUILTIN_TOOLS",
+    "UNKNOWN",
+    "ActionParser",
+    "BaseTool",
+    "CallRecord",
+    "EnvironmentStepTool",
+    "EpisodeSummary",
+    "FunctionCallingParser",
+    "JSONActionParser",
+    "MultiTurnManager",
+    "ReActActionParser",
+    "Tool",
+    "ToolCall",
+    "ToolDefinition",
+    "ToolError",
+    "ToolRegistry",
+    "ToolResponse",
+    "ToolTurn",
+    "get_parser",
+    "load_tools",
+]

@@ -1,5 +1,6 @@
-"""Time to parse a typical turn, some 100 words of thought and one call, by each parser: python -m
-tests.benchmarks.parsers
+"""Times the parsing of a typical turn, some 100 words of thought and one call, by each parser.
+
+    python -m tests.benchmarks.parsers
 
 Fails where one takes more than MOST_US.
 """
@@ -17,9 +18,11 @@ THOUGHT = (
 TURNS = {
     "json": THOUGHT
     + '\n```json\n{"name": "calculator", "arguments": {"expression": "(12 + 30) / 7"}}\n```',
-    "react": f'Thought: {THOUGHT}\nAction: calculator\nAction Input: {{"expression": "(12 + 30) / 7"}}\n',
+    "react": f"Thought: {THOUGHT}"
+    '\nAction: calculator\nAction Input: {"expression": "(12 + 30) / 7"}\n',
     "function": THOUGHT
-    + '\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "(12 + 30) / 7"}}\n</tool_call>',
+    + '\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "(12 + 30) / 7"}}\n'
+    "</tool_call>",
 }
 
 

@@ -1,5 +1,6 @@
-"""Engines with ranks of their own: the colocated numbers at level 0; above it what is sampled ahead, its age, and
-what a run that is cut off goes on with.
+"""Engines with ranks of their own: at level 0 they give the colocated numbers.
+
+Above it: what is sampled ahead, its age, and what a run that is cut off goes on with.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
 
     with pytest.raises(RuntimeError, match="cut off"):
         fit(game_config(tiny_game, tmp_path / "cut", *own), cut)
-    # Step 3 was generated with the weights of step 1, which no checkpoint holds any more: it goes with the checkpoint.
+    # Step 3 was generated with the weights of step 1, which no checkpoint holds any more: it goes
+    # with the checkpoint.
     held = [*(tmp_path / "cut/global_step_2/in_flight").glob("*.pt")]
     assert len(held) == 1 and DataProto.load_from_disk(held[0]).batch["weight_versions"].max() == 1
     _, resumed = fit(game_config(tiny_game, tmp_path / "cut", *own))
@@ -120,7 +122,9 @@ def test_no_token_is_older_than_the_bound_and_no_row_is_lost_or_comes_twice(
 
 @pytest.mark.slow
 def test_groups_older_than_the_bound_are_masked_and_counted(
-    cluster: None, tiny_game: Path, tmp_path: Path
+    cluster: None,  # noqa: F811
+    tiny_game: Path,
+    tmp_path: Path,
 ) -> None:
     """A run at level 2 goes on at level 0: what it had sampled ahead is too old by then."""
     own = (*FIXED, *SPLIT, "trainer.save_freq=2")

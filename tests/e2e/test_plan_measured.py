@@ -139,7 +139,7 @@ def measure(config: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         lambda *a, **k: (found.update(checkpoint=standing() - before), save(*a, **k)),
     )
     trainer.save_checkpoint()
-    for group in trainer.parts.values():
+    for group in trainer.saver.groups.values():
         group.worker.checkpoint_written(True)
     return found
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from custom.adapters.base import make_environment
 from custom.env import reset_environment, step_environment
+from custom.env_factory import make_environment
 from tests.unit.test_reasoning_gym import ODD_TEXTS
 
 pytest.importorskip("textworld")

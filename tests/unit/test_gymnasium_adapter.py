@@ -8,9 +8,10 @@ import gymnasium
 import pytest
 from gymnasium import spaces
 
-from custom.adapters.base import make_environment
-from custom.adapters.gymnasium import space_to_text, worst_reward
+from contrib.adapters.gymnasium import worst_reward
+from contrib.adapters.gymnasium_spaces import space_to_text
 from custom.env import reset_environment, step_environment
+from custom.env_factory import make_environment
 
 
 def texts_of_states(env):

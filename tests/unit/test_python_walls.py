@@ -1,4 +1,7 @@
-"""Tests what holds a snippet that has broken out of its interpreter: each way out is tried for real, and fails."""
+"""Tests what holds a snippet that has broken out of its interpreter.
+
+Each way out is tried for real, and fails.
+"""
 
 import os
 import subprocess
@@ -12,12 +15,12 @@ from typing import IO, Any
 import psutil
 import pytest
 
-import custom.tools.python_snippet
+import contrib.sandbox.python_snippet
+from contrib.sandbox.python_tool import PythonTool
+from contrib.sandbox.walls import MISSING, missing_walls, standing_walls
 from custom.tools import ToolError
-from custom.tools.builtin import PythonTool
-from custom.tools.walls import MISSING, missing_walls, standing_walls
 
-RUNNER = Path(custom.tools.python_snippet.__file__)
+RUNNER = Path(contrib.sandbox.python_snippet.__file__)
 
 
 def needs(*walls: str) -> None:
@@ -55,8 +58,10 @@ def private(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     "code",
     [
-        "folder = os.open({folder!r}, os.O_RDONLY)\nos.open('new', os.O_WRONLY | os.O_CREAT, dir_fd=folder)",
-        "folder = os.open({folder!r}, os.O_RDONLY)\nos.open('id', os.O_WRONLY | os.O_TRUNC, dir_fd=folder)",
+        "folder = os.open({folder!r}, os.O_RDONLY)\n"
+        "os.open('new', os.O_WRONLY | os.O_CREAT, dir_fd=folder)",
+        "folder = os.open({folder!r}, os.O_RDONLY)\n"
+        "os.open('id', os.O_WRONLY | os.O_TRUNC, dir_fd=folder)",
         "import sqlite3\nsqlite3.connect({folder!r} + '/new').execute('create table t (x)')",
         "os.mkfifo({folder!r} + '/new')",
         "os.mknod({folder!r} + '/new')",
@@ -81,23 +86,26 @@ def test_the_c_library_opens_no_file_outside(private: Path) -> None:
         import ctypes, os
         libc = ctypes.CDLL(None)
         file = {str(private)!r}.encode()
-        print(libc.open(file, os.O_RDONLY), libc.open(file, os.O_WRONLY | os.O_TRUNC), libc.truncate(file, 0))
-        print(libc.open(file + b".new", os.O_WRONLY | os.O_CREAT, 0o600), libc.creat(file + b".new", 0o600))
-        print(libc.unlink(file), libc.rename(file, file + b".new"), libc.symlink(b"/", file + b".new"))
-        print(libc.chmod(file, 0o777), libc.chmod(os.__file__.encode(), 0o777), libc.chown(file, 1, 1))
+        new = file + b".new"
+        print(libc.open(file, os.O_RDONLY), libc.open(file, os.O_WRONLY | os.O_TRUNC))
+        print(libc.truncate(file, 0))
+        print(libc.open(new, os.O_WRONLY | os.O_CREAT, 0o600), libc.creat(new, 0o600))
+        print(libc.unlink(file), libc.rename(file, new), libc.symlink(b"/", new))
+        print(libc.chmod(file, 0o777), libc.chmod(os.__file__.encode(), 0o777))
+        print(libc.chown(file, 1, 1))
         """
-    assert run(code) == "-1 -1 -1\n-1 -1\n-1 -1 -1\n-1 -1 -1"
+    assert run(code) == "-1 -1\n-1\n-1 -1\n-1 -1 -1\n-1 -1\n-1"
 
 
 def test_a_database_in_the_folder_works() -> None:
-    code = "import sqlite3\nwith sqlite3.connect('a.db') as base:\n    base.execute('create table t (x)')\n"
-    assert (
-        run(
-            code
-            + "    base.execute('insert into t values (3)')\nbase.execute('select x from t').fetchall()"
-        )
-        == "[(3,)]"
-    )
+    code = """
+        import sqlite3
+        with sqlite3.connect('a.db') as base:
+            base.execute('create table t (x)')
+            base.execute('insert into t values (3)')
+        base.execute('select x from t').fetchall()
+        """
+    assert run(code) == "[(3,)]"
 
 
 def test_no_file_of_the_user_is_read(private: Path) -> None:
@@ -115,16 +123,23 @@ def test_no_file_of_the_user_is_read(private: Path) -> None:
 
 def test_a_new_root_shows_neither_the_names_of_files_nor_this_process() -> None:
     needs("disk_limited")
-    text = run(
-        "import os\nprint([os.path.exists(path) for path in ('/proc/self', '/sys/kernel', '/home', '/var')])"
-    )
+    paths = ("/proc/self", "/sys/kernel", "/home", "/var")
+    text = run(f"import os\nprint([os.path.exists(path) for path in {paths}])")
     assert text == "[False, False, False, False]"
 
 
 def test_the_modules_of_the_standard_library_are_found() -> None:
-    modules = "asyncio, bz2, ctypes, decimal, email, hashlib, json, lzma, multiprocessing, sqlite3, ssl, zlib, zoneinfo"
+    modules = (
+        "asyncio, bz2, ctypes, decimal, email, hashlib, json, lzma, multiprocessing, sqlite3, ssl, "
+        "zlib, zoneinfo"
+    )
     assert run(f"import {modules}\nimport os\nos.cpu_count() > 0") == "True"
-    threads = "import threading\nt = threading.Thread(target=print, args=('in a thread',))\nt.start()\nt.join()"
+    threads = """
+        import threading
+        t = threading.Thread(target=print, args=('in a thread',))
+        t.start()
+        t.join()
+        """
     assert run(threads) == "in a thread"
 
 
@@ -160,7 +175,8 @@ def test_the_c_library_makes_no_connection() -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         for kind in (1, 2, 3):
             made = libc.socket(socket.AF_INET, kind, 0)
-            address = struct.pack("=H", socket.AF_INET) + struct.pack(">H4s8x", 53, bytes([127, 0, 0, 1]))
+            family = struct.pack("=H", socket.AF_INET)
+            address = family + struct.pack(">H4s8x", 53, bytes([127, 0, 0, 1]))
             print(made < 0 or libc.sendto(made, b"x", 1, 0, address, 16) < 0)
         """
     assert run(code) == "True\nTrue\nTrue"
@@ -274,7 +290,8 @@ ESCAPES = """
     def fork():
         if os.fork() == 0:
             os._exit(0)
-    print("read", tries(open, {file!r}), "write", tries(open, {file!r}, "a"), "own", tries(open, "own", "w"))
+    print("read", tries(open, {file!r}), "write", tries(open, {file!r}, "a"), end=" ")
+    print("own", tries(open, "own", "w"))
     print("socket", tries(socket.socket), "fork", tries(fork))
 """
 
@@ -309,7 +326,8 @@ def test_without_any_wall_the_probe_says_so(
         program = (
             f"import os, runpy, sys; names = runpy.run_path({str(RUNNER)!r})\n"
             "names['main'].__globals__['raise_walls'] = lambda *arguments: None\n"
-            "sys.argv = ['x', str(os.getppid()), '5', str(1 << 29), str(1 << 20), str(1 << 20)]; names['main']()"
+            "sys.argv = ['x', str(os.getppid()), '5', str(1 << 29), str(1 << 20), str(1 << 20)]\n"
+            "names['main']()"
         )
         command = [sys.executable, "-I", "-S", "-u", "-c", program]
         return subprocess.Popen(command, cwd=workdir, stdout=output, start_new_session=True)

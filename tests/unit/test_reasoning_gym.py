@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from custom.adapters.base import make_environment
 from custom.env import Abandoned, reset_environment, step_environment
+from custom.env_factory import make_environment
 from custom.reward_score import default_compute_score, judge
 
 # What a policy may write and games, parsers and verifiers stumble over.

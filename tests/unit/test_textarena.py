@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from custom.adapters.base import make_environment
-from custom.adapters.textarena import draw_moves
+from contrib.adapters.textarena_opponents import draw_moves
 from custom.env import BadEnvironment, reset_environment, step_environment
+from custom.env_factory import make_environment
 from tests.unit.test_reasoning_gym import ODD_TEXTS
 
 OPPONENT = '''

@@ -1,4 +1,7 @@
-"""Tests that parsers find the calls that are in a text and no others, whatever the text is, and quickly."""
+"""Tests that parsers find the calls that are in a text and no others.
+
+That holds whatever the text is, and they are quick.
+"""
 
 import json
 import random
@@ -32,7 +35,8 @@ def kinds(calls: list[ToolCall]) -> list[str]:
         '{"thought": "so", "action": "add", "action_input": {"a": 1, "b": 2}}',
         '{"thought": "so", "action": {"name": "add", "arguments": {"a": 1, "b": 2}}}',
         '[{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}]',
-        '{"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}}]}',
+        '{"tool_calls": [{"type": "function", "function": '
+        '{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}}]}',
         r"so \frac{1}{2} {not json} {'a': 1} {" + '"name": "add", "arguments": {"a": 1, "b": 2}}',
     ],
 )
@@ -49,7 +53,8 @@ def test_json_calls_are_found_anywhere_in_a_text(text: str) -> None:
         '<tool_call>{"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}</tool_call>',
         '{"tool_calls": [{"id": "1", "type": "function", '
         '"function": {"name": "add", "arguments": "{\\"a\\":1,\\"b\\":2}"}}]}',
-        '{"role": "assistant", "function_call": {"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}}',
+        '{"role": "assistant", "function_call": '
+        '{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}}',
         '{"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}',
     ],
 )
@@ -227,7 +232,8 @@ SEEDS = [
     '{"tool_calls": [{"id": "c1", "type": "function", '
     '"function": {"name": "say", "arguments": "{\\"t\\": \\"h\\\\u00e9\\"}"}}]}',
     '{"name": "python", "arguments": {"code": "print(\\"x\\")\\nfor i in range(3): pass"}}',
-    'Thought: I must look.\nAction: search\nAction Input: {"query": "caf\\u00e9 \\ud83d\\ude00"}\nObservation: none',
+    "Thought: I must look.\nAction: search\n"
+    'Action Input: {"query": "caf\\u00e9 \\ud83d\\ude00"}\nObservation: none',
     "Thought: done\nAction: finish[the answer is 42]\nFinal Answer: 42",
     '{"thought": "x", "action": {"tool": "calc", "input": {"expression": "2+3"}}}',
     "Action: python\nAction Input: ```python\nprint('a')\n```",
@@ -281,7 +287,10 @@ FRAGMENTS = (
 
 
 def mutated(rng: random.Random) -> str:
-    """Makes a model output as training meets them: a good one cut, spliced and dirtied, or mere fragments."""
+    """Makes a model output as training meets them.
+
+    A good one cut, spliced and dirtied, or mere fragments.
+    """
     if rng.random() < 0.2:
         return "".join(rng.choices(FRAGMENTS, k=rng.randrange(40)))
     text = rng.choice(SEEDS)
@@ -331,7 +340,10 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def invented(text: str, call: ToolCall) -> list[Any]:
-    """Returns what the call says and the text does not: an independent reading, by the text's characters alone."""
+    """Returns what the call says and the text does not.
+
+    An independent reading, by the text's characters alone.
+    """
     views = [text, unescaped(text), unescaped(unescaped(text))]
     views += [
         view.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass") for view in views
@@ -346,7 +358,8 @@ def invented(text: str, call: ToolCall) -> list[Any]:
             return (
                 "NaN" in text or "Infinity" in text or "e999" in text or bool(_NUMBER.search(text))
             )
-        # the digits may begin within a longer run of digits only where a mutation joined them, never in a parsed call
+        # the digits may begin within a longer run of digits only where a mutation joined them,
+        # never in a parsed call
         return any(float(number) == leaf for view in views for number in _NUMBER.findall(view))
 
     return [leaf for leaf in [call.name, *leaves(call.arguments)] if not is_there(leaf)]

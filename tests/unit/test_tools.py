@@ -1,4 +1,7 @@
-"""Tests tools: what is called runs and is counted, what fails is an observation, a snippet stays within its limits."""
+"""Tests tools: what is called runs and is counted, what fails is an observation.
+
+The calculator and the Python tool stay within their limits.
+"""
 
 import json
 import os
@@ -15,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-import custom.tools.python_snippet
+import contrib.sandbox.python_snippet
 from custom.env import BadEnvironment, BaseEnvironment, StepResult
 from custom.tools import (
     UNKNOWN,
@@ -29,9 +32,10 @@ from custom.tools import (
 )
 from custom.tools.builtin import CalculatorTool, PythonTool
 from custom.tools.parsers import ToolCall, get_parser
-from custom.tools.registry import MAX_CALLS, MAX_HANGING
+from custom.tools.registry import MAX_HANGING
+from custom.tools.turns import MAX_CALLS
 
-RUNNER = Path(custom.tools.python_snippet.__file__)
+RUNNER = Path(contrib.sandbox.python_snippet.__file__)
 
 
 class Echo(Tool):
@@ -261,11 +265,12 @@ def test_tools_are_loaded_by_name_from_files_and_modules(tmp_path: Path) -> None
     [
         (
             "calculater",
-            "unknown; allowed: calculator, python, environment_step, /path/to/file.py:name, module:name",
+            "unknown; allowed: calculator, python, environment_step, "
+            "/path/to/file.py:name, module:name",
         ),
         ("no.such.module:X", "there is no module 'no'"),
         ("custom.tools:Missing", "does not define 'Missing'"),
-        ("custom.tools.registry:MAX_CALLS", "is a int; allowed: a Tool, or what makes one"),
+        ("custom.tools.turns:MAX_CALLS", "is a int; allowed: a Tool, or what makes one"),
     ],
 )
 def test_a_tool_that_cannot_be_loaded_is_named(source: str, said: str) -> None:
@@ -306,7 +311,8 @@ def test_every_call_is_executed_in_order_and_the_results_are_the_observation() -
     )
     assert turn.observation == (
         "[1] echo: a\n[2] environment_step: at 1\n"
-        "[3] nope: Error (unknown_tool): there is no tool 'nope'; the tools are: echo, environment_step\n[4] echo: b"
+        "[3] nope: Error (unknown_tool): there is no tool 'nope'; "
+        "the tools are: echo, environment_step\n[4] echo: b"
     )
     assert (turn.reward, turn.done, turn.info) == (1.0, False, {"place": 1})
     assert [(call.name, call.ok, call.error_kind) for call in turn.calls] == [
@@ -535,7 +541,8 @@ def no_process_is_left() -> Any:
 def test_a_snippet_prints_and_its_last_expression_is_shown() -> None:
     assert run("import math\nprint('a')\nx = 2\nmath.factorial(5) + x") == ("", "a\n122")
     assert run(
-        "def f(n):\n    return n if n < 2 else f(n - 1) + f(n - 2)\nclass A: pass\n[f(i) for i in range(7)]"
+        "def f(n):\n    return n if n < 2 else f(n - 1) + f(n - 2)\n"
+        "class A: pass\n[f(i) for i in range(7)]"
     ) == (
         "",
         "[0, 1, 1, 2, 3, 5, 8]",
@@ -631,7 +638,11 @@ def test_where_the_kernel_has_no_walls_the_snippet_runs(tmp_path: Path) -> None:
 
 
 def test_a_snippet_ends_with_the_process_that_runs_the_tool(tmp_path: Path) -> None:
-    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\ntime.sleep(60)"
+    code = (
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "time.sleep(60)"
+    )
     program = (
         f"from custom.tools.builtin import PythonTool\nPythonTool(timeout_s=60).execute({code!r})"
     )
@@ -664,7 +675,8 @@ def test_a_snippet_sees_no_variables_of_this_process_and_leaves_no_files(
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_RUN", "s3cret")
     kind, text = run(
-        "import os\nopen('a.txt', 'w').write('x')\nprint(sorted(os.environ), os.listdir())\nos.getcwd()"
+        "import os\nopen('a.txt', 'w').write('x')\n"
+        "print(sorted(os.environ), os.listdir())\nos.getcwd()"
     )
     assert (kind, "SECRET" in text, "'a.txt'" in text) == ("", False, True)
     assert not Path(text.splitlines()[-1].strip("'")).exists()
@@ -702,8 +714,9 @@ def test_tools_of_verls_form_come_from_its_file_and_answer_as_ours(tmp_path: Pat
     (tmp_path / "scale.py").write_text(VERL_TOOL)
     parameters = "{type: object, properties: {x: {type: number}}, required: [x]}"
     (tmp_path / "tools.yaml").write_text(
-        f"tools:\n- class_name: {tmp_path}/scale.py:Scale\n  config: {{factor: 3}}\n  tool_schema:\n"
-        f"    type: function\n    function: {{name: scale, description: Scales., parameters: {parameters}}}\n"
+        f"tools:\n- class_name: {tmp_path}/scale.py:Scale\n  config: {{factor: 3}}\n"
+        "  tool_schema:\n    type: function\n"
+        f"    function: {{name: scale, description: Scales., parameters: {parameters}}}\n"
         "- class_name: custom.tools.builtin.CalculatorTool\n"
     )
     registry = load_tools([str(tmp_path / "tools.yaml")])

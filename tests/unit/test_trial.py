@@ -1,4 +1,4 @@
-"""The trial before a run: what play, useless answers, quitting and a full row pay, and what is said of it."""
+"""The trial before a run: what each player is paid, and what is said of it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from custom.agent import GARBAGE, Agent, Trial, play_trial
 from custom.env import BaseEnvironment
-from training.agent_trainer import tell
 from training.config import AgentConfig, PPOConfig
+from training.environment_trial import report_trial
 
 
 class Marathon(BaseEnvironment):
@@ -93,7 +93,7 @@ def said(caplog: pytest.LogCaptureFixture, environment: BaseEnvironment, **agent
     trial = play_trial(Agent(environment), seed=0, episodes=2, max_turn=4)
     with caplog.at_level(logging.INFO):
         caplog.clear()
-        tell(config, trial, "Marathon", 4)
+        report_trial(config, trial, "Marathon", 4)
     return "\n".join(f"{record.levelname} {record.getMessage()}" for record in caplog.records)
 
 
@@ -128,7 +128,10 @@ def test_a_game_that_outlasts_the_turns_is_named_with_both_numbers(
 
 
 class Sly(BaseEnvironment):
-    """Draws its task from a generator of the seed, as most do; the player must not draw from an equal one."""
+    """Draws its task from a generator of the seed, as most do.
+
+    The player must not draw from an equal one.
+    """
 
     def reset(self, seed: int | None = None) -> str:
         self.target = random.Random(seed).randint(1, 10)

@@ -1,4 +1,7 @@
-"""Tests verifiers' environments, on tasksets written here; needs verifiers 0.4, which vllm's packages exclude."""
+"""Tests verifiers' environments, on tasksets written here.
+
+Needs verifiers 0.4, which vllm's packages exclude.
+"""
 
 import math
 import random
@@ -9,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from custom.adapters.base import make_environment
 from custom.env import reset_environment, step_environment
+from custom.env_factory import make_environment
 from tests.unit.test_reasoning_gym import ODD_TEXTS
 
 SUMS = """
@@ -36,7 +39,11 @@ class Config(vf.TasksetConfig):
 class Sums(vf.Taskset[Sum, Config]):
     def load(self):
         for i in range(self.config.rows):
-            data = Data(prompt=f"What is {i} + {i}?", system_prompt="Answer with a number.", answer=str(2 * i))
+            data = Data(
+                prompt=f"What is {i} + {i}?",
+                system_prompt="Answer with a number.",
+                answer=str(2 * i),
+            )
             yield Sum(data, self.config.task)
 """
 HALVES = """
@@ -57,7 +64,8 @@ class Halves(vf.Taskset[Half, vf.TasksetConfig]):
         number = 0
         while True:
             number += 1
-            yield Half(Data(prompt="Guess a number from 0 to 9.", number=number % 10), self.config.task)
+            data = Data(prompt="Guess a number from 0 to 9.", number=number % 10)
+            yield Half(data, self.config.task)
 
 class Config(vf.EnvConfig):
     player: vf.AgentConfig = vf.AgentConfig(max_turns=4)

@@ -1,0 +1,10 @@
+"""Environments of other libraries, played as games of text.
+
+    base            what adapters share: a prompt template, an episode's end
+    gymnasium       with gymnasium_spaces (observations and actions as text) and gymnasium_legends
+                    (how a game is told to a player who reads)
+    reasoning_gym, textarena (and its opponents), textworld, verifiers
+
+Invariant: an adapter imports its library when one of its environments is made;
+custom/env_factory.py imports the adapter then.
+"""

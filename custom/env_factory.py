@@ -1,0 +1,135 @@
+"""From a name in a config to an environment: a class of yours, or LIBRARY:ID.
+
+The environments of other libraries are played by the adapters in contrib/adapters. Invariant: a
+library, and the adapter to it, is imported only when one of its environments is made. What does not
+exist or takes other arguments raises a ValueError that says what is allowed; an exception inside a
+user's own environment keeps its type.
+"""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from data.loading import load_object
+
+# Characters of what a library raised that are shown.
+MAX_REASON_CHARS = 500
+
+
+@dataclass(frozen=True)
+class Library:
+    """Describes a library whose environments a config names as LIBRARY:ID.
+
+    Attributes:
+        package: what to install for it.
+        adapter: the class in the module of contrib/adapters that is named like the library.
+        own_process: its environments live in processes of their own unless the config says
+            otherwise: they execute the policy's text, draw from global generators, or hang.
+        network: those processes keep the network.
+    """
+
+    package: str
+    adapter: str
+    own_process: bool = True
+    network: bool = False
+
+
+LIBRARIES = {
+    "gymnasium": Library("gymnasium", "GymnasiumEnvironment", own_process=False),
+    "reasoning_gym": Library("reasoning-gym", "ReasoningGymEnvironment"),
+    "textarena": Library("textarena", "TextArenaEnvironment"),
+    "textworld": Library("textworld", "TextWorldEnvironment"),
+    "verifiers": Library("'verifiers>=0.4'", "VerifiersEnvironment", network=True),
+}
+ENVIRONMENT_NAMES = ", ".join([f"{library}:…" for library in LIBRARIES] + ["PACKAGE.MODULE:CLASS"])
+
+
+def library_of(source: Any) -> str | None:
+    """Returns the library behind an environment named LIBRARY:ID, or None."""
+    if not isinstance(source, str):
+        return None
+    library = source.partition(":")[0]
+    return library if library in LIBRARIES else None
+
+
+def make_environment(source: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
+    """Makes an environment from its description.
+
+    Args:
+        source: "gymnasium:ID", "reasoning_gym:NAME", "textarena:ID", "textworld:NAME",
+            "verifiers:NAME", "package.module:Class", "/path/file.py:Class", a class, or a function
+            that returns an environment.
+        kwargs: arguments by name; for a class that is built from a config alone, the fields of its
+            `config_cls`.
+    Raises:
+        ValueError: what does not exist, or arguments that it does not take.
+    """
+    kwargs = dict(kwargs or {})
+    if not isinstance(source, str):
+        return _construct(source, kwargs)
+    kind, _, name = source.rpartition(":")
+    if not kind or not name:
+        raise ValueError(
+            f"environment {source!r} is unknown; allowed: {ENVIRONMENT_NAMES} "
+            "or /path/to/file.py:CLASS"
+        )
+    library = library_of(source)
+    if library:
+        return _make_of_library(library, source, kwargs)
+    return _construct(load_object(source, "environment"), kwargs)
+
+
+def _make_of_library(library: str, source: str, kwargs: dict[str, Any]) -> Any:
+    """Makes LIBRARY:ID by the library's adapter."""
+    about = LIBRARIES[library]
+    try:
+        importlib.import_module(library)
+        adapter = load_object(f"contrib.adapters.{library}:{about.adapter}", "environment")
+    except ImportError as error:
+        raise ValueError(
+            f"environment {source} needs the package: pip install {about.package}"
+        ) from error
+    identifier = source.partition(":")[2]
+    try:
+        return adapter(identifier, **kwargs)
+    except FileNotFoundError:
+        raise
+    # Each library raises in its own way over what it lacks.
+    except Exception as error:
+        on_one_line = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = on_one_line[:MAX_REASON_CHARS]
+        raise ValueError(f"{source} cannot be made with {kwargs}: {reason}") from error
+
+
+def _construct(make: Any, kwargs: dict[str, Any]) -> Any:
+    """Calls a user's class or function, with its config where it is built from one."""
+    if not callable(make):
+        raise ValueError(
+            f"an environment is made from a class or a function, not from a {type(make).__name__}"
+        )
+    if not kwargs:
+        return make()
+    taker = taker_of(make, kwargs)
+    if taker is make:
+        return make(**kwargs)
+    return make(taker(**kwargs))
+
+
+def taker_of(make: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Returns what takes the arguments: the class or function itself, or its `config_cls`.
+
+    A class takes them by its config where that is all that it is built from. ValueError where they
+    do not fit.
+    """
+    parameters = list(inspect.signature(make).parameters)
+    by_config = isinstance(make, type) and parameters == ["config"] and "config" not in kwargs
+    taker = make.config_cls if by_config else make
+    try:
+        inspect.signature(taker).bind(**kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"{make.__name__} takes {inspect.signature(taker)}, not {sorted(kwargs)}: {error}"
+        ) from error
+    return taker

@@ -1,0 +1,84 @@
+"""A call as the model wrote it, and the record of what came of it.
+
+Invariant: a record is made once, where the call was executed; the turn, its user and the metrics
+read it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from custom.env import Observation
+
+ErrorKind: TypeAlias = Literal[
+    "", "unknown_tool", "bad_json", "bad_arguments", "exception", "timeout"
+]
+# The name under which calls of no registered tool are counted: a model's inventions are no
+# metric's names.
+UNKNOWN = "(unknown)"
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """Holds a call as the model wrote it.
+
+    `arguments` is text where the model gave only that; it then stands for the tool's one parameter.
+    With an `error_kind` the call cannot be executed, and `error` tells the model why.
+    """
+
+    name: str
+    arguments: dict[str, Any] | str = field(default_factory=dict)
+    error_kind: ErrorKind = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Holds what a tool returned or, with an `error_kind`, the text of what went wrong."""
+
+    value: Any
+    error_kind: ErrorKind = ""
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """Holds what came of one call.
+
+    Attributes:
+        call: the call as the model wrote it.
+        name: a registered tool's, or UNKNOWN.
+        value: what the tool returned, or the error's text.
+        error_kind: empty where the call succeeded; "no_call" for a turn without a call.
+        observation: what the model is shown.
+        seconds: the time until then.
+    """
+
+    call: ToolCall
+    name: str
+    value: Any
+    error_kind: str
+    observation: Observation
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Returns whether the call succeeded."""
+        return not self.error_kind
+
+    @property
+    def result(self) -> str:
+        """Returns the observation as text."""
+        if isinstance(self.observation, str):
+            return self.observation
+        return "\n".join(message["content"] for message in self.observation)
+
+    def as_info(self) -> dict[str, Any]:
+        """Returns the entry for `info["tool_calls"]`, which metrics and reward functions read."""
+        return {
+            "name": self.name,
+            "ok": self.ok,
+            "error_kind": self.error_kind,
+            "seconds": self.seconds,
+        }
+
+    # SHIM: custom/agent.py calls it so.
+    facts = as_info

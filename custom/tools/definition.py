@@ -1,0 +1,65 @@
+"""What a tool is: a definition that the model reads, and a method that answers its calls.
+
+Invariant: a tool knows nothing of parsers, counts or turns. It gets arguments by name, and returns
+or raises.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class ToolError(Exception):
+    """Fails a call with exactly this text; raised by a tool."""
+
+
+@dataclass(frozen=True)
+class ToolDefinition:
+    """Describes a tool to the model.
+
+    Args:
+        name: unlike all others'.
+        description: for the model.
+        parameters: a JSON schema of an object; arguments are checked against it before the tool
+            sees them.
+        timeout_s: seconds after which a call counts as failed; None: the tool sees to it itself.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    timeout_s: float | None = None
+
+    def schema(self) -> dict[str, Any]:
+        """Returns OpenAI's function schema, which chat templates take as `tools=`."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+        }
+        return {"type": "function", "function": function}
+
+
+class Tool(ABC):
+    """Answers calls of the model; write `definition` and `execute`.
+
+    class Echo(Tool):
+        definition = ToolDefinition(
+            name="echo",
+            description="Echoes.",
+            parameters={"type": "object", "properties": {"text": {"type": "string"}}},
+        )
+
+        def execute(self, text: str = "") -> str:
+            return text
+    """
+
+    definition: ToolDefinition
+
+    @abstractmethod
+    def execute(self, *args: Any, **arguments: Any) -> Any:
+        """Gets the arguments by name and returns the observation: text, or what JSON can show.
+
+        A StepResult instead brings a reward and may end the episode. Raising is fine: the model
+        sees the message. A TimeoutError counts as a timeout.
+        """

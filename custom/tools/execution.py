@@ -1,0 +1,112 @@
+"""Checks a call's arguments and runs a tool's code, whatever either of them does.
+
+Invariant: `guarded` raises nothing that a tool raised but what ends the episode or the program;
+`checked_arguments` raises a ValueError only, whose text is for the model.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from custom.env import Abandoned, cut_middle
+from custom.tools.calls import Outcome
+from custom.tools.definition import Tool, ToolError
+from custom.tools.environment_step import EnvironmentStepTool
+
+# Characters of a problem with arguments, and of the place where it is, that the model is shown.
+MAX_PROBLEM_CHARS = 300
+MAX_PLACE_CHARS = 100
+
+
+def make_validator(tool: Tool) -> Any:
+    """Makes what checks arguments against a tool's schema; ValueError where that is none."""
+    import jsonschema
+
+    schema = tool.definition.parameters
+    validator_class = jsonschema.validators.validator_for(
+        schema, default=jsonschema.Draft202012Validator
+    )
+    validator = validator_class(schema)
+    try:
+        validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ValueError(
+            f"the parameters of tool {tool.definition.name!r}: {error.message}"
+        ) from error
+    return validator
+
+
+def checked_arguments(tool: Tool, arguments: dict[str, Any] | str) -> dict[str, Any]:
+    """Returns a call's arguments by name, as the tool's schema and signature have them.
+
+    Args:
+        tool: the tool that is called.
+        arguments: by name, or a text that stands for the tool's one parameter.
+    Raises:
+        ValueError: what is wrong with them.
+    """
+    if isinstance(arguments, str):
+        arguments = _name_single_argument(tool, arguments)
+    try:
+        problem = _find_problem(tool, arguments)
+    # An unknown name, a reference that does not resolve, nesting too deep.
+    except Exception as error:
+        problem = message_of(error)
+    if problem is not None:
+        raise ValueError(cut_middle(problem, MAX_PROBLEM_CHARS))
+    return arguments
+
+
+def _name_single_argument(tool: Tool, text: str) -> dict[str, Any]:
+    """Returns the text under the name of the tool's one parameter."""
+    schema = tool.definition.parameters
+    names = schema.get("required") or list(schema.get("properties", {}))
+    if len(names) > 1 or (text.strip() and not names):
+        raise ValueError(f"give a JSON object with: {', '.join(names) or 'nothing in it'}")
+    if not names:
+        return {}
+    return {names[0]: text}
+
+
+def _find_problem(tool: Tool, arguments: dict[str, Any]) -> str | None:
+    """Returns what the schema has against the arguments; raises what the signature has."""
+    error = next(make_validator(tool).iter_errors(arguments), None)
+    if error is None:
+        called = tool.execute
+        if isinstance(tool, EnvironmentStepTool):
+            called = tool.action_text
+        inspect.signature(called).bind(**arguments)
+        return None
+    place = ".".join(map(str, error.absolute_path))
+    if not place:
+        return error.message
+    return f"at {cut_middle(place, MAX_PLACE_CHARS)!r}: {error.message}"
+
+
+def guarded(function: Callable[[], Any], in_thread: bool = False) -> Outcome:
+    """Calls a function and returns its result, or the text and the kind of what it raised.
+
+    A tool's SystemExit ends nothing. A KeyboardInterrupt passes through, unless the function runs
+    in a thread of its own (`in_thread`), where no user pressed a key.
+    """
+    try:
+        return Outcome(function())
+    except ToolError as error:
+        return Outcome(message_of(error), "exception")
+    except TimeoutError as error:
+        return Outcome(message_of(error) or "timed out", "timeout")
+    except Abandoned:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and not in_thread:
+            raise
+        return Outcome(f"{type(error).__name__}: {message_of(error)}", "exception")
+
+
+def message_of(error: BaseException) -> str:
+    """Returns an exception's text; never raises."""
+    try:
+        return str(error)
+    # A tool's exceptions may do anything.
+    except Exception:
+        return "(no message)"

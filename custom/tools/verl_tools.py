@@ -1,0 +1,102 @@
+"""Tools written for verl: they have verl's base class, under its name, and a file that lists them.
+
+A file of `actor_rollout_ref.rollout.multi_turn.tool_config_path` is an entry of `agent.tools` like
+any other:
+
+    tools:
+      - class_name: package.module.Class      # or /path/to/file.py:Class
+        config: {}
+        tool_schema: {type: function, function: {name: search, description: …, parameters: {…}}}
+"""
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from custom.tools.definition import Tool, ToolDefinition
+from data.loading import load_object
+
+
+@dataclass
+class ToolResponse:
+    """Holds the answer of a tool of verl's; only text is shown to the model."""
+
+    text: str | None = None
+    image: Any = None
+    video: Any = None
+
+
+class BaseTool:
+    """Stands for verl's base class: `execute` is a coroutine, between `create` and `release`."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
+        self.config = config
+        self.tool_schema = tool_schema
+        self.name = tool_schema["function"]["name"]
+
+    async def create(
+        self, instance_id: str | None = None, **kwargs: Any
+    ) -> tuple[str, ToolResponse]:
+        """Begins an instance."""
+        return instance_id or str(uuid.uuid4()), ToolResponse()
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[Any, float, dict]:
+        """Answers a call: (response, reward, metrics), of which the response counts here."""
+        raise NotImplementedError(f"{type(self).__name__}.execute")
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Ends an instance."""
+
+
+class VerlTool(Tool):
+    """Answers calls by a tool of verl's, each in an instance of its own."""
+
+    def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
+        self.tool = tool
+        function = schema["function"]
+        self.definition = ToolDefinition(
+            name=function["name"],
+            description=function.get("description") or "",
+            parameters=function.get("parameters") or {"type": "object", "properties": {}},
+        )
+
+    def execute(self, **arguments: Any) -> Any:
+        """Runs the call to its end."""
+        return asyncio.run(self._call(arguments))
+
+    async def _call(self, arguments: dict[str, Any]) -> Any:
+        created = await self.tool.create(str(uuid.uuid4()))
+        instance = created[0] if isinstance(created, tuple) else created
+        try:
+            answer = await self.tool.execute(instance, arguments)
+        finally:
+            await self.tool.release(instance)
+        response = answer[0] if isinstance(answer, tuple) else answer
+        if isinstance(response, str):
+            return response
+        return response.text
+
+
+def read_tool_config(path: str) -> Iterator[Tool]:
+    """Makes the tools that a file of verl's form describes."""
+    for entry in OmegaConf.load(path).tools:
+        separator = ":" if ":" in entry.class_name else "."
+        module, _, name = entry.class_name.rpartition(separator)
+        tool_class = load_object(f"{module}:{name}", f"{path}:")
+        if issubclass(tool_class, Tool):
+            yield tool_class()
+        else:
+            config = _as_dict(entry, "config")
+            tool = tool_class(config, entry.tool_schema)
+            yield VerlTool(tool, _as_dict(entry, "tool_schema"))
+
+
+def _as_dict(entry: Any, key: str) -> Any:
+    """Returns a section of an entry as plain Python; an empty dict where it is missing."""
+    return OmegaConf.to_container(entry.get(key) or OmegaConf.create())
