@@ -28,7 +28,7 @@ from data.containers import seed_for
 from data.protocol import DataProto
 from tests.conftest import PROJECT
 from tests.e2e.agent_games import fate
-from tests.e2e.test_ray import NOISE, cluster  # noqa: F401  (a fixture)
+from tests.e2e.test_ray import NOISE
 from tests.e2e.test_resume import run_and_kill, tensors
 from tests.e2e.test_training import ENGINES, ESTIMATORS, read_steps
 from training.agent_trainer import AgentTrainer

@@ -10,14 +10,14 @@ import torch
 
 pytest.importorskip("ray")
 
-from tests.e2e.test_ray import FIXED, ROLLOUT, assert_same, cluster, fit  # noqa: F401
+from tests.e2e.test_ray import FIXED, ROLLOUT, assert_same, fit
 from tests.e2e.test_training import read_steps, tiny_config
 
 pytestmark = pytest.mark.gpu
 
 
 def test_a_rank_that_ray_places_gives_the_numbers_of_this_process(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_task,
     tmp_path,
     device,
@@ -37,7 +37,7 @@ def test_a_rank_that_ray_places_gives_the_numbers_of_this_process(
 
 @pytest.mark.vllm
 def test_an_engine_that_two_ranks_share_follows_the_policy(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_task,
     wide_model,
     tmp_path,
