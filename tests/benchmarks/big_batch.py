@@ -31,7 +31,10 @@ def seconds(call: Callable[[], object], repeats: int = 3) -> float:
 
 
 def batch() -> dict[str, Any]:
-    """Makes what the estimators and losses ask for: rows of random lengths, each of up to eight turns."""
+    """Makes what the estimators and losses ask for.
+
+    Rows of random lengths, each of up to eight turns.
+    """
     torch.manual_seed(0)
     lengths = torch.randint(1, TOKENS + 1, (ROWS, 1))
     mask = (torch.arange(TOKENS) < lengths).long()

@@ -1,12 +1,14 @@
-"""How long a checkpoint holds up training: SmolLM2-135M with vLLM, the same step again and again (hardly any learning
+"""How long a checkpoint holds up training.
+
+SmolLM2-135M with vLLM, the same step again and again (hardly any learning
 rate, same prompts and seeds).
 
     none         two steps
     background   a save is begun, then two steps, then what is left of the save
     waited       a save is begun and waited for, then two steps
 
-A stall is what two steps take more than without a save, as a share of one step. Run with nothing else on the machine:
-python -m tests.benchmarks.checkpoint_stall [ROUNDS]
+A stall is what two steps take more than without a save, as a share of one step. Run with nothing
+else on the machine: python -m tests.benchmarks.checkpoint_stall [ROUNDS]
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""Memory and time of the driver's side of a GRPO step: prompts of 1,024 tokens, responses of up to 15,360, eight ranks.
+"""Memory and time of the driver's side of a GRPO step.
 
-A step is what the driver does between the workers' calls: it takes the ranks' batches as Ray hands them over, joins and
-arranges them, scores, computes advantages, packs what each rank is to be given for the update, and summarises. What Ray
-holds of them counts as the driver's. Each number of rows runs in a process of its own, and the two largest give a line
-on to 65,536 rows; what is of constant size is in both. Two cases: every row full, and lengths that are log-normal with
-a mean of 2,048 tokens.
+Prompts of 1,024 tokens, responses of up to 15,360, eight ranks.
+
+A step is what the driver does between the workers' calls: it takes the ranks' batches as Ray hands
+them over, joins and arranges them, scores, computes advantages, packs what each rank is to be given
+for the update, and summarises. What Ray holds of them counts as the driver's. Each number of rows
+runs in a process of its own, and the two largest give a line on to 65,536 rows; what is of constant
+size is in both. Two cases: every row full, and lengths that are log-normal with a mean of 2,048
+tokens.
 
 Run with nothing else on the machine: python -m tests.benchmarks.driver_memory
 """

@@ -4,9 +4,10 @@
     python -m tests.benchmarks.head --device cuda                    Qwen2.5's at 16,384 tokens
     python -m tests.benchmarks.head --sizes 4096x1536x151936 --dtype float32
 
-A size is tokens x hidden x vocabulary. Weights are float32 and tied to nothing; products are in autocast's type. Memory
-is the most above what the inputs and the gradients hold. On a CPU it is the process's, sampled every 5 ms, and time is
-of one thread: what else runs on the machine does not count.
+A size is tokens x hidden x vocabulary. Weights are float32 and tied to nothing; products are in
+autocast's type. Memory is the most above what the inputs and the gradients hold. On a CPU it is the
+process's, sampled every 5 ms, and time is of one thread: what else runs on the machine does not
+count.
 """
 
 from __future__ import annotations

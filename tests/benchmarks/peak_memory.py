@@ -60,7 +60,8 @@ def activation_bytes(worker, batch) -> int:
 
 
 def main(steps: int) -> None:
-    # What the engine, the model class and the reward import when they are first used counts as imports.
+    # What the engine, the model class and the reward import when they are first used counts as
+    # imports.
     import reasoning_gym  # noqa: F401
     from transformers import LlamaForCausalLM  # noqa: F401
     from vllm import LLMEngine  # noqa: F401

@@ -1,6 +1,7 @@
 """Faults to seed into a running trainer: each breaks one thing that no exception tells of.
 
-A fault takes the trainer (one rank in this process) at the beginning of a step and patches it for good.
+A fault takes the trainer (one rank in this process) at the beginning of a step and patches it for
+good.
 """
 
 from __future__ import annotations

@@ -112,7 +112,10 @@ def no_fault(trainer: Any) -> None:
 
 
 def watch(config: PPOConfig, fault: Fault = no_fault, begins: int = BEGINS) -> list[set[str]]:
-    """Trains with the fault from step `begins` on (0: before any); returns the alarms that stood at each step."""
+    """Trains with the fault from step `begins` on (0: before any).
+
+    Returns the alarms that stood at each step.
+    """
     trainer = build_trainer(config)
     step = trainer.train_step
 

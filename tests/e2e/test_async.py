@@ -13,7 +13,7 @@ import torch
 
 from data.protocol import DataProto
 from tests.e2e.test_agents import GRPO, fit, game_config, playing
-from tests.e2e.test_ray import NOISE, cluster, numbers  # noqa: F401  (a fixture)
+from tests.e2e.test_ray import NOISE, numbers
 from tests.e2e.test_resume import tensors
 from tests.unit.test_rollout import build_engine, encode, model_spec, perturb
 from training.config.loader import ConfigError
@@ -45,7 +45,7 @@ def cut(trainer: Any) -> None:
 
 
 def test_engines_of_their_own_give_the_numbers_of_colocated_ones(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_game: Path,
     tmp_path: Path,
 ) -> None:
@@ -58,7 +58,7 @@ def test_engines_of_their_own_give_the_numbers_of_colocated_ones(
 
 
 def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_game: Path,
     tmp_path: Path,
 ) -> None:
@@ -94,7 +94,7 @@ def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
 
 @pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_token_is_older_than_the_bound_and_no_row_is_lost_or_comes_twice(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_game: Path,
     tmp_path: Path,
     level: int,
@@ -122,7 +122,7 @@ def test_no_token_is_older_than_the_bound_and_no_row_is_lost_or_comes_twice(
 
 @pytest.mark.slow
 def test_groups_older_than_the_bound_are_masked_and_counted(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_game: Path,
     tmp_path: Path,
 ) -> None:
@@ -176,7 +176,7 @@ def test_running_requests_go_on_with_new_weights_and_say_which_sampled_each_toke
 
 
 def test_episodes_are_finished_first_where_weights_may_not_reach_them(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_game: Path,
     tmp_path: Path,
 ) -> None:

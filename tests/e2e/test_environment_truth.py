@@ -1,4 +1,7 @@
-"""Runs whose environments are not what they should be, end to end: they stop, say why, and leave what they should."""
+"""Runs whose environments are not what they should be, end to end.
+
+They stop, say why, and leave what they should.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ranks that fail under Ray: what the run says of them, and that it goes on with nothing left of the attempt before."""
+"""Ranks that fail under Ray.
+
+What the run says of them, and that it goes on with nothing left of the attempt before.
+"""
 
 from __future__ import annotations
 

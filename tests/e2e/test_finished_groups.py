@@ -15,7 +15,6 @@ import torch
 
 from data.protocol import DataProto
 from tests.e2e.test_agents import GRPO, fit, game_config
-from tests.e2e.test_ray import cluster  # noqa: F401  (a fixture)
 from tests.e2e.test_resume import tensors
 from tests.e2e.test_training import read_steps
 from training.async_rollout.group_streaming import GroupStreamingPhases

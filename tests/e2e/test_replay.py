@@ -1,4 +1,6 @@
-"""Recorded episodes played again: a real run's are the same, and whatever was changed in a record, or does not repeat
+"""Recorded episodes played again.
+
+A real run's are the same, and whatever was changed in a record, or does not repeat
 itself, is named.
 """
 
@@ -84,7 +86,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(model: Path, run_dir: Path, *overrides: str) -> Path:
-    """Two steps of the quickstart, small; the run's folder, with config.yaml and episodes/1.jsonl."""
+    """Two steps of the quickstart, small.
+
+    The run's folder, with config.yaml and episodes/1.jsonl.
+    """
     argv = [
         "configs/quickstart.yaml",
         f"actor_rollout_ref.model.path={model}",

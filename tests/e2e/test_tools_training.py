@@ -63,7 +63,9 @@ def opening(tokenizer: PreTrainedTokenizerFast, seed: int, *further: Tool) -> st
 
 
 class ScriptedEngine(BaseRollout):
-    """Says what it is told: turn t of episode i is `scripts[i][t]`, as tokens. There are no weights; everything else is
+    """Says what it is told: turn t of episode i is `scripts[i][t]`, as tokens.
+
+    There are no weights; everything else is
     what real engines do.
     """
 
@@ -234,7 +236,8 @@ def write_caller(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     answer = [*tokenizer.encode(CALL, add_special_tokens=False), tokenizer.eos_token_id]
     for step in range(150):
-        # First behind short texts, where it is learned quickly, then behind the prompts that there will be.
+        # First behind short texts, where it is learned quickly, then behind the prompts that there
+        # will be.
         prompt = tokenizer.encode(opening(tokenizer, seed=step))[-32 if step < 90 else 0 :]
         ids = torch.tensor([prompt + answer])
         labels = torch.tensor([[-100] * len(prompt) + answer])

@@ -117,7 +117,10 @@ def update(worker: Worker) -> None:
 def test_workers_that_offload_go_on_from_their_checkpoint(
     tiny_task, tmp_path, device, kinds
 ) -> None:
-    """It is loaded while weights are in CPU memory; the moments must follow them to the device at the next update."""
+    """It is loaded while weights are in CPU memory.
+
+    The moments must follow them to the device at the next update.
+    """
     sections = ("actor_rollout_ref.actor", "critic")
     keys = [f"{section}.fsdp_config.{kind}_offload=true" for section in sections for kind in kinds]
     for old, new in zip(

@@ -190,7 +190,8 @@ def test_three_steps_of_the_fused_optimizer_end_like_the_cpus(lm, cpu_lm, device
         assert metrics["actor/skipped_updates"] == 0
         assert {state["step"].device for state in optimizer.state.values()} == {where}
         ends.append(nn.utils.parameters_to_vector(module.parameters()).detach().cpu() - start)
-    # AdamW divides by the gradient's size: where that is next to nothing, so is what the two agree on.
+    # AdamW divides by the gradient's size: where that is next to nothing, so is what the two agree
+    # on.
     assert_near(ends[0], ends[1], 1e-2)
 
 
@@ -203,7 +204,10 @@ def test_an_infinite_gradient_is_skipped_on_the_device_too(lm, device) -> None:
 
 
 def test_logits_of_a_batch_never_exist_as_a_whole(tiny_task, cuda_memory) -> None:
-    """1,024 sampled tokens of a vocabulary of 262,144: logits and their gradient would take 1 GiB each in float32."""
+    """1,024 sampled tokens of a vocabulary of 262,144.
+
+    Logits and their gradient would take 1 GiB each in float32.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     device, vocab, tokens = cuda_memory, 262_144, 1024

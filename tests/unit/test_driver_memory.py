@@ -1,4 +1,7 @@
-"""The driver's maths on a batch that is cut into blocks of rows: the numbers, and the memory that it takes."""
+"""The driver's maths on a batch that is cut into blocks of rows.
+
+The numbers, and the memory that it takes.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,8 @@ def peak_mib(call: Callable[[], object]) -> float:
 @pytest.mark.parametrize(
     ("call", "most"),
     [
-        # A float32 matrix is 16 MiB, a mask 4; of what is returned each has one, or a mask, or a number.
+        # A float32 matrix is 16 MiB, a mask 4; of what is returned each has one, or a mask, or a
+        # number.
         (
             lambda t, uid: core_algos.compute_grpo_outcome_advantage(
                 t["token_level_rewards"], t["response_mask"], uid

@@ -44,7 +44,10 @@ def test_reduction_takes_numbers_arrays_and_tensors_of_any_shape():
 
 
 def batch_of_three_episodes(dummy=True):
-    """Makes episodes x of rows 0 and 2, y of row 1, z of row 3, which sampled nothing, and a dummy; P = 2, R = 3."""
+    """Makes episodes x of rows 0 and 2, y of row 1, z of row 3, which sampled nothing, and a dummy.
+
+    P = 2, R = 3.
+    """
     response_mask = torch.tensor([[1, 0, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]])
     responded = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]])
     prompted = torch.tensor([[0, 1], [1, 1], [1, 1], [0, 1], [1, 1]])
@@ -188,7 +191,8 @@ def test_majority_vote_takes_the_value_of_the_most_frequent_answer():
     assert metrics.calc_maj_val(data[:2], "pred", "val") == 0.0
     infos = {"reward": [0.0, 1.0, 1.0], "pred": ["a", "b", "b"]}
     result = metrics.process_validation_metrics(["s"] * 3, ["p"] * 3, infos)["s"]["reward"]
-    # Majority of 3 draws of which each is right with 2/3: 3 (2/3)^2 (1/3) + (2/3)^3 = 20/27, from 1,000 resamples.
+    # Majority of 3 draws of which each is right with 2/3: 3 (2/3)^2 (1/3) + (2/3)^3 = 20/27, from
+    # 1,000 resamples.
     assert result["maj@3/mean"] == pytest.approx(20 / 27, abs=0.05)
     assert result == metrics.process_validation_metrics(["s"] * 3, ["p"] * 3, infos)["s"]["reward"]
 
@@ -219,7 +223,8 @@ def test_a_variable_counts_in_the_sources_whose_every_sample_has_a_number():
 
 
 def test_a_number_lacking_in_one_group_leaves_the_variable_out_of_the_whole_source():
-    # Prompts of different numbers of samples are worked on apart; the rule is about the source all the same.
+    # Prompts of different numbers of samples are worked on apart; the rule is about the source all
+    # the same.
     result = metrics.process_validation_metrics(
         ["s"] * 3, ["1", "1", "2"], {"reward": [0, 1, 2], "acc": [1, 1, None]}
     )
@@ -232,7 +237,8 @@ def test_majority_votes_are_taken_in_sources_that_have_answers_of_any_type():
         ["a", "a", "b", "b", "b", "b"], ["1", "1", "2", "2", "2", "2"], infos
     )
     assert not any(name.startswith("maj") for name in result["a"]["reward"])
-    # None votes too. With 1/4 a draw, it wins by 3 or 4 of 4 draws, 13/256, or as the earlier of two and two, 27/256.
+    # None votes too. With 1/4 a draw, it wins by 3 or 4 of 4 draws, 13/256, or as the earlier of
+    # two and two, 27/256.
     assert result["b"]["reward"]["maj@4/mean"] == pytest.approx(1 - 40 / 256, abs=0.04)
     infos = {"reward": [1.0, 1.0], "pred": [float("nan"), float("nan")]}
     assert (

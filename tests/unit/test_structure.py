@@ -13,7 +13,8 @@ import pytest
 from tests.conftest import PROJECT
 
 PACKAGES = ("setup", "data", "training", "workers", "custom")
-# Rooms from the ground up, a module belonging to the longest name that fits: each may import what is at or below it.
+# Rooms from the ground up, a module belonging to the longest name that fits: each may import what
+# is at or below it.
 ROOMS = (
     "data",
     "custom.env",

@@ -1,4 +1,7 @@
-"""The watch over a process: what it writes where nothing moves, what it leaves, and whom it leaves alone."""
+"""The watch over a process.
+
+What it writes where nothing moves, what it leaves, and whom it leaves alone.
+"""
 
 from __future__ import annotations
 
