@@ -17,7 +17,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
-from custom.adapters.base import make_environment
 from custom.env import BadEnvironment, Message, Observation, StepResult, Task, Trajectory
 from custom.env_calls import (
     MAX_OBSERVATION_CHARS,
@@ -30,6 +29,7 @@ from custom.env_calls import (
     step_environment,
     takes_keyword,
 )
+from custom.env_factory import make_environment
 from custom.tools import ActionParser, MultiTurnManager, Tool, ToolRegistry, get_parser, load_tools
 from data.loading import load_extern_object
 
@@ -131,7 +131,7 @@ class Agent:
         if not turn.calls:
             observation = self._with_state(observation)
         info = dict(turn.info)
-        info["tool_calls"] = [record.facts() for record in turn.calls]
+        info["tool_calls"] = [record.as_info() for record in turn.calls]
         return StepResult(observation, check_reward(turn.reward, "a tool"), turn.done, info)
 
     def _with_state(self, observation: Observation) -> Observation:

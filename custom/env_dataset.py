@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from custom.adapters.base import make_environment
 from custom.agent import Agent, as_user_messages
 from custom.env import Message
 from custom.env_calls import call_method
+from custom.env_factory import make_environment
 from data.rl_dataset import RLHFDataset, truncate
 from data.turn_tokens import encode_chat
 

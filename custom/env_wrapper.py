@@ -3,7 +3,7 @@
 They live in `custom.adapters`; nothing is defined here.
 """
 
-from custom.adapters.base import make_environment
-from custom.adapters.gymnasium import GymnasiumEnvironment
-from custom.adapters.reasoning_gym import ReasoningGymEnvironment
-from custom.adapters.textarena import TextArenaEnvironment
+from contrib.adapters.gymnasium import GymnasiumEnvironment
+from contrib.adapters.reasoning_gym import ReasoningGymEnvironment
+from contrib.adapters.textarena import TextArenaEnvironment
+from custom.env_factory import make_environment

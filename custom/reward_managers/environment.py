@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from custom.adapters.base import make_environment
 from custom.agent import reward_of
 from custom.env import Observation, StepResult, Trajectory
 from custom.env_calls import check_reward, reset_environment, step_environment
+from custom.env_factory import make_environment
 from custom.reward_managers.decoding import decode_prompt, decode_sampled
 from custom.reward_managers.registry import register_reward_manager
-from data.containers import place_outcome_rewards
+from data.outcome_rewards import place_outcome_rewards
 from data.protocol import DataProto
 
 # Of a response, in an error message.

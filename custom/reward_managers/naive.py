@@ -20,9 +20,9 @@ from custom.env_calls import shown
 from custom.reward_managers.decoding import decode_prompt, decode_sampled
 from custom.reward_managers.registry import register_reward_manager
 from custom.reward_score import default_compute_score
-from data.containers import place_outcome_rewards
+from data.outcome_rewards import place_outcome_rewards
 from data.protocol import DataProto
-from data.watch import beat
+from data.watchdog import beat
 
 # Of a response, in an error message.
 MAX_SHOWN_CHARS = 200

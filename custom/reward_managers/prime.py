@@ -20,7 +20,7 @@ from custom.confine import die_with_parent
 from custom.reward_managers.naive import NaiveRewardManager, Sample
 from custom.reward_managers.prime_process import score_from_file
 from custom.reward_managers.registry import register_reward_manager
-from data.watch import beat
+from data.watchdog import beat
 
 logger = logging.getLogger(__name__)
 

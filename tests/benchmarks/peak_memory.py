@@ -38,7 +38,7 @@ class PeakWatcher(threading.Thread):
 
 def activation_bytes(worker, batch) -> int:
     """What autograd keeps of the largest micro-batch between forward and backward, each storage once, no parameters."""
-    from workers.model.forward import iter_micro_batches
+    from workers.model.micro_batches import iter_micro_batches
 
     actor = worker.actor
     parameters = {p.untyped_storage().data_ptr() for p in worker.module.parameters()}

@@ -23,7 +23,7 @@ from data.rl_dataset import RLHFDataset, collate_fn, create_dataset, normalise_r
 from examples.prepare_quickstart import make_tokenizer
 from tests.e2e.test_training import read_steps, tiny_config
 from training.config import DataConfig
-from training.config.section import CustomClassConfig
+from training.config.schema.common import CustomClassConfig
 from training.ray_trainer import RayPPOTrainer
 from training.reward import compute_reward, load_reward_manager
 

@@ -25,10 +25,11 @@ from custom.reward_manager import (
     register_reward_manager,
 )
 from custom.reward_score import default_compute_score, extract_answer
-from data.containers import move_to_sampled_tokens, object_array, place_outcome_rewards
+from data.array_ops import object_array
+from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards
 from data.protocol import DataProto
 from tests.conftest import PROJECT
-from training.config.algorithm_settings import OverlongBufferConfig
+from training.config.schema.reward import OverlongBufferConfig
 from training.reward import (
     compute_reward,
     compute_reward_async,

@@ -18,16 +18,9 @@ from pydantic import ValidationError
 
 from training.config.checks import check_config
 from training.config.command_line import USAGE, asks_for_help, read_command_line
-
-# SHIM: names that moved to training.config.explain and training.config.reference.
-from training.config.explain import attribute_reads as attribute_reads
-from training.config.explain import explain as explain
-from training.config.explain import reader as reader
-from training.config.explain import sizes as sizes
 from training.config.layers import COMMAND_LINE, Layers
 from training.config.leaves import build
-from training.config.reference import reference_yaml as reference_yaml
-from training.config.reference import to_yaml as to_yaml
+from training.config.reference import reference_yaml
 from training.config.resources.engines import describe_unasked_engine
 from training.config.schema.ppo import PPOConfig
 from training.config.values import convert, describe_fault, fault_location

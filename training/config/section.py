@@ -5,7 +5,6 @@ it: a field of type `Fraction` refuses 1.5 by itself. What several fields contra
 section's method `problems`. A section never changes once it is made.
 """
 
-import importlib
 import os
 from collections.abc import Iterator
 from dataclasses import field
@@ -135,26 +134,3 @@ class Section:
     def __getitem__(self, name: str) -> Any:
         """Returns the field; raises KeyError where there is none."""
         return vars(self)[name]
-
-
-# SHIM: names that have moved, until those who import them from here are joined.
-_MOVED = {
-    "CustomClassConfig": ("training.config.schema.common", "CustomClassConfig"),
-    "Leaf": ("training.config.leaves", "Leaf"),
-    "anchored": ("training.config.leaves", "anchored"),
-    "build": ("training.config.leaves", "build"),
-    "field_docs": ("training.config.leaves", "field_docs"),
-    "leaves": ("training.config.leaves", "leaves"),
-    "as_text": ("training.config.values", "as_text"),
-    "convert": ("training.config.values", "convert"),
-    "fault_at": ("training.config.values", "fault_location"),
-    "parse": ("training.config.values", "parse"),
-    "said_of": ("training.config.values", "describe_fault"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MOVED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, new_name = _MOVED[name]
-    return getattr(importlib.import_module(module), new_name)

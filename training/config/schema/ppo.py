@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Self
 
-from custom.adapters.base import LIBRARIES, Library, library_of
+from custom.env_factory import LIBRARIES, Library, library_of
 from training.config.batch_plan import BatchPlan, UpdatePlan
 from training.config.estimator_needs import estimator_needs
 from training.config.schema.actor import ActorConfig
