@@ -57,11 +57,17 @@ class Trial:
         max_turns: the most turns that the game lasts by its own rules; None: unknown.
         differs: under one seed the game began differently, or answered the same first action
             differently.
+        samples_actions: random answers were the environment's own (`sample_action`), not words of
+            what it said.
+        first_reply: the messages that answered a random player's first action; none where it
+            crashed.
     """
 
     outcomes: dict[str, Outcome]
     max_turns: int | None
     differs: bool
+    samples_actions: bool
+    first_reply: list[Message]
 
 
 @dataclass
@@ -72,6 +78,7 @@ class TrialEpisode:
         error: what was raised; empty where nothing was.
         first_messages: what the episode began with.
         first_reply: the messages that answered the first action.
+        samples_actions: an answer was the environment's own.
     """
 
     reward: float = 0.0
@@ -79,6 +86,7 @@ class TrialEpisode:
     error: str = ""
     first_messages: list[Message] = field(default_factory=list)
     first_reply: list[Message] = field(default_factory=list)
+    samples_actions: bool = False
 
 
 def play_trial(
@@ -108,10 +116,14 @@ def play_trial(
                 episodes_of[player].append(episode)
         differs = differs or _differ(of_this_seed)
     max_turns = getattr(agent.environment, "max_turns", None)
+    random_episodes = episodes_of["random"]
+    first_replies = [episode.first_reply for episode in random_episodes if episode.first_reply]
     return Trial(
         outcomes={player: _outcome(played) for player, played in episodes_of.items() if played},
         max_turns=max_turns if isinstance(max_turns, int) else None,
         differs=differs,
+        samples_actions=any(episode.samples_actions for episode in random_episodes),
+        first_reply=first_replies[0] if first_replies else [],
     )
 
 
@@ -131,7 +143,7 @@ def _play_episode(
         while not done and episode.turns < max_turn:
             if time.monotonic() > deadline:
                 return None
-            answer = _answer(player, episode.turns, agent, generator, messages)
+            answer = _answer(player, episode, agent, generator, messages)
             result = agent.step(answer)
             messages = as_user_messages(result.observation)
             done = result.done
@@ -151,17 +163,22 @@ def _play_episode(
 
 
 def _answer(
-    player: str, turn: int, agent: Agent, generator: random.Random, messages: list[Message]
+    player: str,
+    episode: TrialEpisode,
+    agent: Agent,
+    generator: random.Random,
+    messages: list[Message],
 ) -> str:
     """Returns what the player says in a turn, after the messages that came last.
 
-    A random answer is the environment's `sample_action` where it has one, else a word of the last
-    message.
+    A random answer is the environment's `sample_action` where it has one, which the episode notes,
+    else a word of the last message.
     """
-    if player == "garbage" or (player == "quitting" and turn > 0):
+    if player == "garbage" or (player == "quitting" and episode.turns > 0):
         return generator.choice(GARBAGE)
     action = call_method(agent.environment, "sample_action", generator)
     if action is not None:
+        episode.samples_actions = True
         return str(action)
     words = re.findall(r"\w+", messages[-1]["content"]) if messages else []
     return generator.choice(words or ["hello"])

@@ -35,14 +35,15 @@ def normalise_row(
 
     Args:
         row: `input_ids` and `attention_mask`, 1-D tensors or lists of any length, padded on any
-            side; what the mask hides may be anything. That ids are of the vocabulary is not seen.
+            side. Ids are integers from 0; what the mask hides may be anything. That they are below
+            the vocabulary's size is not seen.
         truncation: "left" keeps the end, "right" the start, "middle" both ends, "error" raises.
         where: names the row in errors.
     Returns:
         the row with `input_ids`, `attention_mask`, `position_ids` (max_prompt_length,) int64, and
         `raw_prompt_ids`, the same tokens as a list without padding.
     Raises:
-        ValueError: a row lacks the two, has other shapes, or no tokens.
+        ValueError: a row lacks the two, has other shapes, no tokens, or numbers that are no ids.
     """
     token_ids = truncate(_real_tokens(row, where), max_prompt_length, truncation, where)
     missing = max_prompt_length - len(token_ids)
@@ -73,7 +74,19 @@ def _real_tokens(row: Mapping[str, Any], where: str) -> list[int]:
         )
     if not mask.any():
         raise ValueError(f"{where}: the prompt has no tokens; its attention_mask is all zero")
-    return input_ids.long()[mask.bool()].tolist()
+    is_integer = not input_ids.is_floating_point() and input_ids.dtype != torch.bool
+    if not is_integer:
+        raise ValueError(
+            f"{where}: input_ids are {input_ids.dtype}; allowed: integers, as tokenizer.encode "
+            "gives them"
+        )
+    token_ids: list[int] = input_ids.long()[mask.bool()].tolist()
+    lowest = min(token_ids)
+    if lowest < 0:
+        raise ValueError(
+            f"{where}: input_ids has {lowest}; token ids start at 0, padding needs attention_mask 0"
+        )
+    return token_ids
 
 
 def truncate(token_ids: list[int], max_length: int, truncation: str, where: str) -> list[int]:
@@ -89,11 +102,12 @@ def truncate(token_ids: list[int], max_length: int, truncation: str, where: str)
     return token_ids[:kept_ahead] + token_ids[kept_ahead + excess :]
 
 
-def overlong_error(where: str, length: int, limit: int) -> ValueError:
-    """Makes the error for a prompt that is too long."""
+def overlong_error(where: str, length: int, limit: int, others: int = 0) -> ValueError:
+    """Makes the error for a prompt that is too long, as so many others of its files are."""
+    count = f" ({others} more prompts are too long)" if others else ""
     return ValueError(
-        f"{where}: the prompt has {length} tokens, data.max_prompt_length is {limit}; raise it, "
-        "set data.filter_overlong_prompts=true, or data.truncation to left, right or middle"
+        f"{where}: the prompt has {length} tokens, data.max_prompt_length is {limit}{count}; raise "
+        "it, set data.filter_overlong_prompts=true, or data.truncation to left, right or middle"
     )
 
 
@@ -102,8 +116,10 @@ def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Tensor | np.
 
     Tensors are stacked to (B, …), all else becomes an object array (B,).
 
-    A key that some rows lack is None there. Raises torch's error where a tensor is lacking or of
-    another shape.
+    A key that some rows lack is None there.
+
+    Raises:
+        ValueError: a tensor is lacking or of another shape; names key and row.
     """
     # In the order in which they first appear.
     keys = dict.fromkeys(key for row in data_list for key in row)
@@ -111,10 +127,30 @@ def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Tensor | np.
     for key in keys:
         entries = [row.get(key) for row in data_list]
         if any(isinstance(entry, Tensor) for entry in entries):
-            columns[key] = torch.stack(entries)
+            columns[key] = _stack(key, entries)
         else:
             columns[key] = object_array(entries)
     return columns
+
+
+def _stack(key: str, entries: list[Any]) -> Tensor:
+    """Stacks the tensors of a column; raises ValueError as `collate_fn` does."""
+    forms = [_form_of(entry) for entry in entries]
+    for row, form in enumerate(forms):
+        if form != forms[0]:
+            raise ValueError(
+                f"{key!r} cannot be stacked: it is {forms[0]} in row 0 of the batch and {form} in "
+                f"row {row}. The Dataset must give every row a tensor of one shape (pad it), or "
+                "lists, which are kept as they are"
+            )
+    return torch.stack(entries)
+
+
+def _form_of(entry: Any) -> str:
+    """Describes an entry: a tensor by its shape, anything else by its type."""
+    if isinstance(entry, Tensor):
+        return str(tuple(entry.shape))
+    return type(entry).__name__
 
 
 @dataclass(frozen=True)

@@ -121,14 +121,18 @@ class RLHFDataset(Dataset):
         with ThreadPoolExecutor(config.filter_overlong_prompts_workers) as pool:
             lengths = list(pool.map(self._prompt_length, rows))
         fitting = []
+        overlong = []
         for row, length in zip(rows, lengths, strict=True):
             if length <= limit:
                 fitting.append(row)
-            elif not config.filter_overlong_prompts:
-                raise overlong_error(_origin(row), length, limit)
+            else:
+                overlong.append((row, length))
+        if overlong and not config.filter_overlong_prompts:
+            row, length = overlong[0]
+            raise overlong_error(_origin(row), length, limit, others=len(overlong) - 1)
         logger.info(
             "dropped %d of %d prompts longer than %d tokens",
-            len(lengths) - len(fitting),
+            len(overlong),
             len(lengths),
             limit,
         )

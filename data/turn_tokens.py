@@ -150,7 +150,8 @@ class TurnTokens:
         """Joins conversations of two turns and compares them with the template's own rendering.
 
         What costs quality but not exactness is logged: a tokenizer that cuts the text differently
-        where two turns meet, a template that drops tools, a turn whose end does not stop sampling.
+        where two turns meet, a template that drops thinking or tools, a turn whose end does not
+        stop sampling.
 
         Args:
             reply_roles: for each kind of reply that environments give, the roles of its messages;
@@ -172,6 +173,18 @@ class TurnTokens:
                 "the chat template of %r ignores tools=; describe them in the system message",
                 self.name,
             )
+        if any(self._moves_thinking(roles, tools) for roles in reply_roles):
+            logger.info(
+                "the chat template of %r drops or moves earlier thinking: such turns start new "
+                "rows",
+                self.name,
+            )
+
+    def _moves_thinking(self, roles: Sequence[str], tools: Tools) -> bool:
+        """Checks whether a reply in these roles makes the template rewrite a turn with thinking."""
+        thinking = self._encode("<think>\nHm.\n</think>\n\nYes.")
+        reply = [_message(role, REPLY) for role in roles]
+        return self.join([_user("Hello")], thinking, reply, tools).rewritten is not None
 
     def _check_conversation(self, roles: Sequence[str], tools: Tools) -> None:
         messages: list[Message] = [

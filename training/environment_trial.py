@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec, Trial
-from custom.env import Task
+from custom.env import Message, Task
 from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError
@@ -117,15 +117,32 @@ class _EnvironmentTrial:
         outcomes = reply.trial.outcomes.values()
         crashed = sum(outcome.crashes for outcome in outcomes)
         played = sum(outcome.episodes for outcome in outcomes)
+        first_error = next((outcome.error for outcome in outcomes if outcome.error), "")
         if played and crashed == played and agent.max_failure_rate < 1:
-            first_error = next((outcome.error for outcome in outcomes if outcome.error), "")
             yield (
                 f"environment {name} crashed in all {played} trial episodes; an answer that it "
                 "cannot read is to be answered, not raised (agent.max_failure_rate=1 trains all "
                 f"the same): {first_error}"
             )
             return
+        if crashed:
+            logger.warning(
+                f"environment {name} crashed in {crashed} of {played} trial episodes: {first_error}"
+            )
         report_trial(self.config, reply.trial, name, max_turn)
+        if max_turn > 1:
+            self._warn_where_no_second_turn_fits(name, reply.trial.first_reply)
+
+    def _warn_where_no_second_turn_fits(self, name: str, observation: list[Message]) -> None:
+        """Warns where what answers the first action is as long as a whole response may be."""
+        text = "\n".join(message["content"] for message in observation)
+        length = len(self.tokens.tokenizer.encode(text, add_special_tokens=False))
+        longest = self.config.data.max_response_length
+        if length >= longest:
+            logger.warning(
+                f"{name}: no second turn fits: an observation has about {length} tokens, and "
+                f"data.max_response_length={longest} is for all turns and observations together"
+            )
 
     def _wait_for_reply(self) -> StepReply:
         """Waits for the reply to the one call that was made."""
@@ -157,6 +174,12 @@ def report_trial(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> N
     episodes = sum(outcome.episodes for outcome in trial.outcomes.values())
     shown = ", ".join(results) or "none"
     logger.info("trial of %s (%d episodes): mean reward of %s", name, episodes, shown)
+    if not trial.samples_actions and rewards.get("random") == rewards.get("garbage"):
+        logger.info(
+            f"{name} has no sample_action(generator), and random words are as good as unreadable "
+            "ones: the trial shows little. Such a method returns a readable action, drawn from the "
+            "generator"
+        )
     if "random" in rewards:
         _warn_where_not_playing_pays(config, name, rewards)
 

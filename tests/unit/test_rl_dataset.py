@@ -171,7 +171,8 @@ def test_overlong_prompts_are_refused_before_the_run_with_file_row_length_and_re
     with pytest.raises(ValueError) as caught:
         RLHFDataset(file, tokenizer, config)
     assert str(caught.value) == (
-        f"{file} row 1: the prompt has 11 tokens, data.max_prompt_length is 8; {remedies}"
+        f"{file} row 1: the prompt has 11 tokens, data.max_prompt_length is 8 "
+        f"(2 more prompts are too long); {remedies}"
     )
     with pytest.raises(ValueError, match=rf"row 1: .* is 8; {remedies}"):
         RLHFDataset(file, tokenizer, config, max_samples=2)
@@ -341,6 +342,9 @@ def test_normalising_twice_changes_nothing():
     ("ids", "mask", "message"),
     [
         ([5, 6], [0, 0], "no tokens"),
+        ([5.0, 6.5], [1, 1], r"input_ids are torch\.float32; allowed: integers"),
+        ([True, False], [1, 1], r"input_ids are torch\.bool; allowed: integers"),
+        ([5, -100], [1, 1], "input_ids has -100; token ids start at 0"),
         ([5, 6], [1], r"of one length; their shapes: \(2,\) and \(1,\)"),
         (torch.ones(1, 2), torch.ones(1, 2), r"1-D .*\(1, 2\)"),
         ([], [], "no tokens"),
@@ -390,10 +394,24 @@ def test_an_optional_key_that_a_row_lacks_is_none_there():
     assert all(column.dtype == object for column in columns.values())
 
 
-@pytest.mark.parametrize("other", [{}, {"x": [1.0, 1.0]}, {"x": torch.ones(3)}])
-def test_tensors_that_lack_or_differ_in_shape_are_refused(other):
-    with pytest.raises((TypeError, RuntimeError), match=r"entry|element 1|position 1"):
-        collate_fn([{"x": torch.ones(2)}, other])
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"x": torch.ones(2)}, {}],
+            r"'x' cannot be stacked: it is \(2,\) in row 0 .* NoneType in row 1",
+        ),
+        ([{}, {}, {"x": torch.ones(2)}], r"'x' .* it is NoneType in row 0 .* \(2,\) in row 2"),
+        ([{"x": torch.ones(2)}, {"x": [1.0, 1.0]}], r"'x' .* \(2,\) in row 0 .* list in row 1"),
+        (
+            [{"x": torch.ones(2)}, {"x": torch.ones(3)}],
+            r"'x' .* \(2,\) in row 0 .* \(3,\) in row 1.*pad it",
+        ),
+    ],
+)
+def test_tensors_that_lack_or_differ_in_shape_are_named(rows, message):
+    with pytest.raises(ValueError, match=message):
+        collate_fn(rows)
 
 
 # --- Custom classes ---

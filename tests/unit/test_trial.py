@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
-from custom.agent import GARBAGE, Agent, Trial, play_trial
+from custom.agent import GARBAGE, Agent, AgentSpec, Trial, play_trial
 from custom.env import BaseEnvironment
-from training.config import AgentConfig, PPOConfig
-from training.environment_trial import report_trial
+from training.config import AgentConfig, DataConfig, PPOConfig
+from training.environment_trial import report_trial, try_agents
 
 
 class Marathon(BaseEnvironment):
@@ -62,7 +64,7 @@ def test_each_player_gets_what_the_game_pays_it() -> None:
         "quitting": 4,
         "cut": 1,
     }
-    assert trial.max_turns == 6
+    assert trial.samples_actions and trial.max_turns == 6
     assert all(
         outcome.episodes == 3 and outcome.crashes == 0 for outcome in trial.outcomes.values()
     )
@@ -86,6 +88,7 @@ def test_an_environment_that_raises_is_counted_with_its_first_error() -> None:
     assert trial.outcomes["random"].crashes == 0 and trial.outcomes["random"].reward == 1.0
     assert trial.outcomes["garbage"].crashes == 4 and "KeyError" in trial.outcomes["garbage"].error
     assert all(word != "hello" for word in GARBAGE)
+    assert not trial.samples_actions
 
 
 def said(caplog: pytest.LogCaptureFixture, environment: BaseEnvironment, **agent: Any) -> str:
@@ -182,3 +185,51 @@ def test_crashed_episodes_are_no_part_of_the_means() -> None:
     trial = play_trial(Agent(Moody()), seed=0, episodes=2, max_turn=4)
     assert rewards(trial) == {"random": -4.0, "garbage": 0.0, "quitting": -1.0, "cut": -1.0}
     assert all(outcome.crashes == 1 for outcome in trial.outcomes.values())
+
+
+def test_without_an_action_of_its_own_the_trial_says_that_it_shows_little(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Silent(BaseEnvironment):
+        def reset(self, seed: int | None = None) -> str:
+            return "say the word"
+
+        def step(self, action: str) -> tuple[Any, ...]:
+            return "that is not it", float(action == "xyzzy"), False, {}
+
+    assert "has no sample_action(generator)" in said(caplog, Silent())
+    assert "has no sample_action(generator)" not in said(caplog, Marathon())
+
+
+def tried(
+    caplog: pytest.LogCaptureFixture, game: Path, environment: type, **data: Any
+) -> list[str]:
+    """Returns the warnings of a trial before a run, for which nothing but a tokenizer is loaded."""
+    caplog.clear()
+    config = PPOConfig(data=DataConfig(**data), agent=AgentConfig(max_turn=4, trial_episodes=1))
+    tokenizer = AutoTokenizer.from_pretrained(game / "model")
+    try_agents(config, [AgentSpec(environment)], tokenizer)
+    of_trial = [record for record in caplog.records if record.name == "training.environment_trial"]
+    return [record.getMessage() for record in of_trial if record.levelno == logging.WARNING]
+
+
+def test_crashes_in_a_part_of_the_trial_are_counted(
+    caplog: pytest.LogCaptureFixture, tiny_game: Path
+) -> None:
+    (warning,) = tried(caplog, tiny_game, Choosy)
+    assert warning.startswith("environment Choosy crashed in 1 of 4 trial episodes: KeyError")
+
+
+def test_an_observation_that_leaves_no_room_for_a_second_turn_is_named(
+    caplog: pytest.LogCaptureFixture, tiny_game: Path
+) -> None:
+    class Wordy(Marathon):
+        def step(self, action: str) -> tuple[Any, ...]:
+            return "higher lower higher lower", 0.0, False, {}
+
+    text = (
+        "Wordy: no second turn fits: an observation has about 4 tokens, and "
+        "data.max_response_length=4 is for all turns and observations together"
+    )
+    assert text in tried(caplog, tiny_game, Wordy, max_response_length=4)
+    assert text not in tried(caplog, tiny_game, Wordy, max_response_length=5)

@@ -573,6 +573,10 @@ def test_what_costs_quality_but_not_exactness_is_logged(caplog):
         no_stop.check_template(tools=[TOOL])
     assert "ends turns with '<|im_end|>\\n', where sampling does not stop" in caplog.text
     assert "ignores tools=" in caplog.text
+    assert "earlier thinking" not in caplog.text
+    with caplog.at_level(logging.INFO):
+        turn_tokens("qwen3").check_template()
+    assert "drops or moves earlier thinking: such turns start new rows" in caplog.text
 
 
 # --- Properties over random conversations ---

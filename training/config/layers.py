@@ -272,9 +272,8 @@ def _names_one_of(problem: str, keys: set[str]) -> bool:
     return any(f".{key}".endswith(endings) for key in keys)
 
 
-def _describe_missing_file(file: Path) -> str:
+def _describe_missing_file(path: Path) -> str:
     """Tells that a YAML file, or a folder on the way to it, is not there, and what is."""
-    path = file.absolute()
     missing = next(place for place in (path, *path.parents) if place.parent.is_dir())
     folder = missing.parent
     if missing == path:
@@ -288,7 +287,7 @@ def _describe_missing_file(file: Path) -> str:
     if len(names) > MAX_NAMES_SHOWN:
         shown.append("…")
     hint = did_you_mean(missing.name, names)
-    return f"{file} does not exist; {kind} in {folder}: {', '.join(shown) or 'none'}.{hint}"
+    return f"{path} does not exist; {kind} in {folder}: {', '.join(shown) or 'none'}.{hint}"
 
 
 def _sections_of(keys: Mapping[str, Leaf]) -> set[str]:

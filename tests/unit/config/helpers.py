@@ -43,3 +43,14 @@ def assert_refused(runnable: list[str], overrides: list[str], problem: str) -> N
     (Path(model) / "config.toml").touch()
     found = checked(runnable, *(text.replace("{model}", model) for text in overrides))
     assert problem.replace("{model}", model) in found
+
+
+def warned(caplog: pytest.LogCaptureFixture, runnable: list[str], *more: str) -> list[str]:
+    """Returns the warnings that the checks of a config without problems log."""
+    caplog.clear()
+    assert checked(runnable, *more) == []
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("training.config")
+    ]

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.config.helpers import assert_refused, checked, load
+from tests.unit.config.helpers import assert_refused, checked, load, warned
+
+FROZEN_LAKE = "agent.environment.name=gymnasium:FrozenLake-v1"
 
 
 @pytest.mark.parametrize(
@@ -15,6 +17,16 @@ from tests.unit.config.helpers import assert_refused, checked, load
         (
             ["agent.observation_loss_coef=0.5"],
             "agent.observation_loss_coef=0.5 learns what environments say, and there is none",
+        ),
+        (
+            [FROZEN_LAKE, "agent.max_turn_tokens=513"],
+            "agent.max_turn_tokens=513 is above data.max_response_length=512, which holds all "
+            "turns",
+        ),
+        (
+            ["env_template=[{name: 'gymnasium:FrozenLake-v1', max_turn_tokens: 600}]"],
+            "env_template[0].max_turn_tokens=600 is above data.max_response_length=512, which "
+            "holds all turns",
         ),
     ],
 )
@@ -107,3 +119,36 @@ def test_an_environment_of_a_module_is_looked_up_too(runnable: list[str]) -> Non
     assert "the module does not define 'GuessNumbers'" in problem
     (problem,) = checked(base, good, "agent.environment.kwargs.lowst=1")
     assert "agent.environment.kwargs: GuessNumber" in problem
+
+
+def test_a_turn_may_be_as_long_as_all_turns_together(runnable: list[str]) -> None:
+    assert checked(runnable, FROZEN_LAKE, "agent.max_turn_tokens=512") == []
+    # Nothing acts, and nothing reads it.
+    assert checked(runnable, "agent.max_turn_tokens=513") == []
+
+
+def test_an_environment_without_a_deadline_is_a_warning_where_it_shares_our_process(
+    runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (Path(runnable[0].split("=")[1]) / "mine.py").write_text("class Mine: pass\n")
+    mine = [
+        f"agent.environment.path={runnable[0].split('=')[1]}/mine.py",
+        "agent.environment.cls=Mine",
+    ]
+    no_deadline = "agent.step_timeout_s=null"
+    assert warned(caplog, runnable, *mine, no_deadline) == [
+        "agent.step_timeout_s=null with isolation=thread: an environment that hangs stops the run; "
+        "give a deadline here or in agent.episode_timeout_s"
+    ]
+    for protection in ("agent.episode_timeout_s=60", "agent.environment.isolation=process"):
+        assert warned(caplog, runnable, *mine, no_deadline, protection) == []
+
+
+def test_messages_are_not_kept_where_an_environment_tells_them(
+    runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert warned(caplog, runnable, "data.return_raw_chat=true") == []
+    assert warned(caplog, runnable, "data.return_raw_chat=true", FROZEN_LAKE) == [
+        "data.return_raw_chat=true has no effect with an environment: agent.episodes_dir keeps "
+        "conversations"
+    ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.config.helpers import ACTOR, ROLLOUT, assert_refused, checked
+from tests.unit.config.helpers import ACTOR, ROLLOUT, assert_refused, checked, warned
 from training import core_algos
 from training.config.estimator_needs import ESTIMATOR_NEEDS, LOSSES_SUMMED_OVER_TOKENS
 from training.core_algos import registry
@@ -132,3 +132,27 @@ def test_a_loss_that_would_drop_the_importance_weights_is_refused(
 def test_our_losses_take_importance_weights(runnable: list[str], name: str) -> None:
     own = (f"{ACTOR}.policy_loss.loss_mode={name}", "algorithm.rollout_correction.rollout_is=token")
     assert not any("takes no rollout_is_weights" in problem for problem in checked(runnable, *own))
+
+
+def test_a_group_of_one_is_a_warning(runnable: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    assert warned(caplog, runnable, "algorithm.adv_estimator=grpo") == [
+        f"algorithm.adv_estimator=grpo compares the responses of a group, but {ROLLOUT}.n=1: each "
+        "keeps its raw score"
+    ]
+    assert warned(caplog, runnable, "algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4") == []
+    assert warned(caplog, runnable, "algorithm.adv_estimator=reinforce_plus_plus") == []
+
+
+def test_a_teacher_that_nothing_reads_is_refused(runnable: list[str]) -> None:
+    model = runnable[0].split("=")[1]
+    teacher = f"actor_rollout_ref.ref.model.path={model}"
+    assert checked(runnable, teacher) == [
+        f"{teacher} is not read: set {ACTOR}.use_kl_loss=true, algorithm.use_kl_in_reward=true or "
+        "algorithm.adv_estimator=on_policy_distillation, or take it out"
+    ]
+    for reader in (
+        f"{ACTOR}.use_kl_loss=true",
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.adv_estimator=on_policy_distillation",
+    ):
+        assert checked(runnable, teacher, reader) == []

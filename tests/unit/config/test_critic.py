@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.config.helpers import ROLLOUT, ULYSSES, assert_refused, checked
+from tests.unit.config.helpers import ROLLOUT, ULYSSES, assert_refused, checked, warned
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,15 @@ def test_an_engine_may_be_float16_and_so_may_a_critic_that_is_not_there(
         "algorithm.adv_estimator=rloo",
     ]
     assert checked([*runnable, *overrides]) == []
+
+
+def test_what_a_shared_backbone_leaves_unread_is_a_warning(
+    runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = "critic.share_backbone=true"
+    read = ["critic.value_loss_coef=0.3", "critic.cliprange_value=0.2", "critic.enable=true"]
+    assert warned(caplog, runnable, shared, *read) == []
+    assert warned(caplog, runnable, shared, "critic.optim.lr=1e-4", "critic.grad_clip=2") == [
+        "critic.share_backbone=true: one model has one optimiser, the actor's; the critic's "
+        "grad_clip, optim have no effect"
+    ]

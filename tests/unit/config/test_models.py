@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.config.helpers import ROLLOUT, ULYSSES, assert_refused, checked, load
+from tests.unit.config.helpers import (
+    ROLLOUT,
+    ULYSSES,
+    assert_refused,
+    checked,
+    load,
+    warned,
+)
 from training.config.checks import check_config
 from training.config.resources import models
 
@@ -125,3 +132,20 @@ def test_ranks_that_share_sequences_divide_the_models_heads(
         f"{ULYSSES}=4 does not divide the 6 attention heads of "
         f"actor_rollout_ref.model.path={model}: take one of their divisors"
     ]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_misspelt_entry_of_a_models_config_is_a_warning(
+    nested: bool, runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "actor_rollout_ref.model.override_config"
+    entries: dict[str, Any] = {"hidden_size": 8}
+    if nested:
+        entries = {"text_config": entries}
+    (Path(runnable[0].split("=")[1]) / "config.json").write_text(json.dumps(entries))
+    assert warned(caplog, runnable, f"{key}.hiden_size=4") == [
+        f"{key}.hiden_size has no effect: config.json has no hiden_size. Did you mean "
+        "'hidden_size'?"
+    ]
+    # A config.json leaves out what is at its default.
+    assert warned(caplog, runnable, f"{key}.attention_dropout=0.1", f"{key}.hidden_size=4") == []

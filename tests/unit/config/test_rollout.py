@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.config.helpers import ROLLOUT, assert_refused
+from tests.unit.config.helpers import ROLLOUT, assert_refused, checked, warned
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,11 @@ from tests.unit.config.helpers import ROLLOUT, assert_refused
             [f"{ROLLOUT}.max_model_len=1000"],
             f"{ROLLOUT}.max_model_len=1000 is shorter than data.max_prompt_length + "
             "data.max_response_length = 1024",
+        ),
+        (
+            [f"{ROLLOUT}.val_kwargs.n=4"],
+            f"{ROLLOUT}.val_kwargs.n=4 with do_sample=false repeats one greedy answer: set "
+            "do_sample=true or n=1",
         ),
         (
             [f"{ROLLOUT}.val_kwargs.do_sample=true"],
@@ -60,3 +65,22 @@ def test_what_no_engine_generates_is_refused(
     overrides: list[str], problem: str, runnable: list[str]
 ) -> None:
     assert_refused(runnable, overrides, problem)
+
+
+def test_several_validation_answers_are_sampled_or_come_of_an_environment(
+    runnable: list[str],
+) -> None:
+    several = f"{ROLLOUT}.val_kwargs.n=4"
+    sampled = [f"{ROLLOUT}.val_kwargs.do_sample=true", f"{ROLLOUT}.val_kwargs.temperature=1"]
+    assert checked(runnable, several, *sampled) == []
+    environment = "agent.environment.name=gymnasium:FrozenLake-v1"
+    assert checked(runnable, several, environment) == []
+
+
+def test_settings_of_another_engine_are_a_warning(
+    runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert warned(caplog, runnable, f"{ROLLOUT}.engine_kwargs.vllm.seed=1") == [
+        f"{ROLLOUT}.engine_kwargs.vllm has no effect with rollout.name=hf"
+    ]
+    assert warned(caplog, runnable, f"{ROLLOUT}.engine_kwargs.hf.seed=1") == []

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 
-from tests.unit.config.helpers import ACTOR, assert_refused, checked, load
+from tests.unit.config.helpers import ACTOR, assert_refused, checked, load, warned
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,11 @@ from tests.unit.config.helpers import ACTOR, assert_refused, checked, load
             ["trainer.n_gpus_per_node=8", "trainer.launcher=local"],
             "trainer.nnodes=1 x trainer.n_gpus_per_node=8: trainer.launcher=local has one rank; "
             "use trainer.launcher=ray",
+        ),
+        (
+            ["trainer.critic_warmup=2", "trainer.total_training_steps=2"],
+            "trainer.critic_warmup=2 leaves no step to the actor: trainer.total_training_steps=2; "
+            "lower the first or raise the second",
         ),
         (
             ["trainer.critic_warmup=2", "algorithm.adv_estimator=rloo"],
@@ -98,3 +103,60 @@ def test_a_tracker_that_is_missing_is_left_out_where_another_logger_stands_besid
     trainer = load(logger).trainer
     assert (trainer.logger, trainer.trackers) == (("console", "wandb"), ("console",))
     assert load("trainer.logger=[file,console]").trainer.trackers == ("file", "console")
+
+
+def test_a_step_for_the_actor_after_the_warm_up_is_enough(runnable: list[str]) -> None:
+    steps = ["trainer.critic_warmup=2", "trainer.total_training_steps=3"]
+    assert checked(runnable, *steps) == []
+
+
+def test_a_checkpoint_that_is_not_resumed_from_is_a_warning(
+    runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert warned(caplog, runnable, "trainer.resume_from_path=/old") == [
+        "trainer.resume_from_path=/old has no effect with trainer.resume_mode=auto: set it to "
+        "resume_path"
+    ]
+
+
+def test_settings_of_ray_that_nothing_reads_are_a_warning(
+    runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("ray")
+    assert warned(caplog, runnable, "ray_kwargs.ray_init.num_cpus=2") == [
+        "ray_kwargs.ray_init has no effect: the one rank runs in this process, without Ray; set "
+        "trainer.launcher=ray where it is to run in the cluster"
+    ]
+    of_ray = ["trainer.launcher=ray", "ray_kwargs.ray_init.num_cpus=2"]
+    assert warned(caplog, runnable, *of_ray) == []
+
+
+def test_arguments_that_ray_init_does_not_take_are_named(runnable: list[str]) -> None:
+    pytest.importorskip("ray")
+    settings = ["num_cpu=2", "include_dashboard=false", "_system_config={}", "zzz=1"]
+    ray_init = [f"ray_kwargs.ray_init.{setting}" for setting in settings]
+    near, far = checked(runnable, "trainer.launcher=ray", *ray_init)
+    assert near.startswith("ray_kwargs.ray_init.num_cpu: ")
+    assert near.endswith(". Did you mean 'num_cpus'?")
+    assert far.startswith(
+        "ray_kwargs.ray_init.zzz: there is no such argument; ray.init takes address, num_cpus, "
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "settings"),
+    [
+        ("critic", []),
+        ("actor_rollout_ref.actor", ["algorithm.adv_estimator=reinforce_plus_plus"]),
+        ("actor_rollout_ref.ref", ["algorithm.use_kl_in_reward=true"]),
+    ],
+)
+def test_sharding_on_one_rank_is_a_warning(
+    section: str, settings: list[str], runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("ray")
+    whole = f"{section}.fsdp_config.reshard_after_forward=false"
+    assert warned(caplog, runnable, *settings, whole) == [
+        f"{whole} has no effect on one rank, which holds all parameters"
+    ]
+    assert warned(caplog, runnable, *settings, whole, "trainer.n_gpus_per_node=2") == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.config.helpers import assert_refused, checked
+from tests.unit.config.helpers import assert_refused, checked, warned
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,17 @@ def test_a_file_must_be_python_and_hold_what_is_named(runnable: list[str], tmp_p
     ]
     batch = "reward_model.reward_manager=batch"
     assert checked(runnable, path, "custom_reward_function.name=score", batch) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "path_key"),
+    [
+        ("data.custom_cls.name=Mine", "data.custom_cls.path"),
+        ("data.sampler.class_name=Mine", "data.sampler.class_path"),
+        ("custom_reward_function.name=f", "custom_reward_function.path"),
+    ],
+)
+def test_a_name_without_the_file_that_has_it_is_a_warning(
+    setting: str, path_key: str, runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert warned(caplog, runnable, setting) == [f"{setting} has no effect without {path_key}"]
