@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from training.config.schema.trainer import TrainerConfig
-from training.run.checkpoint_contents import LATEST as LATEST
 from training.run.checkpoint_contents import (
     MANIFEST,
     DriverSnapshot,
