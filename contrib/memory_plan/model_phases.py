@@ -21,13 +21,8 @@ CHECKPOINT_BYTES = 12
 CAST_BYTES = 2
 
 
-def plan_model(model: PlannedModel, run: PlannedRun, mode: FakeTensorMode) -> PartMemory:
-    """Plans what a model takes at rest and in the phases that it is used in."""
-    return ModelPlan(model, run, mode).plan()
-
-
 class ModelPlan:
-    """Plans one model, phase by phase.
+    """Plans one model of a rank, phase by phase.
 
     Attributes:
         num_parameters: of the whole model, in numbers, as those that follow.
@@ -51,7 +46,7 @@ class ModelPlan:
         self.moment_bytes = MOMENT_BYTES * self.num_trained // run.num_ranks
 
     def plan(self) -> PartMemory:
-        """Plans the phases; see `PartMemory`."""
+        """Plans what the model takes at rest, and in the phases that it is used in."""
         phases: dict[Phase, MemoryTerms] = {
             "generation": self.generation(),
             "checkpoint": self.checkpoint(),

@@ -142,7 +142,7 @@ def build_critic(run: PlannedRun) -> PlannedModel:
 
 
 def build_reward_model(run: PlannedRun) -> PlannedModel:
-    """Builds the reward model, of which only the weights count: it scores few rows at a time."""
+    """Builds the reward model, of which only the weights are planned."""
     model = run.config.reward_model.model
     module = ModelSpec(model, str(model.path), run.spec.device).reward_model()
     loop = DataParallelPPOCritic(run.config.critic, module)

@@ -7,7 +7,7 @@ import psutil
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from contrib.memory_plan.engine_phases import EnginePlan
-from contrib.memory_plan.model_phases import plan_model
+from contrib.memory_plan.model_phases import ModelPlan
 from contrib.memory_plan.models import build_models, without_numbers
 from contrib.memory_plan.planned_run import PlannedRun
 from contrib.memory_plan.table import write_table
@@ -33,7 +33,7 @@ class Planner:
         with without_numbers(mode):
             self.engine = EnginePlan(self.run, mode)
             models = build_models(self.run)
-        self.models = [plan_model(model, self.run, mode) for model in models]
+        self.models = [ModelPlan(model, self.run, mode).plan() for model in models]
 
     def phases(self, capacity: int) -> dict[Phase, MemoryTerms]:
         """Adds up a rank's bytes in each phase that the run has, in order.
