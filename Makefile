@@ -5,6 +5,11 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 SEED ?= 0
 GPU_PYTHON ?= python3
+# The groups of tests that stay together on a worker: tests/conftest.py.
+TEST_WORKERS ?= 2
+PYTEST := $(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+# A Python that may not keep bytecode compiles what it imports at every start, half of its seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup quickstart smollm2 smollm2-game test test-unit test-slow check learn-table format bench \
 	gpu-check clean
@@ -30,10 +35,10 @@ smollm2-game: $(READY)  ## the same model in textarena's GuessTheNumber, four gu
 	$(PY) main.py configs/smollm2_guess.yaml
 
 test: $(READY)  ## every fast CPU test
-	$(PY) -m pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-unit: $(READY)  ## what to run after an edit: no Ray, no vLLM, minutes on 2 cores
-	$(PY) -m pytest tests/unit -m "not slow and not gpu and not vllm"
+	$(PYTEST) tests/unit -m "not slow and not gpu and not vllm"
 
 test-slow: $(READY)  ## the long ones
 	$(PY) -m pytest -m "slow and not gpu"

@@ -1,4 +1,8 @@
-"""Shared fixtures: the tiny tasks (tokenizer, model, prompts) and the tiny game (tokenizer, model), made once."""
+"""Fixtures that all tests share: the tiny task and game, made once, and Ray, started once.
+
+With pytest-xdist (`make test`) the tests of a group stay on one worker: all that start Ray, all
+that start vLLM, else those of a file, whose own fixtures are then made once.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,13 @@ import os
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Of workers, and of the ranks and programs that tests start, each has one core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Programs that tests start would compile what they import each time: half of what a start costs.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +27,48 @@ from examples.prepare_quickstart import warm_up as warm_up_game
 from examples.prepare_tiny_prompts import make_model, make_tokenizer, warm_up, write_prompts
 
 PROJECT = Path(__file__).resolve().parent.parent
+# Their tests start programs that start a Ray of their own.
+RAY_FILES = ("test_cleanup.py", "test_failing_ranks.py", "test_jobs.py", "test_nodes.py")
+# The long ones come first, so that both workers end at about the same time.
+FIRST_GROUPS = ("ray", "vllm")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups and orders the tests for pytest-xdist; without it they keep their order."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(worker_group(item)))
+    items.sort(key=starts_after)
+
+
+def worker_group(item: pytest.Item) -> str:
+    """Returns the name of the group of tests that are run by one worker, one after another."""
+    if item.path.name in RAY_FILES or "cluster" in getattr(item, "fixturenames", ()):
+        return "ray"
+    if item.get_closest_marker("vllm"):
+        return "vllm"
+    return item.path.relative_to(PROJECT / "tests").with_suffix("").as_posix()
+
+
+def starts_after(item: pytest.Item) -> int:
+    """Returns how late a test's group starts: long groups, then whole runs, then unit tests."""
+    group = worker_group(item)
+    if group in FIRST_GROUPS:
+        return FIRST_GROUPS.index(group)
+    is_unit = group.startswith("unit/")
+    return len(FIRST_GROUPS) + int(is_unit)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """Runs a Ray of four CPUs, which the runs of this process join."""
+    ray = pytest.importorskip("ray")
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +103,7 @@ def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_game(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with model/, which knows the form of the quickstart's game after a very short warm-up."""
+    """A folder with model/, which knows the form of the quickstart's game after a short warm-up."""
     folder = tmp_path_factory.mktemp("game")
     torch.manual_seed(0)
     tokenizer = make_tokenizer()

@@ -10,70 +10,109 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from data.loading import load_extern_object
-from data.rl_dataset import create_dataset, read_rows
+from data.prompt_files import read_rows
+from data.rl_dataset import create_dataset
 from training.agent_trainer import AgentTrainer
 from training.config import DataConfig, PPOConfig
-from training.config.checks import load_custom_algorithm
 from training.config.loader import read_config
+from training.config.resources.user_code import load_custom_algorithm
 from training.ray_trainer import RayPPOTrainer
-from training.reward import load_reward_manager
-from workers.ranks.distributed import limit_caches, settle_heap
+from training.reward import RewardFunction, load_reward_manager
+from workers.ranks.memory import keep_heap, limit_caches
+
+# Arguments of the trainer's that bring an environment, or its agents.
+ACTING = frozenset({"specs", "agent_cls"})
+# Answers of each data source that a reward manager prints at each call.
+SHOWN_IN_TRAINING = 0
+SHOWN_IN_VALIDATION = 1
 
 
 def build_trainer(
     config: PPOConfig | Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase | None = None,
-    **given: Any,
+    **kwargs: Any,
 ) -> RayPPOTrainer:
-    """Builds the trainer of this config, with its datasets, reward functions and workers' classes, but no model yet.
+    """Builds the trainer of this config, with datasets, reward functions and workers' classes.
+
+    No model is loaded yet.
 
     Args:
         config: typed, or an OmegaConf or a mapping (see `read_config`).
         tokenizer: None: the model's.
-        given: arguments of the trainer's, in place of what the config says: train_dataset, reward_fn, specs, ...
+        kwargs: arguments of the trainer's, in place of what the config says: train_dataset,
+            reward_fn, specs, ...; None: as the config says.
     """
-    given = {name: value for name, value in given.items() if value is not None}
-    config = read_config(
-        config, own_data=not given.keys().isdisjoint({"train_dataset", "specs", "agent_cls"})
-    )
+    arguments = {name: value for name, value in kwargs.items() if value is not None}
+    brings_agents = not ACTING.isdisjoint(arguments)
+    config = read_config(config, own_data=brings_agents or "train_dataset" in arguments)
     limit_caches()
-    settle_heap()
+    keep_heap()
     if config.custom_algorithm:
         load_custom_algorithm(config.custom_algorithm)
-    model, data = config.actor_rollout_ref.model, config.data
-    tokenizer = tokenizer or transformers.AutoTokenizer.from_pretrained(
-        model.path, trust_remote_code=model.trust_remote_code
-    )
-    acts = bool(config.environments) or not given.keys().isdisjoint({"specs", "agent_cls"})
-    for name, files, most in (
-        ("train_dataset", data.train_files, data.train_max_samples),
-        ("val_dataset", data.val_files, data.val_max_samples),
-    ):
-        if files and name not in given:
-            given[name] = (
-                read_tasks(files, data, most)
-                if acts
-                else create_dataset(files, data, tokenizer, None, most)
-            )
+    if tokenizer is None:
+        model = config.actor_rollout_ref.model
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            model.path, trust_remote_code=model.trust_remote_code
+        )
+    acts = bool(config.environments) or brings_agents
+    data = config.data
+    if data.train_files and "train_dataset" not in arguments:
+        arguments["train_dataset"] = _read_dataset(
+            data.train_files, data, tokenizer, data.train_max_samples, acts=acts
+        )
+    if data.val_files and "val_dataset" not in arguments:
+        arguments["val_dataset"] = _read_dataset(
+            data.val_files, data, tokenizer, data.val_max_samples, acts=acts
+        )
     if acts:
-        return AgentTrainer(config, tokenizer, **given)
-    if (own := data.sampler).class_path and "train_sampler" not in given:
-        given["train_sampler"] = load_extern_object(own.class_path, str(own.class_name))(
-            given["train_dataset"], data
-        )
-    rewards = {name: given.pop(name, None) for name in ("reward_fn", "val_reward_fn")}
-    for shown, name in enumerate(rewards):
-        given[name] = (
-            rewards[name]
-            or rewards["reward_fn"]
-            or load_reward_manager(config, tokenizer, num_examine=shown)
-        )
-    return RayPPOTrainer(config, tokenizer, **given)
+        return AgentTrainer(config, tokenizer, **arguments)
+    if data.sampler.class_path and "train_sampler" not in arguments:
+        sampler_cls = load_extern_object(data.sampler.class_path, str(data.sampler.class_name))
+        arguments["train_sampler"] = sampler_cls(arguments["train_dataset"], data)
+    arguments |= _reward_functions(
+        config, tokenizer, arguments.get("reward_fn"), arguments.get("val_reward_fn")
+    )
+    return RayPPOTrainer(config, tokenizer, **arguments)
+
+
+def _read_dataset(
+    files: tuple[str, ...],
+    data: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    most: int,
+    *,
+    acts: bool,
+) -> Any:
+    """Reads at most so many rows (-1: all) as prompts, or as an environment's tasks."""
+    if acts:
+        return read_tasks(files, data, most)
+    return create_dataset(files, data, tokenizer, None, most)
+
+
+def _reward_functions(
+    config: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    reward_fn: RewardFunction | None,
+    val_reward_fn: RewardFunction | None,
+) -> dict[str, RewardFunction]:
+    """Returns training's and validation's: those given, training's for both, or the config's."""
+    if val_reward_fn is None:
+        val_reward_fn = reward_fn
+    if reward_fn is None:
+        reward_fn = load_reward_manager(config, tokenizer, num_examine=SHOWN_IN_TRAINING)
+    if val_reward_fn is None:
+        val_reward_fn = load_reward_manager(config, tokenizer, num_examine=SHOWN_IN_VALIDATION)
+    return {"reward_fn": reward_fn, "val_reward_fn": val_reward_fn}
 
 
 def read_tasks(files: tuple[str, ...], data: DataConfig, most: int) -> Any:
-    """Reads the rows that an environment's `reset` is given, as they are, or by `data.custom_cls`."""
+    """Reads the rows that an environment's `reset` is given, at most so many (-1: all).
+
+    They are taken as they are, or by `data.custom_cls`.
+    """
     if data.custom_cls.path is not None:
         return create_dataset(files, data, None, None, most)
     rows = [row for file in files for row in read_rows(file)]
-    return rows[:most] if most >= 0 else rows
+    if most < 0:
+        return rows
+    return rows[:most]

@@ -1,5 +1,7 @@
-"""What generation ahead of training gains, and what slow environments then cost: a step at `trainer.async_level` 1
-against 0, one rank that trains and one that samples with vLLM, a core each, on a Llama made from a config.
+"""What generation ahead of training gains, and what slow environments then cost.
+
+A step at `trainer.async_level` 1 against 0, one rank that trains and one that samples with vLLM, a
+core each, on a Llama made from a config.
 
     still, slow     environments of `environment_load`: `step` answers at once, or sleeps: mean 0.2 s, 99th percentile
                     2 s; 24 episodes (6 x 4) of three turns of 24 tokens
@@ -10,8 +12,8 @@ Each variant is a run of `main.py` of its own; figures are medians of its steps 
 
 Run with nothing else on the machine, for what each target asks:
 
-    python -m tests.benchmarks.async_level --variants 0 1 --prompts 1 --samples 2 --environments Still
-    python -m tests.benchmarks.async_level --variants 1 groups "groups, one rank"
+    python -m tests.benchmarks.async_level --variants 0 1 --prompts 1 --samples 2 --environments
+    Still python -m tests.benchmarks.async_level --variants 1 groups "groups, one rank"
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ VARIANTS = {
 
 
 def make_model(folder: Path, width: int) -> Path:
-    """Saves a model of six layers that knows nothing, with the quickstart's tokenizer: 512 wide 20 million weights."""
+    """Saves a model of six layers that knows nothing, with the quickstart's tokenizer.
+
+    512 wide 20 million weights.
+    """
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
     shape = {"hidden_size": width, "intermediate_size": 11 * width // 4}

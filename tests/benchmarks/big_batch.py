@@ -16,7 +16,7 @@ import torch
 
 from data.protocol import DataProto
 from training import core_algos
-from training.config.algorithm_settings import ESTIMATOR_NEEDS
+from training.config.estimator_needs import ESTIMATOR_NEEDS
 
 ROWS, TOKENS, GROUP, TURNS = 16_384, 2_048, 8, 8
 
@@ -31,7 +31,10 @@ def seconds(call: Callable[[], object], repeats: int = 3) -> float:
 
 
 def batch() -> dict[str, Any]:
-    """Makes what the estimators and losses ask for: rows of random lengths, each of up to eight turns."""
+    """Makes what the estimators and losses ask for.
+
+    Rows of random lengths, each of up to eight turns.
+    """
     torch.manual_seed(0)
     lengths = torch.randint(1, TOKENS + 1, (ROWS, 1))
     mask = (torch.arange(TOKENS) < lengths).long()
@@ -102,7 +105,7 @@ def calls() -> dict[str, Callable[[], object]]:
 
 def loss_config() -> core_algos.PolicyLossConfig:
     """Returns the defaults, with what dro asks for."""
-    from training.config.algorithm_settings import PolicyLossChoice
+    from training.config.schema.actor import PolicyLossChoice
 
     return core_algos.PolicyLossConfig(policy_loss=PolicyLossChoice(dro_beta=0.1))
 

@@ -1,12 +1,14 @@
-"""How long a checkpoint holds up training: SmolLM2-135M with vLLM, the same step again and again (hardly any learning
+"""How long a checkpoint holds up training.
+
+SmolLM2-135M with vLLM, the same step again and again (hardly any learning
 rate, same prompts and seeds).
 
     none         two steps
     background   a save is begun, then two steps, then what is left of the save
     waited       a save is begun and waited for, then two steps
 
-A stall is what two steps take more than without a save, as a share of one step. Run with nothing else on the machine:
-python -m tests.benchmarks.checkpoint_stall [ROUNDS]
+A stall is what two steps take more than without a save, as a share of one step. Run with nothing
+else on the machine: python -m tests.benchmarks.checkpoint_stall [ROUNDS]
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from tests.benchmarks.step_vs_limit import OVERRIDES
 from training.building import build_trainer
 from training.config.loader import load_config
 from training.ray_trainer import RayPPOTrainer
+from training.run.step_source import PendingStep
 
 RUN_DIR = Path("outputs/benchmark-checkpoint")
 STEPS = 2
 
 
-def timed_steps(trainer: RayPPOTrainer, rows: dict, kind: str) -> tuple[float, float]:
+def timed_steps(trainer: RayPPOTrainer, step: PendingStep, kind: str) -> tuple[float, float]:
     """Seconds of the steps with their save, and of `begin` alone."""
     shutil.rmtree(RUN_DIR, ignore_errors=True)
     begin, start = 0.0, time.perf_counter()
@@ -36,7 +39,7 @@ def timed_steps(trainer: RayPPOTrainer, rows: dict, kind: str) -> tuple[float, f
         trainer.saver.poll(wait=True)
     for _ in range(STEPS):
         trainer.global_steps = 1
-        trainer.train_step(dict(rows))
+        trainer.train_step(step)
         trainer.saver.poll()
     trainer.saver.close()
     return time.perf_counter() - start, begin
@@ -56,14 +59,14 @@ def main(rounds: int) -> None:
     ]
     trainer = build_trainer(load_config(argv).config)
     trainer.init_workers()
-    rows = next(iter(trainer.training_batches()))
+    step = next(iter(trainer.training_batches()))
     kinds = ("none", "background", "waited")
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     begins = []
-    timed_steps(trainer, rows, "background")  # warms up
+    timed_steps(trainer, step, "background")  # warms up
     for number in range(rounds):
         for kind in (*kinds[number % 3 :], *kinds[: number % 3]):
-            taken, begin = timed_steps(trainer, rows, kind)
+            taken, begin = timed_steps(trainer, step, kind)
             seconds[kind].append(taken)
             if kind == "background":
                 begins.append(begin)

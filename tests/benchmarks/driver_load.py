@@ -1,10 +1,13 @@
-"""What a step costs the driver with 2, 8, 24 and 64 Ray workers: its time, and the bytes to and from it, for 4,096
+"""What a step costs the driver with 2, 8, 24 and 64 Ray workers.
+
+Its time, and the bytes to and from it, for 4,096
 rows x 2,048 tokens.
 
-The real `RayWorkerGroup` cuts, sends and joins; the workers take what the real ones read (their `reads=`) and answer
-with tensors of the real shapes, without computing. 64 workers fit this machine's memory only without torch: theirs is
-a host of its own, which gets the same bytes as numpy arrays. A step is generation, the log-probs of policy and
-reference, values, both updates, and the new weights' call.
+The real `RayWorkerGroup` cuts, sends and joins; the workers take what the real ones read (their
+`reads=`) and answer with tensors of the real shapes, without computing. 64 workers fit this
+machine's memory only without torch: theirs is a host of its own, which gets the same bytes as numpy
+arrays. A step is generation, the log-probs of policy and reference, values, both updates, and the
+new weights' call.
 
 Run with nothing else on the machine: python -m tests.benchmarks.driver_load [ROWS [ROUNDS]]
 """
@@ -23,19 +26,19 @@ import numpy as np
 import psutil
 import torch
 
-from data.containers import to_bytes
 from data.protocol import DataProto
-from training.run.process import OWN_CLUSTER
+from data.tensor_bytes import to_bytes
+from training.run.ray_cluster import OWN_CLUSTER
 from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
-from workers.ranks.worker_group import (
+from workers.ranks.dispatch import (
     ClassWithInitArgs,
     Dispatch,
-    RayResourcePool,
-    RayWorkerGroup,
-    cut,
     register,
     registered_methods,
+    split_batch,
 )
+from workers.ranks.ray_group import RayWorkerGroup
+from workers.ranks.resource_pool import RayResourcePool
 
 PROMPT, RESPONSE = 1024, 1024
 TOKENS = PROMPT + RESPONSE
@@ -119,7 +122,10 @@ class BytesHost:
 
 
 class BytesGroup:
-    """The calls of a `RayWorkerGroup` over `BytesHost`s: the same cut, one `put` a chunk, the answers joined."""
+    """The calls of a `RayWorkerGroup` over `BytesHost`s.
+
+    The same cut, one `put` a chunk, the answers joined.
+    """
 
     def __init__(self, world_size: int) -> None:
         import ray
@@ -147,7 +153,8 @@ class BytesGroup:
 
         def call(data: DataProto) -> Any:
             refs = [
-                ray.put(as_arrays(chunk)) for chunk in cut(data, REAL[name].reads, self.world_size)
+                ray.put(as_arrays(chunk))
+                for chunk in split_batch(data, REAL[name].reads, self.world_size)
             ]
             answers = ray.get(
                 [
@@ -183,7 +190,7 @@ class Metered:
             if args:
                 self.sent += sum(
                     serialized_bytes(chunk)
-                    for chunk in cut(*args, REAL[name].reads, self.group.world_size)
+                    for chunk in split_batch(*args, REAL[name].reads, self.group.world_size)
                 )
                 self.received += serialized_bytes(answer)
             return answer
@@ -234,7 +241,10 @@ def step(group: Any, given: DataProto, ready: torch.Tensor) -> None:
 
 
 def groups() -> Iterator[tuple[str, RayWorkerGroup | BytesGroup]]:
-    """Each group of workers in turn, while it lives; those that memory does not hold are left out."""
+    """Each group of workers in turn, while it lives.
+
+    Those that memory does not hold are left out.
+    """
     for size in TORCH_WORKERS:
         needed = size * TORCH_WORKER_BYTES + (4 << 30)
         if (free := psutil.virtual_memory().available) < needed:

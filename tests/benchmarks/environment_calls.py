@@ -1,4 +1,6 @@
-"""What the pool adds to a step of an environment that does nothing: python -m tests.benchmarks.environment_calls
+"""What the pool adds to a step of an environment that does nothing.
+
+Python -m tests.benchmarks.environment_calls
 
 Fails where it is more than the microseconds in MOST_US.
 """

@@ -1,12 +1,15 @@
-"""Training with environments of which a fifth fails: the run ends normally, counts every failure, and leaves nothing
+"""Training with environments of which a fifth fails.
+
+The run ends normally, counts every failure, and leaves nothing
 behind.
 
-By its seed an episode meets an environment that raises in its step (10 %; in a process of its own it also dies), hangs
-beyond its deadline (5 %), or returns garbage (5 %): no tuple, a reward that is NaN, or an observation of a megabyte,
-which is cut and no failure. What a step's metrics must say follows from the seeds alone: an episode that does not fail
-lasts its three turns.
+By its seed an episode meets an environment that raises in its step (10 %; in a process of its own
+it also dies), hangs beyond its deadline (5 %), or returns garbage (5 %): no tuple, a reward that is
+NaN, or an observation of a megabyte, which is cut and no failure. What a step's metrics must say
+follows from the seeds alone: an episode that does not fail lasts its three turns.
 
-python -m tests.benchmarks.environment_faults [--steps 50] [--isolation thread process] [--on-failure zero mask refill]
+python -m tests.benchmarks.environment_faults [--steps 50] [--isolation thread process]
+[--on-failure zero mask refill]
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from data.containers import seed_for
+from data.seeds import seed_for
 from examples.prepare_tiny_prompts import make_model, make_tokenizer
 from tests.benchmarks import faulty_environment
 from tests.benchmarks.faulty_environment import ENDINGS, HANG_S, kind_of

@@ -1,4 +1,6 @@
-"""What slow environments cost: SmolLM2-135M-Instruct on vLLM, three turns of 24 tokens, environments whose `step`
+"""What slow environments cost.
+
+SmolLM2-135M-Instruct on vLLM, three turns of 24 tokens, environments whose `step`
 sleeps.
 
     still         event-driven turn loop, `step` answers at once: what the others are measured against
@@ -6,14 +8,15 @@ sleeps.
     the seconds' logarithm)
     lockstep     the same sleeps, turns admitted together, as `trainer.deterministic` does
 
-Speed is the sampled tokens over the time from the first reset to the last token. The whole rollout takes longer, as
-the sleeps behind each episode's last turn are awaited too, though nothing is left to sample meanwhile: given beside
-it; no order of the turns could hide those. The variants take turns in one process on one engine, those that sleep
-share their sleeps, and `relative` is the median over rounds of the time against the same round's `still`. With few
-episodes the rounds differ much, since one long sleep may come late: so there are more of them.
+Speed is the sampled tokens over the time from the first reset to the last token. The whole rollout
+takes longer, as the sleeps behind each episode's last turn are awaited too, though nothing is left
+to sample meanwhile: given beside it; no order of the turns could hide those. The variants take
+turns in one process on one engine, those that sleep share their sleeps, and `relative` is the
+median over rounds of the time against the same round's `still`. With few episodes the rounds differ
+much, since one long sleep may come late: so there are more of them.
 
-make smollm2 makes the model. Run with nothing else on the machine:
-python -m tests.benchmarks.environment_load [--rounds 7] [--episodes 64 24] [--model outputs/smollm2/model]
+make smollm2 makes the model. Run with nothing else on the machine: python -m
+tests.benchmarks.environment_load [--rounds 7] [--episodes 64 24] [--model outputs/smollm2/model]
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ import torch
 
 from custom.agent import AgentSpec
 from custom.env import BaseEnvironment
-from data.containers import step_info
+from data.seeds import step_info
 from training.config import AgentConfig, DataConfig, ModelConfig, PPOConfig, RolloutConfig
 from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, describe_episodes

@@ -1,4 +1,6 @@
-"""What a GRPO step would take at sizes that nobody has run here: computed, from public figures and measured ones.
+"""What a GRPO step would take at sizes that nobody has run here.
+
+Computed, from public figures and measured ones.
 
     generate    decoding reads weights and cache once a token of a sequence; rows end at log-normal lengths, and the
                 longest are left alone in the end
@@ -17,14 +19,18 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-# Public: H100 SXM (dense bf16 FLOP/s, bytes/s of HBM3, of NVLink a direction), and a node's 8 x 400 Gb/s network.
+# Public: H100 SXM (dense bf16 FLOP/s, bytes/s of HBM3, of NVLink a direction), and a node's 8 x 400
+# Gb/s network.
 FLOPS, HBM, NVLINK, NETWORK = 989e12, 3.35e12, 450e9, 400e9
-# Assumed, as others report them for FSDP at these sizes and for vLLM's decoding: shares of what the hardware could do.
+# Assumed, as others report them for FSDP at these sizes and for vLLM's decoding: shares of what the
+# hardware could do.
 TRAINING_SHARE, READING_SHARE, HBM_SHARE = 0.40, 0.50, 0.60
-# Measured here, on one core of a server CPU (docs/benchmarks.md, the driver's memory): the driver's whole side of a row
-# of log-normal length, where the longest may have 15,360 tokens, in seconds and bytes.
+# Measured here, on one core of a server CPU (docs/benchmarks.md, the driver's memory): the driver's
+# whole side of a row of log-normal length, where the longest may have 15,360 tokens, in seconds and
+# bytes.
 DRIVER_S_A_ROW, DRIVER_BYTES_A_ROW = 240 / 65_536, 23.4 * 2**30 / 65_536
-# Rows: prompts of so many tokens, responses of log-normal lengths with this mean and 99th percentile.
+# Rows: prompts of so many tokens, responses of log-normal lengths with this mean and 99th
+# percentile.
 PROMPT, MEAN, P99 = 1_024, 2_048, 8_192
 
 

@@ -1,4 +1,6 @@
-"""The environment of tests/benchmarks/environment_faults.py; it imports little, as every process that it lives in
+"""The environment of tests/benchmarks/environment_faults.py.
+
+It imports little, as every process that it lives in
 loads this file.
 """
 
@@ -47,7 +49,10 @@ class FaultyConfig(EnvironmentConfig):
 
 
 class Faulty(BaseEnvironment):
-    """A game without an end that pays for even numbers of words; in its second turn it fails as its seed says."""
+    """A game without an end that pays for even numbers of words.
+
+    In its second turn it fails as its seed says.
+    """
 
     config_cls = FaultyConfig
     config: FaultyConfig

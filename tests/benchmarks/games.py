@@ -1,7 +1,8 @@
 """Does garbage ever pay? Games that nobody has tuned for, each trained for a few steps, with SmolLM2 on the real vLLM.
 
-For each game: what random, unreadable and quitting answers get (the trial before a run), and what the policy's greedy
-answers get before and after training. `make smollm2-game` makes the model's folder.
+For each game: what random, unreadable and quitting answers get (the trial before a run), and what
+the policy's greedy answers get before and after training. `make smollm2-game` makes the model's
+folder.
 
 python -m tests.benchmarks.games [--steps 20] [--only Taxi]
 """

@@ -4,9 +4,10 @@
     python -m tests.benchmarks.head --device cuda                    Qwen2.5's at 16,384 tokens
     python -m tests.benchmarks.head --sizes 4096x1536x151936 --dtype float32
 
-A size is tokens x hidden x vocabulary. Weights are float32 and tied to nothing; products are in autocast's type. Memory
-is the most above what the inputs and the gradients hold. On a CPU it is the process's, sampled every 5 ms, and time is
-of one thread: what else runs on the machine does not count.
+A size is tokens x hidden x vocabulary. Weights are float32 and tied to nothing; products are in
+autocast's type. Memory is the most above what the inputs and the gradients hold. On a CPU it is the
+process's, sampled every 5 ms, and time is of one thread: what else runs on the machine does not
+count.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from tests.benchmarks.peak_memory import MIB, PeakWatcher, resident
-from training.batch.torch_functional import LogitForm, head_log_probs
-from workers.ranks.distributed import settle_heap
+from training.batch.head import LogitForm, head_log_probs
+from workers.ranks.memory import keep_heap
 
 SIZES = {
     "cpu": ["1000x576x49152", "3000x576x49152", "512x896x151936"],
@@ -126,7 +127,7 @@ def main() -> None:
     device = torch.device(given.device)
     watcher = PeakWatcher()
     if device.type == "cpu":
-        settle_heap()
+        keep_heap()
         torch.set_num_threads(1)
         watcher.start()
     print(f"{given.dtype}, {device}; seconds forward, and forward and backward")

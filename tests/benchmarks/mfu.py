@@ -5,10 +5,12 @@ is fetched.
     python -m tests.benchmarks.mfu --size 1.5B --budget 32768
     python -m tests.benchmarks.mfu --size tiny --device cpu --rows 8 --prompt 16 --response 16 --group 4
 
-Convention: PaLM, appendix B (arXiv:2204.02311): 6 FLOPs a token for every parameter of a matrix product, and 12 x
-layers x hidden for every pair of tokens of which one attends to the other. Pairs are causal, n (n + 1) / 2 of a row of
-n tokens, where PaLM counts n^2: our figure is the lower one. The head counts where its result is used, on sampled
-tokens; embeddings and recomputation (checkpointing) do not count.
+Convention: PaLM, appendix B (arXiv:2204.02311): 6 FLOPs a token for every parameter of a matrix
+    product, and 12 x
+layers x hidden for every pair of tokens of which one attends to the other. Pairs are causal, n (n +
+1) / 2 of a row of n tokens, where PaLM counts n^2: our figure is the lower one. The head counts
+where its result is used, on sampled tokens; embeddings and recomputation (checkpointing) do not
+count.
 
     rows       what the update is asked for: every row's prompt and response, as if each were computed by itself
     computed   what the forward pass really holds: a prompt that rows share once, with every response as a branch
@@ -45,7 +47,8 @@ from workers.model.packing import row_tokens
 from workers.model.shared_prefix import MicroBatch, cut_segments
 
 TERA, GIB = 1e12, 1 << 30
-# Dense bf16 TFLOP/s with float32 accumulation, by the data sheets; the first name that the device's name contains.
+# Dense bf16 TFLOP/s with float32 accumulation, by the data sheets; the first name that the device's
+# name contains.
 PEAKS = {
     "B200": 2250,
     "H200": 989,
@@ -198,7 +201,9 @@ def make_batch(settings: Settings) -> DataProto:
 
 
 def work_of(plan: Sequence[MicroBatch], length: int, sampled: int) -> Work:
-    """Of micro-batches of rows of one length, `sampled` tokens in all. Two rows of 5 tokens that share 3, in a plan:
+    """Of micro-batches of rows of one length, `sampled` tokens in all.
+
+    Two rows of 5 tokens that share 3, in a plan:
     3 + 2 + 2 tokens, 6 + 9 + 9 pairs.
     """
     tokens = pairs = 0
@@ -278,7 +283,10 @@ def sheet_peak(name: str) -> float | None:
 
 
 def measured_peak(device: torch.device, repeats: int = 10) -> float:
-    """FLOP/s of a large bf16 matrix product of random numbers; the median of five times `repeats` products."""
+    """FLOP/s of a large bf16 matrix product of random numbers.
+
+    The median of five times `repeats` products.
+    """
     n = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)

@@ -38,7 +38,7 @@ class PeakWatcher(threading.Thread):
 
 def activation_bytes(worker, batch) -> int:
     """What autograd keeps of the largest micro-batch between forward and backward, each storage once, no parameters."""
-    from workers.model.forward import iter_micro_batches
+    from workers.model.micro_batches import iter_micro_batches
 
     actor = worker.actor
     parameters = {p.untyped_storage().data_ptr() for p in worker.module.parameters()}
@@ -60,7 +60,8 @@ def activation_bytes(worker, batch) -> int:
 
 
 def main(steps: int) -> None:
-    # What the engine, the model class and the reward import when they are first used counts as imports.
+    # What the engine, the model class and the reward import when they are first used counts as
+    # imports.
     import reasoning_gym  # noqa: F401
     from transformers import LlamaForCausalLM  # noqa: F401
     from vllm import LLMEngine  # noqa: F401

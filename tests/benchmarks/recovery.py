@@ -1,4 +1,6 @@
-"""How long a run is without a step when a rank is killed: from SIGKILL to the next step that is finished.
+"""How long a run is without a step when a rank is killed.
+
+From SIGKILL to the next step that is finished.
 
 Two ranks by Ray on the tiny task of `ray_vs_local`, a checkpoint a step, `trainer.max_restarts=1`.
 

@@ -1,8 +1,9 @@
 """Do the members of a group meet the same first observation? For every adapter, in every home, over thousands of seeds.
 
-Two members of each group are reset at once, among those of other groups, while another thread draws from the global
-generators as an environment does (`OwnGenerators`), or with --foreign as code does that knows nothing of it; that
-changes games of textarena's in threads. A difference is an error of the adapter's or of the home's.
+Two members of each group are reset at once, among those of other groups, while another thread draws
+from the global generators as an environment does (`OwnGenerators`), or with --foreign as code does
+that knows nothing of it; that changes games of textarena's in threads. A difference is an error of
+the adapter's or of the home's.
 
 python -m tests.benchmarks.same_tasks [--seeds 10000] [--isolation thread process ray] [--foreign]
 """
@@ -72,7 +73,10 @@ LONGEST_S = 40.0
 
 
 def compare(name: str, isolation: str, seeds: int) -> tuple[int, int, str]:
-    """Resets two members under each seed; returns the groups compared, those that differ, and the first error."""
+    """Resets two members under each seed.
+
+    Returns the groups compared, those that differ, and the first error.
+    """
     compared = different = 0
     error, end = "", time.monotonic() + LONGEST_S
     with EnvironmentPool([AgentSpec(name)], isolation=isolation) as pool:  # type: ignore[arg-type]

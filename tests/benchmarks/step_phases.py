@@ -1,4 +1,6 @@
-"""Where a whole GRPO step's time goes: the real trainer in one process, a Qwen2 of random weights, answers of full
+"""Where a whole GRPO step's time goes.
+
+The real trainer in one process, a Qwen2 of random weights, answers of full
 length; nothing is fetched.
 
 python -m tests.benchmarks.step_phases                            0.5B parameters, 16 prompts x 8 answers of 256 tokens

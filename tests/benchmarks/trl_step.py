@@ -3,9 +3,10 @@
     ours   trainer.train_step as in step_vs_limit: generation by vLLM, reward, advantages, update, weights to the engine
     trl    GRPOTrainer as it comes on a CPU: generation by transformers, float32 weights under bf16 autocast
 
-Both: 8 prompts of outputs/smollm2/train.parquet (`make smollm2` makes it) x 8 samples, at most 64 new tokens,
-temperature 1, one update, no KL, no gradient checkpointing, the reward of the prompts' own verifier. TRL is no
-requirement of this project: `pip install trl` first.
+Both: 8 prompts of outputs/smollm2/train.parquet (`make smollm2` makes it) x 8 samples, at most 64
+    new tokens,
+temperature 1, one update, no KL, no gradient checkpointing, the reward of the prompts' own
+verifier. TRL is no requirement of this project: `pip install trl` first.
 
 Run with nothing else on the machine: python -m tests.benchmarks.trl_step [ROUNDS]
 """
@@ -31,7 +32,8 @@ CONFIG = [
     *OVERRIDES,
     "trainer.default_local_dir=outputs/benchmark",
 ]
-# Rows that TRL generates for, and trains on, at a time: in between lies the memory that 64 rows' logits would take.
+# Rows that TRL generates for, and trains on, at a time: in between lies the memory that 64 rows'
+# logits would take.
 TRL_ROWS = 16
 
 

@@ -4,8 +4,9 @@ ready in its dtype.
     ours   manifest check, each float32 tensor cast to the engine's dtype as it is asked for, reload, cache reset
     bare   reload of the same tensors, cast beforehand
 
-Run with nothing else on the machine: python -m tests.benchmarks.weight_sync [--rounds 9] [--billion]; the latter takes
-a Llama of 1.1 billion random weights, which the trainer holds in float32.
+Run with nothing else on the machine: python -m tests.benchmarks.weight_sync [--rounds 9]
+[--billion]; the latter takes a Llama of 1.1 billion random weights, which the trainer holds in
+float32.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.benchmarks.ray_vs_local import task
 from training.building import build_trainer
 from training.config.loader import load_config
 from workers.model.builder import torch_dtype
-from workers.rollout.weight_sync import iter_weights
+from workers.weight_sync.manifest import iter_weights
 
 TIME_TARGET, MEMORY_TARGET = 1.5, 1.0
 

@@ -1,4 +1,7 @@
-"""Environments, agents and rewards of test_agents.py; it imports little, since other processes load it as well."""
+"""Environments, agents and rewards of test_agents.py.
+
+It imports little, since other processes load it as well.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from custom.env import BaseEnvironment, EnvironmentConfig, Trajectory
 
 
 def fate(seed: int) -> str:
-    """What happens in an episode of `Fragile`: one in five crashes in its second step, one in five gives a reward that
+    """What happens in an episode of `Fragile`.
+
+    One in five crashes in its second step, one in five gives a reward that
     is
     no number.
     """
@@ -67,7 +72,10 @@ class DoomedTasks(Fragile):
 
 @dataclass
 class FlakyConfig(EnvironmentConfig):
-    """`folder` counts the resets of each seed, over all processes; the first `crashes` of them fail."""
+    """`folder` counts the resets of each seed, over all processes.
+
+    The first `crashes` of them fail.
+    """
 
     folder: str = ""
     crashes: int = 2
@@ -192,7 +200,10 @@ def reward_fn(trajectory: Trajectory, environment: Any) -> float:
 
 
 class Drawn(Fragile):
-    """Its task is another at every reset, whatever the seed: the members of a group get different ones."""
+    """Its task is another at every reset, whatever the seed.
+
+    The members of a group get different ones.
+    """
 
     def reset(self, seed: int | None = None) -> str:
         super().reset(0)

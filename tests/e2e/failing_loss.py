@@ -1,4 +1,7 @@
-"""The clipped loss, which on the second rank does what a file's words say, each once: nan, exit, hang, memory."""
+"""The clipped loss, which on the second rank does what a file's words say, each once.
+
+Nan, exit, hang, memory.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Faults to seed into a running trainer: each breaks one thing that no exception tells of.
 
-A fault takes the trainer (one rank in this process) at the beginning of a step and patches it for good.
+A fault takes the trainer (one rank in this process) at the beginning of a step and patches it for
+good.
 """
 
 from __future__ import annotations
@@ -237,8 +238,12 @@ def scores(change: Callable[[torch.Tensor, DataProto], torch.Tensor]) -> Fault:
     """A fault in what the reward phase returns."""
 
     def wrong(trainer: Any) -> None:
-        add = trainer.add_rewards
-        trainer.add_rewards = lambda batch, given, infos: add(batch, change(given, batch), infos)
+        add = trainer.phases.add_rewards
+
+        def add_changed(batch: DataProto, given: torch.Tensor, infos: dict[str, Any]) -> DataProto:
+            return add(batch, change(given, batch), infos)
+
+        trainer.phases.add_rewards = add_changed
 
     return wrong
 

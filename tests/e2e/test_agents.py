@@ -1,4 +1,7 @@
-"""Training of agents, end to end on a tiny model: games, failures, filtering, rewriting templates, env workers."""
+"""Training of agents, end to end on a tiny model.
+
+Games, failures, filtering, rewriting templates, env workers.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.containers import seed_for
 from data.protocol import DataProto
+from data.seeds import seed_for
 from tests.conftest import PROJECT
 from tests.e2e.agent_games import fate
-from tests.e2e.test_ray import NOISE, cluster  # noqa: F401  (a fixture)
+from tests.e2e.test_ray import NOISE
 from tests.e2e.test_resume import run_and_kill, tensors
 from tests.e2e.test_training import ENGINES, ESTIMATORS, read_steps
 from training.agent_trainer import AgentTrainer
 from training.building import build_trainer
 from training.config import PPOConfig
-from training.config.loader import load_config, to_yaml
+from training.config.loader import load_config
+from training.config.reference import to_yaml
 from training.ray_trainer import RayPPOTrainer
 from workers.multi_turn_rollout import SyncMultiTurnRollout
 from workers.rollout.episode import ENDINGS
@@ -43,7 +47,10 @@ SEED = 1  # of a run whose config names none
 
 
 def game_config(task: Path, run_dir: Path, *overrides: str) -> PPOConfig:
-    """The quickstart's config on the session's tiny model: 8 tasks a step, two steps, no validation."""
+    """The quickstart's config on the session's tiny model.
+
+    8 tasks a step, two steps, no validation.
+    """
     argv = [
         "configs/quickstart.yaml",
         f"actor_rollout_ref.model.path={task}/model",
@@ -593,7 +600,10 @@ def check_rows_of_episodes(batch: DataProto) -> None:
 
 
 def check_equal_within_episodes(batch: DataProto) -> None:
-    """An outcome's advantage is that of all the episode's sampled tokens; a group's sum to zero over its episodes."""
+    """An outcome's advantage is that of all the episode's sampled tokens.
+
+    A group's sum to zero over its episodes.
+    """
     of_episode: dict[str, set[float]] = {}
     for row, name in enumerate(batch.non_tensor_batch["episode_id"]):
         sampled = batch.batch["response_mask"][row].bool()
@@ -700,7 +710,10 @@ def living_actors() -> list[str]:
 @pytest.mark.vllm
 @pytest.mark.usefixtures("cluster")
 def test_ranks_that_share_an_engine_play_the_same_episodes(tiny_game: Path, tmp_path: Path) -> None:
-    """The leader steps the environments and tells the other; validation's five episodes do not divide by the ranks."""
+    """The leader steps the environments and tells the other.
+
+    Validation's five episodes do not divide by the ranks.
+    """
     pytest.importorskip("vllm")
     shared = (
         f"{ROLLOUT}.name=vllm",

@@ -20,8 +20,8 @@ from data.protocol import DataProto
 from tests.e2e.test_agents import ACTOR, ROLLOUT, assert_finite, fit, forgetful_game, game_config  # noqa: F401
 from tests.e2e.test_training import read_steps, tiny_config
 from training import core_algos as algos
-from training.batch.torch_functional import masked_mean
-from training.config.algorithm_settings import ESTIMATOR_NEEDS
+from training.batch.masked_ops import masked_mean
+from training.config.estimator_needs import ESTIMATOR_NEEDS
 from training.config.loader import ConfigError
 from workers.dp_actor import DataParallelPPOActor
 

@@ -1,5 +1,6 @@
-"""Engines with ranks of their own: the colocated numbers at level 0; above it what is sampled ahead, its age, and
-what a run that is cut off goes on with.
+"""Engines with ranks of their own: at level 0 they give the colocated numbers.
+
+Above it: what is sampled ahead, its age, and what a run that is cut off goes on with.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import torch
 
 from data.protocol import DataProto
 from tests.e2e.test_agents import GRPO, fit, game_config, playing
-from tests.e2e.test_ray import NOISE, cluster, numbers  # noqa: F401  (a fixture)
+from tests.e2e.test_ray import NOISE, numbers
 from tests.e2e.test_resume import tensors
 from tests.unit.test_rollout import build_engine, encode, model_spec, perturb
 from training.config.loader import ConfigError
 from workers.rollout.engine import Sampling
-from workers.rollout.weight_sync import iter_weights, weight_manifest
+from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 pytest.importorskip("ray")
 HF = ("actor_rollout_ref.rollout.name=hf", "trainer.launcher=ray")
@@ -44,7 +45,7 @@ def cut(trainer: Any) -> None:
 
 
 def test_engines_of_their_own_give_the_numbers_of_colocated_ones(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_game: Path,
     tmp_path: Path,
 ) -> None:
@@ -57,7 +58,7 @@ def test_engines_of_their_own_give_the_numbers_of_colocated_ones(
 
 
 def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_game: Path,
     tmp_path: Path,
 ) -> None:
@@ -72,7 +73,8 @@ def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
 
     with pytest.raises(RuntimeError, match="cut off"):
         fit(game_config(tiny_game, tmp_path / "cut", *own), cut)
-    # Step 3 was generated with the weights of step 1, which no checkpoint holds any more: it goes with the checkpoint.
+    # Step 3 was generated with the weights of step 1, which no checkpoint holds any more: it goes
+    # with the checkpoint.
     held = [*(tmp_path / "cut/global_step_2/in_flight").glob("*.pt")]
     assert len(held) == 1 and DataProto.load_from_disk(held[0]).batch["weight_versions"].max() == 1
     _, resumed = fit(game_config(tiny_game, tmp_path / "cut", *own))
@@ -92,7 +94,7 @@ def test_a_run_one_step_ahead_that_was_cut_off_ends_bitwise_as_one_that_was_not(
 
 @pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_token_is_older_than_the_bound_and_no_row_is_lost_or_comes_twice(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_game: Path,
     tmp_path: Path,
     level: int,
@@ -120,7 +122,9 @@ def test_no_token_is_older_than_the_bound_and_no_row_is_lost_or_comes_twice(
 
 @pytest.mark.slow
 def test_groups_older_than_the_bound_are_masked_and_counted(
-    cluster: None, tiny_game: Path, tmp_path: Path
+    cluster: None,
+    tiny_game: Path,
+    tmp_path: Path,
 ) -> None:
     """A run at level 2 goes on at level 0: what it had sampled ahead is too old by then."""
     own = (*FIXED, *SPLIT, "trainer.save_freq=2")
@@ -172,7 +176,7 @@ def test_running_requests_go_on_with_new_weights_and_say_which_sampled_each_toke
 
 
 def test_episodes_are_finished_first_where_weights_may_not_reach_them(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_game: Path,
     tmp_path: Path,
 ) -> None:

@@ -1,4 +1,6 @@
-"""What a run over Ray leaves behind, however it ends: no process and no shared memory; while it runs, nothing listens
+"""What a run over Ray leaves behind, however it ends: no process and no shared memory.
+
+While it runs, nothing listens
 beyond loopback.
 """
 
@@ -32,7 +34,9 @@ TENSOR_PARALLEL = (
 
 
 class WatchedRun:
-    """`main.py` on two Ray ranks as a process; `seen` are all processes that ever descended from it, also those that
+    """`main.py` on two Ray ranks as a process.
+
+    `seen` are all processes that ever descended from it, also those that
     outlived their parent.
     """
 

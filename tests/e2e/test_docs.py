@@ -1,4 +1,6 @@
-"""Every command that README and docs show is run: as it stands, with a tiny model in place of the reader's own.
+"""Every command that README and docs show is run.
+
+As it stands, with a tiny model in place of the reader's own.
 
 Where it needs a hub, a GPU or other machines, it is run as far as it goes here.
 """
@@ -16,7 +18,7 @@ import pytest
 
 import main
 from tests.conftest import PROJECT
-from training.run.process import EndingSignals
+from training.run.signals import EndingSignals
 
 DOCS = sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "docs").glob("*.md"))
 # tests/e2e/test_tutorial.py runs the tutorial, whose commands need each other.
@@ -46,7 +48,8 @@ TINY = (
     ),
     *("trainer.n_gpus_per_node=1", "critic.model.path=null"),
 )
-# What cannot run here as it stands: the beginning of the command, and what is run or checked in its stead.
+# What cannot run here as it stands: the beginning of the command, and what is run or checked in its
+# stead.
 ELSEWHERE = {
     "python examples/prepare_gsm8k.py": "--help",
     "python main.py configs/gsm8k_grpo.yaml": "--explain",

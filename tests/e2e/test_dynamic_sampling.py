@@ -1,4 +1,7 @@
-"""Groups without variance in training, on prompts and in games: what takes their place, and when nothing can."""
+"""Groups without variance in training, on prompts and in games.
+
+What takes their place, and when nothing can.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,11 @@ FILTER = ("algorithm.filter_groups.enable=true", "trainer.total_training_steps=3
 
 
 def expect_drawn(varying: Iterator[list[bool]], wanted: int, most: int) -> tuple[int, int, int]:
-    """(groups found, batches, groups dropped) of one step, given which groups of each batch vary."""
+    """Returns (groups found, batches, groups dropped) of one step.
+
+    Args:
+        varying: which groups of each batch vary.
+    """
     found = batches = dropped = 0
     while found < wanted and batches < most:
         batch, batches = next(varying), batches + 1

@@ -1,4 +1,7 @@
-"""Runs whose environments are not what they should be, end to end: they stop, say why, and leave what they should."""
+"""Runs whose environments are not what they should be, end to end.
+
+They stop, say why, and leave what they should.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from tests.conftest import PROJECT
 from tests.e2e.test_agents import AGENT, GAMES, GRPO, fit, game_config, playing
 from tests.e2e.test_training import read_steps
 from training.building import build_trainer
-from training.config.loader import ConfigError, to_yaml
-from training.run.checkpoint import load_driver_state
-from training.run.metric_utils import EnvironmentsFail
-from training.run.process import MEND
+from training.config.loader import ConfigError
+from training.config.reference import to_yaml
+from training.run.abort_policy import EnvironmentsFail
+from training.run.checkpoint_contents import load_driver_state
+from training.run.exit_codes import MEND
 
 STEPS = "trainer.total_training_steps=25"
 
@@ -111,9 +115,7 @@ def test_a_suite_of_ones_own_changes_the_weights_and_a_checkpoint_keeps_them(
     # It would last three.
     assert steps[0]["env/Shell/turns"] == 2
     assert steps[0]["env/Shell/weight"] == 1 and trainer.suite.weights != [1.0, 3.0]
-    assert (
-        load_driver_state(tmp_path / "global_step_2")["suite"]["success"] == trainer.suite.success
-    )
+    assert load_driver_state(tmp_path / "global_step_2").suite["success"] == trainer.suite.success
     resumed = build_trainer(game_config(tiny_game, tmp_path, *taken_back, entries, own))
     resumed.init_workers()
     resumed.load_checkpoint()

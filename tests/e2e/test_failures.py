@@ -12,12 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data.watch import STALLED
+from data.watchdog import STALLED
 from tests.conftest import PROJECT
 from tests.e2e.test_resume import listen_to_ctrl_c, own_environment, steps_logged
 from tests.e2e.test_training import read_steps, tiny_argv
 
-# Reads its name from a file, and does each of what is written there once, at the call that stands before it.
+# Reads its name from a file, and does each of what is written there once, at the call that stands
+# before it.
 REWARD = """
 import os, re, signal, sys, time
 from pathlib import Path
@@ -46,7 +47,10 @@ RESTART = re.compile(
 
 
 class FailingRun:
-    """`main.py` on the tiny task, whose reward function fails: FAULTS are words like 12:hang, for its twelfth call."""
+    """`main.py` on the tiny task, whose reward function fails.
+
+    FAULTS are words like 12:hang, for its twelfth call.
+    """
 
     def __init__(self, task: Path, folder: Path, faults: str, *overrides: str) -> None:
         self.folder, self.log = folder / "run", folder / "stderr"
@@ -103,7 +107,10 @@ class FailingRun:
 def test_a_run_that_fails_goes_on_from_its_last_checkpoint(
     tiny_task, tmp_path, faults, codes
 ) -> None:
-    """8 scores a step, and a checkpoint is whole in the next one or at its end: each attempt gains one step or two."""
+    """8 scores a step, and a checkpoint is whole in the next one or at its end.
+
+    Each attempt gains one step or two.
+    """
     run = FailingRun(
         tiny_task, tmp_path, faults, "trainer.stall_timeout_s=10", "trainer.max_restarts=2"
     )
@@ -207,6 +214,6 @@ def test_an_engine_that_hangs_shows_its_queue_and_the_oldest_episode(
     assert done.returncode == STALLED, done.stderr
     assert "nothing has moved for 8 s (trainer.stall_timeout_s): step 1, gen" in done.stderr
     record = (tmp_path / "run" / "stalls" / "rank_0.txt").read_text()
-    assert "workers/rollout/base.py" in record
+    assert "workers/rollout/turn_loop.py" in record
     assert re.search(r"the engine's queue: \d turns; tokens by episode: \{\d: \d+", record)
     assert re.search(r"the oldest: episode \d .*, \d turns, the last: Turn\(text='", record)

@@ -1,4 +1,7 @@
-"""Training on groups of episodes that have ended while others play: the numbers of training on all at once."""
+"""Training on groups of episodes that have ended while others play.
+
+It gives the numbers of training on all at once.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,11 @@ import torch
 
 from data.protocol import DataProto
 from tests.e2e.test_agents import GRPO, fit, game_config
-from tests.e2e.test_ray import cluster  # noqa: F401  (a fixture)
 from tests.e2e.test_resume import tensors
 from tests.e2e.test_training import read_steps
+from training.async_rollout.group_streaming import GroupStreamingPhases
+from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
-from training.run.ahead import Streamed
-from training.run.metric_utils import StepTimer
 
 SLOW = """
 import random, time
@@ -110,13 +112,15 @@ def test_in_a_deterministic_run_it_changes_nothing_bitwise(tiny_game: Path, tmp_
 
 def test_what_the_reward_function_says_of_some_groups_alone_is_none_of_the_others() -> None:
     worker = SimpleNamespace(finish_update=lambda: {"actor/grad_norm": 1.0})
-    streamed = Streamed(None, SimpleNamespace(actor_rollout_wg=worker))
+    groups: Any = SimpleNamespace(policy=worker)
+    phases = GroupStreamingPhases(PPOConfig(), groups, lambda batch: batch)
     for names in (["uid", "reward_info/hit"], ["uid"], ["uid", "reward_info/form"]):
         columns = {name: np.array([name, name], dtype=object) for name in names}
-        streamed.learnt.append(
+        phases.trained_parts.append(
             DataProto.from_dict(tensors={"x": torch.zeros(2)}, non_tensors=columns)
         )
-    batch, metrics = streamed.finish(StepTimer())
+    batch = phases.arrange(DataProto())
+    metrics = phases.update_actor(batch)
     assert metrics == {"training/parts_of_update": 3.0, "actor/grad_norm": 1.0} and len(batch) == 6
     hit = "reward_info/hit"
     assert batch.non_tensor_batch[hit].tolist() == [hit, hit, None, None, None, None]

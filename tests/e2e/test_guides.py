@@ -1,4 +1,4 @@
-"""What guides written for verl-style trainers do: subclasses, agents that own their environment, plain configs."""
+"""What guides for verl-style trainers do: subclasses, agents with environments, plain configs."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 
 @pytest.fixture
 def with_levels(settings: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    """Those settings with a file of prompts and a dataset class over RLHFDataset that a guide would write."""
+    """Those settings, with a file of prompts and a dataset class as a guide would write it."""
     (tmp_path / "mine.py").write_text(GUIDES_DATASET)
     shared = {"data_source": "mine", "prompt": [{"role": "user", "content": "above 1 below 3"}]}
     rows = [{**shared, "reward_model": {"ground_truth": str(i)}, "level": i} for i in range(6)]

@@ -1,4 +1,7 @@
-"""examples/integration as its reader has it: a folder elsewhere, with a model of its own, run in both ways."""
+"""examples/integration as its reader has it.
+
+A folder elsewhere, with a model of its own, run in both ways.
+"""
 
 from __future__ import annotations
 

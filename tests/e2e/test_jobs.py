@@ -1,4 +1,7 @@
-"""Batch jobs, run for real: a Slurm of two nodes on this machine preempts a run, and starts it again."""
+"""Batch jobs, run for real.
+
+A Slurm of two nodes on this machine preempts a run, and starts it again.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,9 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scont
 PATH = f"{os.environ['PATH']}:/usr/sbin"
 PATIENCE_S = 150.0
 
-# Two nodes on one machine, which differ in their ports; `urgent` takes the nodes of `low`, whose jobs are told so a
-# minute before, by SIGTERM to their steps: what Slurm does unless it is set up otherwise.
+# Two nodes on one machine, which differ in their ports; `urgent` takes the nodes of `low`, whose
+# jobs are told so a minute before, by SIGTERM to their steps: what Slurm does unless it is set up
+# otherwise.
 CONF = """
 ClusterName=here
 SlurmctldHost={host}(127.0.0.1)

@@ -1,4 +1,7 @@
-"""LoRA in whole runs: engines have the policy, in both forms; the reference is the base; resume is exact; it learns."""
+"""LoRA in whole runs: engines have the policy, in both forms; the reference is the base.
+
+Resume is exact; it learns.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,10 @@ def test_a_run_goes_on_bitwise_and_exports_both_forms(tiny_task: Path, tmp_path:
 
 @pytest.fixture(scope="module")
 def warm_task(tiny_task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny task with a model that knows its words: with head and embedding frozen no other learns it so soon."""
+    """The tiny task with a model that knows its words.
+
+    With head and embedding frozen no other learns it so soon.
+    """
     folder = tmp_path_factory.mktemp("warm")
     torch.manual_seed(0)
     tokenizer = make_tokenizer()

@@ -112,7 +112,7 @@ def test_the_ranks_go_where_the_gpus_are_and_the_driver_needs_none(
     try:
         trainer.init_workers()
         (other,) = [node["NodeID"] for node in ray.nodes() if node["Resources"].get("GPU")]
-        placed = ray.util.placement_group_table(trainer.pools[0].placement)
+        placed = ray.util.placement_group_table(trainer.actor_rollout_wg.placement)
         assert placed["bundles"] == {0: {"CPU": 2.0, "GPU": 2.0}}
         assert (
             placed["bundles_to_node_id"]

@@ -149,7 +149,7 @@ def measure(config: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     monkeypatch.setattr(model_state.dcp, "save", measured_save)
     trainer.save_checkpoint()
-    for group in trainer.parts.values():
+    for group in trainer.saver.groups.values():
         group.worker.checkpoint_written(True)
     return peaks
 

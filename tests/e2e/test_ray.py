@@ -6,9 +6,7 @@ Checkpoints go on with any number of ranks.
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,14 +30,6 @@ FIXED = (
     "critic.optim.scheduler=constant",
 )
 NOISE = 2e-6  # metrics that are rounding errors themselves are compared absolutely
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def fit(config: PPOConfig) -> None:

@@ -1,4 +1,6 @@
-"""Recorded episodes played again: a real run's are the same, and whatever was changed in a record, or does not repeat
+"""Recorded episodes played again.
+
+A real run's are the same, and whatever was changed in a record, or does not repeat
 itself, is named.
 """
 
@@ -18,7 +20,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from data.containers import step_info
+from data.seeds import step_info
 from data.turn_tokens import CHATML_TEMPLATE
 from examples.prepare_quickstart import warm_up
 from examples.prepare_tiny_prompts import make_model, make_tokenizer
@@ -27,8 +29,9 @@ from tests.conftest import PROJECT
 from tests.e2e.test_tools_training import ScriptedEngine, call, qwen_tokenizer
 from training.building import build_trainer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
-from training.config.loader import load_config, to_yaml
-from training.run.metric_utils import strict_json, write_episodes
+from training.config.loader import load_config
+from training.config.reference import to_yaml
+from training.run.episode_records import strict_json, write_episodes
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 
 Change = Callable[[dict[str, Any]], None]
@@ -84,7 +87,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(model: Path, run_dir: Path, *overrides: str) -> Path:
-    """Two steps of the quickstart, small; the run's folder, with config.yaml and episodes/1.jsonl."""
+    """Two steps of the quickstart, small.
+
+    The run's folder, with config.yaml and episodes/1.jsonl.
+    """
     argv = [
         "configs/quickstart.yaml",
         f"actor_rollout_ref.model.path={model}",

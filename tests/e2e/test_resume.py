@@ -65,7 +65,10 @@ def steps_logged(run_dir: Path) -> int:
 
 
 def run_and_kill(argv: list[str], run_dir: Path, rng: random.Random) -> bool:
-    """Starts the run and kills it at a random moment after its first new step; True where it had ended before."""
+    """Starts the run and kills it at a random moment after its first new step.
+
+    Returns True where it had ended before.
+    """
     process = subprocess.Popen(
         argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=own_environment()
     )
@@ -108,7 +111,9 @@ def assert_same_end(one: Path, other: Path, steps: int = STEPS) -> None:
 
 
 def listen_to_ctrl_c() -> None:
-    """As from a terminal: what a shell starts in the background, a whole test run perhaps, inherits that SIGINT is
+    """Listens as from a terminal.
+
+    What a shell starts in the background, a whole test run perhaps, inherits that SIGINT is
     ignored.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)

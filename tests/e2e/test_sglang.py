@@ -1,4 +1,7 @@
-"""Training and generating with SGLang over HTTP: a server of the tests' own holds a real tiny model."""
+"""Training and generating with SGLang over HTTP.
+
+A server of the tests' own holds a real tiny model.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_one_model_trains_both_goes_on_bitwise_and_gives_the_engine_its_policy(
     common += ("trainer.total_training_steps=3", "trainer.save_freq=1")
     common += ("actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",)
     trainer = train(tiny_config(tiny_task, tmp_path / "whole", *common))
-    assert trainer.critic_wg is None and [*trainer.parts] == ["actor"]
+    assert trainer.critic_wg is None and [*trainer.saver.groups] == ["actor"]
     steps = read_steps(tmp_path / "whole")
     for step in steps:
         assert step["training/rollout_probs_diff_max"] < 1e-4, (
@@ -92,7 +92,7 @@ def test_a_pass_that_would_be_left_out_is_made_for_its_values(
     )
     own = (*SHARED, *one_update, "data.val_files=null", *(bypass if correction == "bypass" else ()))
     trainer = train(tiny_config(tiny_task, tmp_path / "run", *own))
-    assert trainer.needs_old_log_probs()
+    assert trainer.phases.needs_old_log_probs()
     for step in read_steps(tmp_path / "run"):
         assert step["timing_s/old_log_prob"] > 0 and step["critic/vf_loss"] > 0
 

@@ -16,14 +16,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from custom.envs.tool_arithmetic import ToolArithmetic
 from custom.tools import Tool, ToolDefinition
 from custom.tools.builtin import CalculatorTool
-from data.containers import step_info
 from data.protocol import DataProto
+from data.seeds import step_info
 from tests.unit.test_turn_tokens import QWEN25, byte_level_core, make_tokenizer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig, RolloutConfig
 from training.config.loader import load_config
-from training.run.metric_utils import episode_metrics
+from training.run.metrics.episode_metrics import episode_metrics
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
-from workers.rollout.base import BaseRollout
+from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, NamedTensors, Sampling
 
 HERE = Path(__file__).resolve()
@@ -63,7 +63,9 @@ def opening(tokenizer: PreTrainedTokenizerFast, seed: int, *further: Tool) -> st
 
 
 class ScriptedEngine(BaseRollout):
-    """Says what it is told: turn t of episode i is `scripts[i][t]`, as tokens. There are no weights; everything else is
+    """Says what it is told: turn t of episode i is `scripts[i][t]`, as tokens.
+
+    There are no weights; everything else is
     what real engines do.
     """
 
@@ -234,7 +236,8 @@ def write_caller(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     answer = [*tokenizer.encode(CALL, add_special_tokens=False), tokenizer.eos_token_id]
     for step in range(150):
-        # First behind short texts, where it is learned quickly, then behind the prompts that there will be.
+        # First behind short texts, where it is learned quickly, then behind the prompts that there
+        # will be.
         prompt = tokenizer.encode(opening(tokenizer, seed=step))[-32 if step < 90 else 0 :]
         ids = torch.tensor([prompt + answer])
         labels = torch.tensor([[-100] * len(prompt) + answer])

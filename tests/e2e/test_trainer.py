@@ -1,5 +1,6 @@
-"""The trainer's edges: validation in parts, validation alone, samplers, columns of one's own, resuming into other
-settings.
+"""The trainer's edges: validation in parts and alone, samplers, columns of one's own.
+
+Also resuming into other settings.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from main import in_one_line, run
 from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, tiny_argv, tiny_config, train
 from training.building import build_trainer
-from training.config.loader import to_yaml
+from training.config.reference import to_yaml
 from training.ray_trainer import RayPPOTrainer
-from training.run.process import EndingSignals
+from training.run.signals import EndingSignals
 
 GREEDY = "val-core/guess_the_number/reward/mean@1"
 
@@ -175,7 +176,7 @@ def test_resuming_with_another_batch_size_goes_on_at_the_same_row(
     trainer = build_trainer(tiny_config(tiny_task, tmp_path, "data.train_batch_size=16"))
     trainer.init_workers()
     trainer.load_checkpoint()
-    assert (trainer.global_steps, trainer.rows_done) == (2, 16)
+    assert (trainer.global_steps, trainer.position.rows_done) == (2, 16)
 
 
 def test_infos_that_only_some_answers_have_do_not_stop_a_validation(
@@ -236,9 +237,9 @@ def test_an_estimator_that_returns_nonsense_is_named(
 def test_a_disk_full_at_the_last_checkpoint_costs_that_alone_and_is_said_in_a_line(
     tiny_task: Path, tmp_path: Path, capsys, older: bool
 ) -> None:
-    """The report is written, the exit code is 1. Files of at most 200 KB stand for the disk: the report fits, weights
-    do
-    not.
+    """The report is written, the exit code is 1.
+
+    Files of at most 200 KB stand for the disk: the report fits, weights do not.
     """
     argv = [str(tmp_path / "tiny.yaml"), "trainer.save_freq=5", "data.val_files=null"]
     (tmp_path / "tiny.yaml").write_text(to_yaml(tiny_config(tiny_task, tmp_path)))

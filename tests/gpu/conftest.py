@@ -2,11 +2,12 @@
 
 They are marked `gpu`, are skipped where there is no CUDA device, and load nothing from a hub.
 
-GPU_TESTS_DEVICE=cpu runs every body on the CPU instead: a dry run, which shows that the code runs, and which fails for
-the same reasons except those that only a GPU has. What asserts on device memory is skipped then. Without the variable
-the device is `cuda`.
+GPU_TESTS_DEVICE=cpu runs every body on the CPU instead: a dry run, which shows that the code runs,
+and which fails for the same reasons except those that only a GPU has. What asserts on device memory
+is skipped then. Without the variable the device is `cuda`.
 
-Invariant: a test here compares with the CPU, with another setting on the same device, or with numbers worked by hand;
+Invariant: a test here compares with the CPU, with another setting on the same device, or with
+    numbers worked by hand;
 none records figures.
 """
 

@@ -1,4 +1,7 @@
-"""Rollout engines on CUDA: log-probs are the trainer's after every update, seeds hold, sleeping gives memory back."""
+"""Rollout engines on CUDA.
+
+Log-probs are the trainer's after every update, seeds hold, sleeping gives memory back.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ from training.config import ActorConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.builder import ModelSpec
 from workers.model.forward_settings import ForwardSettings
-from workers.ranks.distributed import expandable_segments
-from workers.rollout.base import BaseRollout
+from workers.ranks.memory import expandable_segments
+from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Sampling
-from workers.rollout.weight_sync import iter_weights, weight_manifest
+from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 pytestmark = pytest.mark.gpu
 
@@ -102,7 +105,8 @@ def test_vllm_samples_with_the_trainers_log_probs_after_sleeping_and_an_update(v
         perturb(policy, seed)
         stale = worst_difference(rollout, rounded(policy), spec, 1.0)
         rollout.sleep()
-        # As a worker does: the cache wakes last. Nothing of the old weights is left to fall back on.
+        # As a worker does: the cache wakes last. Nothing of the old weights is left to fall back
+        # on.
         rollout.wake_up("weights")
         send(policy, rollout, torch.bfloat16)
         rollout.wake_up("kv_cache")

@@ -17,7 +17,7 @@ from workers.dp_actor import DataParallelPPOActor
 from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 from workers.model.forward_settings import ForwardSettings
 from workers.model.optimizer import build_optimizer
-from workers.ranks.distributed import on_device
+from workers.ranks.offload import on_device
 
 pytestmark = pytest.mark.gpu
 
@@ -117,7 +117,10 @@ def update(worker: Worker) -> None:
 def test_workers_that_offload_go_on_from_their_checkpoint(
     tiny_task, tmp_path, device, kinds
 ) -> None:
-    """It is loaded while weights are in CPU memory; the moments must follow them to the device at the next update."""
+    """It is loaded while weights are in CPU memory.
+
+    The moments must follow them to the device at the next update.
+    """
     sections = ("actor_rollout_ref.actor", "critic")
     keys = [f"{section}.fsdp_config.{kind}_offload=true" for section in sections for kind in kinds]
     for old, new in zip(

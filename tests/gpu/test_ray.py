@@ -1,4 +1,7 @@
-"""Ranks that Ray places on GPUs: one against the same run in one process, two that share an engine."""
+"""Ranks that Ray places on GPUs.
+
+One against the same run in one process, two that share an engine.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ import torch
 
 pytest.importorskip("ray")
 
-from tests.e2e.test_ray import FIXED, ROLLOUT, assert_same, cluster, fit  # noqa: F401
+from tests.e2e.test_ray import FIXED, ROLLOUT, assert_same, fit
 from tests.e2e.test_training import read_steps, tiny_config
 
 pytestmark = pytest.mark.gpu
 
 
 def test_a_rank_that_ray_places_gives_the_numbers_of_this_process(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_task,
     tmp_path,
     device,
@@ -34,13 +37,16 @@ def test_a_rank_that_ray_places_gives_the_numbers_of_this_process(
 
 @pytest.mark.vllm
 def test_an_engine_that_two_ranks_share_follows_the_policy(
-    cluster: None,  # noqa: F811
+    cluster: None,
     tiny_task,
     wide_model,
     tmp_path,
     device,
 ) -> None:
-    """Each rank sees one GPU alone; the engine sleeps in every update, whose weights lie on the host between uses."""
+    """Each rank sees one GPU alone.
+
+    The engine sleeps in every update, whose weights lie on the host between uses.
+    """
     pytest.importorskip("vllm")
     if device.type == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")

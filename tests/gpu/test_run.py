@@ -1,4 +1,7 @@
-"""Whole runs of the tiny task on the device, in this process: they learn, and are repeated and resumed bitwise."""
+"""Whole runs of the tiny task on the device, in this process.
+
+They learn, and are repeated and resumed bitwise.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tests.e2e.test_resume import tensors
 from tests.e2e.test_training import read_steps, tiny_config
 from training.building import build_trainer
 from training.ray_trainer import RayPPOTrainer
-from workers.ranks.distributed import start_worker, strictly_deterministic
+from workers.ranks.worker_process import start_worker, strictly_deterministic
 
 pytestmark = pytest.mark.gpu
 
@@ -66,7 +69,10 @@ def test_ppo_learns_on_the_device_and_engine_and_trainer_agree(
 
 
 def test_a_deterministic_run_is_repeated_and_goes_on_bitwise(tiny_task, tmp_path, device) -> None:
-    """Runs GRPO in bfloat16, whose groups share prompts: attention with a mask is not deterministic by itself."""
+    """Runs GRPO in bfloat16, whose groups share prompts.
+
+    Attention with a mask is not deterministic by itself.
+    """
     overrides = (
         "trainer.deterministic=true",
         "trainer.save_freq=1",

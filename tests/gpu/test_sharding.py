@@ -1,4 +1,7 @@
-"""FSDP2 over NCCL (gloo in the dry run): one GPU is not wrapped; two make the updates of one, also with offloading."""
+"""FSDP2 over NCCL (gloo in the dry run): one GPU is not wrapped.
+
+Two make the updates of one, also with offloading.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from training.config import ActorConfig, FSDPConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.forward_settings import ForwardSettings
 from workers.model.policy_model import PolicyModel
-from workers.ranks.distributed import on_device, shard_model
+from workers.ranks.offload import on_device
+from workers.ranks.sharding import shard_model
 
 pytestmark = pytest.mark.gpu
 
@@ -63,7 +67,10 @@ def test_two_gpus_make_the_update_of_one(folder: Path, case: str) -> None:
 
 
 def offloaded_rank(folder: str, rank: int, world: int, port: int, kind: str) -> None:
-    """Makes two updates with the parameters in CPU memory between them, and two without; every one must have moved."""
+    """Makes two updates with the parameters in CPU memory between them, and two without.
+
+    Every one must have moved.
+    """
     device = join_ranks(rank, world, port, kind)
     data = make_update().pad_with_dummies(2).chunk(world)[rank]
     ends = []

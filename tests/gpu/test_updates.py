@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.unit.test_actor_critic import critic_change, make_update, weights_after
 from tests.unit.test_forward import LAYOUTS
-from training.batch.torch_functional import LogitForm, head_log_probs
+from training.batch.head import LogitForm, head_log_probs
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic
@@ -190,7 +190,8 @@ def test_three_steps_of_the_fused_optimizer_end_like_the_cpus(lm, cpu_lm, device
         assert metrics["actor/skipped_updates"] == 0
         assert {state["step"].device for state in optimizer.state.values()} == {where}
         ends.append(nn.utils.parameters_to_vector(module.parameters()).detach().cpu() - start)
-    # AdamW divides by the gradient's size: where that is next to nothing, so is what the two agree on.
+    # AdamW divides by the gradient's size: where that is next to nothing, so is what the two agree
+    # on.
     assert_near(ends[0], ends[1], 1e-2)
 
 
@@ -203,7 +204,10 @@ def test_an_infinite_gradient_is_skipped_on_the_device_too(lm, device) -> None:
 
 
 def test_logits_of_a_batch_never_exist_as_a_whole(tiny_task, cuda_memory) -> None:
-    """1,024 sampled tokens of a vocabulary of 262,144: logits and their gradient would take 1 GiB each in float32."""
+    """1,024 sampled tokens of a vocabulary of 262,144.
+
+    Logits and their gradient would take 1 GiB each in float32.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     device, vocab, tokens = cuda_memory, 262_144, 1024

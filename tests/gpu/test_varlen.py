@@ -14,7 +14,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 LENGTHS = (70, 1, 129, 300, 12)
-# The second and the last segment read the first one's keys before their own; the third those of both.
+# The second and the last segment read the first one's keys before their own; the third those of
+# both.
 PATHS = [torch.arange(sum(LENGTHS[:i]), sum(LENGTHS[: i + 1])) for i in range(len(LENGTHS))]
 PATHS[2] = torch.cat(PATHS[:3])
 PATHS[1], PATHS[4] = torch.cat(PATHS[:2]), torch.cat([PATHS[0], PATHS[4]])

@@ -1,6 +1,7 @@
 """Weights of every kind of model into vLLM on CUDA.
 
-Each test has an engine of its own, whose end takes vLLM's process groups with it: they are not to run beside another.
+Each test has an engine of its own, whose end takes vLLM's process groups with it: they are not to
+run beside another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests checkpoint folders: complete or invisible, found, checked, pruned, and no way to run code."""
+"""Checkpoint folders: complete or invisible, found, checked, pruned, and no way to run code."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import resource
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,37 +16,41 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
+from data.protocol import DataProto
 from training.config import OptimConfig, TrainerConfig
-from training.run import checkpoint
+from training.run import checkpoint, checkpoint_contents, checkpoint_folders
+from training.run.checkpoint_contents import CONTENTS, DriverSnapshot, DriverState
+from training.run.data_position import DataPosition
+from training.run.step_source import GeneratedStep
 from workers.model import state as model_state
+from workers.model.optimizer import build_optimizer, build_scheduler
 from workers.model.state import CheckpointWriter
-from workers.model.update import build_optimizer, build_scheduler
 
 # A run's workers silence it: a single rank saves by itself.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def write(run_dir: Path, step: int, parts: tuple[str, ...] = ("actor", "critic")) -> None:
-    folder = checkpoint.start_checkpoint(run_dir, step)
+    folder = checkpoint_folders.start_checkpoint(run_dir, step)
     for part in parts:
         (folder / part).mkdir()
         (folder / part / "weights").write_text(str(step))
-    checkpoint.save_driver_state(folder, {"global_steps": step, "kl_coef": 0.5})
-    checkpoint.complete_checkpoint(folder)
+    checkpoint_contents.save_driver_state(folder, DriverState(global_steps=step, kl_coef=0.5))
+    checkpoint_folders.complete_checkpoint(folder)
 
 
 def test_a_checkpoint_is_seen_only_when_it_is_whole(tmp_path: Path) -> None:
     write(tmp_path, 1)
-    folder = checkpoint.start_checkpoint(tmp_path, 2)
+    folder = checkpoint_folders.start_checkpoint(tmp_path, 2)
     (folder / "actor").mkdir()
-    assert checkpoint.saved_steps(tmp_path) == [1]
-    assert checkpoint.complete_checkpoint(folder) == 2
+    assert checkpoint_folders.saved_steps(tmp_path) == [1]
+    assert checkpoint_folders.complete_checkpoint(folder) == 2
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         "global_step_1",
         "global_step_2",
-        checkpoint.LATEST,
+        checkpoint_contents.LATEST,
     ]
-    assert (tmp_path / checkpoint.LATEST).read_text() == "2"
+    assert (tmp_path / checkpoint_contents.LATEST).read_text() == "2"
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
@@ -60,7 +65,7 @@ def test_resume_takes_the_latest_that_holds_what_is_needed(tmp_path: Path) -> No
     write(tmp_path, 9)
     write(tmp_path, 10, parts=("actor",))
     (tmp_path / "global_step_11.incomplete").mkdir()
-    find = checkpoint.find_checkpoint
+    find = checkpoint_folders.find_checkpoint
     assert find(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_10"
     assert find(tmp_path, "auto", None, ("actor", "critic")) == tmp_path / "global_step_9"
     assert find(tmp_path, "disable", None) is None
@@ -76,12 +81,12 @@ def test_pruning_keeps_the_newest_and_clears_leftovers(tmp_path: Path) -> None:
     for step in (1, 2, 3, 10):
         write(tmp_path, step)
     (tmp_path / "global_step_4.incomplete").mkdir()
-    checkpoint.prune(tmp_path, 10, keep_actor=3, keep_critic=1)
-    assert checkpoint.saved_steps(tmp_path) == [2, 3, 10]
-    assert checkpoint.saved_steps(tmp_path, ("critic",)) == [10]
+    checkpoint_folders.prune(tmp_path, 10, keep_actor=3, keep_critic=1)
+    assert checkpoint_folders.saved_steps(tmp_path) == [2, 3, 10]
+    assert checkpoint_folders.saved_steps(tmp_path, ("critic",)) == [10]
     assert not list(tmp_path.rglob("*.incomplete"))
-    checkpoint.prune(tmp_path, 10, keep_actor=None, keep_critic=None)
-    assert checkpoint.saved_steps(tmp_path) == [2, 3, 10]
+    checkpoint_folders.prune(tmp_path, 10, keep_actor=None, keep_critic=None)
+    assert checkpoint_folders.saved_steps(tmp_path) == [2, 3, 10]
 
 
 def test_pruning_never_takes_what_was_just_saved_for_an_older_runs_later_step(
@@ -89,12 +94,13 @@ def test_pruning_never_takes_what_was_just_saved_for_an_older_runs_later_step(
 ) -> None:
     write(tmp_path, 6)
     write(tmp_path, 1)
-    checkpoint.prune(tmp_path, 1, keep_actor=1, keep_critic=1)
+    checkpoint_folders.prune(tmp_path, 1, keep_actor=1, keep_critic=1)
     write(tmp_path, 2)
-    checkpoint.prune(tmp_path, 2, keep_actor=1, keep_critic=1)
-    assert checkpoint.saved_steps(tmp_path) == [2, 6]
+    checkpoint_folders.prune(tmp_path, 2, keep_actor=1, keep_critic=1)
+    assert checkpoint_folders.saved_steps(tmp_path) == [2, 6]
     assert (
-        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_2"
+        checkpoint_folders.find_checkpoint(tmp_path, "auto", None, ("actor",))
+        == tmp_path / "global_step_2"
     )
 
 
@@ -103,7 +109,7 @@ def test_a_folder_whose_checkpoints_do_not_fit_is_an_error_not_a_fresh_start(
 ) -> None:
     write(tmp_path, 3, parts=("actor",))
     with pytest.raises(FileNotFoundError, match="none with actor, critic as this run needs"):
-        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor", "critic"))
+        checkpoint_folders.find_checkpoint(tmp_path, "auto", None, ("actor", "critic"))
 
 
 def test_driver_state_runs_no_code(tmp_path: Path) -> None:
@@ -113,7 +119,7 @@ def test_driver_state_runs_no_code(tmp_path: Path) -> None:
 
     torch.save({"global_steps": Payload()}, tmp_path / "data.pt")
     with pytest.raises(Exception, match="Weights only load failed"):
-        checkpoint.load_driver_state(tmp_path)
+        checkpoint_contents.load_driver_state(tmp_path)
     assert not (tmp_path / "hacked").exists()
 
 
@@ -166,6 +172,48 @@ def make_saver(run_dir: Path, keep: int | None = None) -> checkpoint.CheckpointS
     return checkpoint.CheckpointSaver(run_dir, {"actor": Part(0), "critic": Part(1)}, config)
 
 
+def end_of_step(step: int) -> DriverSnapshot:
+    return DriverSnapshot(DriverState(global_steps=step))
+
+
+def test_a_checkpoint_holds_the_files_that_are_listed_and_no_others(tmp_path: Path) -> None:
+    generated: Future[GeneratedStep] = Future()
+    batch = DataProto.from_dict(tensors={"x": torch.arange(2)})
+    generated.set_result(GeneratedStep(batch, {"drawn": 1.0}, DataPosition(2, 8)))
+    saver = make_saver(tmp_path)
+    saver.begin(DriverSnapshot(DriverState(global_steps=1), (generated, Future())))
+    saver.close()
+    folder = tmp_path / "global_step_1"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    held = {
+        entry.path
+        for path in files
+        for entry in CONTENTS
+        if path.relative_to(folder).is_relative_to(entry.path)
+    }
+    of_models = {"model", "optimizer", "scheduler.json"}
+    assert held == {
+        *(f"{model}/{name}" for model in ("actor", "critic") for name in of_models),
+        *("data.pt", "in_flight", "manifest.json"),
+    }
+    listed = [entry.path for entry in CONTENTS]
+    assert all(
+        any(path.relative_to(folder).is_relative_to(name) for name in listed) for path in files
+    )
+    # The second step was still being generated.
+    (restored,) = checkpoint_contents.load_in_flight(folder)
+    assert restored.metrics == {"drawn": 1.0} and restored.position == DataPosition(2, 8)
+    assert torch.equal(restored.batch.batch["x"], batch.batch["x"])
+
+
+def test_an_older_checkpoint_goes_on_without_the_entries_that_it_lacks(tmp_path: Path) -> None:
+    entries = {"global_steps": 3, "epoch": 1, "rows_done": 16, "kl_coef": 0.5, "long_gone": [1]}
+    torch.save(entries, tmp_path / "data.pt")
+    state = checkpoint_contents.load_driver_state(tmp_path)
+    assert state == DriverState(global_steps=3, epoch=1, rows_done=16, kl_coef=0.5)
+    assert state.position == DataPosition(1, 16)
+
+
 def test_what_is_written_is_the_state_at_the_start_though_training_goes_on(tmp_path: Path) -> None:
     state, writer = trained(0), CheckpointWriter()
     step(*state)
@@ -186,17 +234,17 @@ def test_checkpoints_appear_in_the_background_one_at_a_time_and_prune_the_old(
 ) -> None:
     saver = make_saver(tmp_path, keep=2)
     for number in range(1, 5):
-        saver.begin(number, {"global_steps": number})
-        assert number not in checkpoint.saved_steps(tmp_path)
-        assert checkpoint.saved_steps(tmp_path)[-1:] == ([number - 1] if number > 1 else [])
+        saver.begin(end_of_step(number))
+        assert number not in checkpoint_folders.saved_steps(tmp_path)
+        assert checkpoint_folders.saved_steps(tmp_path)[-1:] == ([number - 1] if number > 1 else [])
     deadline = time.monotonic() + 20
-    while 4 not in checkpoint.saved_steps(tmp_path) and time.monotonic() < deadline:
+    while 4 not in checkpoint_folders.saved_steps(tmp_path) and time.monotonic() < deadline:
         saver.poll()
         time.sleep(0.01)
     saver.close()
-    assert checkpoint.saved_steps(tmp_path) == [3, 4]
+    assert checkpoint_folders.saved_steps(tmp_path) == [3, 4]
     assert (
-        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor", "critic"))
+        checkpoint_folders.find_checkpoint(tmp_path, "auto", None, ("actor", "critic"))
         == tmp_path / "global_step_4"
     )
 
@@ -217,25 +265,31 @@ def files_no_longer_than(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("size", [0, 100, 2000, 4000])
 def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, caplog, size: int) -> None:
-    """Lacks room for the driver's state, the metadata or the weights; the older one stays, a later one is saved."""
+    """Lacks room for the driver's state, the metadata or the weights.
+
+    The older checkpoint stays, a later one is saved.
+    """
     saver = make_saver(tmp_path)
-    saver.begin(1, {"global_steps": 1})
+    saver.begin(end_of_step(1))
     saver.poll(wait=True)
     with files_no_longer_than(size):
-        saver.begin(2, {"global_steps": 2})
+        saver.begin(end_of_step(2))
         saver.poll(wait=True)
     assert "the run goes on without" in caplog.text
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_1", checkpoint.LATEST]
-    assert checkpoint.damage(tmp_path / "global_step_1") is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "global_step_1",
+        checkpoint_contents.LATEST,
+    ]
+    assert checkpoint_folders.damage(tmp_path / "global_step_1") is None
     with pytest.raises(
         checkpoint.CheckpointError,
         match=r"the last checkpoint, of step 2, was not saved .* keeps the",
     ) as e:
         saver.close()
     assert f"{tmp_path} keeps the one of step 1: " in str(e.value)
-    saver.begin(3, {"global_steps": 3})
+    saver.begin(end_of_step(3))
     saver.close()
-    assert checkpoint.saved_steps(tmp_path) == [1, 3]
+    assert checkpoint_folders.saved_steps(tmp_path) == [1, 3]
 
 
 def test_a_full_disk_from_the_start_is_said_in_one_line_that_names_no_older_checkpoint(
@@ -246,7 +300,7 @@ def test_a_full_disk_from_the_start_is_said_in_one_line_that_names_no_older_chec
         checkpoint.CheckpointError, match=r"step 1, was not saved .* holds no other: \S"
     )
     with files_no_longer_than(0), lost as error:
-        saver.begin(1, {"global_steps": 1})
+        saver.begin(end_of_step(1))
         saver.close()
     assert "\n" not in str(error.value)
 
@@ -279,7 +333,10 @@ def test_training_goes_on_from_a_saved_state_bitwise(tmp_path: Path) -> None:
 def test_saving_before_the_first_step_changes_no_step_after_it_nor_after_loading(
     tmp_path: Path,
 ) -> None:
-    """An optimiser has no state then, and a state of zeros would be another: AdamW counts the steps in it."""
+    """An optimiser has no state then.
+
+    A state of zeros would be another: AdamW counts the steps in it.
+    """
     parts = ("model", "optimizer", "extra")
     plain, saved, fresh, used = trained(0), trained(0), trained(1), trained(2)
     step(*used)
@@ -299,7 +356,10 @@ def test_saving_before_the_first_step_changes_no_step_after_it_nor_after_loading
 def test_a_single_rank_saves_and_loads_alone_beside_an_engines_process_group(
     tmp_path: Path,
 ) -> None:
-    """vLLM makes one in the process, even for one rank; it is not ours, and goes when the engine goes."""
+    """vLLM makes one in the process, even for one rank.
+
+    It is not ours, and goes when the engine goes.
+    """
     parts = ("model", "optimizer", "extra")
     for engine in ("gone", "there"):
         torch.distributed.init_process_group(
@@ -329,17 +389,18 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_taken(tmp_path: Pat
     (tmp_path / "global_step_3/actor/weights").write_text("4")
     (tmp_path / "global_step_2/critic/weights").unlink()
     assert (
-        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
+        checkpoint_folders.find_checkpoint(tmp_path, "auto", None, ("actor",))
+        == tmp_path / "global_step_1"
     )
     assert (
         "global_step_3 is damaged (actor/weights has changed since it was written)" in caplog.text
     )
     assert re.search(r"global_step_2 is damaged \(.* No such file .*critic/weights", caplog.text)
     with pytest.raises(ValueError, match="global_step_3 is damaged: actor/weights"):
-        checkpoint.find_checkpoint(tmp_path, "resume_path", str(tmp_path / "global_step_3"))
-    (tmp_path / "global_step_1" / checkpoint.MANIFEST).write_text("{")
+        checkpoint_folders.find_checkpoint(tmp_path, "resume_path", str(tmp_path / "global_step_3"))
+    (tmp_path / "global_step_1" / checkpoint_contents.MANIFEST).write_text("{")
     with pytest.raises(FileNotFoundError, match=r"every checkpoint in .* is damaged"):
-        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",))
+        checkpoint_folders.find_checkpoint(tmp_path, "auto", None, ("actor",))
 
 
 @pytest.mark.parametrize(
@@ -358,21 +419,22 @@ def test_a_manifest_that_does_not_list_the_files_is_damage(
 ) -> None:
     for step in (1, 2):
         write(tmp_path, step)
-    (tmp_path / "global_step_2" / checkpoint.MANIFEST).write_text(manifest)
+    (tmp_path / "global_step_2" / checkpoint_contents.MANIFEST).write_text(manifest)
     assert (
-        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
+        checkpoint_folders.find_checkpoint(tmp_path, "auto", None, ("actor",))
+        == tmp_path / "global_step_1"
     )
     assert f"global_step_2 is damaged ({problem}) and left out" in caplog.text
     with pytest.raises(ValueError, match="global_step_2 is damaged"):
-        checkpoint.find_checkpoint(
+        checkpoint_folders.find_checkpoint(
             tmp_path, "resume_path", str(tmp_path / "global_step_2"), ("actor",)
         )
 
 
 def test_a_checkpoint_without_a_manifest_is_damaged(tmp_path: Path) -> None:
     write(tmp_path, 1)
-    (tmp_path / "global_step_1" / checkpoint.MANIFEST).unlink()
-    assert "manifest.json" in str(checkpoint.damage(tmp_path / "global_step_1"))
+    (tmp_path / "global_step_1" / checkpoint_contents.MANIFEST).unlink()
+    assert "manifest.json" in str(checkpoint_folders.damage(tmp_path / "global_step_1"))
 
 
 def test_a_checkpoint_whose_driver_state_is_gone_is_damaged_too(tmp_path: Path, caplog) -> None:
@@ -380,7 +442,8 @@ def test_a_checkpoint_whose_driver_state_is_gone_is_damaged_too(tmp_path: Path, 
         write(tmp_path, step)
     (tmp_path / "global_step_2/data.pt").unlink()
     assert (
-        checkpoint.find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_1"
+        checkpoint_folders.find_checkpoint(tmp_path, "auto", None, ("actor",))
+        == tmp_path / "global_step_1"
     )
     assert re.search(r"global_step_2 is damaged \(.* No such file .*data.pt", caplog.text)
 
@@ -442,10 +505,10 @@ def test_without_a_frequency_a_crash_costs_at_most_ten_minutes_and_two_checkpoin
     for step in range(1, 31):
         now += 70.0
         if saver.is_due(step, last=30, step_s=70.0):
-            saver.begin(step, {"global_steps": step})
+            saver.begin(end_of_step(step))
             saved.append(step)
     saver.close()
     assert saved == [8, 16, 24, 30], "a ninth step of 70 s would end after 630 s"
-    assert checkpoint.saved_steps(tmp_path) == [24, 30]
+    assert checkpoint_folders.saved_steps(tmp_path) == [24, 30]
     never = checkpoint.CheckpointSaver(tmp_path, {}, TrainerConfig(save_freq=-1))
     assert not never.is_due(30, last=30, step_s=700.0)

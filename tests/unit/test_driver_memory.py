@@ -1,4 +1,7 @@
-"""The driver's maths on a batch that is cut into blocks of rows: the numbers, and the memory that it takes."""
+"""The driver's maths on a batch that is cut into blocks of rows.
+
+The numbers, and the memory that it takes.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from data.containers import move_to_sampled_tokens, place_outcome_rewards
+from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards
 from data.protocol import DataProto
 from training import core_algos
-from training.batch.torch_functional import masked_mean
+from training.batch.masked_ops import masked_mean
 from training.rollout_correction import compute_offpolicy_metrics
-from training.run.metric_utils import compute_data_metrics, compute_timing_metrics
-from workers.ranks.distributed import settle_heap
+from training.run.metrics.step_metrics import compute_data_metrics, compute_timing_metrics
+from workers.ranks.memory import keep_heap
 
 ROWS, PROMPT, RESPONSE = 512, 1024, 8192
 MIB = 1 << 20
@@ -23,7 +26,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def batch() -> DataProto:
-    settle_heap()
+    keep_heap()
     draw = torch.Generator().manual_seed(0)
     held = torch.arange(RESPONSE) < torch.randint(
         RESPONSE // 2, RESPONSE, (ROWS, 1), generator=draw
@@ -65,7 +68,8 @@ def peak_mib(call: Callable[[], object]) -> float:
 @pytest.mark.parametrize(
     ("call", "most"),
     [
-        # A float32 matrix is 16 MiB, a mask 4; of what is returned each has one, or a mask, or a number.
+        # A float32 matrix is 16 MiB, a mask 4; of what is returned each has one, or a mask, or a
+        # number.
         (
             lambda t, uid: core_algos.compute_grpo_outcome_advantage(
                 t["token_level_rewards"], t["response_mask"], uid

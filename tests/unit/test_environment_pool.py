@@ -620,15 +620,6 @@ def test_an_environment_that_cannot_travel_is_refused_at_once() -> None:
         EnvironmentPool([AgentSpec(pool_environments.Unpicklable())], isolation="process")
 
 
-@pytest.fixture
-def cluster() -> Iterator[None]:
-    ray = pytest.importorskip("ray")
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.slow
 def test_ray_workers_play_crash_hang_and_go(cluster: None, tmp_path: Path) -> None:
     closes = tmp_path / "closes"

@@ -1,4 +1,7 @@
-"""The job files of configs/jobs: scripts that bash can read, keys that exist, and a manifest of KubeRay's form."""
+"""The job files of configs/jobs.
+
+Scripts that bash can read, keys that exist, and a manifest of KubeRay's form.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ TINY = mfu.Settings(
 @pytest.mark.parametrize("share_prompts", [0, 1])
 def test_flops_of_two_rows_by_hand(share_prompts: int, capsys: pytest.CaptureFixture[str]) -> None:
     result = mfu.measure(replace(TINY, share_prompts=share_prompts))
-    # A layer: q and o 8 x 8, k and v 8 x 4, gate, up and down 8 x 16. Two layers; the head is 32 x 8.
+    # A layer: q and o 8 x 8, k and v 8 x 4, gate, up and down 8 x 16. Two layers; the head is 32 x
+    # 8.
     assert result.layer_parameters == 2 * (2 * 64 + 2 * 32 + 3 * 128) == 1152
     assert result.head_parameters == 256
     # Two rows of five tokens; 1 + 2 + 3 + 4 + 5 pairs each; four tokens are sampled.

@@ -241,7 +241,10 @@ def test_marks_break_overlapping_tokens_and_are_put_once():
     assert mark_specials("a<s><s>", both) == f"a<{MARK}s{MARK}><{MARK}s>"
     assert mark_specials(mark_specials("a<s><s>", both), both) == mark_specials("a<s><s>", both)
     assert mark_specials({"a": [f"x{MARK}y", 3, None]}, both) == {"a": ["xy", 3, None]}
-    assert mark_specials("a<s>", frozenset()) == "a<s>" and mark_specials("a+", frozenset({"+"})) == "a+"
+    assert (
+        mark_specials("a<s>", frozenset()) == "a<s>"
+        and mark_specials("a+", frozenset({"+"})) == "a+"
+    )
 
 
 @settings(max_examples=100, deadline=None)

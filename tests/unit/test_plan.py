@@ -21,8 +21,9 @@ from contrib.memory_plan.terms import GIB, MemoryTerms
 from main import main
 from tests.conftest import PROJECT
 from training.config import PPOConfig
-from training.config.loader import attribute_reads, load_config, reader, sizes
-from training.config.section import leaves
+from training.config.explain import attribute_reads, reader, sizes
+from training.config.leaves import leaves
+from training.config.loader import load_config
 from workers.model.builder import ModelSpec
 
 ACTOR = "actor_rollout_ref.actor"

@@ -441,7 +441,10 @@ def test_without_a_custom_class_verls_dataset_is_built(tmp_path, tokenizer):
 
 
 class OfMyOwn(RLHFDataset):
-    """Overrides each of the three: rows of its own, one of them left out, and prompts out of another column."""
+    """Overrides each of the three.
+
+    Rows of its own, one of them left out, and prompts out of another column.
+    """
 
     def _read_files_and_tokenize(self) -> None:
         rows = [

@@ -1,7 +1,4 @@
-"""Tests the trial before a run: what play, useless answers, quitting and a full row pay.
-
-What the log says of it is tested, too.
-"""
+"""The trial before a run: what each player is paid, and what is said of it."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ import pytest
 
 from custom.agent import GARBAGE, Agent, Trial, play_trial
 from custom.env import BaseEnvironment
-from training.agent_trainer import tell
 from training.config import AgentConfig, PPOConfig
+from training.environment_trial import report_trial
 
 
 class Marathon(BaseEnvironment):
@@ -96,7 +93,7 @@ def said(caplog: pytest.LogCaptureFixture, environment: BaseEnvironment, **agent
     trial = play_trial(Agent(environment), seed=0, episodes=2, max_turn=4)
     with caplog.at_level(logging.INFO):
         caplog.clear()
-        tell(config, trial, "Marathon", 4)
+        report_trial(config, trial, "Marathon", 4)
     return "\n".join(f"{record.levelname} {record.getMessage()}" for record in caplog.records)
 
 

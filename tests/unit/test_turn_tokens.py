@@ -190,7 +190,10 @@ def byte_level_core() -> Tokenizer:
 
 
 def sentencepiece_core() -> Tokenizer:
-    """Makes a tokenizer as Llama 2's: a space is in front of every piece of text between special tokens."""
+    """Makes a tokenizer as Llama 2's.
+
+    A space is in front of every piece of text between special tokens.
+    """
     words = [
         "<unk>",
         *(f"<0x{byte:02X}>" for byte in range(256)),

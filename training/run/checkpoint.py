@@ -1,50 +1,47 @@
-"""Checkpoint folders: how they are written, found again, checked and pruned.
+"""Saves a run's checkpoints while it goes on; `CheckpointSaver` does it, one at a time.
 
-    RUN_DIR/global_step_N/{actor,critic}/   written by the workers        RUN_DIR/latest_checkpointed_iteration.txt   N
-    RUN_DIR/global_step_N/data.pt           the driver's state: step, place in the data, KL coefficient
-    RUN_DIR/global_step_N/manifest.json     size and checksum of every file
+    checkpoint_contents.py   what a checkpoint holds
+    checkpoint_folders.py    how its folder gets its name, is found again, checked and pruned
 
-Invariant: a folder with the final name is always whole, because a checkpoint is written under a temporary name, forced
-to disk and renamed; older ones go only when a newer one is complete. Nothing random needs to be kept: all of it derives
-from the run's seed and the step. With several nodes RUN_DIR is a folder that all of them see.
+Invariant: a save that fails costs that checkpoint alone: training goes on, and the older
+checkpoints stay.
 """
 
-import io
-import json
 import logging
-import math
-import re
 import shutil
 import time
-import uuid
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial, reduce
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from data.texts import say
-from training.config.settings import TrainerConfig
-from training.run.ahead import save_in_flight
-from training.run.tracking import force_to_disk, write_atomically
+from training.config.schema.trainer import TrainerConfig
+from training.run.checkpoint_contents import LATEST as LATEST
+from training.run.checkpoint_contents import (
+    MANIFEST,
+    DriverSnapshot,
+    save_driver_state,
+    save_in_flight,
+)
+from training.run.checkpoint_folders import (
+    complete_checkpoint,
+    give_name,
+    make_temporary,
+    prune,
+    saved_steps,
+    start_checkpoint,
+)
+from training.run.worker_group_protocol import TrainedGroup
 
 logger = logging.getLogger(__name__)
 
-LATEST = "latest_checkpointed_iteration.txt"
-MANIFEST = "manifest.json"
-DRIVER_STATE = "data.pt"
-TEMPORARY = ".incomplete"
 # With trainer.save_freq=null: seconds of training that a crash may cost, and checkpoints that stay.
 SAVE_EVERY_S = 600.0
 TIMED_SAVES_KEPT = 2
 
 
 class CheckpointError(OSError):
-    """Says that a checkpoint could not be written; training itself is sound."""
+    """Tells that a checkpoint could not be written; training itself is sound."""
 
 
 class CheckpointSaver:
@@ -53,74 +50,106 @@ class CheckpointSaver:
         begin -> the workers copy and write -> poll: all have written
               -> a thread writes the manifest, forces to disk, renames, prunes
 
-    A save that fails (a full disk) costs that checkpoint alone: it is logged, its folder removed, and the older ones
-    stay; `close` raises if it was the last one.
+    A save that fails (a full disk) is logged and its folder removed; `close` raises if it was the
+    last one.
 
     Args:
-        parts: the worker group that writes each folder of a checkpoint, with `save_checkpoint(folder)` and
-            `checkpoint_written(wait)`; see `workers.fsdp_workers`.
+        run_dir: the run's folder.
+        groups: the worker group that writes each folder of a checkpoint.
         config: when to save, and how many checkpoints stay.
+
+    Attributes:
+        step: the step that was saved last, or is being saved.
     """
 
-    def __init__(self, run_dir: Path, parts: Mapping[str, Any], config: TrainerConfig) -> None:
-        self.run_dir, self.parts, self.frequency = run_dir, parts, config.save_freq
-        kept = TIMED_SAVES_KEPT if config.save_freq is None else None
-        actor, critic = (
-            config.max_actor_ckpt_to_keep or kept,
-            config.max_critic_ckpt_to_keep or kept,
-        )
-        self._prune = partial(prune, run_dir, keep_actor=actor, keep_critic=critic)
+    def __init__(
+        self, run_dir: Path, groups: Mapping[str, TrainedGroup], config: TrainerConfig
+    ) -> None:
+        self.run_dir = run_dir
+        self.groups = groups
+        self.frequency = config.save_freq
+        kept_by_default = TIMED_SAVES_KEPT if config.save_freq is None else None
+        self._keep_actor = config.max_actor_ckpt_to_keep or kept_by_default
+        self._keep_critic = config.max_critic_ckpt_to_keep or kept_by_default
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         # Of the last save.
-        self.step, self.began = 0, time.monotonic()
+        self.step = 0
+        self._began = time.monotonic()
         self._error: OSError | None = None
         # Of the save under way.
         self._folder: Path | None = None
         self._completion: Future[None] | None = None
 
     def is_due(self, step: int, last: int, step_s: float) -> bool:
-        """Says whether this step is saved: by `save_freq`, or before another like it makes SAVE_EVERY_S full."""
+        """Checks whether this step is saved.
+
+        It is by `save_freq`, or, without one, before another step as long makes SAVE_EVERY_S full.
+        """
         if self.frequency is None:
-            return step >= last or time.monotonic() - self.began + step_s > SAVE_EVERY_S
+            since_last_save = time.monotonic() - self._began
+            return step >= last or since_last_save + step_s > SAVE_EVERY_S
         return self.frequency > 0 and (step >= last or step % self.frequency == 0)
 
-    def begin(self, step: int, state: dict[str, Any]) -> None:
-        """Starts to save, once the save before has ended; `state` is the driver's."""
+    def begin(self, snapshot: DriverSnapshot) -> None:
+        """Starts to save the step that the snapshot is of, once the save before has ended."""
         self.poll(wait=True)
-        self.step, self.began, self._error = step, time.monotonic(), None
+        self.step = snapshot.state.global_steps
+        self._began = time.monotonic()
+        self._error = None
         try:
-            self._folder = start_checkpoint(self.run_dir, step)
-            self._write(self._folder, state)
+            self._folder = start_checkpoint(self.run_dir, self.step)
+            self._write(self._folder, snapshot)
         except OSError as error:
             self._give_up(error)
 
-    def save_to(self, folder: Path, state: dict[str, Any]) -> Path:
-        """Saves to a folder of any name, and returns it when it is there, in place of a checkpoint that it held.
+    def save_to(self, folder: Path, snapshot: DriverSnapshot) -> Path:
+        """Saves to a folder of any name, and returns it when it is there.
+
+        A checkpoint that the folder held goes.
 
         Raises:
             ValueError: it holds anything else.
         """
-        if folder.is_file() or (
-            folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists()
-        ):
+        holds_other_files = folder.is_dir() and any(folder.iterdir())
+        if folder.is_file() or (holds_other_files and not (folder / MANIFEST).exists()):
             raise ValueError(
                 f"{folder} holds what is no checkpoint; name another folder, or one in it"
             )
         self.poll(wait=True)
-        temporary = folder.absolute().with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
-        temporary.mkdir(parents=True)
-        self._write(temporary, state)
-        for group in self.parts.values():
+        temporary = make_temporary(folder.absolute())
+        self._write(temporary, snapshot)
+        for group in self.groups.values():
             group.checkpoint_written(wait=True)
         give_name(temporary, folder)
         return folder
 
-    def _write(self, folder: Path, state: dict[str, Any]) -> None:
-        save_in_flight(folder, state.get("in_flight", ()))
-        save_driver_state(
-            folder, {name: part for name, part in state.items() if name != "in_flight"}
-        )
-        for name, group in self.parts.items():
+    def save_interrupted(self, snapshot: DriverSnapshot) -> None:
+        """Saves the last step of a run that ends before its time, if that is not saved yet.
+
+        Waits for it, and logs how the run goes on.
+        """
+        if self.step < snapshot.state.global_steps:
+            self.begin(snapshot)
+        self.close()
+        if self.step:
+            logger.warning(
+                f"saved step {self.step} in {self.run_dir}; it goes on with: "
+                f"python main.py {self.run_dir}/config.yaml trainer.resume_mode=auto"
+            )
+
+    def load_groups(self, checkpoint: Path) -> None:
+        """Has every worker group read its folder of a checkpoint; one that it lacks starts anew."""
+        for name, group in self.groups.items():
+            if (checkpoint / name).exists():
+                group.load_checkpoint(str(checkpoint / name))
+            else:
+                logger.warning("%s holds no %s, which starts anew", checkpoint, name)
+
+    def _write(self, folder: Path, snapshot: DriverSnapshot) -> None:
+        """Writes the driver's part, and has the workers begin theirs."""
+        save_in_flight(folder, snapshot.in_flight)
+        save_driver_state(folder, snapshot.state)
+        for name, group in self.groups.items():
             group.save_checkpoint(str(folder / name))
 
     def poll(self, wait: bool = False) -> None:
@@ -129,32 +158,42 @@ class CheckpointSaver:
             return
         try:
             if self._completion is None:
-                if not all(group.checkpoint_written(wait) for group in self.parts.values()):
+                if not self._workers_have_written(wait):
                     return
-                self._completion = self._thread.submit(
-                    lambda at: self._prune(complete_checkpoint(at)), self._folder
-                )
+                self._completion = self._thread.submit(self._complete, self._folder)
             if wait or self._completion.done():
                 self._completion.result()
-                self._folder = self._completion = None
+                self._folder = None
+                self._completion = None
         except OSError as error:
             self._give_up(error)
+
+    def _workers_have_written(self, wait: bool) -> bool:
+        return all(group.checkpoint_written(wait) for group in self.groups.values())
+
+    def _complete(self, folder: Path) -> None:
+        step = complete_checkpoint(folder)
+        prune(self.run_dir, step, keep_actor=self._keep_actor, keep_critic=self._keep_critic)
 
     def close(self) -> None:
         """Waits for the save under way.
 
         Raises:
-            CheckpointError: the last save failed; says why, and which checkpoint there is.
+            CheckpointError: the last save failed; names why, and which checkpoint there is.
         """
         self.poll(wait=True)
-        if self._error is not None:
-            before = [step for step in saved_steps(self.run_dir) if step <= self.step]
-            left = f"keeps the one of step {before[-1]}" if before else "holds no other"
-            # The error itself: what Ray hands on from a rank begins with the traceback there.
-            reason = str(self._error).strip().splitlines()[-1]
-            raise CheckpointError(
-                say("not_saved", saver=self, left=left, reason=reason)
-            ) from self._error
+        if self._error is None:
+            return
+        earlier = [step for step in saved_steps(self.run_dir) if step <= self.step]
+        left = "holds no other"
+        if earlier:
+            left = f"keeps the one of step {earlier[-1]}"
+        # The error itself: what Ray hands on from a rank begins with the traceback there.
+        reason = str(self._error).strip().splitlines()[-1]
+        raise CheckpointError(
+            f"the last checkpoint, of step {self.step}, was not saved (is the disk full?); "
+            f"{self.run_dir} {left}: {reason}"
+        ) from self._error
 
     def _give_up(self, error: OSError) -> None:
         logger.error(
@@ -165,172 +204,10 @@ class CheckpointSaver:
         )
         self._error = error
         # The folder is removed when nobody writes to it any more.
-        for group in self.parts.values():
+        for group in self.groups.values():
             with suppress(OSError):
                 group.checkpoint_written(wait=True)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder = self._completion = None
-
-
-def start_checkpoint(run_dir: Path, step: int) -> Path:
-    """Makes a temporary folder to write into, which `complete_checkpoint` renames to `global_step_N`.
-
-    Its name is used once: workers of a run that was killed may still be writing into theirs.
-    """
-    temporary = run_dir / f"global_step_{step}.{uuid.uuid4().hex[:8]}{TEMPORARY}"
-    temporary.mkdir(parents=True)
-    return temporary
-
-
-def complete_checkpoint(temporary: Path) -> int:
-    """Writes the manifest, forces the folder to disk, and gives it its name; returns the step.
-
-    It takes the place of an older checkpoint of this step.
-    """
-    final = temporary.with_name(temporary.name.split(".")[0])
-    give_name(temporary, final)
-    step = int(final.name.removeprefix("global_step_"))
-    write_atomically(final.with_name(LATEST), str(step))
-    return step
-
-
-def give_name(temporary: Path, final: Path) -> None:
-    """Writes the manifest, forces the folder to disk, and renames it; what had the name goes."""
-    files = {
-        str(path.relative_to(temporary)): _fingerprint(path)
-        for path in temporary.rglob("*")
-        if path.is_file()
-    }
-    (temporary / MANIFEST).write_text(json.dumps(files))
-    force_to_disk(temporary)
-    remove_checkpoint(final)
-    temporary.rename(final)
-
-
-def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
-    """Says what is wrong with a checkpoint's files, or returns None where nothing is.
-
-    Args:
-        needs: the workers' folders of which the manifest must list files.
-    """
-    try:
-        files = json.loads((folder / MANIFEST).read_text())
-        changed = [
-            name for name, written in files.items() if _fingerprint(folder / name) != written
-        ]
-    # The manifest, or a file of it, is gone, or it is no table of files.
-    except (OSError, ValueError, AttributeError) as error:
-        return str(error)
-    # The driver's state is a file of no folder, and stands for itself.
-    folders = {name.split("/")[0] for name in files}
-    if missing := [name for name in (DRIVER_STATE, *needs) if name not in folders]:
-        return f"{MANIFEST} lists no {', '.join(missing)}"
-    return f"{changed[0]} has changed since it was written" if changed else None
-
-
-def _fingerprint(path: Path) -> list[int]:
-    """Returns [bytes, CRC-32]: enough against accidents; reading a checkpoint runs no code, so none need be trusted."""
-    with path.open("rb") as file:
-        blocks = iter(partial(file.read, 1 << 22), b"")
-        return [
-            path.stat().st_size,
-            reduce(lambda checksum, block: zlib.crc32(block, checksum), blocks, 0),
-        ]
-
-
-def remove_checkpoint(folder: Path) -> None:
-    """Removes a checkpoint under a temporary name, so that a removal cut short never leaves half of one to be found."""
-    if folder.exists():
-        shutil.rmtree(
-            folder.rename(folder.with_name(f"{folder.name}.old{TEMPORARY}")), ignore_errors=True
-        )
-
-
-def saved_steps(run_dir: Path, needs: Sequence[str] = ()) -> list[int]:
-    """Lists the steps with a complete checkpoint that holds the folders in `needs`, ascending."""
-    found = (
-        (path, re.fullmatch(r"global_step_(\d+)", path.name))
-        for path in run_dir.glob("global_step_*")
-    )
-    return sorted(
-        int(match[1])
-        for path, match in found
-        if match and all((path / name).exists() for name in needs)
-    )
-
-
-def set_aside(run_dir: Path) -> None:
-    """Takes another run's checkpoints out of the way of one that begins: global_step_N becomes global_step_N.old."""
-    (run_dir / LATEST).unlink(missing_ok=True)
-    for step in saved_steps(run_dir):
-        folder = run_dir / f"global_step_{step}"
-        shutil.rmtree(f"{folder}.old", ignore_errors=True)
-        folder.rename(f"{folder}.old")
-        logger.warning("%s is of another run: it is %s.old now", folder, folder.name)
-
-
-def find_checkpoint(
-    run_dir: Path, resume_mode: str, resume_from_path: str | None, needs: Sequence[str] = ()
-) -> Path | None:
-    """Finds the folder to resume from, None to start afresh; `needs` names the workers' folders that it must hold.
-
-    With `auto` that is the one saved last, which LATEST names: RUN_DIR may hold later steps of another, abandoned run.
-
-    Raises:
-        FileNotFoundError: there is none with all that is needed, though there are checkpoints, or `resume_path` names
-            none.
-        ValueError: the one that `resume_path` names is damaged.
-    """
-    if resume_mode == "disable":
-        return None
-    if resume_mode == "resume_path":
-        path = Path(str(resume_from_path))
-        if missing := [name for name in (DRIVER_STATE, *needs) if not (path / name).exists()]:
-            raise FileNotFoundError(say("path_incomplete", path=path, missing=", ".join(missing)))
-        if problem := damage(path, needs):
-            raise ValueError(f"trainer.resume_from_path={path} is damaged: {problem}")
-        return path
-    latest = math.inf
-    with suppress(FileNotFoundError, ValueError):
-        latest = int((run_dir / LATEST).read_text())
-    steps = [step for step in saved_steps(run_dir, needs) if step <= latest]
-    if not steps and saved_steps(run_dir):
-        raise FileNotFoundError(say("none_complete", run_dir=run_dir, needs=", ".join(needs)))
-    for step in reversed(steps):
-        folder = run_dir / f"global_step_{step}"
-        if (problem := damage(folder, needs)) is None:
-            return folder
-        logger.error("%s is damaged (%s) and left out; the one before it is taken", folder, problem)
-    if steps:
-        raise FileNotFoundError(
-            f"every checkpoint in {run_dir} is damaged; trainer.resume_mode=disable starts anew"
-        )
-    return None
-
-
-def save_driver_state(folder: Path, state: dict[str, Any]) -> None:
-    """Writes `data.pt`: tensors, numbers, strings, and lists and dicts of them."""
-    # On a full disk torch would raise RuntimeError.
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    (folder / DRIVER_STATE).write_bytes(buffer.getvalue())
-
-
-def load_driver_state(folder: Path) -> dict[str, Any]:
-    """Reads `data.pt` without running code from it."""
-    return torch.load(folder / DRIVER_STATE, weights_only=True)
-
-
-def prune(run_dir: Path, step: int, *, keep_actor: int | None, keep_critic: int | None) -> None:
-    """Removes what is older than the newest `keep_*` checkpoints up to `step`, and leftovers of broken-off saves.
-
-    A checkpoint without its actor cannot be resumed, so it goes whole; without its critic it stays as the actor's.
-    Later steps, of a run that was here before, stay.
-    """
-    for leftover in run_dir.glob(f"global_step_*{TEMPORARY}"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    steps = [saved for saved in saved_steps(run_dir) if saved <= step]
-    for part, keep in {"": keep_actor, "critic": keep_critic}.items():
-        for old in steps[:-keep] if keep else ():
-            remove_checkpoint(run_dir / f"global_step_{old}" / part)
+        self._folder = None
+        self._completion = None

@@ -1,0 +1,187 @@
+"""Tries a run's environments before any model is loaded.
+
+Do they start, does the chat template continue their conversations, and does play pay more than not
+playing? Invariant: everything that keeps the run from beginning is reported together, in the list
+of problems of the configuration.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from custom.agent import AgentSpec, Trial
+from custom.env import Task
+from data.turn_tokens import Tools, TurnTokens
+from training.config import PPOConfig
+from training.config.loader import ConfigError
+from workers.environments.pool import CannotBuild, EnvironmentPool, environment_name
+from workers.environments.reply import StepReply
+from workers.multi_turn_rollout import open_pool
+
+logger = logging.getLogger(__name__)
+
+# Seconds for which a reply is waited for at a time.
+POLL_S = 1.0
+# What each player of a trial (custom.agent.PLAYERS) answers with.
+PLAYER_ANSWERS = {
+    "random": "random answers",
+    "garbage": "unreadable ones",
+    "quitting": "one and then unreadable ones",
+    "cut": "one and then no room for more",
+}
+# By so much a player's reward must exceed random play's, which is a sum in another order.
+TOLERANCE = 1e-9
+
+
+def try_agents(
+    config: PPOConfig,
+    specs: Sequence[AgentSpec],
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task | None = None,
+) -> None:
+    """Builds and resets an agent of each environment, and has each play its trial.
+
+    Args:
+        task: what resets are given beside a seed.
+
+    Raises:
+        ConfigError: environments cannot be built or reset, or always crash; a first prompt is too
+            long.
+        ValueError: the chat template cannot continue a conversation.
+    """
+    tokens = TurnTokens(
+        tokenizer,
+        template_kwargs=dict(config.data.apply_chat_template_kwargs),
+        eos_token_ids=[tokenizer.eos_token_id],
+    )
+    problems: list[str] = []
+    with open_pool(config, specs) as pool:
+        try:
+            schemas = pool.tool_schemas
+        except CannotBuild as error:
+            raise ConfigError(error.problems) from None
+        trial = _EnvironmentTrial(config, pool, tokens, task)
+        for index, tools in enumerate(schemas):
+            tokens.check_template(tools=tools)
+            problems += trial.problems(index, specs[index], tools)
+    if problems:
+        raise ConfigError(problems)
+
+
+@dataclass(frozen=True)
+class _EnvironmentTrial:
+    """Resets environments and has them play their trial, one after the other."""
+
+    config: PPOConfig
+    pool: EnvironmentPool
+    tokens: TurnTokens
+    task: Task | None
+
+    def problems(self, index: int, spec: AgentSpec, tools: Tools) -> Iterator[str]:
+        """Yields what keeps a run with this environment from beginning."""
+        name = environment_name(spec.source)
+        self.pool.reset(index, index, self.config.data.run_seed, self.task)
+        reply = self._wait_for_reply()
+        if reply.failure:
+            yield f"environment {name} failed in its first reset ({reply.failure}): {reply.error}"
+            return
+        length = len(self.tokens.prompt(reply.messages, tools))
+        limit = self.config.data.max_prompt_length
+        if length > limit:
+            yield (
+                f"environment {name}: a first prompt has {length} tokens, "
+                f"data.max_prompt_length={limit}: raise it, or shorten the observation"
+            )
+        self.pool.finish(index, "max_turns")
+        self._wait_for_reply()
+        if self.config.agent.trial_episodes:
+            yield from self._play(index, name, spec.max_turn or self.config.agent.max_turn)
+
+    def _play(self, index: int, name: str, max_turn: int) -> Iterator[str]:
+        """Has an environment play its trial and reports on it; yields its problems."""
+        agent = self.config.agent
+        seed = self.config.data.run_seed
+        self.pool.trial(index, index, seed, agent.trial_episodes, max_turn, self.task)
+        reply = self._wait_for_reply()
+        if reply.failure == "env_timeout":
+            logger.warning(
+                f"environment {name}: {reply.error}; agent.step_timeout_s ends such a call of the "
+                "run's"
+            )
+            return
+        if reply.trial is None:
+            yield f"environment {name} failed in its trial ({reply.failure}): {reply.error}"
+            return
+        outcomes = reply.trial.outcomes.values()
+        crashed = sum(outcome.crashes for outcome in outcomes)
+        played = sum(outcome.episodes for outcome in outcomes)
+        if played and crashed == played and agent.max_failure_rate < 1:
+            first_error = next((outcome.error for outcome in outcomes if outcome.error), "")
+            yield (
+                f"environment {name} crashed in all {played} trial episodes; an answer that it "
+                "cannot read is to be answered, not raised (agent.max_failure_rate=1 trains all "
+                f"the same): {first_error}"
+            )
+            return
+        report_trial(self.config, reply.trial, name, max_turn)
+
+    def _wait_for_reply(self) -> StepReply:
+        """Waits for the reply to the one call that was made."""
+        while True:
+            answers = self.pool.poll(POLL_S)
+            if answers:
+                _, reply = answers[0]
+                return reply
+
+
+def report_trial(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:
+    """Logs what each player got, and warns where not playing pays more than playing."""
+    if trial.max_turns is not None and trial.max_turns > max_turn:
+        logger.warning(
+            f"{name} may last {trial.max_turns} turns, agent.max_turn={max_turn} ends it before: "
+            "what it pays at its end is then lost"
+        )
+    if trial.differs:
+        logger.warning(
+            f"{name} differs under one seed: it began differently, or answered the same first "
+            "action differently, so that members of a group would not face the same task; have "
+            "reset(seed) decide all that is drawn"
+        )
+    rewards = _mean_rewards(config, trial)
+    results = [
+        f"{PLAYER_ANSWERS[player]} {reward:.3g} in {trial.outcomes[player].turns:.3g} turns"
+        for player, reward in rewards.items()
+    ]
+    episodes = sum(outcome.episodes for outcome in trial.outcomes.values())
+    shown = ", ".join(results) or "none"
+    logger.info("trial of %s (%d episodes): mean reward of %s", name, episodes, shown)
+    if "random" in rewards:
+        _warn_where_not_playing_pays(config, name, rewards)
+
+
+def _mean_rewards(config: PPOConfig, trial: Trial) -> dict[str, float]:
+    """Returns what a run would pay each player, over the episodes that did not crash."""
+    rewards = {}
+    for player, outcome in trial.outcomes.items():
+        if outcome.crashes < outcome.episodes:
+            rewards[player] = outcome.reward
+            if player == "cut":
+                rewards[player] += config.agent.overflow_reward
+    return rewards
+
+
+def _warn_where_not_playing_pays(config: PPOConfig, name: str, rewards: dict[str, float]) -> None:
+    random_reward = rewards["random"]
+    for player, reward in rewards.items():
+        if reward <= random_reward + TOLERANCE:
+            continue
+        fix = "the environment's invalid_reward, or its rewards"
+        if player == "cut":
+            most = random_reward - reward + config.agent.overflow_reward
+            fix = f"agent.overflow_reward to {most:.3g} or less"
+        logger.warning(
+            f"{name} pays {reward:.3g} for {PLAYER_ANSWERS[player]} and {random_reward:.3g} for "
+            f"random answers: a policy may learn not to play; change {fix}"
+        )

@@ -1,0 +1,149 @@
+"""How far a run is in its training data, and the rows that come next.
+
+Invariant: what is drawn follows from the position and the run's seed, so that a position is all
+that a checkpoint keeps of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from data.epoch_order import EpochOrder
+from training.config import PPOConfig
+
+# Collated rows of a dataset: tensors and object arrays by column.
+Rows = dict[str, Any]
+Collator = Callable[..., Rows]
+
+
+@dataclass(frozen=True)
+class DataPosition:
+    """A place in the training data.
+
+    Attributes:
+        epoch: the pass over the data, from 0.
+        rows_done: rows of that pass that lie before the place, in the pass's order.
+    """
+
+    epoch: int = 0
+    rows_done: int = 0
+
+    def after(self, rows: int) -> DataPosition:
+        """Returns the position so many rows further in the same epoch."""
+        return DataPosition(self.epoch, self.rows_done + rows)
+
+    def next_epoch(self) -> DataPosition:
+        """Returns the next epoch's beginning."""
+        return DataPosition(self.epoch + 1, 0)
+
+
+class RowStream:
+    """Draws a step's number of rows at a time, epoch after epoch, without end.
+
+    Args:
+        loader: gives batches of `rows_per_step` rows, in `order`.
+        order: the rows' order in each epoch.
+        rows_per_step: rows of a batch.
+        batch_size: `data.train_batch_size`, which messages name.
+
+    Attributes:
+        position: where the next rows are drawn from.
+    """
+
+    def __init__(
+        self, loader: DataLoader, order: EpochOrder, *, rows_per_step: int, batch_size: int
+    ) -> None:
+        self.loader = loader
+        self.order = order
+        self.rows_per_step = rows_per_step
+        self.batch_size = batch_size
+        self.position = DataPosition()
+        self._batches: Iterator[Rows] | None = None
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Counts the batches of a whole epoch."""
+        return len(self.order) // self.rows_per_step
+
+    def seek(self, position: DataPosition) -> None:
+        """Has the next rows be those at this position."""
+        self.position = position
+        self.close()
+
+    def close(self) -> None:
+        """Ends the loader's workers; a later draw goes on where this one ended."""
+        self._batches = None
+
+    def draw(self) -> Rows:
+        """Draws the next rows.
+
+        Raises:
+            ValueError: a whole epoch gave no batch.
+        """
+        while True:
+            if self._batches is None:
+                self.order.start(self.position.epoch, self.position.rows_done)
+                self._batches = iter(self.loader)
+            rows = next(self._batches, None)
+            if rows is not None:
+                self.position = self.position.after(self.rows_per_step)
+                return rows
+            if self.position.rows_done == 0:
+                raise ValueError(
+                    f"epoch {self.position.epoch} gave no batch of "
+                    f"data.train_batch_size={self.batch_size} rows: the sampler is exhausted or "
+                    "shorter than a batch; its __iter__ must start anew each time"
+                )
+            self.seek(self.position.next_epoch())
+
+
+def open_row_stream(
+    config: PPOConfig, dataset: Dataset, collator: Collator, sampler: Sampler[int] | None
+) -> RowStream:
+    """Opens the stream of the training rows, a step's number at a time.
+
+    Raises:
+        ValueError: there are fewer rows than a step has.
+    """
+    rows_per_step = config.prompts_per_step
+    batch_size = config.data.train_batch_size
+    order = EpochOrder(dataset, config.data.run_seed, config.data.shuffle, sampler)
+    if len(order) < rows_per_step:
+        raise ValueError(
+            f"data.train_batch_size={batch_size} is more than the {order.num_rows} training rows; "
+            "make it smaller or give more rows"
+        )
+    loader = DataLoader(
+        dataset,
+        batch_size=rows_per_step,
+        sampler=order,
+        collate_fn=collator,
+        num_workers=_loader_processes(config),
+        drop_last=True,
+    )
+    return RowStream(loader, order, rows_per_step=rows_per_step, batch_size=batch_size)
+
+
+def make_val_dataloader(
+    config: PPOConfig, dataset: Dataset | None, collator: Collator
+) -> DataLoader | None:
+    """Makes the loader of the validation rows; None where there are none."""
+    if dataset is None:
+        return None
+    order = EpochOrder(dataset, config.data.run_seed, config.data.validation_shuffle)
+    return DataLoader(
+        dataset,
+        batch_size=config.data.val_batch_size or order.num_rows,
+        sampler=order,
+        collate_fn=collator,
+        num_workers=_loader_processes(config),
+    )
+
+
+def _loader_processes(config: PPOConfig) -> int:
+    """Returns the processes that load rows; tasks of environments cost nothing to read."""
+    return 0 if config.environments else config.data.dataloader_num_workers

@@ -1,0 +1,126 @@
+"""Gives the trainer each step's batch: generated when the step's turn comes, or ahead of it.
+
+`OnDemandSource` generates in turn; `training/async_rollout/prefetch.py` has the source that works
+ahead. Invariant: a source gives every step once, in order, with the data position behind the step's
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from data.protocol import DataProto
+from training.run.data_position import DataPosition, Rows, RowStream
+
+Metrics = dict[str, float]
+# (rows, step) -> the generated batch, and generation's metrics.
+Generate = Callable[[Rows, int], tuple[DataProto, Metrics]]
+
+
+@dataclass(frozen=True)
+class GeneratedStep:
+    """A step's batch before anything is trained on it.
+
+    Attributes:
+        batch: what generation gave.
+        metrics: of generation.
+        position: the data position behind the step's rows.
+    """
+
+    batch: DataProto
+    metrics: Metrics
+    position: DataPosition
+
+    def result(self) -> GeneratedStep:
+        """Returns itself: nothing is left to wait for."""
+        return self
+
+
+class PendingStep(Protocol):
+    """A step to be made; a Future of a GeneratedStep is one, and so is a GeneratedStep."""
+
+    def result(self) -> GeneratedStep:
+        """Generates the step's batch, or waits for it."""
+        ...
+
+
+class StepSource(Protocol):
+    """Gives the trainer its steps."""
+
+    def next_step(self, step: int, last: int) -> PendingStep:
+        """Returns the step of this number; `last` is the run's last one."""
+        ...
+
+    def mask_stale_groups(self, batch: DataProto, step: int) -> Metrics:
+        """Masks groups that were sampled by too old weights; returns how old tokens are."""
+        ...
+
+    def wait_for_begun_steps(self) -> None:
+        """Waits for what is being generated, where weights must not change in its midst."""
+        ...
+
+    def in_flight(self) -> tuple[Future[GeneratedStep], ...]:
+        """Returns the steps that are generated, or being generated, ahead of their turn."""
+        ...
+
+    def restore(self, checkpoint: Path) -> None:
+        """Takes over the steps in flight that a checkpoint holds."""
+        ...
+
+    def shutdown(self) -> None:
+        """Begins nothing further."""
+        ...
+
+
+@dataclass(frozen=True)
+class UngeneratedStep:
+    """Holds the rows of a step that is generated when `result` is called."""
+
+    rows: Rows
+    step: int
+    generate: Generate
+    row_stream: RowStream
+
+    def result(self) -> GeneratedStep:
+        """Generates the step's batch."""
+        batch, metrics = self.generate(self.rows, self.step)
+        # Dynamic sampling has drawn further rows meanwhile.
+        return GeneratedStep(batch, metrics, self.row_stream.position)
+
+
+class OnDemandSource:
+    """Generates each step when its turn comes, so that nothing is ever in flight or stale.
+
+    Args:
+        row_stream: where a step's rows are drawn from.
+        generate: makes a step's batch of its rows.
+    """
+
+    def __init__(self, row_stream: RowStream, generate: Generate) -> None:
+        self.row_stream = row_stream
+        self.generate = generate
+
+    def next_step(self, step: int, last: int) -> PendingStep:
+        """Draws the step's rows."""
+        return UngeneratedStep(self.row_stream.draw(), step, self.generate, self.row_stream)
+
+    def mask_stale_groups(self, batch: DataProto, step: int) -> Metrics:
+        """Returns no metrics: the weights that sampled the batch are the latest."""
+        return {}
+
+    def wait_for_begun_steps(self) -> None:
+        """Returns at once: no step has begun."""
+
+    def in_flight(self) -> tuple[Future[GeneratedStep], ...]:
+        """Returns none."""
+        return ()
+
+    def restore(self, checkpoint: Path) -> None:
+        """Leaves out what a checkpoint has in flight: its rows are drawn again."""
+
+    def shutdown(self) -> None:
+        """Returns at once: there are no threads."""

@@ -1,0 +1,228 @@
+"""What each phase of a step does to its batch; `RayPPOTrainer.train_step` has their order.
+
+    arrange -> reward -> old log-probs -> KL in the reward -> advantages -> resample -> update
+
+Reference and critic are a call of their worker group each, which stands in `train_step` itself.
+Invariant: a phase reads fields of the batch and adds its own; what a phase is to compute is decided
+by the config alone, never by the batch's numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.outcome_rewards import move_to_sampled_tokens
+from data.protocol import DataProto
+from data.seeds import seed_for
+from training.advantage import apply_kl_penalty, compute_advantage
+from training.batch.dynamic_sampling import REWARD_INFO
+from training.batch.episode_rows import EpisodeRows, observation_mask
+from training.batch.masked_ops import masked_mean
+from training.batch.rank_layout import arrange
+from training.config import PPOConfig
+from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
+from training.reward import RewardFunction, RewardInfos, compute_reward, compute_reward_async
+from training.rollout_correction import apply_correction
+from training.rollout_mismatch import measure_mismatch
+from training.worker_groups import WorkerGroups
+
+Metrics = dict[str, float]
+# Rewards (B, R), and further values by name, one a row.
+Scores = tuple[Tensor, RewardInfos]
+# Estimators that need one of these read what the policy made of its own samples.
+READ_FROM_POLICY = frozenset({"old_log_probs", "sum_pi_squared", "rollout_is_weights"})
+# In the place of a group's number in seeds: no group of prompts has it.
+RESAMPLING_GROUP = -2
+
+
+class StepPhases:
+    """Does the phases of a step.
+
+    Args:
+        config: the run's.
+        groups: whose models the phases call.
+        reward_fn: DataProto -> rewards, see `training.reward.compute_reward`.
+
+    Attributes, which a checkpoint keeps:
+        kl_controller: the coefficient of the KL in the reward.
+        estimator_state: what the advantage estimator keeps over the run.
+    """
+
+    def __init__(self, config: PPOConfig, groups: WorkerGroups, reward_fn: RewardFunction) -> None:
+        self.config = config
+        self.groups = groups
+        self.reward_fn = reward_fn
+        self.plan = config.batch_plan
+        self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
+        self.estimator_state: dict[str, Any] = {}
+
+    def arrange(self, batch: DataProto) -> DataProto:
+        """Orders the rows for the ranks; see `training.batch.rank_layout.arrange`."""
+        return arrange(batch, self.plan)
+
+    # Rewards
+
+    def start_reward(self, batch: DataProto) -> Callable[[], Scores]:
+        """Scores the batch; calling the result waits for the scores.
+
+        With `launch_reward_fn_async` the reward function runs beside the passes that follow. What
+        dynamic sampling has scored keeps its scores.
+        """
+        if "token_level_scores" in batch.batch:
+            scores: Scores = (batch.batch["token_level_scores"], {})
+            return lambda: scores
+        runs_beside = self.config.reward_model.launch_reward_fn_async
+        if runs_beside and self.groups.reward_model is None:
+            return compute_reward_async(batch, self.reward_fn).result
+        scores = self.score(batch, self.reward_fn)
+        return lambda: scores
+
+    def score(self, batch: DataProto, reward_fn: RewardFunction) -> Scores:
+        """Scores by the reward function and by the reward model, whose scores are added.
+
+        Where neither `custom_reward_function` nor an environment gives rewards, the model's stand
+        alone.
+
+        Returns:
+            scores (B, R) float32 on sampled tokens, and further values of the reward function by
+            name, one a row.
+        """
+        if self.groups.reward_model is None:
+            return compute_reward(batch, reward_fn)
+        modelled = self._model_scores(batch, self.groups.reward_model.compute_rm_score(batch))
+        if self.config.custom_reward_function.path is None and not self.config.environments:
+            return modelled, {}
+        scores, infos = compute_reward(batch, reward_fn)
+        return scores + modelled, infos
+
+    def _model_scores(self, batch: DataProto, scored: DataProto) -> Tensor:
+        """Returns the reward model's scores (B, R); of an episode's rows the last one's counts."""
+        last_rows = [rows[-1] for rows in EpisodeRows(batch).rows]
+        scores = torch.zeros(batch.batch["response_mask"].shape)
+        scores[last_rows] = scored.batch["rm_scores"][last_rows]
+        return scores
+
+    def add_rewards(self, batch: DataProto, scores: Tensor, infos: RewardInfos) -> DataProto:
+        """Sets `token_level_scores` (B, R), and the reward function's further values as columns."""
+        if self.config.algorithm.rollout_correction.corrects:
+            # Tokens that were left out since the batch was scored must not take their scores along.
+            scores = move_to_sampled_tokens(scores, batch.batch["response_mask"])
+        batch.batch["token_level_scores"] = scores
+        for name, values in infos.items():
+            batch.non_tensor_batch[REWARD_INFO + name] = np.array(values, dtype=object)
+        return batch
+
+    def apply_kl_penalty(self, batch: DataProto) -> Metrics:
+        """Sets `token_level_rewards` (B, R): the scores, less the KL with `use_kl_in_reward`."""
+        algorithm = self.config.algorithm
+        if not algorithm.use_kl_in_reward:
+            batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
+            return {}
+        _, metrics = apply_kl_penalty(batch, self.kl_controller, algorithm.kl_penalty)
+        return metrics
+
+    # Log-probs
+
+    def needs_old_log_probs(self) -> bool:
+        """Checks whether something reads them.
+
+        In a step of a single update its own log-probs are the old ones.
+        """
+        algorithm = self.config.algorithm
+        correction = algorithm.rollout_correction
+        if self.config.critic.share_backbone:
+            # Values of a shared model come from the same pass.
+            return True
+        if correction.bypass_mode:
+            return False
+        return (
+            not READ_FROM_POLICY.isdisjoint(self.config.estimator_needs)
+            or algorithm.use_kl_in_reward
+            or (correction.corrects and not correction.weighs_alone)
+            or self.plan.actor.updates > 1
+        )
+
+    def add_old_log_probs(self, batch: DataProto) -> tuple[DataProto, Metrics]:
+        """Adds `old_log_probs` (B, R); measures entropy, and how far engine and trainer differ.
+
+        Tokens are then weighed, or left out, as `algorithm.rollout_correction` says.
+        """
+        batch.meta_info["sum_pi_squared"] = "sum_pi_squared" in self.config.estimator_needs
+        computed = self.groups.policy.compute_log_prob(batch)
+        entropies = computed.pop(batch_keys=["entropys"]).batch["entropys"]  # (B, R)
+        batch = batch.union(computed)
+        entropy = masked_mean(entropies, batch.batch["response_mask"])
+        metrics = {"actor/old_entropy": entropy.item()}
+        if "rollout_log_probs" in batch.batch:
+            metrics |= self._measure_mismatch(batch)
+        correction = self.config.algorithm.rollout_correction
+        if correction.corrects and not correction.bypass_mode:
+            metrics |= apply_correction(batch, correction)
+        return batch, metrics
+
+    def _measure_mismatch(self, batch: DataProto) -> Metrics:
+        """Measures how far the engine's log-probs are from the trainer's, for `read_mismatch`."""
+        shares, largest = measure_mismatch(
+            batch.batch["old_log_probs"],
+            batch.batch["rollout_log_probs"],
+            batch.batch["response_mask"],
+            turn_ids=batch.batch.get("turn_ids"),
+        )
+        return {name: value.item() for name, value in (shares | largest).items()}
+
+    def needs_reference(self) -> bool:
+        """Checks whether loss, reward or estimator read the reference policy's log-probs."""
+        return self.config.need_reference
+
+    # Advantages
+
+    def add_advantages(self, batch: DataProto) -> DataProto:
+        """Adds `advantages` and `returns` (B, R), and fields that the loss reads beside them."""
+        algorithm = self.config.algorithm
+        self._add_loss_fields(batch)
+        return compute_advantage(
+            batch,
+            algorithm.adv_estimator,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+            num_repeat=self.config.actor_rollout_ref.rollout.n,
+            norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+            config=algorithm,
+            state=self.estimator_state,
+        )
+
+    def _add_loss_fields(self, batch: DataProto) -> None:
+        """Adds what is read of `episode_share` (B,), `observation_mask`, `old_log_probs` (B, R)."""
+        if self.config.actor_rollout_ref.actor.loss_agg_counts == "episodes":
+            shares = EpisodeRows(batch).shares()
+            if shares is not None:
+                batch.batch["episode_share"] = shares
+        if self.config.agent.observation_loss_coef:
+            batch.batch["observation_mask"] = observation_mask(batch)
+        bypasses = self.config.algorithm.rollout_correction.bypass_mode
+        if bypasses and "old_log_probs" in self.config.estimator_needs:
+            batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
+
+    # Updates
+
+    def resample(self, batch: DataProto, step: int) -> DataProto:
+        """Draws the rows that the updates learn from, by their scores, with `use_pf_ppo`.
+
+        Without it, returns the batch itself.
+        """
+        if not self.config.algorithm.use_pf_ppo:
+            return batch
+        pf_ppo = self.config.algorithm.pf_ppo
+        seed = seed_for(self.config.data.run_seed, step, RESAMPLING_GROUP)
+        return compute_pf_ppo_reweight_data(batch, pf_ppo.reweight_method, pf_ppo.weight_pow, seed)
+
+    def update_actor(self, batch: DataProto) -> Metrics:
+        """Makes the updates of the policy, and of values that share its model; returns metrics."""
+        if self.config.critic.share_backbone:
+            return self.groups.policy.update_actor_and_values(batch)
+        return self.groups.policy.update_actor(batch)
