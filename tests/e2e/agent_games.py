@@ -26,7 +26,7 @@ def fate(seed: int) -> str:
 
 
 class Fragile(BaseEnvironment):
-    """Two turns; a reward of 1 for an even number in each, and trouble in the second where the seed says so."""
+    """Pays 1 for an even number in each of two turns; some seeds bring trouble in the second."""
 
     def reset(self, seed: int | None = None) -> str:
         self.fate, self.turn = fate(seed or 0), 0

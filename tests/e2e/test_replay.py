@@ -39,7 +39,7 @@ import random, time
 from custom.env import BaseEnvironment
 
 class Moody(BaseEnvironment):
-    """Says another word at every game; by seed it plays on, crashes or hangs in its second step, or crashes at once."""
+    """By seed it plays on, crashes or hangs in its second step, or crashes at once."""
 
     def reset(self, seed=None):
         self.mood, self.turn = seed % 4, 0

@@ -52,7 +52,7 @@ def cuda_memory(device: torch.device) -> torch.device:
 
 @pytest.fixture(autouse=True)
 def exact_and_clean() -> Iterator[None]:
-    """Keeps float32 exact (no TF32), and what a deterministic run switched on from the next test."""
+    """Keeps float32 exact (no TF32); undoes what a deterministic run switches on."""
     assert not torch.backends.cuda.matmul.allow_tf32
     yield
     torch.use_deterministic_algorithms(False)
