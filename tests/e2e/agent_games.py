@@ -18,9 +18,7 @@ from custom.env import BaseEnvironment, EnvironmentConfig, Trajectory
 def fate(seed: int) -> str:
     """What happens in an episode of `Fragile`.
 
-    One in five crashes in its second step, one in five gives a reward that
-    is
-    no number.
+    One in five crashes in its second step, one in five gives a reward that is no number.
     """
     return ("fine", "fine", "fine", "crash", "garbage")[seed % 5]
 

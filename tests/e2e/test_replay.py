@@ -1,7 +1,7 @@
 """Recorded episodes played again.
 
-A real run's are the same, and whatever was changed in a record, or does not repeat
-itself, is named.
+A real run's are the same, and whatever was changed in a record, or does not repeat itself, is
+named.
 """
 
 from __future__ import annotations

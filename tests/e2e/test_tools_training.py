@@ -66,8 +66,7 @@ def opening(tokenizer: PreTrainedTokenizerFast, seed: int, *further: Tool) -> st
 class ScriptedEngine(BaseRollout):
     """Says what it is told: turn t of episode i is `scripts[i][t]`, as tokens.
 
-    There are no weights; everything else is
-    what real engines do.
+    There are no weights; everything else is what real engines do.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, scripts: list[list[str]]) -> None:

@@ -7,8 +7,7 @@ and which fails for the same reasons except those that only a GPU has. What asse
 is skipped then. Without the variable the device is `cuda`.
 
 Invariant: a test here compares with the CPU, with another setting on the same device, or with
-    numbers worked by hand;
-none records figures.
+numbers worked by hand; none records figures.
 """
 
 from __future__ import annotations
