@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from custom.confine import adopt_orphans, die_with_parent
-from data.watch import ATTEMPT, STALLED, end_children
+from data.watchdog import ATTEMPT, STALLED, end_children
 from training.config import PPOConfig
 from training.run.exit_codes import MEND, OUT_OF_MEMORY
 from training.run.signals import ENDING_SIGNALS, set_handlers

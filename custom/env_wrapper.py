@@ -1,6 +1,9 @@
-"""The adapters under the name that older guides import; they live in `custom.adapters`, and nothing is defined here."""
+"""The adapters' classes under the module name that older guides import.
 
-from custom.adapters.base import make_environment
-from custom.adapters.gymnasium import GymnasiumEnvironment
-from custom.adapters.reasoning_gym import ReasoningGymEnvironment
-from custom.adapters.textarena import TextArenaEnvironment
+They live in `custom.adapters`; nothing is defined here.
+"""
+
+from contrib.adapters.gymnasium import GymnasiumEnvironment
+from contrib.adapters.reasoning_gym import ReasoningGymEnvironment
+from contrib.adapters.textarena import TextArenaEnvironment
+from custom.env_factory import make_environment

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tokenizers import Regex, pre_tokenizers
 
-from data.texts import warn_once
+from data.warn_once import warn_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin

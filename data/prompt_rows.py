@@ -18,7 +18,7 @@ from torch import Tensor
 
 from data.array_ops import object_array
 from data.chat_templates import Tokenizer, encode_chat, pad_token_id
-from data.texts import unknown_name
+from data.names import unknown_name
 
 TRUNCATIONS = ("left", "right", "middle", "error")
 

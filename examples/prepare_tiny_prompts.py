@@ -1,9 +1,9 @@
-"""Makes what configs/tiny_prompts.yaml trains: a tokenizer of 40 words, a warmed-up Llama of two layers, and prompts.
+"""Makes what configs/tiny_prompts.yaml trains: a tokenizer of 40 words, a small Llama, and prompts.
 
-The task is one turn of a guessing game: a number from 1 to 10 is hidden, the prompt says what is known (`above 3 below
-8`), and the best guess halves what is left. The warm-up on transcripts teaches the form of an answer (`guess 5`) and
-only a little of its sense; PPO teaches the rest. Invariant: the folder is there only when it is
-complete.
+The task is one turn of a guessing game: a number from 1 to 10 is hidden, the prompt says what is
+known (`above 3 below 8`), and the best guess halves what is left. The Llama of two layers is warmed
+up on transcripts, which teaches it the form of an answer (`guess 5`) and only a little of its
+sense; PPO teaches the rest. Invariant: the folder is there only when it is complete.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 HIGHEST = 10
+BATCH = 64
 SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>", "<unk>"]
 WORDS = [
     "system",
@@ -91,7 +92,9 @@ def prompt_text(above: int, below: int) -> str:
 
 def warm_up_guess(rng: random.Random, above: int, below: int) -> int:
     """Draws a guess: three in ten respect what is known, the others are any number."""
-    return rng.randrange(above + 1, below) if rng.random() < 0.3 else rng.randrange(1, HIGHEST + 1)
+    if rng.random() < 0.3:
+        return rng.randrange(above + 1, below)
+    return rng.randrange(1, HIGHEST + 1)
 
 
 def warm_up(
@@ -104,19 +107,19 @@ def warm_up(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(steps):
         rows = []
-        for _ in range(64):
+        for _ in range(BATCH):
             above, below = sample_bounds(rng)
             messages = [{"role": "user", "content": prompt_text(above, below)}]
-            text = tokenizer.apply_chat_template(
+            prompt = tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
-            rows.append(
-                tokenizer.encode(f"{text} guess {warm_up_guess(rng, above, below)} <|im_end|>")
-            )
-        ids = torch.tensor(rows)  # (64, length): every transcript has the same length
+            guess = warm_up_guess(rng, above, below)
+            rows.append(tokenizer.encode(f"{prompt} guess {guess} <|im_end|>"))
+        ids = torch.tensor(rows)  # (BATCH, length): every transcript has the same length
         labels = ids.clone()
         labels[:, :-3] = -100
-        model(input_ids=ids, labels=labels).loss.backward()
+        output = model(input_ids=ids, labels=labels)
+        output.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -140,7 +143,7 @@ def write_prompts(path: Path, count: int, rng: random.Random) -> None:
 
 @contextmanager
 def completed(folder: Path) -> Iterator[Path]:
-    """Lends a temporary folder, which becomes `folder` when the block has ended without an error."""
+    """Lends a temporary folder, which becomes `folder` where the block ends without an error."""
     temporary = folder.with_name(folder.name + ".incomplete")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -149,7 +152,10 @@ def completed(folder: Path) -> Iterator[Path]:
 
 
 def prepare(folder: Path, seed: int) -> None:
-    """Writes model/, train.parquet and val.parquet; a folder that is there is complete and stays."""
+    """Writes model/, train.parquet and val.parquet.
+
+    A folder that is there is complete and stays.
+    """
     if folder.exists():
         return
     with completed(folder) as temporary:

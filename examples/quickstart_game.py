@@ -12,7 +12,10 @@ from custom.envs.guess_number import GuessNumber
 
 
 class TerseGuessNumber(GuessNumber):
-    """Plays `custom/envs/guess_number.py` with short observations; an answer that is no number of the game ends it."""
+    """Plays `custom/envs/guess_number.py` with short observations.
+
+    An answer that is no number ends the game.
+    """
 
     def reset(self, seed: int | None = None) -> str:
         """Draws the number."""
@@ -20,6 +23,7 @@ class TerseGuessNumber(GuessNumber):
         return "guess"
 
     def sample_action(self, generator: random.Random) -> str:
+        """Draws a guess."""
         return str(generator.randint(1, 10))
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
@@ -28,9 +32,10 @@ class TerseGuessNumber(GuessNumber):
         if not action.strip().isdigit():
             return "no number", 0.0, True, info
         guess = int(action)
-        return (
-            "correct" if info["won"] else "higher" if guess < self.number else "lower",
-            reward,
-            done,
-            info,
-        )
+        if info["won"]:
+            observation = "correct"
+        elif guess < self.number:
+            observation = "higher"
+        else:
+            observation = "lower"
+        return observation, reward, done, info

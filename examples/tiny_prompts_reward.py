@@ -9,8 +9,9 @@ from typing import Any
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None
 ) -> float:
-    """Scores 1 for a guess that halves what is left, 0.2 for one that only respects it, 0 for the rest.
+    """Scores 1 for a guess that halves what is left, 0.2 for one that only respects it.
 
+    All else scores 0.
     `ground_truth` is "ABOVE BELOW"; the answer must be exactly "guess N".
     """
     above, below = (int(bound) for bound in ground_truth.split())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from training.run.episode_records import strict_json
-from workers.environments.env_server import StepReply
+from workers.environments.reply import StepReply
 from workers.rollout.episode import Row, Span, Turn
 
 # An episode as the file has it: turns and rows are lists of dicts.
@@ -91,7 +91,7 @@ def turn_of(record: Recorded) -> Turn:
 def row_of(record: Recorded) -> Row:
     """Makes the row whose record this is."""
     row = Row(prompt_ids=record["prompt_ids"])
-    row.append_given(record["response_ids"], _as_numbers(record["log_probs"]))
+    row.append_tokens(record["response_ids"], _as_numbers(record["log_probs"]))
     end = 0
     for turn, tokens in groupby(record["turn_ids"]):
         start = end

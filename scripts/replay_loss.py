@@ -8,11 +8,12 @@ from dataclasses import replace
 import torch
 
 from data.protocol import DataProto
+from training.advantage import apply_kl_penalty, compute_advantage
 from training.agent_trainer import environment_rewards
 from training.config import PPOConfig
 from training.config.checks import load_custom_algorithm
 from training.core_algos import estimator_needs, get_kl_controller
-from training.reward import apply_kl_penalty, compute_advantage, compute_reward
+from training.reward import compute_reward
 from workers.fsdp_workers import ActorRolloutRefWorker
 
 PRINTED_METRICS = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm")

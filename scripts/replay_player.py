@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from custom.agent import AgentSpec
-from data.containers import object_array
+from data.array_ops import object_array
 from data.protocol import DataProto
 from scripts.replay_episodes import NAMES, Recorded, as_read, row_of, turn_of
 from training.config import PPOConfig
-from workers.environments.env_server import StepReply
+from workers.environments.reply import StepReply
 from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, episode_record
 from workers.rollout.base_rollout import BaseRollout

@@ -60,7 +60,7 @@ def trainer_fields(section_name: str, section: CheckedFields) -> Iterator[Traine
 
 @dataclass
 class ModelConfig(CheckedFields):
-    """Which weights are trained, and where."""
+    """Chooses which weights are trained, and where."""
 
     #: name on the hub
     model_name: str | None = trainer_field(None, "actor_rollout_ref.model.path")
@@ -89,7 +89,7 @@ class ModelConfig(CheckedFields):
 
 @dataclass
 class InferenceConfig(CheckedFields):
-    """How the policy answers."""
+    """Sets how the policy answers."""
 
     #: vllm, sglang or hf
     backend: str = trainer_field("vllm", "actor_rollout_ref.rollout.name")
@@ -111,7 +111,7 @@ class InferenceConfig(CheckedFields):
 
 @dataclass
 class TrainingConfig(CheckedFields):
-    """What is learnt, and how fast."""
+    """Sets what is learnt, and how fast."""
 
     learning_rate: float = trainer_field(1e-6, "actor_rollout_ref.actor.optim.lr")
     gamma: float = trainer_field(1.0, "algorithm.gamma")
@@ -140,7 +140,7 @@ class TrainingConfig(CheckedFields):
 
 @dataclass
 class CheckpointConfig(CheckedFields):
-    """Where a run is kept."""
+    """Sets where a run is kept, and how often."""
 
     #: folder of the run
     output_dir: str = trainer_field("./checkpoints", "trainer.default_local_dir")
@@ -154,7 +154,7 @@ class CheckpointConfig(CheckedFields):
 
 @dataclass
 class RayConfig(CheckedFields):
-    """How many ranks there are, and whether Ray places them."""
+    """Sets how many ranks there are, and whether Ray places them."""
 
     use_ray: bool = False
     #: ranks

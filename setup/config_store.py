@@ -57,7 +57,7 @@ class ConfigStore(CheckedFields):
     # Those of environment, reward_fn and dataset that a trainer has; see `bind_objects`.
     _objects: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    # What a trainer makes of it
+    # The trainer's settings
 
     def settings(self, iterations: int | None = None) -> dict[str, Any]:
         """Returns the trainer's settings by dotted key.

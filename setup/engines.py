@@ -135,13 +135,16 @@ class BaseInferenceEngine:
                     f"prompt {number} has {len(token_ids)} tokens; "
                     f"max_model_len={self.rollout.max_model_len}"
                 )
-        how = self.sampling(max_tokens, seed, **sampling)
+        first_sampling = self.sampling(max_tokens, seed, **sampling)
         size = max(batch_size or len(inputs), 1)
         starts = range(0, len(inputs), size)
         completions: list[Completion] = []
         for start in tqdm(starts, unit="batch", disable=len(inputs) <= size):
             batch = inputs[start : start + size]
-            completions += self.rollout.inference(batch, replace(how, seed=how.seed + start))
+            seed_of_batch = first_sampling.seed + start
+            completions += self.rollout.inference(
+                batch, replace(first_sampling, seed=seed_of_batch)
+            )
         return self._output(completions)
 
     def _output(self, completions: Sequence[Completion]) -> InferenceOutput:

@@ -84,7 +84,7 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         self._steps_per_epoch = 0
         self._progress = tqdm(disable=True)
 
-    # What one does with it
+    # Training and checkpoints
 
     def fit(
         self, num_epochs: int | None = None, num_iters_per_epoch: int | None = None

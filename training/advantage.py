@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.containers import row_blocks
+from data.array_ops import row_blocks
 from data.protocol import FIELDS, DataProto
 from training import core_algos as algos
 from training.batch.dynamic_sampling import REWARD_INFO
@@ -95,7 +95,7 @@ def compute_advantage(
         "state": {} if state is None else state,
     }
     episodes = EpisodeRows(data)
-    span = algos.ESTIMATOR_SPANS.get(adv_estimator, "batch")
+    span = algos.estimator_span(adv_estimator)
     if episodes.one_row_each or span == "batch":
         advantages, returns = _estimate(data, adv_estimator, settings)
     else:
@@ -126,10 +126,10 @@ def _estimate_in_parts(
     are made of episodes of a similar length alone. What the estimator whitens over the whole batch
     is whitened at the end.
     """
-    span = algos.ESTIMATOR_SPANS[adv_estimator]
+    span = algos.estimator_span(adv_estimator)
     mask = data.batch["response_mask"]
     estimator = algos.get_adv_estimator_fn(adv_estimator)
-    whitens = bool(algos.taken(estimator, {"whiten": True}))
+    whitens = algos.estimator_whitens_batch(adv_estimator)
     settings = {**settings, "whiten": False}
     (advantages,) = at_least_float32(
         torch.zeros_like(mask, dtype=data.batch["token_level_rewards"].dtype)
@@ -142,7 +142,11 @@ def _estimate_in_parts(
             advantages = masked_whiten(advantages, mask)
         return advantages, advantages
     returns = torch.zeros_like(advantages)
-    read = {"token_level_rewards", "response_mask", *algos.taken(estimator, dict(data.batch))}
+    read = {
+        "token_level_rewards",
+        "response_mask",
+        *algos.accepted_arguments(estimator, dict(data.batch)),
+    }
     selected = data.select(batch_keys=sorted(read))
     keys: Sequence[Any] = range(len(episodes.rows))
     if span != "episodes":

@@ -16,8 +16,8 @@ from custom.env import Task
 from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError
-from workers.environments.env_server import StepReply
 from workers.environments.pool import CannotBuild, EnvironmentPool, environment_name
+from workers.environments.reply import StepReply
 from workers.multi_turn_rollout import open_pool
 
 logger = logging.getLogger(__name__)

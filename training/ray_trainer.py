@@ -37,7 +37,7 @@ from training.config.leaves import anchored
 from training.config.loader import read_config
 from training.generation import StepGenerator
 from training.reward import RewardFunction
-from training.rollout_correction import read_mismatch
+from training.rollout_mismatch import read_mismatch
 from training.run.alarms import Alarms
 from training.run.checkpoint import CheckpointSaver
 from training.run.checkpoint_contents import ACTOR, DriverSnapshot, DriverState, load_driver_state

@@ -21,14 +21,9 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.env import takes_keyword
 from custom.reward_manager import NaiveRewardManager, get_reward_manager_cls
-from data.containers import move_to_sampled_tokens, place_outcome_rewards
 from data.loading import load_extern_object
+from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards
 from data.protocol import DataProto
-
-# JOIN: goes when importers have moved.
-from training.advantage import apply_kl_penalty as apply_kl_penalty
-from training.advantage import compute_advantage as compute_advantage
-from training.advantage import compute_response_mask as compute_response_mask
 from training.batch.episode_rows import real_rows
 from training.config import PPOConfig
 

@@ -14,15 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data.names import unknown_name
 from data.protocol import DataProto
-from data.texts import unknown_name
 from training.batch.masked_ops import masked_mean
 from training.config import RolloutCorrectionConfig
 from training.rollout_mismatch import SAFETY_BOUND, Metrics, compute_offpolicy_metrics
-
-# SHIM: their old path.
-from training.rollout_mismatch import measure_mismatch as measure_mismatch
-from training.rollout_mismatch import read_mismatch as read_mismatch
 
 # Importance weights or None, the mask, and metrics.
 Corrected = tuple[DataProto | None, Tensor, Metrics]

@@ -27,7 +27,8 @@ from training.batch.rank_layout import arrange
 from training.config import PPOConfig
 from training.core_algos import compute_pf_ppo_reweight_data, get_kl_controller
 from training.reward import RewardFunction, RewardInfos, compute_reward, compute_reward_async
-from training.rollout_correction import apply_correction, measure_mismatch
+from training.rollout_correction import apply_correction
+from training.rollout_mismatch import measure_mismatch
 from training.worker_groups import WorkerGroups
 
 Metrics = dict[str, float]

@@ -13,8 +13,8 @@ from workers.model.builder import ModelSpec
 from workers.model.forward_settings import forward_settings
 from workers.model.loss_fields import FORWARD_FIELDS, VALUE_UPDATE_FIELDS
 from workers.model.policy_model import ValueModel
-from workers.ranks import distributed
-from workers.ranks.worker_group import Dispatch, register
+from workers.ranks import sharding, worker_process
+from workers.ranks.dispatch import Dispatch, register
 from workers.training_worker import TrainingWorker
 
 
@@ -27,7 +27,7 @@ class CriticWorker(TrainingWorker):
 
         The schedule runs over `total_training_steps` calls of `update_critic`.
         """
-        distributed.start_worker(self.device, deterministic=self.config.trainer.deterministic)
+        worker_process.start_worker(self.device, deterministic=self.config.trainer.deterministic)
         self.plan = plan.critic
         section = self.config.resolved_critic
         spec = ModelSpec(section.model, str(section.model.path), self.device)
@@ -40,7 +40,7 @@ class CriticWorker(TrainingWorker):
             ranks=self.ranks_per_sequence(),
         )
         model = ValueModel(module)
-        distributed.shard_model(model, section.fsdp_config, settings.dtype, self.device)
+        sharding.shard_model(model, section.fsdp_config, settings.dtype, self.device)
         self._make_trainable(model, module, section, total_training_steps)
         self.critic = DataParallelPPOCritic(section, model, self.optimizer, forward=settings)
 

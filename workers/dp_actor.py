@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from data.protocol import DataProto
 from training import core_algos as algos
-from training.batch.torch_functional import EntropyMode
+from training.batch.head import EntropyMode
 from training.config import (
     ActorConfig,
     CriticConfig,
@@ -27,7 +27,8 @@ from training.config import (
     UpdatePlan,
 )
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig
-from training.rollout_correction import compute_rollout_correction_weights, measure_mismatch
+from training.rollout_correction import compute_rollout_correction_weights
+from training.rollout_mismatch import measure_mismatch
 from workers.dp_critic import DataParallelPPOCritic as DataParallelPPOCritic  # SHIM
 from workers.dp_critic import value_loss
 from workers.model.forward_settings import ForwardSettings
@@ -36,7 +37,7 @@ from workers.model.micro_batches import iter_micro_batches
 from workers.model.packing import ForwardBatch
 from workers.model.policy_model import PolicyModel
 from workers.model.update_loop import MicroLoss, UpdateLoop
-from workers.ranks.distributed import world_size
+from workers.ranks.process_groups import world_size
 
 # A loss, and its metrics.
 Loss = tuple[Tensor, dict[str, Any]]
@@ -286,7 +287,7 @@ def call_policy_loss(name: str, arguments: dict[str, Any]) -> Loss:
         ValueError: it does not return (loss, metrics).
     """
     function = algos.get_policy_loss_fn(name)
-    result = function(**algos.taken(function, arguments))
+    result = function(**algos.accepted_arguments(function, arguments))
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise ValueError(
             f"policy loss '{name}' must return (loss, metrics), metrics being a dict; "

@@ -16,7 +16,7 @@ from workers.model.loss_fields import FORWARD_FIELDS, LossFields, loss_fields
 from workers.model.packing import ForwardBatch
 from workers.model.policy_model import ValueModel
 from workers.model.update_loop import MicroLoss, UpdateLoop
-from workers.ranks.distributed import world_size
+from workers.ranks.process_groups import world_size
 
 
 class DataParallelPPOCritic(UpdateLoop):

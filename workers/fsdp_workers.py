@@ -34,14 +34,18 @@ from workers.model.loss_fields import (
 )
 from workers.model.packing_check import check_forward
 from workers.model.policy_model import PolicyModel, PolicyValueModel
-from workers.multi_turn_rollout import AgentRollout, by_group
-from workers.ranks import distributed
-from workers.ranks.worker_group import Dispatch, register
+from workers.multi_turn_rollout import AgentRollout
+from workers.ranks import memory, offload, process_groups, sharding, worker_process
+from workers.ranks.dispatch import Dispatch, register
 from workers.reward_model_worker import RewardModelWorker as RewardModelWorker
-from workers.rollout.base import BaseRollout, TurnLoop
-from workers.rollout.weight_sync import Canary, Manifest, iter_weights, weight_manifest
+from workers.rollout.base_rollout import BaseRollout
+from workers.rollout.episode_descriptions import by_group
+from workers.rollout.turn_loop import TurnLoop
 from workers.rollout_building import build_rollout as build_rollout
 from workers.training_worker import Metrics, TrainingWorker
+from workers.weight_sync import channel
+from workers.weight_sync.canary import Canary
+from workers.weight_sync.manifest import Manifest, iter_weights, weight_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +62,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         self.policy: ActorRolloutRefConfig = config.actor_rollout_ref
         self.role = role
         self.agents: AgentRollout | None = None
-        self.channel: distributed.WeightChannel | None = None
+        self.channel: channel.WeightChannel | None = None
 
     # --- Building ---
 
@@ -68,7 +72,7 @@ class ActorRolloutRefWorker(TrainingWorker):
 
         The schedule runs over `total_training_steps` calls of `update_actor`.
         """
-        distributed.start_worker(self.device, deterministic=self.config.trainer.deterministic)
+        worker_process.start_worker(self.device, deterministic=self.config.trainer.deterministic)
         self.plan = plan.actor
         self.spec = ModelSpec(self.policy.model, str(self.policy.model.path), self.device)
         if "actor" in self.role:
@@ -113,11 +117,11 @@ class ActorRolloutRefWorker(TrainingWorker):
             self.ref_fsdp = self.policy.ref.fsdp_config
             model, settings = self._load_policy(self.ref_fsdp, spec, trainable=False)
         self.ref = DataParallelPPOActor(self.policy.actor, model, forward=settings)
-        distributed.offload(model, None, self.ref_fsdp)
+        offload.offload(model, None, self.ref_fsdp)
 
     def _init_rollout(self) -> None:
         self.rollout = build_rollout(self.config.resolved_rollout, self.spec)
-        group = distributed.rank_group(self.ranks_per_engine())
+        group = process_groups.rank_group(self.ranks_per_engine())
         self.prompt_loop = TurnLoop(self.rollout, group=group)
         self.rollout.records_versions = self.config.trainer.async_level > 0
 
@@ -138,7 +142,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         if trainable and self.config.critic.share_backbone:
             lm = PolicyValueModel(lm)
         model = PolicyModel(lm)
-        distributed.shard_model(model, fsdp, settings.dtype, self.device)
+        sharding.shard_model(model, fsdp, settings.dtype, self.device)
         return model, settings
 
     # --- The engine's weights ---
@@ -168,7 +172,7 @@ class ActorRolloutRefWorker(TrainingWorker):
     def open_weight_channel(self) -> tuple[str, int]:
         """Opens the store at which the policy's first rank and engines on other ranks meet."""
         host = os.environ["MASTER_ADDR"]
-        self.store, port = distributed.open_store(host)
+        self.store, port = process_groups.open_store(host)
         return host, port
 
     @register(Dispatch.ONE_TO_ALL)
@@ -179,11 +183,11 @@ class ActorRolloutRefWorker(TrainingWorker):
         """
         self.channel = None
         if "actor" not in self.role:
-            number = distributed.rank() + 1
-            self.channel = distributed.WeightChannel(address, number, size, self.device)
+            number = process_groups.rank() + 1
+            self.channel = channel.WeightChannel(address, number, size, self.device)
             return None
-        if distributed.rank() == 0:
-            self.channel = distributed.WeightChannel(address, 0, size, self.device)
+        if process_groups.rank() == 0:
+            self.channel = channel.WeightChannel(address, 0, size, self.device)
         return weight_manifest(self.actor.actor_module.lm)
 
     @register(Dispatch.ONE_TO_ALL)
@@ -276,7 +280,7 @@ class ActorRolloutRefWorker(TrainingWorker):
     def play(self, seconds: float, to_idle: bool = False) -> list[DataProto]:
         """Goes on with all batches for so many seconds; returns those that have ended, as rows."""
         ended = self.loop.play(seconds, to_idle)
-        is_leader = distributed.rank() % self.ranks_per_engine() == 0
+        is_leader = process_groups.rank() % self.ranks_per_engine() == 0
         if not is_leader:
             return []
         return [batch.finish() for batch in ended]
@@ -290,7 +294,7 @@ class ActorRolloutRefWorker(TrainingWorker):
     def start_agents(self, specs: list[AgentSpec]) -> None:
         """Opens an environment pool beside each engine; one that was open is closed."""
         self.close_agents()
-        group = distributed.rank_group(self.ranks_per_engine())
+        group = process_groups.rank_group(self.ranks_per_engine())
         self.agents = AgentRollout(self.config, self.rollout, self.spec.tokenizer, specs, group)
 
     @register(Dispatch.DP_COMPUTE_PROTO, ranks_per_chunk="ranks_per_engine", keeps_rows=False)
@@ -336,7 +340,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         """Computes `ref_log_prob`, (B, response_len)."""
         module = self.ref.actor_module
         with (
-            distributed.on_device(module, None, self.device, self.ref_fsdp),
+            offload.on_device(module, None, self.device, self.ref_fsdp),
             without_adapters(module),
         ):
             log_probs, _ = self.ref.compute_log_prob(
@@ -380,7 +384,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         See `UpdateLoop.add_groups`.
         """
         self.writer.wait_until_copied()
-        with distributed.expandable_segments(self.device), self._on_device():
+        with memory.expandable_segments(self.device), self._on_device():
             self.actor.add_groups(self._with_temperature(data))
 
     @register(Dispatch.ONE_TO_ALL)

@@ -17,7 +17,7 @@ from training.config import RolloutConfig
 from workers.model.builder import ModelSpec, torch_dtype
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, FinishReason, NamedTensors, Sampling
-from workers.rollout.weight_sync import as_announced, check_manifest, weight_manifest
+from workers.weight_sync.manifest import as_announced, check_manifest, weight_manifest
 
 
 @dataclass

@@ -20,16 +20,16 @@ import torch.distributed as dist
 from custom.agent import AgentSpec
 from custom.confine import Limits
 from custom.env_suite import EnvironmentSuite
-from data.containers import object_array, step_info
+from data.array_ops import object_array
 from data.protocol import DataProto
+from data.seeds import step_info
 from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
-from training.config.settings import GIVEN, EnvironmentChoice
+from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
 from workers.environments.pool import EnvironmentPool, environment_name
-from workers.ranks.distributed import from_leader, is_leader
+from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.episode import Episode, Row, TurnLimits
-from workers.rollout.episode_descriptions import by_group as by_group  # SHIM: for fsdp_workers
 from workers.rollout.episode_descriptions import describe_episodes
 from workers.rollout.episode_records import episode_facts, episode_record
 from workers.rollout.failure_policy import apply_failure_policy
@@ -248,7 +248,7 @@ def _source(environment: EnvironmentChoice) -> str | None:
     """Returns what an environment is made from; None where the agent class brings its own."""
     if environment.path is not None:
         return f"{environment.path}:{environment.cls}"
-    return None if environment.name == GIVEN else environment.name
+    return None if environment.name == PASSED_AS_OBJECT else environment.name
 
 
 class SyncMultiTurnRollout:

@@ -10,13 +10,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from custom.reward_manager import decode_sampled
-from data.containers import place_outcome_rewards
+from data.outcome_rewards import place_outcome_rewards
 from data.protocol import DataProto
 from data.turn_tokens import as_messages, encode_chat, pad_token_id
 from training.config import FSDPConfig, PPOConfig
 from workers.model.builder import ModelSpec, find_device, torch_dtype
-from workers.ranks.distributed import shard_model, start_worker
-from workers.ranks.worker_group import Dispatch, register
+from workers.ranks.dispatch import Dispatch, register
+from workers.ranks.sharding import shard_model
+from workers.ranks.worker_process import start_worker
 
 # What scoring reads of a batch.
 FIELDS_READ = ("prompts", "responses", "response_mask", "attention_mask", "raw_prompt")

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from training.config.settings import RolloutConfig
+from training.config.schema.rollout import RolloutConfig
 from workers.model.builder import ModelSpec
-from workers.rollout.base import BaseRollout
+from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine_registry import load_engine_class
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from training.config import PPOConfig, RolloutConfig
 from workers.model.builder import ModelSpec
-from workers.ranks.distributed import rank, world_size
+from workers.ranks.process_groups import rank, world_size
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import (
     Completion,
@@ -39,13 +39,8 @@ from workers.rollout.engine import (
     read_finish_reason,
 )
 from workers.rollout.kv_cache import plan_reserved_cache
-from workers.rollout.weight_sync import (
-    Manifest,
-    SavedForm,
-    as_announced,
-    check_manifest,
-    weight_manifest,
-)
+from workers.weight_sync.manifest import Manifest, as_announced, check_manifest, weight_manifest
+from workers.weight_sync.saved_form import SavedForm
 
 logger = logging.getLogger(__name__)
 # About so many bytes of tensors are sent together.

@@ -13,14 +13,14 @@ from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
 from training.config import ActorConfig, CriticConfig, PPOConfig
-from training.config.algorithm_settings import UpdatePlan
+from training.config.batch_plan import UpdatePlan
 from training.config.checks import load_custom_algorithm
 from workers.model import state as model_state
 from workers.model.builder import find_device
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.optimizer import build_optimizer, build_scheduler
-from workers.ranks import distributed
-from workers.ranks.worker_group import Dispatch, register
+from workers.ranks import memory, offload, worker_process
+from workers.ranks.dispatch import Dispatch, register
 
 Metrics = dict[str, float]
 
@@ -62,7 +62,7 @@ class TrainingWorker:
         self.scheduler = build_scheduler(self.optimizer, section.optim, total_steps)
         self.state = (module, self.optimizer, self.scheduler)
         self.writer = CheckpointWriter()
-        distributed.offload(model, self.optimizer, section.fsdp_config)
+        offload.offload(model, self.optimizer, section.fsdp_config)
 
     @property
     def own(self) -> ActorConfig | CriticConfig:
@@ -71,7 +71,7 @@ class TrainingWorker:
 
     def _on_device(self, optimizer: Optimizer | None = None) -> AbstractContextManager[None]:
         """Brings the model to the device for the block, with `optimizer` its state, too."""
-        return distributed.on_device(self.model, optimizer, self.device, self.section.fsdp_config)
+        return offload.on_device(self.model, optimizer, self.device, self.section.fsdp_config)
 
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:
@@ -97,9 +97,9 @@ class TrainingWorker:
     def _update(self, prefix: str, update: Callable[[], Metrics]) -> Metrics:
         """Runs an update once a checkpoint has its copy, steps the schedule, adds PREFIX/lr."""
         self.writer.wait_until_copied()
-        deterministic = distributed.strictly_deterministic(self.config.trainer.deterministic)
+        deterministic = worker_process.strictly_deterministic(self.config.trainer.deterministic)
         with (
-            distributed.expandable_segments(self.device),
+            memory.expandable_segments(self.device),
             deterministic,
             self._on_device(self.optimizer),
         ):

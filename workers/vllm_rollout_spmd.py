@@ -36,7 +36,9 @@ from workers.rollout.engine import (
     read_finish_reason,
 )
 from workers.rollout.kv_cache import kv_cache_bytes, plan_reserved_cache
-from workers.rollout.weight_sync import LoadTrial, Manifest, SavedForm, as_announced, refuse
+from workers.weight_sync.load_trial import LoadTrial
+from workers.weight_sync.manifest import Manifest, as_announced, refuse
+from workers.weight_sync.saved_form import SavedForm
 
 # Settings of the rollout section that vLLM has under the same names.
 ALIKE = (

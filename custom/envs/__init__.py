@@ -1,1 +1,4 @@
-"""Small example environments, to be read and copied; each stands in one file and imports only `custom`."""
+"""Small example environments, to be read and copied.
+
+Each stands in one file and imports only `custom`.
+"""

@@ -1,4 +1,4 @@
-"""The smallest game that needs several turns: guess a number, told higher or lower after each guess."""
+"""The smallest game that needs several turns: guess a number, which is higher or lower."""
 
 import random
 import re
@@ -15,7 +15,8 @@ class GuessNumberConfig(EnvironmentConfig):
     Attributes:
         high: the number is from 1 to this.
         turns: guesses in all.
-        shaped: a miss earns up to 0.1 by its closeness; else only the right number is rewarded, with 1.
+        shaped: a miss earns up to 0.1 by its closeness; else only the right number is rewarded,
+            with 1.
     """
 
     high: int = 10
@@ -40,8 +41,8 @@ class GuessNumber(BaseEnvironment):
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """Answers higher, lower or correct; a text without a number costs its turn."""
         self.turns_left -= 1
-        found = re.search(r"\d{1,9}", action)
-        guess = int(found.group()) if found else None
+        match = re.search(r"\d{1,9}", action)
+        guess = int(match.group()) if match else None
         won = guess == self.number
         self._done = won or self.turns_left == 0
         return self._answer(guess), self._reward(guess), self._done, {"won": won}
@@ -49,14 +50,15 @@ class GuessNumber(BaseEnvironment):
     def _answer(self, guess: int | None) -> str:
         if guess == self.number:
             return "Correct!"
-        hint = (
-            "I see no number." if guess is None else "Higher." if guess < self.number else "Lower."
-        )
-        return (
-            f"{hint} It was {self.number}."
-            if self._done
-            else f"{hint} Guesses left: {self.turns_left}."
-        )
+        if guess is None:
+            hint = "I see no number."
+        elif guess < self.number:
+            hint = "Higher."
+        else:
+            hint = "Lower."
+        if self._done:
+            return f"{hint} It was {self.number}."
+        return f"{hint} Guesses left: {self.turns_left}."
 
     def _reward(self, guess: int | None) -> float:
         if guess == self.number:

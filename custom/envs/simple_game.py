@@ -1,4 +1,7 @@
-"""The smallest game: take what is there, then leave. It is a model for an environment of your own."""
+"""The smallest game: take what is there, then leave.
+
+It is a model for an environment of your own.
+"""
 
 import random
 from typing import Any
@@ -9,7 +12,10 @@ ITEMS = ("lamp", "key", "rope", "coin")
 
 
 class SimpleGameEnvironment(BaseEnvironment):
-    """Plays in a room with two items: 1 point for taking each, -0.1 for what is not understood; leaving ends it."""
+    """Plays in a room with two items: 1 point for taking each; leaving ends the game.
+
+    What is not understood costs 0.1.
+    """
 
     def reset(self, seed: int | None = None) -> str:
         """Puts two items into the room."""
@@ -23,21 +29,28 @@ class SimpleGameEnvironment(BaseEnvironment):
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """Understands `take ITEM` and `leave`."""
         words = action.lower().split()
-        taken = next((item for item in self.here if "take" in words and item in words), None)
         self._done = "leave" in words
-        if taken:
-            self.here.remove(taken)
-            self.inventory.append(taken)
-        reward = 1.0 if taken else 0.0 if self._done else -0.1
+        item = self._item_to_take(words)
+        if item is not None:
+            self.here.remove(item)
+            self.inventory.append(item)
+            answer = f"You have the {item}."
+            reward = 1.0
+        elif self._done:
+            answer = "You leave."
+            reward = 0.0
+        else:
+            answer = "Nothing happens."
+            reward = -0.1
         self.score += reward
-        answer = (
-            f"You have the {taken}."
-            if taken
-            else "You leave."
-            if self._done
-            else "Nothing happens."
-        )
         return answer, reward, self._done, {}
+
+    def _item_to_take(self, words: list[str]) -> str | None:
+        if "take" in words:
+            for item in self.here:
+                if item in words:
+                    return item
+        return None
 
     def get_state_description(self) -> str:
         """Returns the score and what was taken."""

@@ -1,4 +1,7 @@
-"""A text adventure: find the key somewhere in a house, then open the door. Its map differs with the seed."""
+"""A text adventure: find the key somewhere in a house, then open the door.
+
+The house differs with the seed.
+"""
 
 import random
 from typing import Any
@@ -10,7 +13,10 @@ OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 
 
 class TextAdventure(BaseEnvironment):
-    """Understands `go north`, `take key`, `open door`. The key is worth 0.2, the open door 1; a turn costs nothing."""
+    """Understands `go north`, `take key`, `open door`.
+
+    The key is worth 0.2, the open door 1; a turn costs nothing.
+    """
 
     def reset(self, seed: int | None = None) -> str:
         """Builds a house and starts in the hall, where the door is."""
@@ -18,13 +24,12 @@ class TextAdventure(BaseEnvironment):
         self.exits: dict[str, dict[str, str]] = {room: {} for room in ROOMS}
         # Each room leads to an earlier one, so all can be reached.
         for number, room in enumerate(ROOMS[1:], start=1):
-            ways = [
-                (other, way)
-                for other in ROOMS[:number]
-                for way in OPPOSITE
-                if way not in self.exits[other]
-            ]
-            other, way = draw.choice(ways)
+            free_ways = []
+            for other in ROOMS[:number]:
+                for way in OPPOSITE:
+                    if way not in self.exits[other]:
+                        free_ways.append((other, way))
+            other, way = draw.choice(free_ways)
             self.exits[other][way] = room
             self.exits[room][OPPOSITE[way]] = other
         self.key_room: str | None = draw.choice(ROOMS[1:])
@@ -48,11 +53,9 @@ class TextAdventure(BaseEnvironment):
         return f"You cannot do that here. {self._look()}", 0.0, False, {}
 
     def _look(self) -> str:
-        seen = (
-            " There is a key."
-            if self.key_room == self.room
-            else " There is a door."
-            if self.room == "hall"
-            else ""
-        )
+        seen = ""
+        if self.key_room == self.room:
+            seen = " There is a key."
+        elif self.room == "hall":
+            seen = " There is a door."
         return f"You are in the {self.room}.{seen} You can go {', '.join(self.exits[self.room])}."

@@ -1,4 +1,7 @@
-"""Sums too long to do in one's head: made for the calculator tool (`agent.tools`), without which few are solved."""
+"""Sums too long to do in one's head.
+
+They are made for the calculator tool (`agent.tools`), without which few are solved.
+"""
 
 import random
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from custom.reward_score import last_number
 
 @dataclass
 class ToolArithmeticConfig(EnvironmentConfig):
-    """Says how hard it is (the largest number), and how often one may try."""
+    """Holds how hard it is (the largest number), and how often one may try."""
 
     largest: int = 9999
     attempts: int = 1
@@ -31,11 +34,13 @@ class ToolArithmetic(BaseEnvironment):
         return f"What is {a} * {b} + {c}?"
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        """Says right or wrong."""
+        """Answers right or wrong; the last attempt ends the episode."""
         self.attempts_left -= 1
-        right = last_number(action) == self.answer
-        self._done = right or self.attempts_left == 0
-        return "Correct." if right else "That is not right.", float(right), self._done, {}
+        is_right = last_number(action) == self.answer
+        self._done = is_right or self.attempts_left == 0
+        if is_right:
+            return "Correct.", 1.0, self._done, {}
+        return "That is not right.", 0.0, self._done, {}
 
     def get_prompt_prefix(self) -> str:
         """Returns the system prompt."""

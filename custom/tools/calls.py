@@ -79,6 +79,3 @@ class CallRecord:
             "error_kind": self.error_kind,
             "seconds": self.seconds,
         }
-
-    # SHIM: custom/agent.py calls it so.
-    facts = as_info

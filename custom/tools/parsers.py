@@ -18,7 +18,7 @@ from custom.tools.json_values import (
     skip,
     tagged_values,
 )
-from data.texts import registered
+from data.names import registered
 
 TAG = "<tool_call>"
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "action_input", "tool_input", "input")

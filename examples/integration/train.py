@@ -24,6 +24,6 @@ if __name__ == "__main__":
         metrics = main(sys.argv[1:])
     except ConfigError as error:
         sys.exit(str(error))
-    print(
-        f"reward {metrics['critic/score/mean']:.2f}, calls of the tool {metrics['tool/stock/calls']:.0f}"
-    )
+    reward = metrics["critic/score/mean"]
+    num_calls = metrics["tool/stock/calls"]
+    print(f"reward {reward:.2f}, calls of the tool {num_calls:.0f}")

@@ -1,6 +1,7 @@
 """A project's own parts: dataset, environment, tool and reward function.
 
-The agent is asked how much of an item is left; it may look that up (`Action: stock[apples]`), and answers a number.
+The agent is asked how much of an item is left; it may look that up (`Action: stock[apples]`), and
+answers a number.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ def read_table(path: str | Path) -> list[dict[str, str]]:
 
 
 class Questions(Dataset):
-    """The tasks: a row of the table each; the trainer builds it with these four arguments."""
+    """Holds the tasks, a row of the table each; the trainer builds it with these four arguments."""
 
     def __init__(self, data_files: Any, tokenizer: Any, config: Any, processor: Any = None) -> None:
-        self.rows = [row for file in data_files for row in read_table(file)]
+        self.rows: list[dict[str, str]] = []
+        for file in data_files:
+            self.rows.extend(read_table(file))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -38,17 +41,22 @@ class Questions(Dataset):
 
 
 class Warehouse(BaseEnvironment):
-    """Asks for an item's number; any text without a tool call is the answer, and ends the episode."""
+    """Asks for an item's number.
+
+    Any text without a tool call is the answer, and ends the episode.
+    """
 
     def reset(self, seed: int | None = None, item: str = "apples", left: str = "7") -> str:
-        """Gets a row's columns by name."""
+        """Asks for a row's item; the row's columns come by name."""
         self.left = left
         return f"how many {item}"
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        """Says right or wrong."""
-        right = action.strip() == self.left
-        return "right" if right else "wrong", float(right), True, {"right": right}
+        """Answers right or wrong."""
+        is_right = action.strip() == self.left
+        if is_right:
+            return "right", 1.0, True, {"right": True}
+        return "wrong", 0.0, True, {"right": False}
 
     def sample_action(self, generator: random.Random) -> str:
         """Draws an answer, for the trial before the run."""
@@ -80,8 +88,10 @@ class Stock(Tool):
 
 
 def looked_up(trajectory: Trajectory) -> float:
-    """Pays 1 for a right answer that was looked up, 0.5 for one that was guessed, 0 for a wrong one."""
-    infos = trajectory.infos
-    calls = [call for info in infos for call in info.get("tool_calls", []) if call["ok"]]
-    right = bool(infos and infos[-1].get("right"))
-    return right * (1.0 if calls else 0.5)
+    """Pays 1 for a right answer that was looked up, 0.5 for a right guess, else 0."""
+    if not trajectory.infos or not trajectory.infos[-1].get("right"):
+        return 0.0
+    for info in trajectory.infos:
+        if any(call["ok"] for call in info.get("tool_calls", [])):
+            return 1.0
+    return 0.5

@@ -17,7 +17,7 @@ import torch
 
 from data.protocol import DataProto
 from training import core_algos
-from training.config.algorithm_settings import ESTIMATOR_NEEDS
+from training.config.estimator_needs import ESTIMATOR_NEEDS
 
 ROWS, TOKENS, GROUP, TURNS = 16_384, 2_048, 8, 8
 
@@ -106,7 +106,7 @@ def calls() -> dict[str, Callable[[], object]]:
 
 def loss_config() -> core_algos.PolicyLossConfig:
     """Returns the defaults, with what dro asks for."""
-    from training.config.algorithm_settings import PolicyLossChoice
+    from training.config.schema.actor import PolicyLossChoice
 
     return core_algos.PolicyLossConfig(policy_loss=PolicyLossChoice(dro_beta=0.1))
 

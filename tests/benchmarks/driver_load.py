@@ -25,19 +25,19 @@ import numpy as np
 import psutil
 import torch
 
-from data.containers import to_bytes
 from data.protocol import DataProto
-from training.run.process import OWN_CLUSTER
+from data.tensor_bytes import to_bytes
+from training.run.ray_cluster import OWN_CLUSTER
 from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
-from workers.ranks.worker_group import (
+from workers.ranks.dispatch import (
     ClassWithInitArgs,
     Dispatch,
-    RayResourcePool,
-    RayWorkerGroup,
-    cut,
     register,
     registered_methods,
+    split_batch,
 )
+from workers.ranks.ray_group import RayWorkerGroup
+from workers.ranks.resource_pool import RayResourcePool
 
 PROMPT, RESPONSE = 1024, 1024
 TOKENS = PROMPT + RESPONSE
@@ -152,7 +152,8 @@ class BytesGroup:
 
         def call(data: DataProto) -> Any:
             refs = [
-                ray.put(as_arrays(chunk)) for chunk in cut(data, REAL[name].reads, self.world_size)
+                ray.put(as_arrays(chunk))
+                for chunk in split_batch(data, REAL[name].reads, self.world_size)
             ]
             answers = ray.get(
                 [
@@ -188,7 +189,7 @@ class Metered:
             if args:
                 self.sent += sum(
                     serialized_bytes(chunk)
-                    for chunk in cut(*args, REAL[name].reads, self.group.world_size)
+                    for chunk in split_batch(*args, REAL[name].reads, self.group.world_size)
                 )
                 self.received += serialized_bytes(answer)
             return answer

@@ -27,19 +27,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.containers import object_array
+from data.array_ops import object_array
 from data.protocol import DataProto
-from training.batch.batching import arrange
+from training.advantage import compute_advantage
+from training.batch.rank_layout import arrange
 from training.config import BatchPlan, UpdatePlan
-from training.reward import compute_advantage, compute_reward
-from training.run.metric_utils import (
+from training.reward import compute_reward
+from training.run.metrics.step_metrics import (
     compute_data_metrics,
     compute_throughout_metrics,
     compute_timing_metrics,
 )
 from workers.fsdp_workers import ActorRolloutRefWorker
-from workers.ranks.distributed import settle_heap
-from workers.ranks.worker_group import cut, registered_methods
+from workers.ranks.dispatch import registered_methods, split_batch
+from workers.ranks.memory import keep_heap
 
 PROMPT, RESPONSE, MEAN, RANKS, GROUP, PAD = 1024, 15_360, 2_048, 8, 8, 0
 ROWS, TARGET_ROWS, TARGET_GIB = (256, 512, 1024), 65_536, 32
@@ -148,7 +149,7 @@ def drive(folder: Path) -> dict[str, dict[str, float]]:
     )
     batch.batch["token_level_scores"] = batch.batch["token_level_rewards"] = scores
     phase("advantages", lambda: compute_advantage(batch, "grpo"))
-    phase("hand to ranks", lambda: [stored(chunk) for chunk in cut(batch, READS, RANKS)])
+    phase("hand to ranks", lambda: [stored(chunk) for chunk in split_batch(batch, READS, RANKS)])
     timing = {"step": 1.0, "gen": 1.0, "update_actor": 1.0}
     phase("metrics", lambda: compute_data_metrics(batch, use_critic=False))
     phase(
@@ -201,7 +202,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    settle_heap()
+    keep_heap()
     match sys.argv[1:]:
         case ["ranks", folder, rows, full]:
             write_answers(Path(folder), int(rows), full == "1")

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from data.containers import seed_for
+from data.seeds import seed_for
 from examples.prepare_tiny_prompts import make_model, make_tokenizer
 from tests.benchmarks import faulty_environment
 from tests.benchmarks.faulty_environment import ENDINGS, HANG_S, kind_of

@@ -35,7 +35,7 @@ import torch
 
 from custom.agent import AgentSpec
 from custom.env import BaseEnvironment
-from data.containers import step_info
+from data.seeds import step_info
 from training.config import AgentConfig, DataConfig, ModelConfig, PPOConfig, RolloutConfig
 from workers.model.builder import ModelSpec
 from workers.multi_turn_rollout import AgentRollout, describe_episodes

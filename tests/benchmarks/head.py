@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from tests.benchmarks.peak_memory import MIB, PeakWatcher, resident
-from training.batch.torch_functional import LogitForm, head_log_probs
-from workers.ranks.distributed import settle_heap
+from training.batch.head import LogitForm, head_log_probs
+from workers.ranks.memory import keep_heap
 
 SIZES = {
     "cpu": ["1000x576x49152", "3000x576x49152", "512x896x151936"],
@@ -130,7 +130,7 @@ def main() -> None:
     device = torch.device(given.device)
     watcher = PeakWatcher()
     if device.type == "cpu":
-        settle_heap()
+        keep_heap()
         torch.set_num_threads(1)
         watcher.start()
     print(f"{given.dtype}, {device}; seconds forward, and forward and backward")

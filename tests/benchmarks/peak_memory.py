@@ -39,7 +39,7 @@ class PeakWatcher(threading.Thread):
 
 def activation_bytes(worker, batch) -> int:
     """Returns what autograd keeps of the largest micro-batch, each storage once, no parameters."""
-    from workers.model.forward import iter_micro_batches
+    from workers.model.micro_batches import iter_micro_batches
 
     actor = worker.actor
     parameters = {p.untyped_storage().data_ptr() for p in worker.module.parameters()}

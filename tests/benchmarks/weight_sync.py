@@ -30,7 +30,7 @@ from tests.benchmarks.ray_vs_local import task
 from training.building import build_trainer
 from training.config.loader import load_config
 from workers.model.builder import torch_dtype
-from workers.rollout.weight_sync import iter_weights
+from workers.weight_sync.manifest import iter_weights
 
 TIME_TARGET, MEMORY_TARGET = 1.5, 1.0
 

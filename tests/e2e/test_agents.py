@@ -24,8 +24,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.containers import seed_for
 from data.protocol import DataProto
+from data.seeds import seed_for
 from tests.conftest import PROJECT
 from tests.e2e.agent_games import fate
 from tests.e2e.test_ray import NOISE
@@ -34,7 +34,8 @@ from tests.e2e.test_training import ENGINES, ESTIMATORS, read_steps
 from training.agent_trainer import AgentTrainer
 from training.building import build_trainer
 from training.config import PPOConfig
-from training.config.loader import load_config, to_yaml
+from training.config.loader import load_config
+from training.config.reference import to_yaml
 from training.ray_trainer import RayPPOTrainer
 from workers.multi_turn_rollout import SyncMultiTurnRollout
 from workers.rollout.episode import ENDINGS

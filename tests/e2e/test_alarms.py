@@ -18,7 +18,7 @@ from tests.e2e.test_agents import game_config, playing, playing_in_turn
 from tests.e2e.test_training import read_steps, tiny_config
 from training.building import build_trainer
 from training.config import PPOConfig
-from training.core_algos import group_advantages
+from training.core_algos import registry
 from training.run.alarms import ADVICE, Alarms, AlarmStop
 
 BEGINS = 2
@@ -125,7 +125,7 @@ def watch(config: PPOConfig, fault: Fault = no_fault, begins: int = BEGINS) -> l
         return step(rows)
 
     trainer.train_step = train_step
-    before = dict(group_advantages.ADV_ESTIMATOR_REGISTRY)
+    before = dict(registry.ADV_ESTIMATOR_REGISTRY)
     try:
         trainer.init_workers()
         if begins == 0:
@@ -134,7 +134,7 @@ def watch(config: PPOConfig, fault: Fault = no_fault, begins: int = BEGINS) -> l
         assert not trainer.alarms.broken_rules
     finally:
         trainer.shutdown()
-        group_advantages.ADV_ESTIMATOR_REGISTRY.update(before)
+        registry.ADV_ESTIMATOR_REGISTRY.update(before)
     return [
         alarms_of(step)
         for step in read_steps(Path(config.trainer.run_dir))

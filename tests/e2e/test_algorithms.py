@@ -21,8 +21,8 @@ from tests.e2e.test_agents import ACTOR, ROLLOUT, assert_finite, fit, game_confi
 from tests.e2e.test_agents import forgetful_game as forgetful_game
 from tests.e2e.test_training import read_steps, tiny_config
 from training import core_algos as algos
-from training.batch.torch_functional import masked_mean
-from training.config.algorithm_settings import ESTIMATOR_NEEDS
+from training.batch.masked_ops import masked_mean
+from training.config.estimator_needs import ESTIMATOR_NEEDS
 from training.config.loader import ConfigError
 from workers.dp_actor import DataParallelPPOActor
 

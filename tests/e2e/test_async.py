@@ -18,7 +18,7 @@ from tests.e2e.test_resume import tensors
 from tests.unit.test_rollout import build_engine, encode, model_spec, perturb
 from training.config.loader import ConfigError
 from workers.rollout.engine import Sampling
-from workers.rollout.weight_sync import iter_weights, weight_manifest
+from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 pytest.importorskip("ray")
 HF = ("actor_rollout_ref.rollout.name=hf", "trainer.launcher=ray")

@@ -18,7 +18,7 @@ import pytest
 
 import main
 from tests.conftest import PROJECT
-from training.run.process import EndingSignals
+from training.run.signals import EndingSignals
 
 DOCS = sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "docs").glob("*.md"))
 # tests/e2e/test_tutorial.py runs the tutorial, whose commands need each other.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data.containers import seed_for
+from data.seeds import seed_for
 from tests.benchmarks.environment_faults import EPISODES, Ended, expected_counts, train, write_model
 from tests.benchmarks.faulty_environment import HANG_S, KINDS, kind_of
 

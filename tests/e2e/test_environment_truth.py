@@ -15,10 +15,11 @@ from tests.conftest import PROJECT
 from tests.e2e.test_agents import AGENT, GAMES, GRPO, fit, game_config, playing
 from tests.e2e.test_training import read_steps
 from training.building import build_trainer
-from training.config.loader import ConfigError, to_yaml
+from training.config.loader import ConfigError
+from training.config.reference import to_yaml
+from training.run.abort_policy import EnvironmentsFail
 from training.run.checkpoint_contents import load_driver_state
-from training.run.metric_utils import EnvironmentsFail
-from training.run.process import MEND
+from training.run.exit_codes import MEND
 
 STEPS = "trainer.total_training_steps=25"
 

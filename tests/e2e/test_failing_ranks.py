@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data.watch import STALLED
+from data.watchdog import STALLED
 from tests.conftest import PROJECT
 from tests.e2e.test_cleanup import Start, start
 from tests.e2e.test_failures import RESTART
 from tests.e2e.test_training import read_steps
-from training.run.process import OUT_OF_MEMORY
+from training.run.exit_codes import OUT_OF_MEMORY
 
 pytest.importorskip("ray")
 __all__ = ["start"]  # the fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data.watch import STALLED
+from data.watchdog import STALLED
 from tests.conftest import PROJECT
 from tests.e2e.test_resume import listen_to_ctrl_c, own_environment, steps_logged
 from tests.e2e.test_training import read_steps, tiny_argv

@@ -20,7 +20,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from data.containers import step_info
+from data.seeds import step_info
 from data.turn_tokens import CHATML_TEMPLATE
 from examples.prepare_quickstart import warm_up
 from examples.prepare_tiny_prompts import make_model, make_tokenizer
@@ -29,8 +29,9 @@ from tests.conftest import PROJECT
 from tests.e2e.test_tools_training import ScriptedEngine, call, qwen_tokenizer
 from training.building import build_trainer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
-from training.config.loader import load_config, to_yaml
-from training.run.metric_utils import strict_json, write_episodes
+from training.config.loader import load_config
+from training.config.reference import to_yaml
+from training.run.episode_records import strict_json, write_episodes
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 
 Change = Callable[[dict[str, Any]], None]

@@ -17,14 +17,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from custom.envs.tool_arithmetic import ToolArithmetic
 from custom.tools import Tool, ToolDefinition
 from custom.tools.builtin import CalculatorTool
-from data.containers import step_info
 from data.protocol import DataProto
+from data.seeds import step_info
 from tests.unit.test_turn_tokens import QWEN25, byte_level_core, make_tokenizer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig, RolloutConfig
 from training.config.loader import load_config
-from training.run.metric_utils import episode_metrics
+from training.run.metrics.episode_metrics import episode_metrics
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
-from workers.rollout.base import BaseRollout
+from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, NamedTensors, Sampling
 
 HERE = Path(__file__).resolve()

@@ -25,9 +25,9 @@ from main import in_one_line, run
 from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, tiny_argv, tiny_config, train
 from training.building import build_trainer
-from training.config.loader import to_yaml
+from training.config.reference import to_yaml
 from training.ray_trainer import RayPPOTrainer
-from training.run.process import EndingSignals
+from training.run.signals import EndingSignals
 
 GREEDY = "val-core/guess_the_number/reward/mean@1"
 

@@ -12,7 +12,7 @@ import main
 from tests.conftest import PROJECT
 from tests.e2e.test_docs import TINY
 from training.config.loader import ConfigError, load_config
-from training.run.process import EndingSignals
+from training.run.signals import EndingSignals
 
 PAGE = (PROJECT / "docs/troubleshooting.md").read_text()
 # What the page quotes, between backticks, and what makes a run say it.

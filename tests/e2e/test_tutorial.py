@@ -15,7 +15,7 @@ import main
 from scripts import replay
 from tests.conftest import PROJECT
 from training.run import report
-from training.run.process import EndingSignals
+from training.run.signals import EndingSignals
 
 PAGE = (PROJECT / "docs/tutorial.md").read_text()
 SMALL = {

@@ -28,10 +28,10 @@ from training.config import ActorConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.builder import ModelSpec
 from workers.model.forward_settings import ForwardSettings
-from workers.ranks.distributed import expandable_segments
-from workers.rollout.base import BaseRollout
+from workers.ranks.memory import expandable_segments
+from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Sampling
-from workers.rollout.weight_sync import iter_weights, weight_manifest
+from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 pytestmark = pytest.mark.gpu
 

@@ -20,7 +20,7 @@ from workers.dp_actor import DataParallelPPOActor
 from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 from workers.model.forward_settings import ForwardSettings
 from workers.model.optimizer import build_optimizer
-from workers.ranks.distributed import on_device
+from workers.ranks.offload import on_device
 
 pytestmark = pytest.mark.gpu
 

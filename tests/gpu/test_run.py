@@ -15,7 +15,7 @@ from tests.e2e.test_resume import tensors
 from tests.e2e.test_training import read_steps, tiny_config
 from training.building import build_trainer
 from training.ray_trainer import RayPPOTrainer
-from workers.ranks.distributed import start_worker, strictly_deterministic
+from workers.ranks.worker_process import start_worker, strictly_deterministic
 
 pytestmark = pytest.mark.gpu
 

@@ -26,7 +26,8 @@ from training.config import ActorConfig, FSDPConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.forward_settings import ForwardSettings
 from workers.model.policy_model import PolicyModel
-from workers.ranks.distributed import on_device, shard_model
+from workers.ranks.offload import on_device
+from workers.ranks.sharding import shard_model
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.unit.test_actor_critic import critic_change, make_update, weights_after
 from tests.unit.test_forward import LAYOUTS
-from training.batch.torch_functional import LogitForm, head_log_probs
+from training.batch.head import LogitForm, head_log_probs
 from training.config import ActorConfig, CriticConfig, CriticModelConfig, ModelConfig, OptimConfig
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic

@@ -24,8 +24,8 @@ from custom.confine import Limits
 from custom.env import OwnGenerators
 from tests.unit.pool_environments import Guarded
 from training.config import EnvironmentChoice, PPOConfig
-from training.config.section import anchored
-from training.config.settings import AgentConfig
+from training.config.leaves import anchored
+from training.config.schema.agent import AgentConfig
 from workers.environments.clock import task_clock
 from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply, read_reply

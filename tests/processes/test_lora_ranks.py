@@ -20,8 +20,9 @@ from workers.model.forward_settings import ForwardSettings
 from workers.model.lora import adapter_export, without_adapters
 from workers.model.optimizer import build_optimizer, build_scheduler
 from workers.model.policy_model import PolicyModel
-from workers.ranks.distributed import rank, shard_model
-from workers.rollout.weight_sync import iter_weights
+from workers.ranks.process_groups import rank
+from workers.ranks.sharding import shard_model
+from workers.weight_sync.manifest import iter_weights
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -36,7 +36,9 @@ from workers.model.builder import ModelSpec
 from workers.model.forward_settings import ForwardSettings
 from workers.model.optimizer import build_optimizer, build_scheduler
 from workers.model.policy_model import PolicyModel, PolicyValueModel, ValueModel
-from workers.ranks.distributed import full_tensor, on_device, rank, shard_model, start_process_group
+from workers.ranks.offload import on_device
+from workers.ranks.process_groups import rank, start_process_group
+from workers.ranks.sharding import full_tensor, shard_model
 
 LIMITS = {"tokens": {"ppo_max_token_len_per_gpu": 30}, "rows": {"ppo_micro_batch_size_per_gpu": 1}}
 MODES = ("token-mean", "seq-mean-token-sum")

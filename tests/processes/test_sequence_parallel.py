@@ -36,7 +36,8 @@ from workers.model.forward_settings import ForwardSettings, forward_settings
 from workers.model.micro_batches import iter_micro_batches
 from workers.model.packing_check import check_shared_sequences
 from workers.model.policy_model import PolicyModel, ValueModel
-from workers.ranks.distributed import shard_model, start_process_group
+from workers.ranks.process_groups import start_process_group
+from workers.ranks.sharding import shard_model
 
 CPU = torch.device("cpu")
 # On one and on three key heads, which two ranks do not divide.

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from data.protocol import DataProto
 from tests.unit.test_forward import LAYOUTS, make_batch, plain_log_probs
-from training.batch.torch_functional import masked_mean
+from training.batch.masked_ops import masked_mean
 from training.config import (
     ActorConfig,
     CriticConfig,

@@ -1,4 +1,4 @@
-"""Tests agents: conversations from environments, rewards of whole episodes, and specs that build either anywhere."""
+"""Tests agents: conversations, rewards of whole episodes, and specs that build them anywhere."""
 
 import multiprocessing
 import pickle
@@ -175,7 +175,8 @@ from custom.tools import Tool, ToolDefinition
 
 class Multiply(Tool):
     number = {"type": "integer"}
-    parameters = {"type": "object", "properties": {"a": number, "b": number}, "required": ["a", "b"]}
+    properties = {"a": number, "b": number}
+    parameters = {"type": "object", "properties": properties, "required": ["a", "b"]}
     definition = ToolDefinition("multiply", "Multiplies.", parameters)
 
     def execute(self, a, b):

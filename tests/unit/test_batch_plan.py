@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.containers import object_array
+from data.array_ops import object_array
 from data.protocol import DUMMY_UID, DataProto
-from training.batch.batching import arrange
+from training.batch.rank_layout import arrange
 from training.config import BatchPlan, UpdatePlan
 from training.config.loader import ConfigError, load_config
-from workers.model.update import rows_of_updates
+from workers.model.mini_batches import rows_of_updates
 
 
 def batch_of(rows_per_prompt: list[int]) -> DataProto:

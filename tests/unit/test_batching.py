@@ -12,18 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.protocol import DataProto
-from training.batch.batching import (
-    ceildiv,
+from training.batch.micro_batches import (
     get_reverse_idx,
-    get_seqlen_balanced_partitions,
-    log_seqlen_unbalance,
     plan_padded,
     prepare_dynamic_batch,
     rearrange_micro_batches,
     restore_dynamic_batch,
-    roundup_divisible,
-    shuffled_groups,
 )
+from training.batch.rank_layout import (
+    ceildiv,
+    get_seqlen_balanced_partitions,
+    log_seqlen_unbalance,
+    roundup_divisible,
+)
+from training.batch.row_groups import shuffled_groups
 from training.config import MicroBatching, UpdatePlan
 
 lengths_lists = st.lists(st.integers(0, 60), min_size=1, max_size=24)

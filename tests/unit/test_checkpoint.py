@@ -23,8 +23,8 @@ from training.run.checkpoint_contents import CONTENTS, DriverSnapshot, DriverSta
 from training.run.data_position import DataPosition
 from training.run.step_source import GeneratedStep
 from workers.model import state as model_state
+from workers.model.optimizer import build_optimizer, build_scheduler
 from workers.model.state import CheckpointWriter
-from workers.model.update import build_optimizer, build_scheduler
 
 # A run's workers silence it: a single rank saves by itself.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from data.texts import warn_once
+from data.warn_once import warn_once
 from training import core_algos as algos
 from training.batch.masked_ops import masked_whiten
 

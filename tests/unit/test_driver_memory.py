@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from data.containers import move_to_sampled_tokens, place_outcome_rewards
+from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards
 from data.protocol import DataProto
 from training import core_algos
-from training.batch.torch_functional import masked_mean
+from training.batch.masked_ops import masked_mean
 from training.rollout_correction import compute_offpolicy_metrics
-from training.run.metric_utils import compute_data_metrics, compute_timing_metrics
-from workers.ranks.distributed import settle_heap
+from training.run.metrics.step_metrics import compute_data_metrics, compute_timing_metrics
+from workers.ranks.memory import keep_heap
 
 ROWS, PROMPT, RESPONSE = 512, 1024, 8192
 MIB = 1 << 20
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def batch() -> DataProto:
-    settle_heap()
+    keep_heap()
     draw = torch.Generator().manual_seed(0)
     held = torch.arange(RESPONSE) < torch.randint(
         RESPONSE // 2, RESPONSE, (ROWS, 1), generator=draw

@@ -1,4 +1,7 @@
-"""Tests single-turn prompts and rewards from an environment: from Python, from a file that a config names, trained."""
+"""Tests single-turn prompts and rewards from an environment.
+
+They are made from Python, and from a file that a config names; both are trained.
+"""
 
 import copy
 import json
@@ -20,7 +23,7 @@ from data.rl_dataset import RLHFDataset, collate_fn, create_dataset, normalise_r
 from examples.prepare_quickstart import make_tokenizer
 from tests.e2e.test_training import read_steps, tiny_config
 from training.config import DataConfig
-from training.config.section import CustomClassConfig
+from training.config.schema.common import CustomClassConfig
 from training.ray_trainer import RayPPOTrainer
 from training.reward import compute_reward, load_reward_manager
 
@@ -211,7 +214,10 @@ def test_a_file_that_describes_no_environment_says_so(tmp_path, text, message):
 
 
 def batch_of(tokenizer, answers, **columns):
-    """Makes responses `guess N <|im_end|>` with an environment's answer behind them, which is nobody's action."""
+    """Makes responses `guess N <|im_end|>` with an environment's answer behind them.
+
+    That is nobody's action.
+    """
     rows = [tokenizer.encode(f"{answer} <|im_end|> correct") for answer in answers]
     responses = torch.zeros(len(rows), 6, dtype=torch.long)
     mask = torch.zeros_like(responses)

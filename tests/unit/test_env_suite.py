@@ -1,4 +1,4 @@
-"""A weighted mix of environments: counts, order, seeds, and weights that a sampler of one's own changes."""
+"""A weighted mix of environments: counts, order, seeds, and samplers that change the weights."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from custom.env_suite import EnvironmentSuite
-from data.containers import step_info
+from data.seeds import step_info
 from examples.curriculum import SuccessCurriculum
 from training.agent_trainer import make_suite
 from training.config import AgentConfig, PPOConfig

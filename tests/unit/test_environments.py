@@ -12,8 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from custom.adapters.base import make_environment
-from custom.adapters.gymnasium import space_to_text
+from contrib.adapters.gymnasium_spaces import space_to_text
 from custom.env import (
     BadEnvironment,
     BaseEnvironment,
@@ -26,6 +25,7 @@ from custom.env import (
     reset_environment,
     step_environment,
 )
+from custom.env_factory import make_environment
 from custom.envs.guess_number import GuessNumber, GuessNumberConfig
 from custom.envs.simple_game import SimpleGameEnvironment
 from custom.envs.text_adventure import TextAdventure

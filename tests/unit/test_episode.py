@@ -18,7 +18,8 @@ from custom.agent import AgentSpec
 from custom.env import BaseEnvironment, Message
 from data.turn_tokens import TurnTokens
 from scripts.replay import row_of
-from workers.environments.env_server import EnvServer, StepReply
+from workers.environments.reply import StepReply
+from workers.environments.server import EnvServer
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode import (
     Ask,

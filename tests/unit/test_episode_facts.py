@@ -10,14 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.run.metric_utils import (
-    EnvironmentsFail,
-    FailureWatch,
-    episode_metrics,
-    require_same_tasks,
-)
-from training.run.tracking import format_line
-from workers.environments.env_server import MAX_NUMBERS, numbers
+from training.run.abort_policy import EnvironmentsFail, FailureWatch, require_same_tasks
+from training.run.metrics.episode_metrics import episode_metrics
+from training.run.trackers import format_line
+from workers.environments.reply import MAX_NUMBERS, numbers
 
 NAMES = ["game", "other"]
 

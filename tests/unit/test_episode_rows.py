@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from data.containers import object_array
+from data.array_ops import object_array
 from data.protocol import DUMMY_UID, DataProto
-from training.batch.batching import EpisodeRows, observation_mask
-from training.config.algorithm_settings import ESTIMATOR_NEEDS
+from training.advantage import compute_advantage
+from training.batch.episode_rows import EpisodeRows, observation_mask
+from training.config.estimator_needs import ESTIMATOR_NEEDS
 from training.core_algos import compute_gae_advantage_return
-from training.reward import compute_advantage
 
 WIDTH = 4
 

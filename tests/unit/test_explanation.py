@@ -10,7 +10,7 @@ import main
 from training.config import PPOConfig, bias
 from training.config.explain import Reads, explain_run, reader
 from training.config.loader import load_config
-from training.run.process import EndingSignals
+from training.run.signals import EndingSignals
 
 
 def test_the_reader_is_where_the_owner_of_the_attribute_is_called_as_the_section() -> None:

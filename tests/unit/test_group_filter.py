@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from data.containers import object_array
+from data.array_ops import object_array
 from data.protocol import DataProto
-from training.batch.batching import collect_varied_groups, varied_groups
+from training.batch.dynamic_sampling import collect_varied_groups, varied_groups
 from training.config import FilterGroupsConfig
 
 

@@ -24,7 +24,7 @@ from workers.model.forward_settings import ForwardSettings
 from workers.model.lora import adapter_export, add_adapters, without_adapters
 from workers.model.optimizer import build_optimizer, build_scheduler
 from workers.model.policy_model import PolicyModel, PolicyValueModel
-from workers.rollout.weight_sync import iter_weights, weight_manifest
+from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -17,7 +17,7 @@ from training.core_algos import POLICY_LOSS_REGISTRY, agg_loss
 from workers.dp_actor import DataParallelPPOActor
 from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 from workers.model import loss_fields
-from workers.ranks.worker_group import registered_methods
+from workers.ranks.dispatch import registered_methods
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClas
 from tests.unit.test_actor_critic import make_update
 from tests.unit.test_forward import LAYOUTS
 from training.config import ActorConfig, CriticConfig
-from training.config.algorithm_settings import PolicyLossChoice
+from training.config.schema.actor import PolicyLossChoice
 from training.core_algos import POLICY_LOSS_REGISTRY
 from workers.dp_actor import DataParallelPPOActor
 from workers.dp_critic import DataParallelPPOCritic

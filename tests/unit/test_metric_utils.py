@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from data.protocol import DataProto
-from training.run import metric_utils as metrics
+from training.run import step_timer
+from training.run.metrics import step_metrics, validation_metrics
 
 
 def test_reduction_follows_the_words_of_the_name():
@@ -19,7 +20,7 @@ def test_reduction_follows_the_words_of_the_name():
         "timing_s/gen",
         "perf/maximal",
     ]
-    reduced = metrics.reduce_metrics(dict.fromkeys(names, values))
+    reduced = step_metrics.reduce_metrics(dict.fromkeys(names, values))
     assert reduced == {
         "actor/loss": 3,
         "actor/grad_norm_max": 6,
@@ -31,7 +32,7 @@ def test_reduction_follows_the_words_of_the_name():
 
 
 def test_reduction_takes_numbers_arrays_and_tensors_of_any_shape():
-    reduced = metrics.reduce_metrics(
+    reduced = step_metrics.reduce_metrics(
         {
             "a": 2,
             "b": np.array([1, 2]),
@@ -72,7 +73,7 @@ def batch_of_three_episodes(dummy=True):
 
 
 def test_data_metrics_count_an_episode_once_and_dummies_never():
-    result = metrics.compute_data_metrics(batch_of_three_episodes(), use_critic=True)
+    result = step_metrics.compute_data_metrics(batch_of_three_episodes(), use_critic=True)
     values = [1.0, 2, 3, 4, 5]
     assert result == pytest.approx(
         {
@@ -104,32 +105,32 @@ def test_data_metrics_count_an_episode_once_and_dummies_never():
             "response/aborted_ratio": 1 / 3,
         }
     )
-    assert result == metrics.compute_data_metrics(batch_of_three_episodes(dummy=False))
+    assert result == step_metrics.compute_data_metrics(batch_of_three_episodes(dummy=False))
 
 
 def test_data_metrics_do_not_depend_on_row_order():
     data = batch_of_three_episodes()
-    assert metrics.compute_data_metrics(data.select_idxs([4, 2, 3, 0, 1])) == pytest.approx(
-        metrics.compute_data_metrics(data)
+    assert step_metrics.compute_data_metrics(data.select_idxs([4, 2, 3, 0, 1])) == pytest.approx(
+        step_metrics.compute_data_metrics(data)
     )
 
 
 def test_without_episode_ids_or_a_critic_rows_are_episodes():
     data = batch_of_three_episodes()
     data.pop(batch_keys=["values"], non_tensor_batch_keys=["episode_id"])
-    result = metrics.compute_data_metrics(data, use_critic=False)
+    result = step_metrics.compute_data_metrics(data, use_critic=False)
     assert result["critic/score/mean"] == pytest.approx((1 + 4 + 2) / 3)
     assert not any("values" in name or "vf" in name for name in result)
 
 
 def test_a_batch_of_dummies_alone_has_no_metrics():
-    assert metrics.compute_data_metrics(batch_of_three_episodes().select_idxs([4])) == {}
+    assert step_metrics.compute_data_metrics(batch_of_three_episodes().select_idxs([4])) == {}
 
 
 def test_timing_is_per_token_of_the_section():
     timing = {"gen": 0.6, "update_actor": 1.4, "step": 3.0, "reward": 0.1}
     # There are 6 response tokens and 6 prompt tokens.
-    result = metrics.compute_timing_metrics(batch_of_three_episodes(), timing)
+    result = step_metrics.compute_timing_metrics(batch_of_three_episodes(), timing)
     assert result == pytest.approx(
         {
             **{f"timing_s/{name}": seconds for name, seconds in timing.items()},
@@ -140,7 +141,7 @@ def test_timing_is_per_token_of_the_section():
 
 
 def test_throughput_counts_real_tokens_per_second_and_gpu():
-    assert metrics.compute_throughout_metrics(
+    assert step_metrics.compute_throughout_metrics(
         batch_of_three_episodes(), {"step": 3.0}, n_gpus=2
     ) == {
         "perf/total_num_tokens": 12,
@@ -154,9 +155,9 @@ def test_throughput_counts_real_tokens_per_second_and_gpu():
 
 def test_best_and_worst_of_k_equal_the_enumeration_of_all_draws():
     samples = [0.0, 1.0, 5.0]
-    result = metrics.process_validation_metrics(["s"] * 3, ["p"] * 3, {"reward": samples})["s"][
-        "reward"
-    ]
+    result = validation_metrics.process_validation_metrics(
+        ["s"] * 3, ["p"] * 3, {"reward": samples}
+    )["s"]["reward"]
     assert set(result) == {"mean@3", "std@3"} | {
         f"{kind}@{k}/{what}"
         for kind in ("best", "worst")
@@ -173,7 +174,7 @@ def test_best_and_worst_of_k_equal_the_enumeration_of_all_draws():
 def test_validation_averages_over_prompts_within_each_source():
     sources = ["math", "code", "math", "math", "math", "code"]
     uids = ["1", "1", "1", "2", "2", "2"]
-    result = metrics.process_validation_metrics(
+    result = validation_metrics.process_validation_metrics(
         sources, uids, {"reward": [0, 3, 1, 1, 1, 5], "text": ["a"] * 6, "acc": [True, False] * 3}
     )
     assert result["code"]["reward"] == {"mean@1": 4}
@@ -187,14 +188,19 @@ def test_validation_averages_over_prompts_within_each_source():
 
 def test_majority_vote_takes_the_value_of_the_most_frequent_answer():
     data = [{"pred": "a", "val": 0.0}, {"pred": "b", "val": 1.0}, {"pred": "b", "val": 1.0}]
-    assert metrics.calc_maj_val(data, "pred", "val") == 1.0
-    assert metrics.calc_maj_val(data[:2], "pred", "val") == 0.0
+    assert validation_metrics.calc_maj_val(data, "pred", "val") == 1.0
+    assert validation_metrics.calc_maj_val(data[:2], "pred", "val") == 0.0
     infos = {"reward": [0.0, 1.0, 1.0], "pred": ["a", "b", "b"]}
-    result = metrics.process_validation_metrics(["s"] * 3, ["p"] * 3, infos)["s"]["reward"]
+    result = validation_metrics.process_validation_metrics(["s"] * 3, ["p"] * 3, infos)["s"][
+        "reward"
+    ]
     # Majority of 3 draws of which each is right with 2/3: 3 (2/3)^2 (1/3) + (2/3)^3 = 20/27, from
     # 1,000 resamples.
     assert result["maj@3/mean"] == pytest.approx(20 / 27, abs=0.05)
-    assert result == metrics.process_validation_metrics(["s"] * 3, ["p"] * 3, infos)["s"]["reward"]
+    assert (
+        result
+        == validation_metrics.process_validation_metrics(["s"] * 3, ["p"] * 3, infos)["s"]["reward"]
+    )
 
 
 def test_a_variable_counts_in_the_sources_whose_every_sample_has_a_number():
@@ -208,7 +214,7 @@ def test_a_variable_counts_in_the_sources_whose_every_sample_has_a_number():
         "huge": [10**400, 1, 1, 1],
         "none": [None] * 4,
     }
-    result = metrics.process_validation_metrics(
+    result = validation_metrics.process_validation_metrics(
         ["math"] * 2 + ["code"] * 2, ["1", "2", "3", "4"], infos
     )
     assert result == {
@@ -225,7 +231,7 @@ def test_a_variable_counts_in_the_sources_whose_every_sample_has_a_number():
 def test_a_number_lacking_in_one_group_leaves_the_variable_out_of_the_whole_source():
     # Prompts of different numbers of samples are worked on apart; the rule is about the source all
     # the same.
-    result = metrics.process_validation_metrics(
+    result = validation_metrics.process_validation_metrics(
         ["s"] * 3, ["1", "1", "2"], {"reward": [0, 1, 2], "acc": [1, 1, None]}
     )
     assert set(result["s"]) == {"reward"}
@@ -233,7 +239,7 @@ def test_a_number_lacking_in_one_group_leaves_the_variable_out_of_the_whole_sour
 
 def test_majority_votes_are_taken_in_sources_that_have_answers_of_any_type():
     infos = {"reward": [0.0, 1, 0, 1, 1, 1], "pred": [None, None, None, ["x"], ["x"], ["x"]]}
-    result = metrics.process_validation_metrics(
+    result = validation_metrics.process_validation_metrics(
         ["a", "a", "b", "b", "b", "b"], ["1", "1", "2", "2", "2", "2"], infos
     )
     assert not any(name.startswith("maj") for name in result["a"]["reward"])
@@ -242,7 +248,9 @@ def test_majority_votes_are_taken_in_sources_that_have_answers_of_any_type():
     assert result["b"]["reward"]["maj@4/mean"] == pytest.approx(1 - 40 / 256, abs=0.04)
     infos = {"reward": [1.0, 1.0], "pred": [float("nan"), float("nan")]}
     assert (
-        metrics.process_validation_metrics(["s"] * 2, ["1"] * 2, infos)["s"]["reward"]["maj@2/mean"]
+        validation_metrics.process_validation_metrics(["s"] * 2, ["1"] * 2, infos)["s"]["reward"][
+            "maj@2/mean"
+        ]
         == 1
     )
 
@@ -252,30 +260,32 @@ def test_a_variable_without_one_entry_per_sample_is_named(entries):
     with pytest.raises(
         ValueError, match=rf"not 2, that of the samples: {{'acc': {len(entries)}}}\. Put None"
     ):
-        metrics.process_validation_metrics(["s"] * 2, ["1"] * 2, {"reward": [0, 1], "acc": entries})
+        validation_metrics.process_validation_metrics(
+            ["s"] * 2, ["1"] * 2, {"reward": [0, 1], "acc": entries}
+        )
 
 
 def test_bootstrap_estimates_the_mean_of_subsets_and_repeats_with_its_seed():
-    (mean, std), (largest, _) = metrics.bootstrap_metric(
+    (mean, std), (largest, _) = validation_metrics.bootstrap_metric(
         [0.0, 1.0], 4, [np.mean, max], n_bootstrap=2000, seed=1
     )
     assert mean == pytest.approx(0.5, abs=0.03) and std == pytest.approx(0.25, abs=0.02)
     assert largest == pytest.approx(15 / 16, abs=0.03)
-    assert metrics.bootstrap_metric([0, 1], 4, [max], seed=1) == metrics.bootstrap_metric(
+    assert validation_metrics.bootstrap_metric(
         [0, 1], 4, [max], seed=1
-    )
+    ) == validation_metrics.bootstrap_metric([0, 1], 4, [max], seed=1)
 
 
 def test_validation_metrics_are_flattened_by_source_and_variable():
     nested = {"gsm8k": {"reward": {"mean@1": 0.5}, "length": {"mean@1": 3.0}}}
     flat = {"val-core/gsm8k/reward/mean@1": 0.5, "val-aux/gsm8k/length/mean@1": 3.0}
-    assert metrics.flatten_validation_metrics(nested) == flat
+    assert validation_metrics.flatten_validation_metrics(nested) == flat
 
 
 def test_step_timer_adds_up_sections_that_come_twice(monkeypatch):
     clock = iter([0.0, 1.0, 10.0, 12.0])
     monkeypatch.setattr("training.run.step_timer.time.perf_counter", lambda: next(clock))
-    timer = metrics.StepTimer()
+    timer = step_timer.StepTimer()
     for _ in range(2):
         with timer("gen"):
             pass

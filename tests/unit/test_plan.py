@@ -15,8 +15,9 @@ from transformers import LlamaConfig
 from main import main
 from tests.conftest import PROJECT
 from training.config import PPOConfig
-from training.config.loader import attribute_reads, load_config, reader, sizes
-from training.config.section import leaves
+from training.config.explain import attribute_reads, reader, sizes
+from training.config.leaves import leaves
+from training.config.loader import load_config
 from training.run.plan import GIB, Live, Planner
 from workers.model.builder import ModelSpec
 

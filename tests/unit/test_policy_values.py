@@ -17,7 +17,7 @@ from tests.e2e.test_training import tiny_config
 from tests.unit.test_actor_critic import SPLITS, close, make_update
 from tests.unit.test_checkpoint import save
 from tests.unit.test_forward import LAYOUTS, plain_log_probs
-from training.batch.torch_functional import logprobs_from_logits
+from training.batch.head import logprobs_from_logits
 from training.config import ActorConfig, CriticConfig, MicroBatching, OptimConfig
 from training.config.loader import ConfigError
 from workers.dp_actor import DataParallelPPOActor
@@ -26,7 +26,7 @@ from workers.model.attention import use_packed_attention
 from workers.model.forward_settings import ForwardSettings
 from workers.model.optimizer import build_optimizer, build_scheduler
 from workers.model.policy_model import PolicyModel
-from workers.rollout.weight_sync import iter_weights
+from workers.weight_sync.manifest import iter_weights
 
 CONFIG, CRITIC = ActorConfig(grad_clip=1e9), CriticConfig(share_backbone=True, value_loss_coef=0.7)
 

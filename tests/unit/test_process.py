@@ -9,8 +9,9 @@ import psutil
 import pytest
 import torch
 
-from training.config.settings import TrainerConfig
-from training.run.process import EndingSignals, has_gpus, say_busy_cores
+from training.config.schema.trainer import TrainerConfig
+from training.run.ray_cluster import has_gpus, warn_of_busy_cores
+from training.run.signals import EndingSignals
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ def test_threads_that_outnumber_the_free_cores_are_named(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
     monkeypatch.setattr(psutil, "cpu_percent", lambda interval: used)
-    say_busy_cores()
+    warn_of_busy_cores()
     assert ("OMP_NUM_THREADS=2" in caplog.text) == said
 
 

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from data import turn_tokens
-from data.containers import seed_for
 from data.loading import load_extern_object
+from data.seeds import seed_for
 from data.turn_tokens import CHATML_TEMPLATE, encode_chat, pad_token_id, render_chat
 
 WORDS = [

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from data.containers import object_array
+from data.array_ops import object_array
 from data.protocol import (
     FIELDS,
     DataProto,

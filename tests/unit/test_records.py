@@ -14,7 +14,8 @@ import pytest
 
 from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
-from training.run.tracking import held, record_config
+from training.run.recorded_config import record_config
+from training.run.run_lock import run_lock
 
 PROJECT = Path(__file__).resolve().parents[2]
 HOLD = """
@@ -43,21 +44,21 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_folder_that_is_held_is_refused_with_its_holder(other, tmp_path) -> None:
     with (
         pytest.raises(ConfigError, match=f'"pid": {other.pid}, "host": "{socket.gethostname()}"'),
-        held(tmp_path),
+        run_lock(tmp_path),
     ):
         pytest.fail("held twice")
     other.communicate("end\n")
-    with held(tmp_path):
+    with run_lock(tmp_path):
         assert json.loads((tmp_path / "owner.json").read_text())["pid"] == os.getpid()
 
 
 def test_a_holder_that_was_killed_is_followed(other, tmp_path, caplog) -> None:
     other.kill()
     other.wait()
-    with held(tmp_path):
+    with run_lock(tmp_path):
         assert f'"pid": {other.pid}' in caplog.text and "taken over" in caplog.text
     caplog.clear()
-    with held(tmp_path):
+    with run_lock(tmp_path):
         assert not caplog.text, "the last holder ended as it should"
 
 

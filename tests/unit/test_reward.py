@@ -1,9 +1,11 @@
-"""Tests rewards: where they land, what reward functions may return, and the managers and rules that score text."""
+"""Tests rewards: where they land, what reward functions may return, who scores text, and how."""
 
 import functools
 import gc
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -23,9 +25,11 @@ from custom.reward_manager import (
     register_reward_manager,
 )
 from custom.reward_score import default_compute_score, extract_answer
-from data.containers import move_to_sampled_tokens, object_array, place_outcome_rewards
+from data.array_ops import object_array
+from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards
 from data.protocol import DataProto
-from training.config.algorithm_settings import OverlongBufferConfig
+from tests.conftest import PROJECT
+from training.config.schema.reward import OverlongBufferConfig
 from training.reward import (
     compute_reward,
     compute_reward_async,
@@ -50,7 +54,7 @@ def ids(text, width):
 
 
 def make_batch():
-    """Makes rows: 0 ends with its own answer, 1 with a tool's, 2 sampled nothing, 3 fills the response."""
+    """Makes rows: 0 ends with its own answer, 1 with a tool's, 2 sampled nothing, 3 is full."""
     responses = ["#### 5 </s>", "#### 7 tool says 5", "", "one two five #### 5"]
     mask = [[1, 1, 1, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]
     prompts = [[0, IDS["what"], IDS["is"]]] * 4
@@ -367,7 +371,7 @@ def make_config(
 
 
 def test_the_overlong_buffer_takes_reward_from_long_responses(tokenizer):
-    """Limit 4, buffer 2: responses of up to 2 tokens lose nothing, of 3 half the factor, of 4 all of it."""
+    """Limit 4, buffer 2: 2 tokens and fewer lose nothing, 3 half of the factor, 4 all of it."""
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
     data = make_batch()
     data = data.select_idxs([0, 0, 0])
@@ -413,7 +417,9 @@ def test_a_reward_function_never_sees_dummy_rows():
 def user_file(tmp_path):
     file = tmp_path / "my_reward.py"
     file.write_text(
-        "def length_score(data_source, solution_str, ground_truth, extra_info, scale=1.0, offset=0.0):\n"
+        "def length_score(\n"
+        "    data_source, solution_str, ground_truth, extra_info, scale=1.0, offset=0.0\n"
+        "):\n"
         "    return scale * len(solution_str.split()) + offset\n"
         "NUMBER = 3\n"
     )
@@ -562,11 +568,13 @@ def test_dapos_rule_reads_the_last_answer_and_pays_one_or_minus_one(
 
 @pytest.fixture
 def slow_rules(tmp_path):
-    """A function whose rows hang, end their process, fail, or score, by the last word of the answer."""
+    """Writes a function whose rows hang, end their process, fail, or score, by their last word."""
     path = tmp_path / "slow_rules.py"
     path.write_text(
         "import os, time\n"
-        "def compute_score(data_source, solution_str, ground_truth, extra_info, base=0.0, pause=0.0):\n"
+        "def compute_score(\n"
+        "    data_source, solution_str, ground_truth, extra_info, base=0.0, pause=0.0\n"
+        "):\n"
         "    time.sleep(pause)\n"
         "    word = solution_str.split()[-1] if solution_str else 'nothing'\n"
         "    if word == '7': time.sleep(60)\n"
@@ -627,7 +635,9 @@ def test_prime_wants_a_function_that_a_process_can_find(tokenizer):
         ("raise TimeoutError('the server is down')", "the server is down"),
         ("raise SystemExit(1)", "SystemExit"),
         (
-            "class Bad(Exception):\n        def __init__(self, a, b): super().__init__(a)\n    raise Bad('odd', 2)",
+            "class Bad(Exception):\n"
+            "        def __init__(self, a, b): super().__init__(a)\n"
+            "    raise Bad('odd', 2)",
             "odd",
         ),
     ],
@@ -639,6 +649,17 @@ def test_prime_tells_every_failure_of_the_function(tokenizer, tmp_path, body, me
     )
     with pytest.raises(RuntimeError, match=f"compute_score failed with .*{message}.* on row 0"):
         load_reward_manager(config, tokenizer, num_examine=0)(make_batch())
+
+
+def test_what_primes_processes_load_needs_no_torch():
+    code = (
+        "import sys, custom.reward_managers.prime_process, custom.confine, custom.reward_score\n"
+        "print([name for name in ('torch', 'transformers', 'tensordict') if name in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
 
 
 def test_primes_processes_end_with_the_manager(tokenizer, slow_rules):

@@ -23,13 +23,13 @@ from tests.sglang_server import Model, serving
 from training.config import ModelConfig, RolloutConfig
 from workers.hf_rollout import sample_tokens
 from workers.model.builder import ModelSpec
-from workers.ranks.distributed import expandable_segments
+from workers.ranks.memory import expandable_segments
 from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout.engine_registry import load_engine_class
 from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.turn_loop import Batch, TurnLoop
-from workers.rollout.weight_sync import iter_weights, weight_manifest
+from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 RESPONSE = 8
 CONFIG = RolloutConfig(dtype="float32", response_length=RESPONSE, max_model_len=40, max_num_seqs=32)

@@ -32,8 +32,9 @@ from tests.unit.test_rollout import (
 from workers import sglang_rollout
 from workers.model.builder import ModelSpec
 from workers.rollout.engine import Completion, Sampling
-from workers.rollout.weight_sync import Canary, iter_weights, weight_manifest
 from workers.sglang_rollout import SGLangRollout
+from workers.weight_sync.canary import Canary
+from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 
 @pytest.fixture(scope="module")

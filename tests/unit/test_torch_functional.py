@@ -15,21 +15,22 @@ from torch.utils._pytree import tree_leaves
 
 import training.batch
 from training.batch import head as head_module
-from training.batch import torch_functional as batch
-from training.batch.torch_functional import LogitForm, compiled_on, head_log_probs
+from training.batch import masked_ops, schedules, sequence_padding
+from training.batch.head import LogitForm, compiled_on, head_log_probs
 
 
 def test_log_probs_match_numbers_worked_by_hand():
     logits = torch.tensor([[[0.0, math.log(3.0)]]])
     torch.testing.assert_close(
-        batch.logprobs_from_logits(logits, torch.tensor([[1]])), torch.tensor([[math.log(0.75)]])
+        head_module.logprobs_from_logits(logits, torch.tensor([[1]])),
+        torch.tensor([[math.log(0.75)]]),
     )
 
 
 def test_log_probs_are_computed_in_float32_from_bfloat16_logits():
     logits = torch.randn(4, 7, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
     labels = torch.arange(28).view(4, 7)
-    log_probs = batch.logprobs_from_logits(logits, labels)
+    log_probs = head_module.logprobs_from_logits(logits, labels)
     exact = torch.log_softmax(logits.double(), -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     assert log_probs.dtype == torch.float32
     torch.testing.assert_close(log_probs.double(), exact, rtol=1e-6, atol=1e-6)
@@ -38,12 +39,14 @@ def test_log_probs_are_computed_in_float32_from_bfloat16_logits():
 def test_log_probs_of_huge_logits_are_exact():
     logits = torch.tensor([[1e4, 1e4 + 1, -1e4], [3e38, 0.0, -3e38]])
     expected = torch.tensor([-math.log1p(math.exp(-1)), 0.0])
-    torch.testing.assert_close(batch.logprobs_from_logits(logits, torch.tensor([1, 0])), expected)
+    torch.testing.assert_close(
+        head_module.logprobs_from_logits(logits, torch.tensor([1, 0])), expected
+    )
 
 
 def test_log_prob_gradient_is_one_hot_minus_softmax():
     logits = torch.tensor([[0.0, math.log(3.0)]], requires_grad=True)
-    batch.logprobs_from_logits(logits, torch.tensor([1])).sum().backward()
+    head_module.logprobs_from_logits(logits, torch.tensor([1])).sum().backward()
     torch.testing.assert_close(logits.grad, torch.tensor([[-0.25, 0.25]]))
 
 
@@ -53,13 +56,13 @@ def test_entropy_of_known_distributions():
         [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, impossible, impossible], [1e4, 0.0, 0.0, 0.0]]
     )
     torch.testing.assert_close(
-        batch.entropy_from_logits(logits), torch.tensor([math.log(4), math.log(2), 0.0])
+        head_module.entropy_from_logits(logits), torch.tensor([math.log(4), math.log(2), 0.0])
     )
 
 
 def test_entropy_has_a_finite_gradient_with_impossible_tokens():
     logits = torch.tensor([[0.0, 1.0, -math.inf]], requires_grad=True)
-    batch.entropy_from_logits(logits).sum().backward()
+    head_module.entropy_from_logits(logits).sum().backward()
     assert logits.grad.isfinite().all()
 
 
@@ -68,20 +71,22 @@ MASK = torch.tensor([[1, 1, 0], [1, 0, 1]])
 
 
 def test_masked_reductions_match_numbers_worked_by_hand():
-    assert batch.masked_sum(VALUES, MASK).item() == 16
-    assert batch.masked_mean(VALUES, MASK).item() == 4
-    torch.testing.assert_close(batch.masked_mean(VALUES, MASK, axis=-1), torch.tensor([1.5, 6.5]))
-    assert batch.masked_var(VALUES, MASK).item() == pytest.approx((9 + 4 + 0 + 25) / 3)
-    assert batch.masked_var(VALUES, MASK, unbiased=False).item() == pytest.approx(38 / 4)
+    assert masked_ops.masked_sum(VALUES, MASK).item() == 16
+    assert masked_ops.masked_mean(VALUES, MASK).item() == 4
+    torch.testing.assert_close(
+        masked_ops.masked_mean(VALUES, MASK, axis=-1), torch.tensor([1.5, 6.5])
+    )
+    assert masked_ops.masked_var(VALUES, MASK).item() == pytest.approx((9 + 4 + 0 + 25) / 3)
+    assert masked_ops.masked_var(VALUES, MASK, unbiased=False).item() == pytest.approx(38 / 4)
 
 
 def test_whitened_values_have_mean_zero_and_unit_variance():
-    whitened = batch.masked_whiten(VALUES, MASK)
+    whitened = masked_ops.masked_whiten(VALUES, MASK)
     std = math.sqrt(38 / 3)
     torch.testing.assert_close(
         whitened, torch.tensor([[-3 / std, -2 / std, 0.0], [0.0, 0.0, 5 / std]])
     )
-    kept = batch.masked_whiten(VALUES, MASK, shift_mean=False)
+    kept = masked_ops.masked_whiten(VALUES, MASK, shift_mean=False)
     torch.testing.assert_close(
         kept, torch.tensor([[4 - 3 / std, 4 - 2 / std, 0.0], [4.0, 0.0, 4 + 5 / std]])
     )
@@ -92,41 +97,46 @@ def test_whitened_values_have_mean_zero_and_unit_variance():
 def test_whitening_over_zero_or_one_token_gives_zeros(valid, shift_mean):
     mask = torch.zeros(2, 3)
     mask[0, :valid] = 1
-    assert torch.equal(batch.masked_whiten(VALUES, mask, shift_mean), torch.zeros(2, 3))
-    assert batch.masked_var(VALUES, mask).item() == 0
+    assert torch.equal(masked_ops.masked_whiten(VALUES, mask, shift_mean), torch.zeros(2, 3))
+    assert masked_ops.masked_var(VALUES, mask).item() == 0
 
 
 def test_whitening_equal_values_gives_exact_zeros():
     assert torch.equal(
-        batch.masked_whiten(torch.full((300, 7), 0.1), torch.ones(300, 7)), torch.zeros(300, 7)
+        masked_ops.masked_whiten(torch.full((300, 7), 0.1), torch.ones(300, 7)), torch.zeros(300, 7)
     )
 
 
 def test_empty_reductions_are_zero():
-    assert batch.masked_mean(VALUES, torch.zeros(2, 3)).item() == 0
-    assert batch.masked_sum(VALUES, torch.zeros(2, 3)).item() == 0
+    assert masked_ops.masked_mean(VALUES, torch.zeros(2, 3)).item() == 0
+    assert masked_ops.masked_sum(VALUES, torch.zeros(2, 3)).item() == 0
 
 
 def test_response_mask_ends_with_the_first_end_token():
     responses = torch.tensor([[5, 2, 2, 0], [2, 5, 5, 5], [5, 5, 5, 5], [5, 7, 2, 0]])
     expected = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]])
-    assert torch.equal(batch.get_response_mask(responses, 2), expected)
+    assert torch.equal(sequence_padding.get_response_mask(responses, 2), expected)
     expected[3] = torch.tensor([1, 1, 0, 0])
-    mask = batch.get_response_mask(responses, [2, 7], torch.float32)
+    mask = sequence_padding.get_response_mask(responses, [2, 7], torch.float32)
     assert mask.dtype == torch.float32 and torch.equal(mask, expected.float())
 
 
 def test_padding_to_a_length():
     rows = torch.tensor([[1, 2]])
-    assert batch.pad_sequence_to_length(rows, 4, 9).tolist() == [[1, 2, 9, 9]]
-    assert batch.pad_sequence_to_length(rows, 4, 9, left_pad=True).tolist() == [[9, 9, 1, 2]]
-    assert batch.pad_sequence_to_length(rows, 1, 9).tolist() == [[1, 2]]
-    assert batch.pad_2d_list_to_length([[1], [2, 3]], 0).tolist() == [[1, 0], [2, 3]]
-    assert batch.pad_2d_list_to_length([[1], [2, 3]], 0, max_length=3).tolist() == [
+    assert sequence_padding.pad_sequence_to_length(rows, 4, 9).tolist() == [[1, 2, 9, 9]]
+    assert sequence_padding.pad_sequence_to_length(rows, 4, 9, left_pad=True).tolist() == [
+        [9, 9, 1, 2]
+    ]
+    assert sequence_padding.pad_sequence_to_length(rows, 1, 9).tolist() == [[1, 2]]
+    assert sequence_padding.pad_2d_list_to_length([[1], [2, 3]], 0).tolist() == [[1, 0], [2, 3]]
+    assert sequence_padding.pad_2d_list_to_length([[1], [2, 3]], 0, max_length=3).tolist() == [
         [1, 0, 0],
         [2, 3, 0],
     ]
-    assert batch.pad_2d_list_to_length([[1], [2, 3]], 0, max_length=1).tolist() == [[1, 0], [2, 3]]
+    assert sequence_padding.pad_2d_list_to_length([[1], [2, 3]], 0, max_length=1).tolist() == [
+        [1, 0],
+        [2, 3],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +144,10 @@ def test_padding_to_a_length():
 )
 def test_postprocessing_truncates_or_pads(truncation, kept):
     ids, mask = torch.tensor([[1, 2, 3, 4, 5]]), torch.ones(1, 5, dtype=torch.int64)
-    assert batch.postprocess_data(ids, mask, 3, 0, truncation=truncation)[0].tolist() == [kept]
-    padded, padded_mask = batch.postprocess_data(
+    assert sequence_padding.postprocess_data(ids, mask, 3, 0, truncation=truncation)[
+        0
+    ].tolist() == [kept]
+    padded, padded_mask = sequence_padding.postprocess_data(
         ids, mask, 7, 9, left_pad=True, truncation=truncation
     )
     assert padded.tolist() == [[9, 9, 1, 2, 3, 4, 5]] and padded_mask.tolist() == [
@@ -148,11 +160,11 @@ def test_postprocessing_refuses_what_is_too_long_unless_told_how_to_cut():
     with pytest.raises(
         ValueError, match=r"5 tokens, .*max_prompt_length is 3.* data\.truncation to left"
     ):
-        batch.postprocess_data(ids, ids, 3, 0)
+        sequence_padding.postprocess_data(ids, ids, 3, 0)
     with pytest.raises(
         ValueError, match="truncation='centre' is unknown; allowed: error, left, middle, right"
     ):
-        batch.postprocess_data(ids, ids, 3, 0, truncation="centre")
+        sequence_padding.postprocess_data(ids, ids, 3, 0, truncation="centre")
 
 
 def rates(make, steps, **settings):
@@ -168,13 +180,13 @@ def rates(make, steps, **settings):
 
 def test_constant_schedule_is_full_from_the_first_step_without_warmup():
     assert rates(
-        batch.get_constant_schedule_with_warmup, 3, num_warmup_steps=0, num_training_steps=9
+        schedules.get_constant_schedule_with_warmup, 3, num_warmup_steps=0, num_training_steps=9
     ) == [
         2.0,
         2.0,
         2.0,
     ]
-    assert rates(batch.get_constant_schedule_with_warmup, 4, num_warmup_steps=2) == [
+    assert rates(schedules.get_constant_schedule_with_warmup, 4, num_warmup_steps=2) == [
         0.0,
         1.0,
         2.0,
@@ -186,7 +198,7 @@ def test_cosine_schedule_falls_to_its_floor_and_rises_again_behind_its_last_step
     settings = {"num_warmup_steps": 2, "num_training_steps": 6, "min_lr_ratio": 0.1}
     half = 2 * (0.1 + 0.9 / 2)
     quarter = 2 * (0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2)
-    measured = rates(batch.get_cosine_schedule_with_warmup, 8, **settings)
+    measured = rates(schedules.get_cosine_schedule_with_warmup, 8, **settings)
     assert measured == pytest.approx(
         [0, 1, 2, quarter, half, 2 * (1.1) - quarter, 0.2, 2 * (1.1) - quarter]
     )
@@ -194,7 +206,7 @@ def test_cosine_schedule_falls_to_its_floor_and_rises_again_behind_its_last_step
 
 def test_wsd_schedule_stays_full_and_then_decays():
     settings = {"num_warmup_steps": 2, "num_training_steps": 12, "stable_ratio": 0.8}
-    measured = rates(batch.get_wsd_schedule_with_warmup, 14, **settings)
+    measured = rates(schedules.get_wsd_schedule_with_warmup, 14, **settings)
     assert measured == pytest.approx([0, 1, *[2] * 9, 1, 0, 0])
 
 
@@ -205,7 +217,7 @@ def test_wsd_schedule_warms_up_from_its_floor_and_ends_there():
         "stable_ratio": 0.8,
         "min_lr_ratio": 0.1,
     }
-    measured = rates(batch.get_wsd_schedule_with_warmup, 14, **settings)
+    measured = rates(schedules.get_wsd_schedule_with_warmup, 14, **settings)
     # The rate is 2, its floor 0.2, and half way between them 1.1.
     assert measured == pytest.approx([0.2, 1.1, *[2] * 9, 1.1, 0.2, 0.2])
 

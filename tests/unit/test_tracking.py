@@ -6,7 +6,7 @@ import resource
 import numpy as np
 import torch
 
-from training.run.tracking import Tracking, cut_back, format_line
+from training.run.trackers import Tracking, cut_back, format_line
 
 
 def open_tracking(folder, backends="file", resume_step=0):

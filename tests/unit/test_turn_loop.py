@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from custom.env import BaseEnvironment
-from data.containers import step_info
 from data.protocol import DataProto
+from data.seeds import step_info
 from tests.unit.test_rollout import CONFIG, build_engine, model_spec, perturb
 from training.config import (
     ActorRolloutRefConfig,
@@ -33,7 +33,7 @@ from workers.rollout.base_rollout import BaseRollout, turn_seed
 from workers.rollout.engine import Sampling
 from workers.rollout.episode import Episode
 from workers.rollout.episode_descriptions import describe_episodes
-from workers.rollout.weight_sync import iter_weights, weight_manifest
+from workers.weight_sync.manifest import iter_weights, weight_manifest
 
 WORDS = [
     "guess",

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from data.watch import STALLED, WAKE, Watch, watching
+from data.watchdog import STALLED, WAKE, Watchdog, watching
 from tests.conftest import PROJECT
-from workers.environments.env_server import StepReply
+from workers.environments.reply import StepReply
 from workers.rollout.episode import Episode, Row, Turn
 from workers.rollout.turn_loop import Batch, RunningEpisode, TurnLoop, describe_unfinished
 
@@ -130,7 +130,7 @@ def test_what_is_gone_is_not_shown(tmp_path: Path) -> None:
     class Thing:
         pass
 
-    watch, thing = Watch(), Thing()
+    watch, thing = Watchdog(), Thing()
     watch.show(lambda thing: "there", thing)
     assert watch._shown is not None and watch._shown() is thing
     del thing

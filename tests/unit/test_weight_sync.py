@@ -33,7 +33,7 @@ from tests.unit.test_rollout import build_engine, model_spec, perturb, worst_dif
 from workers.fsdp_workers import ActorRolloutRefWorker
 from workers.hf_rollout import HFRollout
 from workers.model.builder import ModelSpec
-from workers.rollout.base import BaseRollout
+from workers.rollout.base_rollout import BaseRollout
 from workers.rollout.engine import NamedTensors, Part
 from workers.weight_sync.load_trial import LoadTrial
 from workers.weight_sync.manifest import (

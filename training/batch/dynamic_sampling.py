@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from data.names import unknown_name
 from data.protocol import DataProto
-from data.texts import unknown_name
 from training.batch.episode_rows import EpisodeRows
 from training.batch.row_groups import rows_by_key
 from training.config import FilterGroupsConfig

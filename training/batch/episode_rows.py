@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.containers import row_sums
+from data.array_ops import row_sums
 from data.protocol import DUMMY_UID, DataProto
 from training.batch.masked_ops import sampled_sums
 from training.batch.row_groups import rows_by_key

@@ -10,7 +10,7 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
-from data.containers import row_blocks
+from data.array_ops import row_blocks
 
 
 def clip_by_value(x: Tensor, tensor_min: Tensor, tensor_max: Tensor) -> Tensor:

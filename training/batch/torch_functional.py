@@ -1,19 +1,15 @@
-"""SHIM: masked_ops, head_log_probs, sequence_padding, schedules."""
+"""verl's `torch_functional`: masked maths, log-probs, padding and schedules under one import path.
 
-from training.batch.head import EntropyMode as EntropyMode
-from training.batch.head import LogitForm as LogitForm
-from training.batch.head import compiled_on as compiled_on
+Each stands in a file of its own; code of this project imports it from there.
+"""
+
 from training.batch.head import entropy_from_logits as entropy_from_logits
-from training.batch.head import head_log_probs as head_log_probs
-from training.batch.head import in_compute_type as in_compute_type
 from training.batch.head import logprobs_from_logits as logprobs_from_logits
-from training.batch.masked_ops import at_least_float32 as at_least_float32
 from training.batch.masked_ops import clip_by_value as clip_by_value
 from training.batch.masked_ops import masked_mean as masked_mean
 from training.batch.masked_ops import masked_sum as masked_sum
 from training.batch.masked_ops import masked_var as masked_var
 from training.batch.masked_ops import masked_whiten as masked_whiten
-from training.batch.masked_ops import sampled_sums as sampled_sums
 from training.batch.schedules import (
     get_constant_schedule_with_warmup as get_constant_schedule_with_warmup,
 )

@@ -1,16 +1,18 @@
 """Collects what a well-typed configuration can still get wrong, before any model is loaded.
 
 Every problem names the key, its value and the fix; no check keeps another from running. What fields
-contradict stands beside them, in the method `problems` of their section (training/config/schema);
-what an engine needs is in engine_checks.py; packages, files, users' code, algorithms, rewards,
-environments and models are looked at in resources/.
+contradict stands beside them, in the methods `problems` and `warnings` of their section
+(training/config/schema); packages, files, users' code, algorithms, engines, rewards, environments
+and models are looked at in resources/. What one engine refuses, its own class tells.
 """
 
-from training.config.engine_checks import check_engine
+import logging
+
 from training.config.leaves import sections
 from training.config.resources import (
     agents,
     algorithms,
+    engines,
     files,
     models,
     packages,
@@ -20,20 +22,33 @@ from training.config.resources import (
 from training.config.resources.user_code import load_custom_algorithm as load_custom_algorithm
 from training.config.schema.ppo import PPOConfig
 
+log = logging.getLogger(__name__)
 
-def check_config(config: PPOConfig, *, ask_hub: bool = True, own_data: bool = False) -> list[str]:
-    """Returns all problems of a config; none where it can run here.
+
+def check_config(
+    config: PPOConfig,
+    *,
+    ask_hub: bool = True,
+    ask_engine: bool = True,
+    own_data: bool = False,
+) -> list[str]:
+    """Returns all problems of a config; none where it can run here. Logs warnings.
 
     Args:
         ask_hub: also check models that are no local folders.
+        ask_engine: also ask the class of the rollout engine what it needs and refuses, which
+            imports torch and transformers; otherwise it is only checked that there is an engine of
+            that name. `--explain`, which answers at once, leaves it out and says so.
         own_data: datasets and environments are passed as objects.
     """
-    # A user's file comes first: the estimators that it registers are known to the other checks.
+    # A user's file comes first: estimators and engines that it registers are known to the others.
     problems = [*algorithms.check_algorithm(config)]
     for section in sections(config):
         problems += section.problems(config)
+        for warning in section.warnings(config):
+            log.warning(warning)
     problems += files.check_tasks(config, own_data)
-    problems += check_engine(config)
+    problems += engines.check_engine(config, ask_engine)
     problems += packages.check_packages(config)
     problems += rewards.check_reward(config)
     problems += user_code.check_classes(config)

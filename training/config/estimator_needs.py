@@ -48,6 +48,9 @@ ESTIMATOR_NEEDS: dict[str, tuple[str, ...]] = {
     "on_policy_distillation": ("old_log_probs", "ref_log_prob"),
 }
 
+# Those of this project: names that are there before a user's file registers others.
+BUILT_IN_ESTIMATORS = frozenset(ESTIMATOR_NEEDS)
+
 # Estimators whose advantages of a group do not depend on other groups.
 ESTIMATORS_WITHIN_GROUPS = (
     "grpo",

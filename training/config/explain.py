@@ -40,6 +40,8 @@ Reads = dict[str, dict[str, set[str]]]
 def explain_run(loaded: "LoadedConfig") -> str:
     """Lists every value, and what follows from them: sizes and, where its table is there, the bias.
 
+    The last line tells what the checks left out, if anything.
+
     Raises:
         ValueError: batch sizes do not divide.
     """
@@ -47,6 +49,8 @@ def explain_run(loaded: "LoadedConfig") -> str:
     bias = bias_line(loaded.config)
     if bias is not None:
         parts.append(bias)
+    if loaded.unchecked is not None:
+        parts.append(loaded.unchecked)
     return "\n".join(parts)
 
 

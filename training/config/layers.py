@@ -6,7 +6,8 @@ turns the table into a PPOConfig.
 """
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ RIVALS = {
 }
 # Of verl's own way to build objects.
 CLASS_NAME = "_target_"
+# A key in the text of a problem; some texts shorten it, as in rollout.n.
+DOTTED_KEY = re.compile(r"[a-z_]\w*(?:\.\w+)+")
+# What is there instead of a missing file: at most so many names are shown.
+MAX_NAMES_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,9 @@ class Layers:
             path: the file.
             children: the files that extend it, each the next one.
         """
+        if not path.exists():
+            self.file_problems.append(_describe_missing_file(path))
+            return
         try:
             tree = OmegaConf.to_container(OmegaConf.load(path))
         except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
@@ -224,6 +232,18 @@ class Layers:
         """Notes what is wrong with a value, in the form of all such problems."""
         self.problems.append(f"{key}={value!r} ({source}): {problem}")
 
+    def report_checked(self, problems: Iterable[str]) -> None:
+        """Notes what the checks found, but for what may only follow from a mistake that is noted.
+
+        The checks saw the default of a key whose value is wrong, or which was misspelt.
+        """
+        wrong_keys = set()
+        for noted in self.problems:
+            wrong_keys |= self.schema.keys() & set(DOTTED_KEY.findall(noted))
+        for problem in problems:
+            if not _names_one_of(problem, wrong_keys):
+                self.problems.append(problem)
+
     def report_error(self, key: str, value: Any, source: str, error: Exception) -> None:
         """Notes why a value cannot be read."""
         problem = str(error).splitlines()[0]
@@ -244,6 +264,31 @@ class Layers:
             or " --help lists all keys"
         )
         self.report(key, value, source, f"there is no such key.{advice}")
+
+
+def _names_one_of(problem: str, keys: set[str]) -> bool:
+    """Checks whether the text of a problem names one of the keys, if only by its last words."""
+    endings = tuple(f".{word}" for word in DOTTED_KEY.findall(problem))
+    return any(f".{key}".endswith(endings) for key in keys)
+
+
+def _describe_missing_file(file: Path) -> str:
+    """Tells that a YAML file, or a folder on the way to it, is not there, and what is."""
+    path = file.absolute()
+    missing = next(place for place in (path, *path.parents) if place.parent.is_dir())
+    folder = missing.parent
+    if missing == path:
+        kind = "YAML files"
+        there = [entry.name for entry in folder.iterdir() if entry.suffix in (".yaml", ".yml")]
+    else:
+        kind = "folders"
+        there = [entry.name for entry in folder.iterdir() if entry.is_dir()]
+    names = sorted(name for name in there if not name.startswith("."))
+    shown = names[:MAX_NAMES_SHOWN]
+    if len(names) > MAX_NAMES_SHOWN:
+        shown.append("…")
+    hint = did_you_mean(missing.name, names)
+    return f"{file} does not exist; {kind} in {folder}: {', '.join(shown) or 'none'}.{hint}"
 
 
 def _sections_of(keys: Mapping[str, Leaf]) -> set[str]:

@@ -18,16 +18,10 @@ from pydantic import ValidationError
 
 from training.config.checks import check_config
 from training.config.command_line import USAGE, asks_for_help, read_command_line
-
-# SHIM: names that moved to training.config.explain and training.config.reference.
-from training.config.explain import attribute_reads as attribute_reads
-from training.config.explain import explain as explain
-from training.config.explain import reader as reader
-from training.config.explain import sizes as sizes
 from training.config.layers import COMMAND_LINE, Layers
 from training.config.leaves import build
-from training.config.reference import reference_yaml as reference_yaml
-from training.config.reference import to_yaml as to_yaml
+from training.config.reference import reference_yaml
+from training.config.resources.engines import describe_unasked_engine
 from training.config.schema.ppo import PPOConfig
 from training.config.values import convert, describe_fault, fault_location
 from training.config.verl_keys import ONE_LIMIT, SEVERAL_TURNS
@@ -43,11 +37,13 @@ class LoadedConfig:
         config: all settings.
         sources: for each dotted key "default", the name of a YAML file, or "command line".
         explain: whether the command line asks for --explain.
+        unchecked: a sentence of what the checks left out, for --explain to end with.
     """
 
     config: PPOConfig
     sources: dict[str, str]
     explain: bool = False
+    unchecked: str | None = None
 
 
 class ConfigError(ValueError):
@@ -90,8 +86,13 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     layers.end_layer(COMMAND_LINE)
     config = _make_config(layers)
     if check and not layers.file_problems:
-        layers.problems += check_config(config, ask_hub=not command_line.explain)
-    loaded = LoadedConfig(config, layers.sources(), command_line.explain)
+        asks_all = not command_line.explain
+        problems = check_config(config, ask_hub=asks_all, ask_engine=asks_all)
+        layers.report_checked(problems)
+    unchecked = None
+    if check and command_line.explain:
+        unchecked = describe_unasked_engine(config)
+    loaded = LoadedConfig(config, layers.sources(), command_line.explain, unchecked)
     _raise_problems(layers, loaded)
     return loaded
 
@@ -122,7 +123,7 @@ def read_config(
     layers.end_layer(source)
     made = _make_config(layers)
     if check:
-        layers.problems += check_config(made, own_data=own_data)
+        layers.report_checked(check_config(made, own_data=own_data))
     _raise_problems(layers, LoadedConfig(made, layers.sources()))
     return made
 

@@ -5,7 +5,6 @@ it: a field of type `Fraction` refuses 1.5 by itself. What several fields contra
 section's method `problems`. A section never changes once it is made.
 """
 
-import importlib
 import os
 from collections.abc import Iterator
 from dataclasses import field
@@ -95,6 +94,8 @@ class Section:
                 if self.enable and self.window == 1:
                     yield f"smoothing.window={self.window} smooths nothing: make it 2 or more"
 
+    What a run does without, as a setting that nothing reads, is a sentence of `warnings`.
+
     Fields are also had by name, for estimators and losses written for verl (`config.get("gamma",
     1.0)`). Code of this project writes `config.gamma`, which a type checker can follow.
     """
@@ -118,6 +119,14 @@ class Section:
         """
         yield from ()
 
+    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields a sentence for each setting of this section that runs, but hardly as it was meant.
+
+        That is one which nothing reads, or which leaves the run without a protection. A value at
+        its default is none, as nobody may have given it. Arguments as of `problems`.
+        """
+        yield from ()
+
     def get(self, name: str, default: Any = None) -> Any:
         """Returns the field, or `default` where the section has none of that name."""
         return vars(self).get(name, default)
@@ -125,26 +134,3 @@ class Section:
     def __getitem__(self, name: str) -> Any:
         """Returns the field; raises KeyError where there is none."""
         return vars(self)[name]
-
-
-# SHIM: names that have moved, until those who import them from here are joined.
-_MOVED = {
-    "CustomClassConfig": ("training.config.schema.common", "CustomClassConfig"),
-    "Leaf": ("training.config.leaves", "Leaf"),
-    "anchored": ("training.config.leaves", "anchored"),
-    "build": ("training.config.leaves", "build"),
-    "field_docs": ("training.config.leaves", "field_docs"),
-    "leaves": ("training.config.leaves", "leaves"),
-    "as_text": ("training.config.values", "as_text"),
-    "convert": ("training.config.values", "convert"),
-    "fault_at": ("training.config.values", "fault_location"),
-    "parse": ("training.config.values", "parse"),
-    "said_of": ("training.config.values", "describe_fault"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MOVED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, new_name = _MOVED[name]
-    return getattr(importlib.import_module(module), new_name)

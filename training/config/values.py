@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from pydantic import ConfigDict, TypeAdapter
 from pydantic_core import ErrorDetails
 
-from data.texts import did_you_mean
+from data.names import did_you_mean
 from training.config.leaves import Leaf
 from training.config.section import FINDING
 

@@ -85,9 +85,6 @@ from training.core_algos.registry import (
     register_adv_est,
     register_policy_loss,
 )
-
-# SHIM: the old name.
-from training.core_algos.registry import accepted_arguments as taken
 from training.core_algos.token_advantages import (
     compute_gae_advantage_return,
     compute_on_policy_distillation_advantage,

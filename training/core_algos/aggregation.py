@@ -17,7 +17,7 @@ from typing import Any, TypedDict, get_args
 import torch
 from torch import Tensor
 
-from data.texts import unknown_name
+from data.names import unknown_name
 from training.config import LossAggMode as LossAggMode
 
 LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)

@@ -26,12 +26,9 @@ import torch
 from torch import Tensor
 
 from data.array_ops import row_sums
-from data.texts import registered
+from data.names import registered
 from training.batch.masked_ops import masked_whiten
 from training.core_algos.groups import ScoredGroups
-
-# SHIM: the registry's old path.
-from training.core_algos.registry import ADV_ESTIMATOR_REGISTRY as ADV_ESTIMATOR_REGISTRY
 from training.core_algos.registry import Advantages, register_adv_est
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.texts import warn_once
+from data.warn_once import warn_once
 from training.batch.masked_ops import sampled_sums
 from training.core_algos.registry import Advantages
 

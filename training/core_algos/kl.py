@@ -6,7 +6,7 @@ Invariant: estimates are pure; only a controller has a state, the coefficient.
 import torch
 from torch import Tensor
 
-from data.texts import unknown_name
+from data.names import unknown_name
 from training.config import KLControlConfig
 
 # A log-ratio is clamped to it, because exp(20) is finite in every dtype that a loss is computed in.

@@ -6,8 +6,8 @@ rows nor rows without a sampled token are drawn.
 
 import torch
 
+from data.names import registered
 from data.protocol import DataProto
-from data.texts import registered
 from training.batch.episode_rows import EpisodeRows, real_rows
 
 

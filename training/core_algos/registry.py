@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from data.texts import registered, registering
+from data.names import registered, registering
 from training.config.estimator_needs import ESTIMATOR_INPUTS, ESTIMATOR_NEEDS
 from training.config.estimator_needs import estimator_needs as estimator_needs
 

@@ -25,12 +25,12 @@ from torch.utils._pytree import tree_map_only
 from data.protocol import DataProto
 from data.texts import table
 from training.config import FSDPConfig, MicroBatching, PPOConfig
-from training.config.section import build
+from training.config.leaves import build
 from workers.dp_actor import DataParallelPPOActor, DataParallelPPOCritic
 from workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 from workers.model.builder import ModelSpec, torch_dtype
-from workers.model.forward import iter_micro_batches
-from workers.model.update import Trained
+from workers.model.micro_batches import iter_micro_batches
+from workers.model.update_loop import UpdateLoop
 from workers.vllm_rollout_spmd import kv_cache_bytes
 
 GIB = 1 << 30
@@ -106,7 +106,7 @@ class Planner:
         # Each model's bytes at rest, and in its phases.
         self.parts = [self._part(*model) for model in models]
 
-    def _models(self) -> Iterator[tuple[Trained, FSDPConfig, Passes]]:
+    def _models(self) -> Iterator[tuple[UpdateLoop, FSDPConfig, Passes]]:
         """Builds the models of a rank, as the workers do; says what passes over them there are."""
         config, policy, plan = self.config, self.config.actor_rollout_ref, self.plan
         reference = replace(self.spec, path=policy.ref.model.path or self.spec.path)
@@ -138,7 +138,7 @@ class Planner:
             yield DataParallelPPOCritic(config.critic, model), FSDPConfig(), {}
 
     def _part(
-        self, worker: Trained, fsdp: FSDPConfig, passes: Passes
+        self, worker: UpdateLoop, fsdp: FSDPConfig, passes: Passes
     ) -> tuple[Terms, dict[str, Terms]]:
         """Plans a model at rest and in its passes, for which FSDP2 gathers outer weights, two blocks, and gradients."""
         parameters, dtype = [*worker.module.parameters()], worker.settings.dtype
@@ -175,7 +175,7 @@ class Planner:
         return rest, phases
 
     def _pass(
-        self, worker: Trained, update: bool, parts: int, limits: MicroBatching, *how: str
+        self, worker: UpdateLoop, update: bool, parts: int, limits: MicroBatching, *how: str
     ) -> Terms:
         """Runs the largest micro-batch of full rows forward, and backward in an update; returns its peak."""
         module, width, length = (

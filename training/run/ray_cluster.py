@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from training.config import PPOConfig
-from training.config.settings import TrainerConfig
+from training.config.schema.trainer import TrainerConfig
 from training.run.signals import ENDING_SIGNALS, set_handlers
 
 logger = logging.getLogger(__name__)

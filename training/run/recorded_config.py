@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from training.config import PPOConfig
-from training.config.loader import to_yaml
+from training.config.reference import to_yaml
 
 logger = logging.getLogger(__name__)
 # Settings that say how a run is resumed, not how it trains.

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from data.watch import WATCH, beat
+from data.watchdog import WATCHDOG, beat
 
 
 class StepTimer:
@@ -20,10 +20,10 @@ class StepTimer:
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        outer = WATCH.place
-        WATCH.place = name
+        outer = WATCHDOG.place
+        WATCHDOG.place = name
         beat(f"{name} began")
         yield
-        WATCH.place = outer
+        WATCHDOG.place = outer
         elapsed = time.perf_counter() - start
         self.seconds[name] = self.seconds.get(name, 0.0) + elapsed

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from training.batch.torch_functional import in_compute_type
+from training.batch.head import in_compute_type
 from workers.model.block_attention import TakeKeys, block_attention
 from workers.model.sequence_parallel import to_heads, to_positions
 from workers.model.sequences import Sequences

@@ -19,9 +19,9 @@ from torch._guards import detect_fake_mode
 
 from data.turn_tokens import pad_token_id
 from training.config import CriticModelConfig, ModelConfig
-from training.config.algorithm_settings import ScoringModelConfig
+from training.config.schema.reward import ScoringModelConfig
 from workers.model.lora import add_adapters
-from workers.ranks.distributed import rank, world_size
+from workers.ranks.process_groups import rank, world_size
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

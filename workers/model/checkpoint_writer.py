@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from workers.ranks.distributed import world_size
+from workers.ranks.process_groups import world_size
 
 # How tensors are copied to CPU memory: by plain copies, in the thread that asks for them.
 STAGING = StagingOptions(

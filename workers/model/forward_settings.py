@@ -16,7 +16,7 @@ from training.config import CriticModelConfig, ModelConfig
 from workers.model.builder import torch_dtype
 from workers.model.packing_check import check_shared_sequences, pack_rows, varies_with_length
 from workers.model.shared_prefix import key_cost
-from workers.ranks.distributed import rank_group
+from workers.ranks.process_groups import rank_group
 
 logger = logging.getLogger(__name__)
 

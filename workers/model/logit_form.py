@@ -6,7 +6,7 @@ wrong log-probs.
 
 from torch import nn
 
-from training.batch.torch_functional import LogitForm
+from training.batch.head import LogitForm
 
 
 def logit_form(lm: nn.Module, temperature: float = 1.0) -> LogitForm:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from training.config import ModelConfig
-from workers.ranks.distributed import full_tensor
+from workers.ranks.sharding import full_tensor
 
 # The adapter's name, which no model's own tensors have in theirs.
 NAME = "ppo_core"

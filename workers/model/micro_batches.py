@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from data.protocol import DataProto
-from data.watch import beat
-from training.batch.batching import plan_padded
+from data.watchdog import beat
+from training.batch.micro_batches import plan_padded
 from training.config import MicroBatching
 from workers.model.forward_settings import ForwardSettings
 from workers.model.packing import ForwardBatch, RowTokens, build_forward_batch, row_tokens
 from workers.model.sequences import to_device
 from workers.model.shared_prefix import MicroBatch, PackedRow, order_rows, plan_packed
-from workers.ranks.distributed import max_over_ranks, sum_of_parts
+from workers.ranks.process_groups import max_over_ranks, sum_of_parts
 
 # What the stall watchdog is told behind every micro-batch.
 PROGRESS = "a micro-batch was read or learnt from"

@@ -6,12 +6,12 @@ Invariant: over an epoch every row is in exactly one mini-batch, and counts are 
 import torch
 from torch import Tensor
 
-from data.containers import seed_for
 from data.protocol import DataProto
-from training.batch.batching import shuffled_groups
+from data.seeds import seed_for
+from training.batch.row_groups import shuffled_groups
 from training.config import UpdatePlan
 from training.core_algos import GlobalBatchInfo
-from workers.ranks.distributed import sum_over_ranks, world_size
+from workers.ranks.process_groups import sum_over_ranks, world_size
 
 
 def rows_of_updates(data: DataProto, plan: UpdatePlan) -> list[Tensor]:

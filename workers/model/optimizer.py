@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from training.batch.torch_functional import (
+from training.batch.schedules import (
     get_constant_schedule_with_warmup,
     get_cosine_schedule_with_warmup,
     get_wsd_schedule_with_warmup,

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from workers.model.attention import NAME, use_packed_attention
 from workers.model.logit_form import logit_form
 from workers.model.sequences import Sequences, to_device
-from workers.ranks.distributed import max_over_ranks
+from workers.ranks.process_groups import max_over_ranks
 
 logger = logging.getLogger(__name__)
 

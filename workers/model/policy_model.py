@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from training.batch.torch_functional import EntropyMode, head_log_probs
+from training.batch.head import EntropyMode, head_log_probs
 from workers.model.logit_form import logit_form
 from workers.model.packing import ForwardBatch
 

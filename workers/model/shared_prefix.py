@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PretrainedConfig
 
-from training.batch.batching import ceildiv
+from training.batch.rank_layout import ceildiv
 from training.config import MicroBatching
 
 # What an H100 computes while it moves a byte, in bfloat16 at 40 % of its peak; fewer on other

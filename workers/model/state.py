@@ -35,7 +35,7 @@ from workers.model.checkpoint_reader import SafeReader
 from workers.model.checkpoint_writer import CheckpointWriter
 from workers.model.lora import adapter_export, whole_weights
 from workers.model.policy_model import PolicyModel
-from workers.ranks.distributed import rank, world_size
+from workers.ranks.process_groups import rank, world_size
 
 logger = logging.getLogger(__name__)
 

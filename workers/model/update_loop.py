@@ -24,7 +24,8 @@ from workers.model.micro_batches import iter_micro_batches, read_rows, scatter_t
 from workers.model.mini_batches import global_counts, rows_of_updates
 from workers.model.packing import ForwardBatch
 from workers.model.update_metrics import MetricSums
-from workers.ranks.distributed import full_tensor, rank, sum_over_ranks, world_size
+from workers.ranks.process_groups import rank, sum_over_ranks, world_size
+from workers.ranks.sharding import full_tensor
 
 logger = logging.getLogger(__name__)
 

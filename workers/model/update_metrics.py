@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.ranks.distributed import max_over_ranks, sum_over_ranks
+from workers.ranks.process_groups import max_over_ranks, sum_over_ranks
 
 
 class MetricSums:

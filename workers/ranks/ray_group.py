@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from data.protocol import DataProto
-from data.watch import WATCH
+from data.watchdog import WATCHDOG
 from workers.ranks.dispatch import (
     Colocated,
     Dispatch,
@@ -59,9 +59,11 @@ class RayWorkerGroup:
         placement = pool.place()
         hosts = _start_hosts(pool, placement)
         address = ray.get(hosts[0].open_store.remote())
-        if WATCH.settings.timeout_s < math.inf and WATCH.settings.store is None:
-            WATCH.join(address)
-        building = [host.build.remote(address, dict(class_dict), WATCH.settings) for host in hosts]
+        if WATCHDOG.settings.timeout_s < math.inf and WATCHDOG.settings.store is None:
+            WATCHDOG.join(address)
+        building = [
+            host.build.remote(address, dict(class_dict), WATCHDOG.settings) for host in hosts
+        ]
         wait_for(building, f"building {', '.join(class_dict)}")
         return {
             role: cls(hosts, placement, role, worker_cls=build_worker.func)
@@ -73,7 +75,7 @@ class RayWorkerGroup:
         import ray
 
         # It goes with the first rank.
-        WATCH.store = None
+        WATCHDOG.store = None
         # Ranks that end by themselves remove their shared memory.
         ending = [host.__ray_terminate__.remote() for host in self.hosts]
         ray.wait(ending, num_returns=len(ending), timeout=ENDING_S)
@@ -212,7 +214,7 @@ def wait_for(answers: list[Any], doing: str) -> list[Any]:
         if not errors:
             raise
         rank = _cause(errors)
-        errors[rank].add_note(f"rank {rank} of {len(answers)}, {doing}, {WATCH.where}")
+        errors[rank].add_note(f"rank {rank} of {len(answers)}, {doing}, {WATCHDOG.where}")
         raise errors[rank] from None
 
 

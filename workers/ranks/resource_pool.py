@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from data.watch import ATTEMPT
+from data.watchdog import ATTEMPT
 
 # How long a run waits for the cluster to have room.
 PLACING_S = 120.0

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from data.watch import WATCH, Watched
+from data.watchdog import WATCHDOG, WatchdogSettings
 from workers.ranks.dispatch import Colocated
 from workers.ranks.memory import keep_heap
 from workers.ranks.process_groups import open_store
@@ -44,10 +44,12 @@ class WorkerHost:
         self.store, port = open_store(host)
         return host, port
 
-    def build(self, address: tuple[str, int], class_dict: Colocated, watched: Watched) -> None:
+    def build(
+        self, address: tuple[str, int], class_dict: Colocated, watched: WatchdogSettings
+    ) -> None:
         """Joins the ranks that meet at `address`, starts the watch, and builds the workers."""
         if watched.timeout_s < math.inf:
-            WATCH.start(watched, f"rank_{self.rank}", driver=False)
+            WATCHDOG.start(watched, f"rank_{self.rank}", driver=False)
         self._set_rank_variables(*address)
         keep_heap()
         self.workers = {role: build_worker() for role, build_worker in class_dict.items()}
@@ -73,8 +75,8 @@ class WorkerHost:
 
     def call(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Runs a worker's method and returns its answer."""
-        WATCH.place = f"{method} of role {role}"
-        WATCH.beat(f"{method} began")
+        WATCHDOG.place = f"{method} of role {role}"
+        WATCHDOG.beat(f"{method} began")
         return getattr(self.workers[role], method)(*args, **kwargs)
 
     def run(self, role: str, method: str, *args: Any, **kwargs: Any) -> None:

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.containers import object_array, seed_for
+from data.array_ops import object_array
+from data.names import unknown_name
 from data.protocol import DataProto
-from data.texts import unknown_name
+from data.seeds import seed_for
 from training.config import RolloutConfig
 from workers.rollout.engine import Completion, Engine, Sampling
 from workers.rollout.episode import Episode, Row, Sampler, TurnLimits

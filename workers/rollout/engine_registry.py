@@ -8,6 +8,7 @@ loads:
 
     register_engine("mine", "/path/to/my_engine.py:MyRollout")
 
+and set `actor_rollout_ref.rollout.name=mine`.
 Its class is built as `MyRollout(config, spec)`, with the run's `RolloutConfig` and a `ModelSpec`;
 `workers/hf_rollout.py` is the shortest example.
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from data.loading import load_object
-from data.texts import unknown_name
+from data.names import registered
 
 if TYPE_CHECKING:
     from workers.rollout.base_rollout import BaseRollout
@@ -47,12 +48,19 @@ def register_engine(name: str, source: str) -> None:
         )
 
 
+def engine_source(name: str) -> str:
+    """Returns where the class of an engine is, "MODULE_OR_FILE:CLASS"; imports nothing.
+
+    Raises:
+        ValueError: there is no engine of that name; lists those there are.
+    """
+    return registered(ENGINES, SETTING, name)
+
+
 def load_engine_class(name: str) -> type[BaseRollout]:
     """Returns the class of an engine; imports its file, but not the engine's own package.
 
     Raises:
         ValueError: there is no engine of that name; lists those there are.
     """
-    if name not in ENGINES:
-        raise unknown_name(SETTING, name, ENGINES)
-    return load_object(ENGINES[name], SETTING)
+    return load_object(engine_source(name), SETTING)

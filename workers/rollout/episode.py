@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from custom.env import Message
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
-from workers.environments.env_server import Call, StepReply
+from workers.environments.reply import Call, StepReply
 from workers.rollout.engine import Completion, Sampling, VersionSpan
 
 FAILURES = ("env_crash", "env_timeout", "engine_error")
@@ -95,9 +95,6 @@ class Row:
         """Adds tokens; without log-probs nobody sampled them."""
         self.ids.extend(token_ids)
         self.log_probs.extend(log_probs or [0.0] * len(token_ids))
-
-    # SHIM: the name that scripts/replay.py still uses.
-    append_given = append_tokens
 
 
 @dataclass(kw_only=True)

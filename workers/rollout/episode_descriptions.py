@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from custom.env_suite import EnvironmentSuite
-from data.containers import object_array, sample_ids, seed_for
+from data.array_ops import object_array
 from data.protocol import DataProto
-from training.batch.batching import rows_by_key
+from data.seeds import sample_ids, seed_for
+from training.batch.row_groups import rows_by_key
 
 
 def describe_episodes(

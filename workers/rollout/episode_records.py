@@ -8,7 +8,7 @@ it.
 
 from typing import Any
 
-from workers.environments.env_server import StepReply
+from workers.environments.reply import StepReply
 from workers.rollout.episode import Episode, Row, Turn, digest
 
 

@@ -25,10 +25,10 @@ import torch.distributed as dist
 
 from data.protocol import DataProto
 from data.turn_tokens import Tools, TurnTokens
-from data.watch import WATCH, beat
-from workers.environments.env_server import StepReply
+from data.watchdog import WATCHDOG, beat
 from workers.environments.pool import EnvironmentPool
-from workers.ranks.distributed import from_leader, is_leader
+from workers.environments.reply import StepReply
+from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.engine import Completion, Engine, VersionSpan
 from workers.rollout.episode import (
     Ask,
@@ -129,7 +129,7 @@ class TurnLoop:
 
     def add(self, batch: Batch) -> None:
         """Takes a batch in, to be played with those that are there."""
-        WATCH.show(describe_unfinished, self)
+        WATCHDOG.show(describe_unfinished, self)
         batch.left = len(batch.episodes)
         if batch.left:
             self.batches.append(batch)

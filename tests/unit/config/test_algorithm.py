@@ -9,7 +9,7 @@ import pytest
 from tests.unit.config.helpers import ACTOR, ROLLOUT, assert_refused, checked
 from training import core_algos
 from training.config.estimator_needs import ESTIMATOR_NEEDS, LOSSES_SUMMED_OVER_TOKENS
-from training.core_algos import group_advantages as registry
+from training.core_algos import registry
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_names_that_are_taken_without_a_look_are_registered() -> None:
     registered = core_algos.POLICY_LOSS_REGISTRY
     assert registered.keys() >= set(LOSSES_SUMMED_OVER_TOKENS)
     for name in LOSSES_SUMMED_OVER_TOKENS:
-        assert core_algos.taken(registered[name], {"rollout_is_weights": None}), name
+        assert core_algos.accepted_arguments(registered[name], {"rollout_is_weights": None}), name
     assert registry.ADV_ESTIMATOR_REGISTRY.keys() >= ESTIMATOR_NEEDS.keys()
 
 

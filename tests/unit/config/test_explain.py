@@ -12,8 +12,10 @@ import transformers
 
 from tests.conftest import PROJECT
 from training.config import PPOConfig
+from training.config.explain import explain
 from training.config.leaves import leaves
-from training.config.loader import ConfigError, explain, load_config, reference_yaml
+from training.config.loader import ConfigError, load_config
+from training.config.reference import reference_yaml
 
 
 def test_explain_says_where_each_value_came_from(tmp_path: Path) -> None:

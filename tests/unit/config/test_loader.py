@@ -12,7 +12,8 @@ import pytest
 from tests.conftest import PROJECT
 from tests.unit.config.helpers import ACTOR, ROLLOUT, checked, load, problems_of
 from training.config import EnvironmentChoice
-from training.config.loader import ConfigError, LoadedConfig, load_config, to_yaml
+from training.config.loader import ConfigError, LoadedConfig, load_config
+from training.config.reference import to_yaml
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 
-from custom.adapters.base import ENVIRONMENT_NAMES, LIBRARIES, taker_of
+from custom.env_factory import ENVIRONMENT_NAMES, LIBRARIES, taker_of
 from data.loading import load_object
 from training.config.resources.files import unwritable_folder
 from training.config.resources.user_code import loading_failure, unusable_object, value_errors

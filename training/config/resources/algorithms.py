@@ -41,7 +41,7 @@ def _check_correction(correction: RolloutCorrectionConfig) -> Iterator[str]:
     # Imports torch: late.
     import torch
 
-    from training.core_algos.policy_losses import correct_as
+    from training.rollout_correction import correct_as
 
     log_probs = torch.zeros(1, 1)
     mask = torch.ones(1, 1)
@@ -55,13 +55,13 @@ def _check_loss(config: PPOConfig, correction: RolloutCorrectionConfig) -> Itera
     # These exist and take weights, which is known without importing torch.
     if mode in LOSSES_SUMMED_OVER_TOKENS:
         return
-    from training.core_algos import get_policy_loss_fn, taken
+    from training.core_algos import accepted_arguments, get_policy_loss_fn
 
     refusals = value_errors(get_policy_loss_fn, mode)
     yield from refusals
     if refusals or not correction.rollout_is:
         return
-    if not taken(get_policy_loss_fn(mode), {"rollout_is_weights": None}):
+    if not accepted_arguments(get_policy_loss_fn(mode), {"rollout_is_weights": None}):
         yield (
             f"actor_rollout_ref.actor.policy_loss.loss_mode={mode} takes no rollout_is_weights, "
             f"which algorithm.rollout_correction.rollout_is={correction.rollout_is} makes (the "

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from data.names import did_you_mean
 from training.config.schema.model import CriticModelConfig
 from training.config.schema.ppo import PPOConfig
 
 log = logging.getLogger(__name__)
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 POLICY_KEY = "actor_rollout_ref.model"
+# Two names are one, misspelt, where they are at least so alike.
+MISSPELT = 0.85
 
 
 def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
@@ -40,6 +43,7 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
         if key == POLICY_KEY and is_folder and not any(Path(path).glob("tokenizer*")):
             yield f"{key}.path={path}: the folder holds no tokenizer; save it there"
         if key in trained:
+            _warn_of_unknown_entries(key, trained[key], entries)
             yield from _check_fit(config, key, trained[key], entries)
 
 
@@ -103,9 +107,7 @@ def _check_fit(
     Its `override_config` counts before `entries`, its config.json, and those before their
     text_config, where models that also see images keep the language model's.
     """
-    text_entries = (entries | model.override_config).get("text_config")
-    if not isinstance(text_entries, dict):
-        text_entries = {}
+    text_entries = _text_entries(entries | model.override_config)
     known = ChainMap(model.override_config, entries, text_entries)
 
     ranks_per_sequence = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
@@ -126,3 +128,24 @@ def _check_fit(
     context = known.get("max_position_embeddings")
     if isinstance(context, int) and row > context:
         yield f"{what} tokens, but {key}.path={model.path} reads at most {context}"
+
+
+def _text_entries(entries: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a config's text_config, none where there is none."""
+    text_entries = entries.get("text_config")
+    return text_entries if isinstance(text_entries, dict) else {}
+
+
+def _warn_of_unknown_entries(key: str, model: CriticModelConfig, entries: dict[str, Any]) -> None:
+    """Warns of entries of `override_config` that are misspelt, which transformers does not see.
+
+    A config.json may leave out what is at its default, so that only what is nearly the name of one
+    of its entries is meant.
+    """
+    known = entries.keys() | _text_entries(entries).keys()
+    for name in model.override_config:
+        hint = did_you_mean(str(name), known, MISSPELT)
+        if name not in known and hint:
+            log.warning(
+                f"{key}.override_config.{name} has no effect: config.json has no {name}.{hint}"
+            )

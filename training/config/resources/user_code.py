@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.loading import load_extern_object
-from data.texts import did_you_mean
+from data.names import did_you_mean
 from training.config.resources.files import missing_file
 from training.config.schema.ppo import PPOConfig
 

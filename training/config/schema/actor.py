@@ -105,3 +105,7 @@ class ActorConfig(UpdateConfig):
                 "divisors"
             )
         yield from update_problems("actor_rollout_ref.actor", self, config)
+
+    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields what of the sharding has no effect."""
+        yield from self.fsdp_config.unused("actor_rollout_ref.actor", config)

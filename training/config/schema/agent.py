@@ -116,9 +116,33 @@ class AgentConfig(Section):
                 f"agent.observation_loss_coef={self.observation_loss_coef} learns what "
                 "environments say, and there is none"
             )
+        if config.environments:
+            yield from turn_length_problems("agent", self.max_turn_tokens, config)
         lives_in_ray = bool(config.environments) and self.environment.isolation == "ray"
         if lives_in_ray and not config.trainer.use_ray:
             yield (
                 "agent.environment.isolation=ray needs trainer.launcher=ray; process has the "
                 "same protection without it"
             )
+
+    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields that an environment which hangs is never ended."""
+        is_thread = config.environment_home.isolation == "thread"
+        has_deadline = self.step_timeout_s is not None or self.episode_timeout_s is not None
+        if config.environments and is_thread and not has_deadline:
+            yield (
+                "agent.step_timeout_s=null with isolation=thread: an environment that hangs stops "
+                "the run; give a deadline here or in agent.episode_timeout_s"
+            )
+
+
+def turn_length_problems(
+    section: str, max_turn_tokens: int | None, config: "PPOConfig"
+) -> Iterator[str]:
+    """Yields that a turn, as `section` limits it, may be longer than all turns together."""
+    response_length = config.data.max_response_length
+    if max_turn_tokens is not None and max_turn_tokens > response_length:
+        yield (
+            f"{section}.max_turn_tokens={max_turn_tokens} is above "
+            f"data.max_response_length={response_length}, which holds all turns"
+        )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
+from training.config.estimator_needs import BUILT_IN_ESTIMATORS
 from training.config.schema.actor import KLKind
 from training.config.section import (
     Fraction,
@@ -173,6 +174,17 @@ class AlgorithmConfig(Section):
                 "began"
             )
         yield from self._group_problems(policy.rollout.n)
+
+    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields that an estimator which compares the members of a group has nothing to compare."""
+        # What one of a user's own does with groups is not known.
+        is_built_in = self.adv_estimator in BUILT_IN_ESTIMATORS
+        compares_members = is_built_in and "index" in config.estimator_needs
+        if compares_members and config.actor_rollout_ref.rollout.n == 1:
+            yield (
+                f"algorithm.adv_estimator={self.adv_estimator} compares the responses of a group, "
+                "but actor_rollout_ref.rollout.n=1: each keeps its raw score"
+            )
 
     def _group_problems(self, n: int) -> Iterator[str]:
         """Yields what an estimator that compares the members of a group lacks in one of size n."""

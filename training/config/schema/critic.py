@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from training.config.schema.ppo import PPOConfig
 
 
+# What is read of the critic's section where its values come from the actor's model.
+SETTINGS_OF_A_SHARED_BACKBONE = (
+    "enable",
+    "share_backbone",
+    "value_loss_coef",
+    "cliprange_value",
+    "loss_agg_mode",
+)
+
+
 class CriticConfig(UpdateConfig):
     """The value function, where the estimator needs one."""
 
@@ -50,6 +60,19 @@ class CriticConfig(UpdateConfig):
             )
         if config.need_critic:
             yield from self._separate_model_problems(config)
+
+    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields what nothing reads: with a shared backbone, and on one rank."""
+        defaults = CriticConfig()
+        changed = [name for name, value in vars(self).items() if value != defaults[name]]
+        unread = [name for name in changed if name not in SETTINGS_OF_A_SHARED_BACKBONE]
+        if self.share_backbone and unread:
+            yield (
+                "critic.share_backbone=true: one model has one optimiser, the actor's; the "
+                f"critic's {', '.join(unread)} have no effect"
+            )
+        if config.need_critic:
+            yield from self.fsdp_config.unused("critic", config)
 
     def _backbone_problems(self, config: "PPOConfig") -> Iterator[str]:
         """Requires, of a model that is shared with the actor, that its values are read."""

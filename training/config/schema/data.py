@@ -1,7 +1,8 @@
 """Holds the settings of `data`: prompts, their files and how they become token ids."""
 
+from collections.abc import Iterator
 from dataclasses import field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from training.config.schema.common import CustomClassConfig
 from training.config.section import (
@@ -11,6 +12,9 @@ from training.config.section import (
     PositiveOrMinusOne,
     Section,
 )
+
+if TYPE_CHECKING:
+    from training.config.schema.ppo import PPOConfig
 
 
 class SamplerConfig(Section):
@@ -58,3 +62,20 @@ class DataConfig(Section):
     def row_length(self) -> int:
         """Returns the tokens of the longest row: a prompt and its response."""
         return self.max_prompt_length + self.max_response_length
+
+    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields which settings nothing reads."""
+        dataset = self.custom_cls
+        if dataset.name is not None and dataset.path is None:
+            yield f"data.custom_cls.name={dataset.name} has no effect without data.custom_cls.path"
+        sampler = self.sampler
+        if sampler.class_name is not None and sampler.class_path is None:
+            yield (
+                f"data.sampler.class_name={sampler.class_name} has no effect without "
+                "data.sampler.class_path"
+            )
+        if self.return_raw_chat and config.environments:
+            yield (
+                "data.return_raw_chat=true has no effect with an environment: agent.episodes_dir "
+                "keeps conversations"
+            )

@@ -20,6 +20,15 @@ class RefModelConfig(Section):
     #: model folder or hub name, of the actor's vocabulary; null = the actor's
     path: InputPath | None = None
 
+    def problems(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields that nothing reads the log-probs of the teacher."""
+        if self.path is not None and not config.need_reference:
+            yield (
+                f"actor_rollout_ref.ref.model.path={self.path} is not read: set "
+                "actor_rollout_ref.actor.use_kl_loss=true, algorithm.use_kl_in_reward=true or "
+                "algorithm.adv_estimator=on_policy_distillation, or take it out"
+            )
+
 
 class RefConfig(Section):
     """The frozen reference policy."""
@@ -32,6 +41,10 @@ class RefConfig(Section):
     #: tokens per forward on a rank; null = the actor's
     log_prob_max_token_len_per_gpu: PositiveInt | None = None
     fsdp_config: FSDPConfig = FSDPConfig()
+
+    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields what of the sharding has no effect."""
+        yield from self.fsdp_config.unused("actor_rollout_ref.ref", config)
 
 
 def _log_prob_micro_batching(

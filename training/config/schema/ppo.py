@@ -4,11 +4,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Self
 
-from custom.adapters.base import LIBRARIES, Library, library_of
+from custom.env_factory import LIBRARIES, Library, library_of
 from training.config.batch_plan import BatchPlan, UpdatePlan
 from training.config.estimator_needs import estimator_needs
 from training.config.schema.actor import ActorConfig
-from training.config.schema.agent import AgentConfig, EnvironmentChoice, EnvironmentHome
+from training.config.schema.agent import (
+    AgentConfig,
+    EnvironmentChoice,
+    EnvironmentHome,
+    turn_length_problems,
+)
 from training.config.schema.algorithm import AlgorithmConfig
 from training.config.schema.critic import CriticConfig
 from training.config.schema.data import DataConfig
@@ -208,3 +213,7 @@ class PPOConfig(Section):
                     f"env_template: {name} is one for all environments: set "
                     f"agent.environment.{name}"
                 )
+        for number, entry in enumerate(self.env_template):
+            yield from turn_length_problems(
+                f"env_template[{number}]", entry.max_turn_tokens, config
+            )

@@ -92,3 +92,11 @@ class CustomRewardFunctionConfig(Section):
     name: str = "compute_score"  #: name of the function in that file
     #: further keyword arguments for it
     reward_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields that a function is named without its file."""
+        if self.path is None and self.name != CustomRewardFunctionConfig().name:
+            yield (
+                f"custom_reward_function.name={self.name} has no effect without "
+                "custom_reward_function.path"
+            )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from training.config.schema.common import Dtype
 from training.config.section import (
@@ -27,7 +27,13 @@ class ValKwargs(Section):
     top_p: PositiveFraction = 1.0  #: sample among the likeliest tokens of this total probability
 
     def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what keeps validation from sampling."""
+        """Yields what keeps validation from sampling, or makes it answer alike several times."""
+        # Environments may differ from one episode to the next, which greedy answers can measure.
+        if self.n > 1 and not self.do_sample and not config.environments:
+            yield (
+                f"actor_rollout_ref.rollout.val_kwargs.n={self.n} with do_sample=false repeats one "
+                "greedy answer: set do_sample=true or n=1"
+            )
         if self.do_sample and self.temperature == 0:
             yield (
                 "actor_rollout_ref.rollout.val_kwargs.do_sample=true needs "
@@ -38,8 +44,9 @@ class ValKwargs(Section):
 class RolloutConfig(Section):
     """The generation engine and its sampling."""
 
-    #: engine; hf = plain transformers, slow but needs nothing
-    name: Literal["vllm", "sglang", "hf"] = "vllm"
+    #: engine: vllm, sglang, hf (plain transformers, slow but needs nothing), or one that the file
+    #: of custom_algorithm registers
+    name: str = "vllm"
     n: PositiveInt = 1  #: responses per prompt: the size of a group
     #: of sampling; log-probs are taken at the same temperature
     temperature: NonNegativeFloat = 1.0
@@ -78,7 +85,7 @@ class RolloutConfig(Section):
     engine_kwargs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def problems(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what no engine could do; what one engine needs is in engine_checks.py."""
+        """Yields what no engine could do; what one engine refuses, its class tells."""
         key = "actor_rollout_ref.rollout"
         row_length = config.data.row_length
         response_length = config.data.max_response_length
@@ -101,3 +108,12 @@ class RolloutConfig(Section):
                 f"divide trainer.n_gpus_per_node={ranks_per_node}: an engine's ranks share a "
                 "machine"
             )
+
+    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields which settings are for other engines."""
+        for engine in self.engine_kwargs:
+            if engine != self.name:
+                yield (
+                    f"actor_rollout_ref.rollout.engine_kwargs.{engine} has no effect with "
+                    f"rollout.name={self.name}"
+                )

@@ -115,6 +115,12 @@ class TrainerConfig(Section):
                 f"trainer.critic_warmup={self.critic_warmup}: there is no critic to warm up; set "
                 "it to 0, or critic.enable=true and no critic.share_backbone"
             )
+        last_step = self.total_training_steps
+        if config.need_critic and last_step is not None and last_step <= self.critic_warmup:
+            yield (
+                f"trainer.critic_warmup={self.critic_warmup} leaves no step to the actor: "
+                f"trainer.total_training_steps={last_step}; lower the first or raise the second"
+            )
         if self.async_level > 0 and not self.rollout_n_gpus:
             yield (
                 f"trainer.async_level={self.async_level} lets generation go on while training "
@@ -124,6 +130,14 @@ class TrainerConfig(Section):
         yield from self._rank_problems(config)
         if self.train_finished_groups:
             yield from self._finished_groups_problems(config)
+
+    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields which checkpoint is named and not resumed from."""
+        if self.resume_from_path is not None and self.resume_mode != "resume_path":
+            yield (
+                f"trainer.resume_from_path={self.resume_from_path} has no effect with "
+                f"trainer.resume_mode={self.resume_mode}: set it to resume_path"
+            )
 
     def _rank_problems(self, config: "PPOConfig") -> Iterator[str]:
         """Requires that the launcher can start the ranks, and that those of engines fill nodes."""
@@ -215,3 +229,11 @@ class RayKwargs(Section):
     def joins_a_cluster(self) -> bool:
         """Returns whether the run joins a cluster that runs, instead of starting Ray here."""
         return self.ray_init.get("address") not in (None, "local")
+
+    def warnings(self, config: "PPOConfig") -> Iterator[str]:
+        """Yields that Ray is set up and not used."""
+        if self.ray_init and not config.trainer.use_ray:
+            yield (
+                "ray_kwargs.ray_init has no effect: the one rank runs in this process, without "
+                "Ray; set trainer.launcher=ray where it is to run in the cluster"
+            )

@@ -28,6 +28,14 @@ class FSDPConfig(Section):
     optimizer_offload: bool = False  #: keep optimiser state in CPU memory while unused
     reshard_after_forward: bool = True  #: free gathered parameters after the forward pass
 
+    def unused(self, key: str, config: "PPOConfig") -> Iterator[str]:
+        """Yields what has no effect where nothing is sharded; `key` is the model's section."""
+        if not self.reshard_after_forward and config.trainer.num_ranks == 1:
+            yield (
+                f"{key}.fsdp_config.reshard_after_forward=false has no effect on one rank, which "
+                "holds all parameters"
+            )
+
 
 class CheckpointConfig(Section):
     """What a checkpoint holds; extra = place in the schedule, hf_model = a Hugging Face folder."""

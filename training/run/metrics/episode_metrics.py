@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from custom.tools import UNKNOWN
-from data.texts import warn_once
+from data.warn_once import warn_once
 from training.batch.row_groups import rows_by_key
 from training.run.abort_policy import by_group, warn_of_crashing_groups
 from workers.rollout.episode import ENDINGS, FAILURES

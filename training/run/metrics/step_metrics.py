@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.containers import row_blocks, row_sums
+from data.array_ops import row_blocks, row_sums
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows, real_rows
 
