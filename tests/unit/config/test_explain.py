@@ -27,7 +27,7 @@ def test_explain_says_where_each_value_came_from(tmp_path: Path) -> None:
     lines = {line.split()[0]: line.split()[1:] for line in explain(loaded).splitlines()}
     assert lines["data.seed"] == ["5", "run.yaml", "data/epoch_order.py"]
     assert lines["trainer.logger"][:3] == ["[file]", "command", "line"]
-    assert lines["critic.optim.lr"] == ["1e-05", "default", "workers/model/update.py"]
+    assert lines["critic.optim.lr"] == ["1e-05", "default", "workers/model/optimizer.py"]
     assert len(lines) == len(list(leaves(PPOConfig())))
 
 
