@@ -1,4 +1,4 @@
-"""Runs that fail: what they say, what they leave, how they are started again and what they end with."""
+"""Runs that fail: what they say and leave, how they are started again and what they end with."""
 
 from __future__ import annotations
 
