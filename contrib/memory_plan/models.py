@@ -59,7 +59,7 @@ class PlannedModel:
 
 @contextmanager
 def without_numbers(mode: FakeTensorMode) -> Iterator[None]:
-    """Has models built of fake tensors in the block; these cannot be moved, and stay in place."""
+    """Builds models of fake tensors in the block; these cannot be moved, and stay in place."""
 
     def stay(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         return module

@@ -10,7 +10,7 @@ from training.run.alarms.history import Metrics
 
 @dataclass(frozen=True)
 class Limits:
-    """Says how far engine and trainer may be apart.
+    """Bounds how far engine and trainer may be apart.
 
     Attributes:
         canary, lag: mean over the canaries' tokens, nats. They are of random tokens, to which
