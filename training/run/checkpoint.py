@@ -137,7 +137,7 @@ class CheckpointSaver:
             )
 
     def load_groups(self, checkpoint: Path) -> None:
-        """Lets every worker group read its folder of a checkpoint; one that it lacks starts anew."""
+        """Loads every worker group's folder of a checkpoint; one that it lacks starts anew."""
         for name, group in self.groups.items():
             if (checkpoint / name).exists():
                 group.load_checkpoint(str(checkpoint / name))
