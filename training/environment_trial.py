@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from custom.agent import AgentSpec, Trial
+from custom.agent import AgentSpec
 from custom.env import Message, Task
+from custom.trial import Trial
 from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError
@@ -100,7 +101,7 @@ class _EnvironmentTrial:
             yield from self._play(index, name, spec.max_turn or self.config.agent.max_turn)
 
     def _play(self, index: int, name: str, max_turn: int) -> Iterator[str]:
-        """Has an environment play its trial and reports on it; yields its problems."""
+        """Lets an environment play its trial and reports on it; yields its problems."""
         agent = self.config.agent
         seed = self.config.data.run_seed
         self.pool.trial(index, index, seed, agent.trial_episodes, max_turn, self.task)

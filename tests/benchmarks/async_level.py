@@ -3,10 +3,12 @@
 A step at `trainer.async_level` 1 against 0, one rank that trains and one that samples with vLLM, a
 core each, on a Llama made from a config.
 
-    still, slow     environments of `environment_load`: `step` answers at once, or sleeps: mean 0.2 s, 99th percentile
-                    2 s; 24 episodes (6 x 4) of three turns of 24 tokens
-    0, 1            the level; --epochs sets how long training takes against generation, which the first table shows
-    groups          level 0 with `trainer.train_finished_groups`, in one epoch, on those ranks and on one that does both
+    still, slow     environments of `environment_load`: `step` answers at once, or sleeps: mean
+                    0.2 s, 99th percentile 2 s; 24 episodes (6 x 4) of three turns of 24 tokens
+    0, 1            the level; --epochs sets how long training takes against generation, which the
+                    first table shows
+    groups          level 0 with `trainer.train_finished_groups`, in one epoch, on those ranks and
+                    on one that does both
 
 Each variant is a run of `main.py` of its own; figures are medians of its steps but the first three.
 
@@ -172,9 +174,8 @@ def main(
     if {"0", "1"} <= {*variants}:
         print(f"{gain}: {step['Still', '0'] / step['Still', '1']:.2f} ({TARGETS[gain]})")
     for variant in variants if len(environments) == 2 else ():
-        print(
-            f"{cost}, {variant}: {step['Slow', variant] / step['Still', variant]:.2f} ({TARGETS[cost]})"
-        )
+        ratio = step["Slow", variant] / step["Still", variant]
+        print(f"{cost}, {variant}: {ratio:.2f} ({TARGETS[cost]})")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Time of the driver's maths and of DataProto on 16,384 rows x 2,048 tokens, each beside one pass over such a tensor
-(x * y + z), which is timed anew before each.
+"""Time of the driver's maths and of DataProto on 16,384 rows x 2,048 tokens.
+
+Each stands beside one pass over such a tensor (x * y + z), which is timed anew before each.
 
 Run with nothing else on the machine: python -m tests.benchmarks.big_batch [NAME ...]
 """

@@ -1,7 +1,7 @@
 """How long a checkpoint holds up training.
 
-SmolLM2-135M with vLLM, the same step again and again (hardly any learning
-rate, same prompts and seeds).
+SmolLM2-135M with vLLM, the same step again and again (hardly any learning rate, same prompts and
+seeds).
 
     none         two steps
     background   a save is begun, then two steps, then what is left of the save
@@ -75,12 +75,10 @@ def main(rounds: int) -> None:
     print(f"\n| medians of {rounds} rounds | seconds | stall, share of a step |\n|---|---|---|")
     for kind in kinds:
         value = statistics.median(seconds[kind])
-        print(
-            f"| {STEPS} steps, save: {kind} | {value:.2f} | {(value - plain) / (plain / STEPS):.1%} |"
-        )
-    print(
-        f"| `begin` alone | {statistics.median(begins):.3f} | {statistics.median(begins) / (plain / STEPS):.1%} |"
-    )
+        stall = (value - plain) / (plain / STEPS)
+        print(f"| {STEPS} steps, save: {kind} | {value:.2f} | {stall:.1%} |")
+    begin = statistics.median(begins)
+    print(f"| `begin` alone | {begin:.3f} | {begin / (plain / STEPS):.1%} |")
     shutil.rmtree(RUN_DIR, ignore_errors=True)
 
 

@@ -1,7 +1,6 @@
 """What a step costs the driver with 2, 8, 24 and 64 Ray workers.
 
-Its time, and the bytes to and from it, for 4,096
-rows x 2,048 tokens.
+Its time, and the bytes to and from it, for 4,096 rows x 2,048 tokens.
 
 The real `RayWorkerGroup` cuts, sends and joins; the workers take what the real ones read (their
 `reads=`) and answer with tensors of the real shapes, without computing. 64 workers fit this
@@ -66,7 +65,7 @@ ANSWERS: dict[str, dict[str, tuple[str, int]]] = {
 
 
 class LightWorker:
-    """Answers like the actor, reference and critic workers, with numbers that no packing makes smaller."""
+    """Answers like the actor, reference and critic workers, with numbers that do not compress."""
 
     def _answer(self, data: DataProto, fields: dict[str, tuple[str, int]]) -> DataProto:
         tensors = {
@@ -249,7 +248,8 @@ def groups() -> Iterator[tuple[str, RayWorkerGroup | BytesGroup]]:
         needed = size * TORCH_WORKER_BYTES + (4 << 30)
         if (free := psutil.virtual_memory().available) < needed:
             print(
-                f"{size} workers with torch left out: {free / MIB:.0f} MiB are free, {needed / MIB:.0f} needed"
+                f"{size} workers with torch left out: {free / MIB:.0f} MiB are free, "
+                f"{needed / MIB:.0f} needed"
             )
             continue
         group = RayWorkerGroup.start(
@@ -273,10 +273,12 @@ def main(rows: int, rounds: int) -> None:
     )
     given, ready = prompts(rows), torch.rand(rows, RESPONSE)
     print(
-        f"{rows} rows x {TOKENS} tokens, medians of {rounds} steps; ratios to the first line of their kind"
+        f"{rows} rows x {TOKENS} tokens, medians of {rounds} steps; "
+        "ratios to the first line of their kind"
     )
     print(
-        "\n| workers | wall s/step | driver's CPU s/step | MiB sent | MiB received | wall | bytes | target |"
+        "\n| workers | wall s/step | driver's CPU s/step | MiB sent | MiB received "
+        "| wall | bytes | target |"
         "\n|---|---|---|---|---|---|---|---|"
     )
     first: dict[bool, tuple[float, float]] = {}

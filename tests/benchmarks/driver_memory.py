@@ -124,7 +124,7 @@ def received(folder: Path) -> DataProto:
 
 
 def drive(folder: Path) -> dict[str, dict[str, float]]:
-    """Is the driver: goes through a step, and measures the seconds and peak of each of its phases."""
+    """Goes through a step as the driver; returns the seconds and the peak of each of its phases."""
     found: dict[str, dict[str, float]] = {}
     start = memory("VmRSS")
 
@@ -188,9 +188,8 @@ def main() -> None:
     for full in (True, False):
         runs = [measure(rows, full) for rows in ROWS]
         name = "every row full" if full else f"lengths log-normal, mean {MEAN}"
-        print(
-            f"\n{name}: GiB beyond the start, and seconds\n\n| phase | {' | '.join(map(str, ROWS))} | {TARGET_ROWS} |"
-        )
+        print(f"\n{name}: GiB beyond the start, and seconds\n")
+        print(f"| phase | {' | '.join(map(str, ROWS))} | {TARGET_ROWS} |")
         print("|---" * (len(ROWS) + 2) + "|")
         worst = took = 0.0
         for phase in runs[0]:

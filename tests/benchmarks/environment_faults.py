@@ -1,7 +1,6 @@
 """Training with environments of which a fifth fails.
 
-The run ends normally, counts every failure, and leaves nothing
-behind.
+The run ends normally, counts every failure, and leaves nothing behind.
 
 By its seed an episode meets an environment that raises in its step (10 %; in a process of its own
 it also dies), hangs beyond its deadline (5 %), or returns garbage (5 %): no tuple, a reward that is
@@ -99,7 +98,7 @@ def wrong_counts(steps: list[dict[str, Any]], seed: int, on_failure: str) -> lis
 
 
 def left_behind(before: tuple[set[Any], set[Any]], wait_s: float) -> list[str]:
-    """Threads and processes that are there now and were not before, once those that hang had the time to come back."""
+    """Returns the new threads and processes that are there once hanging ones had time to return."""
     end = time.monotonic() + wait_s
     while True:
         left = [
@@ -154,8 +153,8 @@ def main(args: argparse.Namespace) -> None:
         f"one that hangs takes {HANG_S} s"
     )
     print(
-        "| isolation | on_failure | failed | counts | left | generation, nothing hangs | something hangs |\n|"
-        + "---|" * 7
+        "| isolation | on_failure | failed | counts | left "
+        "| generation, nothing hangs | something hangs |\n|" + "---|" * 7
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,12 +1,11 @@
 """What slow environments cost.
 
-SmolLM2-135M-Instruct on vLLM, three turns of 24 tokens, environments whose `step`
-sleeps.
+SmolLM2-135M-Instruct on vLLM, three turns of 24 tokens, environments whose `step` sleeps.
 
-    still         event-driven turn loop, `step` answers at once: what the others are measured against
-    event-driven  the same, `step` sleeps log-normally: mean 0.2 s, 99th percentile 2 s (mu = -2.629, sigma = 1.428 of
-    the seconds' logarithm)
-    lockstep     the same sleeps, turns admitted together, as `trainer.deterministic` does
+    still         event-driven turn loop, `step` answers at once: the others' measure
+    event-driven  the same, `step` sleeps log-normally: mean 0.2 s, 99th percentile 2 s
+                  (mu = -2.629, sigma = 1.428 of the seconds' logarithm)
+    lockstep      the same sleeps, turns admitted together, as `trainer.deterministic` does
 
 Speed is the sampled tokens over the time from the first reset to the last token. The whole rollout
 takes longer, as the sleeps behind each episode's last turn are awaited too, though nothing is left
@@ -144,8 +143,10 @@ def measure(
 
 def table(episodes: int, times: dict[str, list[Timed]]) -> str:
     lines = [
-        f"{episodes} episodes, medians of {len(times['still'])} rounds; load {os.getloadavg()[0]:.2f}",
-        "| | tokens/s | relative | least and most | target | relative, whole rollout | engine works | longest sleep |",
+        f"{episodes} episodes, medians of {len(times['still'])} rounds; "
+        f"load {os.getloadavg()[0]:.2f}",
+        "| | tokens/s | relative | least and most | target "
+        "| relative, whole rollout | engine works | longest sleep |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, own in times.items():
@@ -162,8 +163,9 @@ def table(episodes: int, times: dict[str, list[Timed]]) -> str:
             statistics.median(values) for values in zip(*[t[3:] for t in own], strict=True)
         )
         lines.append(
-            f"| {name} | {speed:.0f} | {statistics.median(relative):.3f} | {min(relative):.2f}, {max(relative):.2f} "
-            f"| {target} | {whole:.3f} | {working:.2f} s | {longest:.2f} s |"
+            f"| {name} | {speed:.0f} | {statistics.median(relative):.3f} "
+            f"| {min(relative):.2f}, {max(relative):.2f} | {target} "
+            f"| {whole:.3f} | {working:.2f} s | {longest:.2f} s |"
         )
     return "\n".join(lines)
 
@@ -181,7 +183,8 @@ def main(args: argparse.Namespace) -> None:
     }
     try:
         print(
-            f"sleeps of log-normal seconds, mu {MU:.3f}, sigma {SIGMA:.3f}; {torch.get_num_threads()} threads"
+            f"sleeps of log-normal seconds, mu {MU:.3f}, sigma {SIGMA:.3f}; "
+            f"{torch.get_num_threads()} threads"
         )
         for episodes in args.episodes:
             rounds = math.ceil(args.rounds * max(TARGETS) / episodes)

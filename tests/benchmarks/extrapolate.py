@@ -2,11 +2,13 @@
 
 Computed, from public figures and measured ones.
 
-    generate    decoding reads weights and cache once a token of a sequence; rows end at log-normal lengths, and the
-                longest are left alone in the end
-    update      8 FLOPs a weight and token (forward, backward, and the forward again of gradient checkpointing)
+    generate    decoding reads weights and cache once a token of a sequence; rows end at log-normal
+                lengths, and the longest are left alone in the end
+    update      8 FLOPs a weight and token (forward, backward, and the forward again of gradient
+                checkpointing)
     reference   2 FLOPs a weight and token
-    weights     the policy's shards to every engine: gathered over NVLink on a node, between nodes over its network
+    weights     the policy's shards to every engine: gathered over NVLink on a node, between nodes
+                over its network
     driver      what the driver does while the ranks wait, in proportion to the rows of the step
 
 python -m tests.benchmarks.extrapolate     prints docs/scale.md's table
@@ -36,7 +38,7 @@ PROMPT, MEAN, P99 = 1_024, 2_048, 8_192
 
 @dataclass
 class Shape:
-    """Describes a model: weights, layers, key-value heads x head size, and its tensor parallelism in the engine."""
+    """Describes a model: weights, layers, key-value heads x head size, tensor parallelism."""
 
     name: str
     weights: float

@@ -1,4 +1,6 @@
-"""Does garbage ever pay? Games that nobody has tuned for, each trained for a few steps, with SmolLM2 on the real vLLM.
+"""Measures whether garbage ever pays, in games that nobody has tuned for.
+
+Each is trained for a few steps, with SmolLM2 on the real vLLM.
 
 For each game: what random, unreadable and quitting answers get (the trial before a run), and what
 the policy's greedy answers get before and after training. `make smollm2-game` makes the model's
@@ -57,7 +59,8 @@ SETTINGS = (
     ),
 )
 TRIAL = re.compile(
-    r"mean reward of random answers (\S+) .*?, unreadable ones (\S+) .*?, one and then unreadable ones (\S+)"
+    r"mean reward of random answers (\S+) .*?, unreadable ones (\S+) .*?, "
+    r"one and then unreadable ones (\S+)"
 )
 
 
@@ -89,8 +92,10 @@ def play(name: str, steps: int, folder: Path) -> bool:
     trained = [line for line in lines if "critic/score/mean" in line]
     failed = sum(line["agent/failed"] for line in trained)
     print(
-        f"{name:20} random {paid:8.3f}  garbage {garbage:8.3f}  quitting {quitting:8.3f}  greedy {greedy[0]:8.3f} -> "
-        f"{greedy[-1]:8.3f}  reward {trained[0]['critic/score/mean']:8.3f} -> {trained[-1]['critic/score/mean']:8.3f}  "
+        f"{name:20} random {paid:8.3f}  garbage {garbage:8.3f}  quitting {quitting:8.3f}  "
+        f"greedy {greedy[0]:8.3f} -> {greedy[-1]:8.3f}  "
+        f"reward {trained[0]['critic/score/mean']:8.3f} -> "
+        f"{trained[-1]['critic/score/mean']:8.3f}  "
         f"failed {failed:.0f}",
         flush=True,
     )

@@ -1,7 +1,9 @@
-"""Time and memory of a language model's head, forward and backward, against torch's cross_entropy on whole logits.
+"""Time and memory of a language model's head, forward and backward.
 
-    python -m tests.benchmarks.head                                  sizes for a CPU, a minute or two
-    python -m tests.benchmarks.head --device cuda                    Qwen2.5's at 16,384 tokens
+They stand against those of torch's cross_entropy on whole logits.
+
+    python -m tests.benchmarks.head                 sizes for a CPU, a minute or two
+    python -m tests.benchmarks.head --device cuda   Qwen2.5's at 16,384 tokens
     python -m tests.benchmarks.head --sizes 4096x1536x151936 --dtype float32
 
 A size is tokens x hidden x vocabulary. Weights are float32 and tied to nothing; products are in
@@ -73,7 +75,7 @@ def synchronize(device: torch.device) -> None:
 def peak_mib(
     call: Callable[[], object], device: torch.device, held: Callable[[], int], watcher: PeakWatcher
 ) -> float:
-    """Returns the most memory during a call above that before it, less what it leaves in gradients."""
+    """Returns a call's peak of memory above that before it, less what it leaves in gradients."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device) / MIB
@@ -110,7 +112,8 @@ def measure(
         expected = gradients["cross_entropy"]
         off = ((weight.grad - expected).norm() / expected.norm()).item()
         print(
-            f"{size:18s} {name:21s} {forward:8.3f} {both:8.3f} s {memory:8.0f} MiB  gradient {off:.0e} off",
+            f"{size:18s} {name:21s} {forward:8.3f} {both:8.3f} s {memory:8.0f} MiB  "
+            f"gradient {off:.0e} off",
             flush=True,
         )
 

@@ -1,19 +1,22 @@
-"""Model FLOP utilisation (MFU) of the actor update on one device, with random weights and rows of full length; nothing
-is fetched.
+"""Model FLOP utilisation (MFU) of the actor update on one device.
 
-    python -m tests.benchmarks.mfu                                      0.5B parameters, 64 rows of 512 + 1,024 tokens
+Weights are random, rows of full length; nothing is fetched.
+
+    python -m tests.benchmarks.mfu      0.5B parameters, 64 rows of 512 + 1,024 tokens
     python -m tests.benchmarks.mfu --size 1.5B --budget 32768
-    python -m tests.benchmarks.mfu --size tiny --device cpu --rows 8 --prompt 16 --response 16 --group 4
+    python -m tests.benchmarks.mfu --size tiny --device cpu --rows 8 --prompt 16 --response 16 \\
+        --group 4
 
 Convention: PaLM, appendix B (arXiv:2204.02311): 6 FLOPs a token for every parameter of a matrix
-    product, and 12 x
-layers x hidden for every pair of tokens of which one attends to the other. Pairs are causal, n (n +
-1) / 2 of a row of n tokens, where PaLM counts n^2: our figure is the lower one. The head counts
-where its result is used, on sampled tokens; embeddings and recomputation (checkpointing) do not
-count.
+product, and 12 x layers x hidden for every pair of tokens of which one attends to the other. Pairs
+are causal, n (n + 1) / 2 of a row of n tokens, where PaLM counts n^2: our figure is the lower one.
+The head counts where its result is used, on sampled tokens; embeddings and recomputation
+(checkpointing) do not count.
 
-    rows       what the update is asked for: every row's prompt and response, as if each were computed by itself
-    computed   what the forward pass really holds: a prompt that rows share once, with every response as a branch
+    rows       what the update is asked for: every row's prompt and response, as if each were
+               computed by itself
+    computed   what the forward pass really holds: a prompt that rows share once, with every
+               response as a branch
 """
 
 from __future__ import annotations
@@ -304,11 +307,13 @@ def report(result: Result) -> str:
     s, seconds = result.settings, statistics.median(result.seconds)
     peaks = {"data sheet": result.sheet_peak, "measured": result.measured_peak}
     lines = [
-        f"{result.name}, torch {torch.__version__}, {s.dtype}, checkpointing {'on' if s.checkpointing else 'off'}",
+        f"{result.name}, torch {torch.__version__}, {s.dtype}, "
+        f"checkpointing {'on' if s.checkpointing else 'off'}",
         f"model      {result.layer_parameters / 1e6:.1f}M parameters in the layers' matrices, "
         f"{result.head_parameters / 1e6:.1f}M in the head (tied)",
         f"batch      {s.rows} rows x ({s.prompt} + {s.response}) tokens in groups of {s.group}, "
-        f"micro-batches of {s.budget} tokens, prompts {'shared' if s.share_prompts else 'not shared'}",
+        f"micro-batches of {s.budget} tokens, "
+        f"prompts {'shared' if s.share_prompts else 'not shared'}",
         f"update     {seconds:.3f} s, median of {len(result.seconds)} "
         f"({min(result.seconds):.3f} to {max(result.seconds):.3f})",
         "peak       " + ", ".join(f"{n} {p / TERA:.1f} TFLOP/s" for n, p in peaks.items() if p),

@@ -1,5 +1,6 @@
-"""Peak memory of a GRPO run on SmolLM2-135M against the sum of what must be held at once, above the memory of the
-imports.
+"""Peak memory of a GRPO run on SmolLM2-135M against the sum of what must be held at once.
+
+Both are above the memory of the imports.
 
 Run with nothing else on the machine: python -m tests.benchmarks.peak_memory [STEPS]
 """
@@ -24,7 +25,7 @@ def resident() -> float:
 
 
 class PeakWatcher(threading.Thread):
-    """Samples the resident memory every 5 ms and keeps the peak of each phase, named by the caller."""
+    """Samples the resident memory every 5 ms; keeps the peak of each phase, named by the caller."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -37,7 +38,7 @@ class PeakWatcher(threading.Thread):
 
 
 def activation_bytes(worker, batch) -> int:
-    """What autograd keeps of the largest micro-batch between forward and backward, each storage once, no parameters."""
+    """Returns what autograd keeps of the largest micro-batch, each storage once, no parameters."""
     from workers.model.micro_batches import iter_micro_batches
 
     actor = worker.actor

@@ -1,4 +1,6 @@
-"""Do the members of a group meet the same first observation? For every adapter, in every home, over thousands of seeds.
+"""Measures whether the members of a group meet the same first observation.
+
+For every adapter, with every isolation, over thousands of seeds.
 
 Two members of each group are reset at once, among those of other groups, while another thread draws
 from the global generators as an environment does (`OwnGenerators`), or with --foreign as code does
@@ -20,7 +22,7 @@ from contextlib import nullcontext
 import numpy as np
 
 from custom.agent import AgentSpec
-from custom.env import OwnGenerators
+from custom.own_generators import OwnGenerators
 from workers.environments.pool import Answer, EnvironmentPool
 
 TEXTARENA = (
@@ -161,7 +163,8 @@ def main() -> None:
                 total, wrong = total + compared, wrong + different
                 if different or error:
                     print(
-                        f"  {library}:{game} {isolation}: {different} of {compared} groups differ {error[:300]}"
+                        f"  {library}:{game} {isolation}: {different} of {compared} groups "
+                        f"differ {error[:300]}"
                     )
             print(f"{library:14} {isolation:8} {total:6} groups compared", flush=True)
     stop.set()

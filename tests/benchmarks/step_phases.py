@@ -1,9 +1,9 @@
 """Where a whole GRPO step's time goes.
 
-The real trainer in one process, a Qwen2 of random weights, answers of full
-length; nothing is fetched.
+The real trainer in one process, a Qwen2 of random weights, answers of full length; nothing is
+fetched.
 
-python -m tests.benchmarks.step_phases                            0.5B parameters, 16 prompts x 8 answers of 256 tokens
+python -m tests.benchmarks.step_phases    0.5B parameters, 16 prompts x 8 answers of 256 tokens
 python -m tests.benchmarks.step_phases --engine vllm
 python -m tests.benchmarks.step_phases --size tiny --device cpu --prompts 2 --tokens 8
 """
@@ -115,9 +115,8 @@ def main(args: argparse.Namespace) -> str:
         for key, value in medians.items()
     ]
     if args.device == "cuda":
-        lines.append(
-            f"  memory           {torch.cuda.max_memory_allocated() / GIB:8.2f} GiB allocated at most"
-        )
+        peak = torch.cuda.max_memory_allocated() / GIB
+        lines.append(f"  memory           {peak:8.2f} GiB allocated at most")
     return "\n".join(lines)
 
 

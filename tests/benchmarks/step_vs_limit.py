@@ -1,9 +1,9 @@
 """A whole GRPO step on SmolLM2-135M against the bare parts it is made of, in turns in one process.
 
     ours   trainer.train_step: generation, reward, advantages, update, weight sync, metrics
-    limit  bare vLLM on the same prompts for as many tokens, then a bare forward/backward over the same tokens (bf16
-    autocast, every position through the head, rows sorted by length into micro-batches of 1,024 tokens) and AdamW; no
-    reward, no advantages, no weight sync
+    limit  bare vLLM on the same prompts for as many tokens, then a bare forward/backward over the
+           same tokens (bf16 autocast, every position through the head, rows sorted by length into
+           micro-batches of 1,024 tokens) and AdamW; no reward, no advantages, no weight sync
 
 Run with nothing else on the machine: python -m tests.benchmarks.step_vs_limit [ROUNDS]
 """
@@ -56,7 +56,7 @@ def bare_generation(rollout: vLLMRollout, batch: DataProto) -> None:
 def sorted_micro_batches(
     batch: DataProto, budget: int = 1024
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(ids, label mask, advantages) of right-padded rows, longest first, at most `budget` padded tokens each."""
+    """Yields (ids, label mask, advantages) of padded rows, longest first, in `budget` tokens."""
     mask = batch.batch["attention_mask"].bool()
     width = batch.batch["prompts"].shape[1]
     whole = torch.cat([batch.batch["prompts"], batch.batch["responses"]], dim=1).long()

@@ -1,12 +1,15 @@
-"""TRL's GRPOTrainer against our step on the same 64 samples of SmolLM2-135M, each in a process of its own, in turns.
+"""TRL's GRPOTrainer against our step on the same 64 samples of SmolLM2-135M.
 
-    ours   trainer.train_step as in step_vs_limit: generation by vLLM, reward, advantages, update, weights to the engine
-    trl    GRPOTrainer as it comes on a CPU: generation by transformers, float32 weights under bf16 autocast
+Each has a process of its own, in turns.
+
+    ours   trainer.train_step as in step_vs_limit: generation by vLLM, reward, advantages, update,
+           weights to the engine
+    trl    GRPOTrainer as it comes on a CPU: generation by transformers, float32 weights under bf16
+           autocast
 
 Both: 8 prompts of outputs/smollm2/train.parquet (`make smollm2` makes it) x 8 samples, at most 64
-    new tokens,
-temperature 1, one update, no KL, no gradient checkpointing, the reward of the prompts' own
-verifier. TRL is no requirement of this project: `pip install trl` first.
+new tokens, temperature 1, one update, no KL, no gradient checkpointing, the reward of the prompts'
+own verifier. TRL is no requirement of this project: `pip install trl` first.
 
 Run with nothing else on the machine: python -m tests.benchmarks.trl_step [ROUNDS]
 """
@@ -52,7 +55,7 @@ def our_seconds(steps: int) -> list[float]:
 
 
 def trl_seconds(steps: int) -> list[float]:
-    """Times TRL's steps, from the first of the accumulated batches to the end of the optimiser's step."""
+    """Times TRL's steps, from the first accumulated batch to the end of the optimiser's step."""
     import datasets
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -120,7 +123,8 @@ def score(found: Any) -> float:
 def main(rounds: int) -> None:
     if find_spec("trl") is None:
         sys.exit(
-            "TRL is not installed here, and no requirement of this project: pip install trl, then run this again"
+            "TRL is not installed here, and no requirement of this project: "
+            "pip install trl, then run this again"
         )
     seconds: dict[str, list[float]] = {"ours": [], "trl": []}
     for number in range(rounds):
@@ -134,7 +138,8 @@ def main(rounds: int) -> None:
         )
     ours, trl = (statistics.median(kept) for kept in seconds.values())
     print(
-        f"\nmedians of {rounds} rounds, 64 samples a step: ours {ours:.2f} s, TRL {trl:.2f} s, ratio {ours / trl:.3f}"
+        f"\nmedians of {rounds} rounds, 64 samples a step: ours {ours:.2f} s, TRL {trl:.2f} s, "
+        f"ratio {ours / trl:.3f}"
     )
 
 

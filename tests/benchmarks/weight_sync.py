@@ -1,7 +1,9 @@
-"""`sync_weights` of the trainer's worker into vLLM, against the engine's bare `reload_weights` of tensors that lie
-ready in its dtype.
+"""`sync_weights` of the trainer's worker into vLLM, against the engine's bare `reload_weights`.
 
-    ours   manifest check, each float32 tensor cast to the engine's dtype as it is asked for, reload, cache reset
+The latter gets tensors that lie ready in the engine's dtype.
+
+    ours   manifest check, each float32 tensor cast to the engine's dtype as it is asked for,
+           reload, cache reset
     bare   reload of the same tensors, cast beforehand
 
 Run with nothing else on the machine: python -m tests.benchmarks.weight_sync [--rounds 9]
@@ -116,7 +118,8 @@ def measure(rounds: int, model: list[str]) -> None:
     ours, limit = statistics.median(times["ours"]), statistics.median(times["bare"])
     count = sum(parameter.numel() for parameter in worker.module.parameters())
     print(
-        f"\n{count / 1e6:.1f}M parameters, a copy for the engine {copy:.0f} MiB; medians of {rounds} rounds in turns"
+        f"\n{count / 1e6:.1f}M parameters, a copy for the engine {copy:.0f} MiB; "
+        f"medians of {rounds} rounds in turns"
     )
     print("\n| | ours | bare reload | ratio | target |\n|---|---|---|---|---|")
     print(
@@ -124,7 +127,8 @@ def measure(rounds: int, model: list[str]) -> None:
     )
     print(f"| extra memory | {ours_memory:.0f} MiB | {bare_memory:.0f} MiB | | |")
     print(
-        f"| extra memory / copy | {ours_memory / copy:.2f} | {bare_memory / copy:.2f} | | under {MEMORY_TARGET:.1f} |"
+        f"| extra memory / copy | {ours_memory / copy:.2f} | {bare_memory / copy:.2f} "
+        f"| | under {MEMORY_TARGET:.1f} |"
     )
 
 

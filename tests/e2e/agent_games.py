@@ -18,15 +18,13 @@ from custom.env import BaseEnvironment, EnvironmentConfig, Trajectory
 def fate(seed: int) -> str:
     """What happens in an episode of `Fragile`.
 
-    One in five crashes in its second step, one in five gives a reward that
-    is
-    no number.
+    One in five crashes in its second step, one in five gives a reward that is no number.
     """
     return ("fine", "fine", "fine", "crash", "garbage")[seed % 5]
 
 
 class Fragile(BaseEnvironment):
-    """Two turns; a reward of 1 for an even number in each, and trouble in the second where the seed says so."""
+    """Pays 1 for an even number in each of two turns; some seeds bring trouble in the second."""
 
     def reset(self, seed: int | None = None) -> str:
         self.fate, self.turn = fate(seed or 0), 0

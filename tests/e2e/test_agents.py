@@ -306,7 +306,7 @@ def test_failures_are_counted_exactly_and_settled_as_configured(
 
 
 def check_group_advantages(batch: DataProto) -> None:
-    """Dr. GRPO by hand: a member's reward less the mean of those members of its group that sampled anything."""
+    """Computes Dr. GRPO by hand: a reward less its group's mean of those that sampled."""
     batch = batch.drop_dummies()
     live = batch.batch["response_mask"].any(dim=1)
     scores = batch.batch["environment_rewards"].sum(dim=1)
@@ -526,7 +526,8 @@ def environment_threads() -> list[str]:
 
 FORGETFUL = (
     "{% for m in messages %}<|im_start|> {{ m['role'] }} "
-    "{% if m['role'] == 'assistant' and not loop.last and m['content'].strip() in ['1', '3', '5', '7', '9'] %}number"
+    "{% if m['role'] == 'assistant' and not loop.last"
+    " and m['content'].strip() in ['1', '3', '5', '7', '9'] %}number"
     "{% else %}{{ m['content'] }}{% endif %} <|im_end|> {% endfor %}"
     "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
 )
@@ -534,7 +535,7 @@ FORGETFUL = (
 
 @pytest.fixture(scope="module")
 def forgetful_game(tiny_game: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny game under a template that drops odd guesses from the history, as others drop thinking."""
+    """The tiny game under a template that drops odd guesses from the history, like thinking."""
     folder = tmp_path_factory.mktemp("forgetful")
     shutil.copytree(tiny_game / "model", folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
@@ -581,7 +582,7 @@ def test_episodes_of_several_rows_are_trained_and_counted_once(
 
 
 def check_rows_of_episodes(batch: DataProto) -> None:
-    """An episode's rows are numbered from 0, its turns go on over them, and its rewards lie in it once."""
+    """Checks that rows count from 0, turns go on over them, and an episode has its rewards once."""
     for name in set(batch.non_tensor_batch["episode_id"]):
         rows = np.flatnonzero(batch.non_tensor_batch["episode_id"] == name)
         rows = rows[np.argsort(batch.non_tensor_batch["episode_row"][rows])]

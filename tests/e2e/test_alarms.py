@@ -267,7 +267,7 @@ def test_a_template_that_changed_between_two_runs_is_named(tiny_game: Path, tmp_
 def test_rare_rewards_may_stay_away_for_as_long_as_chance_has_it(
     tiny_game: Path, tmp_path: Path
 ) -> None:
-    """Once one episode in sixteen earned something, 96 without are no accident in thousands, and 160 are."""
+    """Where one episode in sixteen earned something, 96 without may be chance; 160 may not."""
     trainer = build_trainer(game_config(tiny_game, tmp_path, *GRPO))
     trainer.init_workers()
     seen: list[Any] = []

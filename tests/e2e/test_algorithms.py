@@ -1,4 +1,4 @@
-"""Every estimator, policy loss and correction, chosen from the config and run in the game on a tiny model."""
+"""Every estimator, policy loss and correction, chosen by the config, in a game on a tiny model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from data.protocol import DataProto
-from tests.e2e.test_agents import ACTOR, ROLLOUT, assert_finite, fit, forgetful_game, game_config  # noqa: F401
+from tests.e2e.test_agents import ACTOR, ROLLOUT, assert_finite, fit, game_config
+from tests.e2e.test_agents import forgetful_game as forgetful_game
 from tests.e2e.test_training import read_steps, tiny_config
 from training import core_algos as algos
 from training.batch.masked_ops import masked_mean
@@ -121,7 +122,7 @@ def test_corrections_weigh_and_reject_in_a_run(
 def test_what_engine_and_trainer_disagree_in_is_measured_in_every_step(
     tiny_game: Path, tmp_path: Path
 ) -> None:
-    """A step of a single update measures it in the update itself, in parts that add up to the same."""
+    """A step of a single update measures it in the update, in parts that add up to the same."""
     once = (f"{ACTOR}.ppo_epochs=1", f"{ACTOR}.ppo_mini_batch_size=8", f"{ROLLOUT}.dtype=bfloat16")
     once += ("trainer.deterministic=true",)
     seen = {}
@@ -213,7 +214,8 @@ def test_gdpo_takes_the_kinds_of_reward_that_the_function_gives(
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
-        "    return {'score': 1.0, 'hit': float(len(solution_str) % 2), 'form': float(len(solution_str))}\n"
+        "    length = float(len(solution_str))\n"
+        "    return {'score': 1.0, 'hit': length % 2, 'form': length}\n"
     )
     kinds = ("algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[hit,form]")
     function = (f"custom_reward_function.path={tmp_path}/mine.py", "trainer.val_before_train=false")
@@ -351,7 +353,7 @@ def test_a_reward_model_scores_prompts_alone(
 
 
 def test_a_reward_model_scores_an_episode_of_several_rows_once(
-    forgetful_game: Path,  # noqa: F811
+    forgetful_game: Path,
     tmp_path: Path,
     reward_model: LlamaForSequenceClassification,
 ) -> None:

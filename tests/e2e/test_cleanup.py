@@ -1,7 +1,6 @@
 """What a run over Ray leaves behind, however it ends: no process and no shared memory.
 
-While it runs, nothing listens
-beyond loopback.
+While it runs, nothing listens beyond loopback.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ TENSOR_PARALLEL = (
 class WatchedRun:
     """`main.py` on two Ray ranks as a process.
 
-    `seen` are all processes that ever descended from it, also those that
-    outlived their parent.
+    `seen` are all processes that ever descended from it, also those that outlived their parent.
     """
 
     def __init__(self, task: Path, folder: Path, *overrides: str) -> None:

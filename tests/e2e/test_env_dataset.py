@@ -1,4 +1,7 @@
-"""Single-turn training on an environment's prompts and rewards: from Python, from YAML, what a config of it lacks."""
+"""Single-turn training on an environment's prompts and rewards.
+
+From Python, from YAML, and what a config of it lacks.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ NO_FUNCTION = "custom_reward_function.path=null"
 
 
 class Between(BaseEnvironment):
-    """Name a number between two others; without a reset to the row's seed its rewards are those of another row."""
+    """Asks for a number between two others; its rewards are of the task it was reset to last."""
 
     def reset(self, seed: int | None = None) -> str:
         self.above = (seed or 0) % 9
@@ -62,7 +65,7 @@ def fit(trainer: RayPPOTrainer) -> None:
 
 
 def check_scores(folder: Path, rows: int) -> None:
-    """Every dumped row has the score that its own prompt and answer deserve; some are right and some wrong."""
+    """Checks that every row has the score its own prompt and answer deserve; some are right."""
     dumped = [
         json.loads(line)
         for step in (1, 2)

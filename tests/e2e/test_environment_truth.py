@@ -69,7 +69,10 @@ def test_one_that_begins_to_fail_stops_the_run_after_three_steps(
 def test_all_environments_that_cannot_be_built_are_listed_with_their_names(
     tiny_game, tmp_path
 ) -> None:
-    entries = f"env_template=[{{path: {GAMES}, cls: Nobody}}, {{path: {GAMES}, cls: Doomed, kwargs: {{other: 1}}}}]"
+    entries = (
+        f"env_template=[{{path: {GAMES}, cls: Nobody}}, "
+        f"{{path: {GAMES}, cls: Doomed, kwargs: {{other: 1}}}}]"
+    )
     with pytest.raises(ConfigError) as raised:
         game_config(tiny_game, tmp_path / "run", f"~{AGENT}.path", f"~{AGENT}.cls", entries)
     said = str(raised.value)
@@ -104,7 +107,10 @@ def test_a_run_writes_where_it_was_told_to_though_an_environment_changes_the_fol
 def test_a_suite_of_ones_own_changes_the_weights_and_a_checkpoint_keeps_them(
     tiny_game, tmp_path
 ) -> None:
-    entries = f"env_template=[{{path: {GAMES}, cls: Shell, max_turn: 2}}, {{path: {GAMES}, cls: Fragile, weight: 3}}]"
+    entries = (
+        f"env_template=[{{path: {GAMES}, cls: Shell, max_turn: 2}}, "
+        f"{{path: {GAMES}, cls: Fragile, weight: 3}}]"
+    )
     own = f"agent.suite={{path: {PROJECT / 'examples/curriculum.py'}, name: SuccessCurriculum}}"
     taken_back = (f"~{AGENT}.path", f"~{AGENT}.cls")
     trainer, _ = fit(

@@ -44,7 +44,8 @@ def test_a_nan_and_a_rank_that_dies_are_named_and_the_run_goes_on(
     code, said = run.end(), run.log.read_text()
     assert code == 0, said[-5000:]
     assert re.search(
-        r"step \d, mini-batch \d of 4 of the actor: its gradient has norm nan, from the loss of ranks \[1\];",
+        r"step \d, mini-batch \d of 4 of the actor: "
+        r"its gradient has norm nan, from the loss of ranks \[1\];",
         said,
     )
     restarts = RESTART.findall(said)

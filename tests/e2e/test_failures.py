@@ -1,4 +1,4 @@
-"""Runs that fail: what they say, what they leave, how they are started again and what they end with."""
+"""Runs that fail: what they say and leave, how they are started again and what they end with."""
 
 from __future__ import annotations
 
@@ -214,6 +214,6 @@ def test_an_engine_that_hangs_shows_its_queue_and_the_oldest_episode(
     assert done.returncode == STALLED, done.stderr
     assert "nothing has moved for 8 s (trainer.stall_timeout_s): step 1, gen" in done.stderr
     record = (tmp_path / "run" / "stalls" / "rank_0.txt").read_text()
-    assert "workers/rollout/base.py" in record
+    assert "workers/rollout/turn_loop.py" in record
     assert re.search(r"the engine's queue: \d turns; tokens by episode: \{\d: \d+", record)
     assert re.search(r"the oldest: episode \d .*, \d turns, the last: Turn\(text='", record)

@@ -60,7 +60,8 @@ KillWait=10
 ReturnToService=2
 NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus}
 NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus}
-PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=60 PreemptMode=REQUEUE OverSubscribe=EXCLUSIVE
+PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=60 PreemptMode=REQUEUE \\
+OverSubscribe=EXCLUSIVE
 PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF OverSubscribe=EXCLUSIVE
 """
 
@@ -149,7 +150,8 @@ class Slurm:
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if missing := [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]:
         pytest.skip(
-            f"no Slurm here ({', '.join(missing)}): apt-get install slurmctld slurmd slurm-client munge"
+            f"no Slurm here ({', '.join(missing)}): "
+            "apt-get install slurmctld slurmd slurm-client munge"
         )
     if os.geteuid() != 0:
         pytest.skip("slurmd wants to be root")

@@ -1,4 +1,7 @@
-"""Several nodes: two Ray nodes started on this machine hold a rank each, or one the driver and the other the ranks."""
+"""Several nodes: two Ray nodes on this machine.
+
+They hold a rank each, or one the driver and the other the ranks.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def test_two_nodes_train(two_nodes: Any, tiny_task: Path, tmp_path: Path) -> Non
 
 @pytest.fixture
 def join() -> Iterator[Callable[[str], None]]:
-    """Connects this process, on a node without GPUs, to a cluster whose other node says that it has two.
+    """Connects this process, on a node without GPUs, to one more node, which claims to have two.
 
     What is given runs before the other node starts, in a view of the file system of its own.
     """
@@ -74,7 +77,10 @@ def join() -> Iterator[Callable[[str], None]]:
     nodes: list[subprocess.Popen[bytes]] = []
 
     def start_other(first: str) -> None:
-        command = f"{first} && exec ray start --block --address={cluster.address} --num-cpus=2 --num-gpus=2"
+        command = (
+            f"{first} && exec ray start --block --address={cluster.address} "
+            "--num-cpus=2 --num-gpus=2"
+        )
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         words = ["unshare", "--mount", "bash", "-c", command]
         nodes.append(

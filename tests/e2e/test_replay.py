@@ -1,7 +1,7 @@
 """Recorded episodes played again.
 
-A real run's are the same, and whatever was changed in a record, or does not repeat
-itself, is named.
+A real run's are the same, and whatever was changed in a record, or does not repeat itself, is
+named.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import random, time
 from custom.env import BaseEnvironment
 
 class Moody(BaseEnvironment):
-    """Says another word at every game; by seed it plays on, crashes or hangs in its second step, or crashes at once."""
+    """By seed it plays on, crashes or hangs in its second step, or crashes at once."""
 
     def reset(self, seed=None):
         self.mood, self.turn = seed % 4, 0

@@ -1,5 +1,6 @@
-"""Tools from end to end: calls in sampled text, their results as observations, their counts as metrics, with the
-trainer around it.
+"""Tools from end to end, with the trainer around them.
+
+Calls in sampled text, their results as observations, their counts as metrics.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def opening(tokenizer: PreTrainedTokenizerFast, seed: int, *further: Tool) -> str:
-    """An episode's first prompt, as the chat template writes it for the calculator and further tools."""
+    """Returns an episode's first prompt, as the chat template writes it for these tools."""
     environment = ToolArithmetic()
     question = environment.reset(seed)
     messages = [
@@ -65,8 +66,7 @@ def opening(tokenizer: PreTrainedTokenizerFast, seed: int, *further: Tool) -> st
 class ScriptedEngine(BaseRollout):
     """Says what it is told: turn t of episode i is `scripts[i][t]`, as tokens.
 
-    There are no weights; everything else is
-    what real engines do.
+    There are no weights; everything else is what real engines do.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, scripts: list[list[str]]) -> None:

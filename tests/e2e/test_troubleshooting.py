@@ -64,13 +64,16 @@ FILES = {
     "unseeded.py": NIM[1].replace("Random(seed)", "Random()"),
     "broken.py": "import nothing_such\n",
     "reward.py": "def two(a, b, c):\n    return 0\n\n\ndef ten(trajectory):\n    return 'ten'\n",
-    "bare.py": "from custom.tools import Tool\n\n\nclass Bare(Tool):\n    def execute(self):\n        return ''\n",
+    "bare.py": (
+        "from custom.tools import Tool\n\n\n"
+        "class Bare(Tool):\n    def execute(self):\n        return ''\n"
+    ),
 }
 
 
 @pytest.fixture
 def own(tiny_game: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The command line of a small run of the tutorial's game, in a folder with files that are wrong."""
+    """Returns the command line of a small run of the tutorial's game, beside wrong files."""
     for name, source in FILES.items():
         (tmp_path / name).write_text(source)
     (tmp_path / "bare_model").mkdir()

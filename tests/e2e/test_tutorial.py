@@ -1,4 +1,4 @@
-"""docs/tutorial.md from its first command to its last, in one folder, with fewer and smaller steps."""
+"""docs/tutorial.md from its first command to its last, with fewer and smaller steps."""
 
 from __future__ import annotations
 

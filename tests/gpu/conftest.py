@@ -7,8 +7,7 @@ and which fails for the same reasons except those that only a GPU has. What asse
 is skipped then. Without the variable the device is `cuda`.
 
 Invariant: a test here compares with the CPU, with another setting on the same device, or with
-    numbers worked by hand;
-none records figures.
+numbers worked by hand; none records figures.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def cuda_memory(device: torch.device) -> torch.device:
 
 @pytest.fixture(autouse=True)
 def exact_and_clean() -> Iterator[None]:
-    """Keeps float32 exact (no TF32), and what a deterministic run switched on from the next test."""
+    """Keeps float32 exact (no TF32); undoes what a deterministic run switches on."""
     assert not torch.backends.cuda.matmul.allow_tf32
     yield
     torch.use_deterministic_algorithms(False)

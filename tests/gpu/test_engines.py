@@ -81,7 +81,7 @@ def test_hf_gives_a_seed_the_same_sample_in_any_batch(tiny_task, device) -> None
 def vllm_engine(
     wide_model: Path, device: torch.device
 ) -> Iterator[tuple[BaseRollout, nn.Module, ModelSpec]]:
-    """Yields vLLM in bfloat16 with the weights of a policy that has moved away from the folder's."""
+    """Yields vLLM in bfloat16, with the weights of a policy that moved away from the folder's."""
     pytest.importorskip("vllm")
     spec = model_spec(wide_model, device)
     policy = spec.causal_lm(trainable=True).eval()

@@ -1,4 +1,7 @@
-"""Offloading: device memory is really freed, and training goes on with the same numbers, also after a checkpoint."""
+"""Offloading: device memory is really freed.
+
+Training goes on with the same numbers, also after a checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_deterministic_run_is_repeated_and_goes_on_bitwise(tiny_task, tmp_path
 def test_a_run_that_offloads_has_the_numbers_of_one_that_does_not_and_goes_on_bitwise(
     tiny_task, tmp_path, device
 ) -> None:
-    """The first checkpoint is from before the actor's first step, when its optimiser has no state."""
+    """The first checkpoint is from before the actor's first step: its optimiser has no state."""
     overrides = (
         "trainer.deterministic=true",
         "trainer.save_freq=1",
@@ -150,7 +150,7 @@ def test_a_deterministic_worker_sets_what_cublas_reads(device, monkeypatch) -> N
 
 
 def test_the_update_of_a_batch_is_bitwise_the_same_twice(tiny_task, tmp_path, device) -> None:
-    """Has rows so long that attention's backward pass is cut in parts, whose sum has no fixed order by default."""
+    """Has rows so long that attention's backward pass adds parts up, by default in any order."""
     from tests.benchmarks.mfu import Settings, build_worker, make_batch
 
     model = {

@@ -1,4 +1,7 @@
-"""Forward passes and updates on CUDA against the CPU's, in float32 and bfloat16, for every layout of a micro-batch."""
+"""Forward passes and updates on CUDA against the CPU's.
+
+They run in float32 and bfloat16, for every layout of a micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 def assert_near(got: Tensor, expected: Tensor, relative: float) -> None:
-    """Compares as vectors: the difference's norm is at most `relative` of the expected one's, which is not zero."""
+    """Checks that the difference's norm is at most `relative` of what is expected, not 0."""
     got, expected = got.detach().cpu().float(), expected.detach().cpu().float()
     assert expected.norm() > 0
     assert (got - expected).norm() <= relative * expected.norm()

@@ -1,4 +1,7 @@
-"""Tests episodes of several rows in the estimators, which see one joined row, however its parts lie in the batch."""
+"""Tests episodes of several rows in the estimators.
+
+They see one joined row, however its parts lie in the batch.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ def advantages(batch: DataProto, estimator: str, **kwargs: float) -> DataProto:
 
 
 def test_a_group_counts_an_episode_of_two_rows_once() -> None:
-    """Compares scores 3 (1 + 2, in two rows), 1 and 2 with their mean 2, which by rows would be (1 + 2 + 1 + 2) / 4."""
+    """Compares scores 3 (1 + 2, in two rows), 1 and 2 to their mean 2; by rows it would be 1.5."""
     batch = batch_of(
         [("g", "a", 0, [1.0]), ("g", "b", 0, [1.0]), ("g", "a", 1, [2.0]), ("g", "c", 0, [2.0])]
     )

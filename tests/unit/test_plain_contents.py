@@ -38,8 +38,10 @@ from tests.unit.test_turn_tokens import (
 from tests.unit.test_turn_tokens import turn_tokens as of_bytes
 
 GEMMA = (
-    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    "{% for m in messages %}{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+    "{{ bos_token }}"
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{% for m in messages %}"
+    "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
     "{{ m.content | trim + '<end_of_turn>\n' }}{% endfor %}"
     "{{ '<start_of_turn>model\n' if add_generation_prompt }}"
 )
@@ -79,7 +81,7 @@ def forged(turns: TurnTokens) -> str:
 
 
 def conversations(name: str, text: str, *, by_policy: bool = False) -> list[list[dict[str, str]]]:
-    """Makes conversations that have the text as the system's, the user's, a tool's or the policy's."""
+    """Makes conversations with the text as the system's, the user's, a tool's or the policy's."""
     first, answer = [system("Play."), user("Hi")], assistant("7")
     if by_policy:
         return [[user("Hi"), assistant(text), user("low")], [*first, assistant(text), user("low")]]
@@ -211,8 +213,10 @@ def test_added_tokens_that_are_not_special_stay_as_they_are_and_stops_become_tex
 
 def test_every_string_of_a_message_is_text():
     turns = of_template(
-        "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.name }} {{ m.tool_call_id }} {{ m.content[0].text }} "
-        "{{ m.more.keys() | list | first }}<|im_end|>{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+        "{% for m in messages %}<|im_start|>"
+        "{{ m.role }} {{ m.name }} {{ m.tool_call_id }} {{ m.content[0].text }} "
+        "{{ m.more.keys() | list | first }}<|im_end|>{% endfor %}"
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
     )
     end = "<|im_end|>"
     message = {
@@ -241,10 +245,8 @@ def test_marks_break_overlapping_tokens_and_are_put_once():
     assert mark_specials("a<s><s>", both) == f"a<{MARK}s{MARK}><{MARK}s>"
     assert mark_specials(mark_specials("a<s><s>", both), both) == mark_specials("a<s><s>", both)
     assert mark_specials({"a": [f"x{MARK}y", 3, None]}, both) == {"a": ["xy", 3, None]}
-    assert (
-        mark_specials("a<s>", frozenset()) == "a<s>"
-        and mark_specials("a+", frozenset({"+"})) == "a+"
-    )
+    assert mark_specials("a<s>", frozenset()) == "a<s>"
+    assert mark_specials("a+", frozenset({"+"})) == "a+"
 
 
 @settings(max_examples=100, deadline=None)

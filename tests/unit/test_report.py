@@ -34,7 +34,8 @@ def steps(count):
 def test_the_later_value_of_a_step_counts_and_partly_written_lines_are_skipped(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text(
-        '{"step": 2, "a": 5}\n{"step": 1, "a": "nan", "b": 1}\n{"step": 2, "a": 7, "b": 2}\n{"step": 3, "a"'
+        '{"step": 2, "a": 5}\n{"step": 1, "a": "nan", "b": 1}\n'
+        '{"step": 2, "a": 7, "b": 2}\n{"step": 3, "a"'
     )
     metrics = read_metrics(file)
     assert metrics.index.tolist() == [1, 2] and metrics["b"].tolist() == [1, 2]

@@ -167,7 +167,10 @@ def test_overlong_prompts_are_refused_before_the_run_with_file_row_length_and_re
 ):
     file = write(tmp_path / "a.jsonl", [make_row(words, words) for words in (1, 9, 2, 7, 12)])
     config = make_config(filter_overlong_prompts_workers=workers)
-    remedies = "raise it, set data.filter_overlong_prompts=true, or data.truncation to left, right or middle"
+    remedies = (
+        "raise it, set data.filter_overlong_prompts=true, "
+        "or data.truncation to left, right or middle"
+    )
     with pytest.raises(ValueError) as caught:
         RLHFDataset(file, tokenizer, config)
     assert str(caught.value) == (

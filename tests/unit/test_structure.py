@@ -1,5 +1,6 @@
-"""The house itself: imports point one way, heavy packages are imported where they are used, files and functions are
-short.
+"""The house itself: imports point one way, heavy packages are imported where they are used.
+
+Files and functions are short.
 """
 
 from __future__ import annotations

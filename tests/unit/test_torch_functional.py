@@ -222,10 +222,11 @@ def test_wsd_schedule_warms_up_from_its_floor_and_ends_there():
     assert measured == pytest.approx([0.2, 1.1, *[2] * 9, 1.1, 0.2, 0.2])
 
 
+MODULES = [module.name for module in pkgutil.iter_modules(training.batch.__path__)]
+
+
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize(
-    "name", [module.name for module in pkgutil.iter_modules(training.batch.__path__)]
-)
+@pytest.mark.parametrize("name", MODULES)
 def test_no_file_of_the_package_imports_transformers_when_it_is_imported(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     runpy.run_module(f"training.batch.{name}")

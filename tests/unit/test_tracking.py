@@ -1,4 +1,4 @@
-"""Tests tracking: what each backend writes, resuming, partly written files, and trackers that fail."""
+"""Tests tracking: what backends write, resuming, partly written files, and trackers that fail."""
 
 import json
 import resource
@@ -41,7 +41,8 @@ def test_non_finite_values_stay_valid_json(tmp_path):
 def test_resuming_cuts_later_steps_and_partly_written_lines(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text(
-        '{"step": 0, "v": 1}\n{"step": 1}\n\x00\x00{"st\n{"step": 2}\n[3]\n{"step": 3}\n{"step": 2, "x": 0.'
+        '{"step": 0, "v": 1}\n{"step": 1}\n\x00\x00{"st\n{"step": 2}\n[3]\n'
+        '{"step": 3}\n{"step": 2, "x": 0.'
     )
     with open_tracking(tmp_path, resume_step=2) as tracking:
         tracking.log({"a": 1}, step=3)

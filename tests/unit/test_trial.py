@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from custom.agent import GARBAGE, Agent, AgentSpec, Trial, play_trial
+from custom.agent import Agent, AgentSpec
 from custom.env import BaseEnvironment
+from custom.trial import GARBAGE, Trial, play_trial
 from training.config import AgentConfig, DataConfig, PPOConfig
 from training.environment_trial import report_trial, try_agents
 

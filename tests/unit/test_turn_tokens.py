@@ -13,8 +13,11 @@ from data.turn_tokens import Join, TurnTokens, fold_system_message
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"
-    "{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, "
+    "trained by Hugging Face<|im_end|>\n' }}"
+    "{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
@@ -30,9 +33,13 @@ TOOLS_IN_SYSTEM = r"""{%- if tools %}
 
 TOOL_AS_USER = r"""
     {%- elif message.role == "tool" %}
-        {%- if (loop.index0 == 0) or (messages[loop.index0 - 1].role != "tool") %}{{- '<|im_start|>user' }}{%- endif %}
+        {%- if (loop.index0 == 0) or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
         {{- '\n<tool_response>\n' }}{{- message.content }}{{- '\n</tool_response>' }}
-        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}{{- '<|im_end|>\n' }}{%- endif %}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
     {%- endif %}
 {%- endfor %}
 """
@@ -40,10 +47,12 @@ TOOL_AS_USER = r"""
 QWEN25 = (
     TOOLS_IN_SYSTEM
     + r"""{%- else %}
-    {{- '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n' }}
+    {{- '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. ' }}
+    {{- 'You are a helpful assistant.<|im_end|>\n' }}
 {%- endif %}
 {%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant") %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first)
+        or (message.role == "assistant") %}
         {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}"""
     + TOOL_AS_USER
     + r"{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
@@ -65,16 +74,20 @@ QWEN3 = (
     {%- elif message.role == "assistant" %}
         {%- set content = message.content %}{%- set thinking = '' %}
         {%- if '</think>' in content %}
-            {%- set thinking = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set thinking = content.split('</think>')[0].rstrip('\n') %}
+            {%- set thinking = thinking.split('<think>')[-1].lstrip('\n') %}
             {%- set content = content.split('</think>')[-1].lstrip('\n') %}
         {%- endif %}
         {%- if loop.index0 > ns.last_query and (loop.last or thinking) %}
-            {%- set content = '<think>\n' + thinking.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') %}
+            {%- set content = '<think>\n' + thinking.strip('\n') + '\n</think>\n\n'
+                + content.lstrip('\n') %}
         {%- endif %}
         {{- '<|im_start|>assistant\n' + content + '<|im_end|>\n' }}"""
     + TOOL_AS_USER
     + r"""{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
 {%- endif %}"""
 )
 
@@ -82,12 +95,15 @@ LLAMA2 = (
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
     "{% set system_message = messages[0]['content'] %}"
     "{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}"
-    "{% for message in loop_messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% for message in loop_messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
+    "{% endif %}"
     "{% if loop.index0 == 0 and system_message != false %}"
     "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
     "{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
-    "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
+    "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}"
     "{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 
@@ -95,16 +111,22 @@ LLAMA3 = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}"
     "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
     "+ message['content'] | trim + '<|eot_id|>' %}"
-    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
+    "{% endif %}"
 )
 
 MISTRAL_V1 = (
-    "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
+    "{% endif %}"
     "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
     "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token}}"
-    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}"
+    "{% endfor %}"
 )
 
 # The tools and the system message stand in the last user turn.
@@ -124,12 +146,15 @@ MISTRAL_V3 = r"""{%- if messages[0]["role"] == "system" %}
     {%- elif message["role"] == "assistant" %}{{- " " + message["content"]|trim + eos_token}}
     {%- elif message["role"] == "tool" %}
         {{- '[TOOL_RESULTS] {"content": ' + (message.content | tojson) + "}[/TOOL_RESULTS]" }}
-    {%- else %}{{- raise_exception("Only user, assistant and tool roles are supported!") }}{%- endif %}
+    {%- else %}
+        {{- raise_exception("Only user, assistant and tool roles are supported!") }}
+    {%- endif %}
 {%- endfor %}"""
 
 # The start of the thinking is part of the prompt; thinking is dropped from every earlier turn.
 THINK_IN_PROMPT = (
-    "{% for m in messages %}{% set text = m.content.split('</think>')[-1] if m.role == 'assistant' else m.content %}"
+    "{% for m in messages %}"
+    "{% set text = m.content.split('</think>')[-1] if m.role == 'assistant' else m.content %}"
     "{{ '<|im_start|>' + m.role + '\n' + text + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
 )
@@ -162,7 +187,7 @@ TOOL = {
 
 
 def byte_level_core() -> Tokenizer:
-    """Makes a tokenizer of bytes whose merges may join text with the template's own where turns meet."""
+    """Makes a byte tokenizer whose merges may join text with the template's where turns meet."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [
         ("Ġ", "Ġ"),
@@ -341,7 +366,8 @@ def test_a_reply_of_no_messages_or_of_several_is_joined():
     turns = turn_tokens("qwen2.5")
     assert joined_text(turns, "7<|im_end|>", []) == "\n<|im_start|>assistant\n"
     assert joined_text(turns, "7<|im_end|>", [tool("1"), tool("2"), user("so?")]) == (
-        "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
+        "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n"
+        "<tool_response>\n2\n</tool_response><|im_end|>\n"
         "<|im_start|>user\nso?<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -371,7 +397,7 @@ def test_dropped_thinking_starts_a_new_row_whose_prompt_is_the_templates():
     assert "Hm" not in decode(turns, join.rewritten) and "Yes." in decode(turns, join.rewritten)
 
 
-def test_thinking_goes_on_in_the_same_row_behind_a_tools_result_and_is_dropped_at_the_next_question():
+def test_thinking_goes_on_behind_a_tools_result_and_is_dropped_at_the_next_question():
     turns = turn_tokens("qwen3")
     text = "<think>Hm.</think>Call."
     assert "<tool_response>" in joined_text(turns, text + "<|im_end|>", [tool("4")])
@@ -421,9 +447,10 @@ def test_white_space_that_the_template_strips_from_a_turn_is_no_rewriting():
         assert turns.join([user("Hi")], encode(turns, "\n\n 7 \n"), [user("low")]).rewritten is None
 
 
-def test_an_empty_turn_that_the_template_leaves_out_starts_a_new_row_though_prompt_and_closing_fit_the_rendering():
+def test_an_empty_turn_that_the_template_leaves_out_starts_a_new_row_though_the_rest_fits():
     turns = of_template(
-        "{% for m in messages if m.content %}[{{ m.content }}]{% endfor %}{{ '[' if add_generation_prompt }}"
+        "{% for m in messages if m.content %}[{{ m.content }}]{% endfor %}"
+        "{{ '[' if add_generation_prompt }}"
     )
     assert joined_text(turns, "7", [user("low")]) == "][low]["
     # The prompt "[Hi][" and the closing "][low][" overlap in "[Hi][low][".

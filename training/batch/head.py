@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 # probabilities, as a second row.
 EntropyMode = Literal["none", "value", "grad", "squares"]
 # Logits in a block on a CPU. Its float32 copies stay in the cache, and are too small to be mapped
-# anew each time (workers/ranks/heap.py).
+# anew each time (workers/ranks/memory.py).
 BLOCK_ENTRIES = 1 << 18
 Function = TypeVar("Function", bound=Callable[..., Any])
 

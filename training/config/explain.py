@@ -26,7 +26,6 @@ FOLDERS = ("workers", "training", "custom", "data", "contrib", "examples")
 # They look at settings to check, plan, watch or show, and are named where nothing else reads one.
 ONLOOKERS = (
     "training/config/",
-    "training/run/plan",
     "training/run/alarms",
     "contrib/",
     "examples/",
@@ -135,7 +134,7 @@ def _declaring_file(sections: str, name: str) -> str:
 
 
 def sizes(config: PPOConfig) -> str:
-    """Tells what follows from the batch sizes: rows and tokens of a step, rows of an update.
+    """Describes what follows from the batch sizes: rows and tokens of a step, rows of an update.
 
     Raises:
         ValueError: they do not divide.

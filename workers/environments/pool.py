@@ -26,9 +26,11 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from custom.agent import LONGEST_S, AgentSpec
+from custom.agent import AgentSpec
 from custom.confine import Limits
-from custom.env import Abandoned, Task
+from custom.env import Task
+from custom.env_calls import Abandoned
+from custom.trial import MAX_TRIAL_S
 from workers.environments.fork_server import ForkServer
 from workers.environments.reply import Call, StepReply, WorkerLost, crashed, overdue
 from workers.environments.workers import EnvWorker, Isolation, make_worker, pickled
@@ -182,7 +184,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         max_turn: int,
         task: Task | None = None,
     ) -> None:
-        """Has an agent play some episodes by itself (custom/agent.py); needs no `finish`."""
+        """Lets an agent play some episodes by itself (custom/agent.py); needs no `finish`."""
         self._begin(key, spec_index, "trial", (seed, episodes, max_turn, task))
 
     def step(self, key: Hashable, text: str) -> None:
@@ -276,7 +278,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         return reply
 
     async def _ask(self, slot: Slot, kind: Call, args: tuple[Any, ...], limit: float) -> StepReply:
-        """Has the slot's thread make a call; one that runs beyond its limit is answered here."""
+        """Makes the slot's thread do a call; one that runs beyond its limit is answered here."""
         answer: asyncio.Future[StepReply] = self._loop.create_future()
         started = time.monotonic()
         wait_s = limit + GRACE_S
@@ -300,14 +302,14 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         has_step_timeout = self.step_timeout_s < math.inf
         if kind == "trial":
             step_s = self.step_timeout_s if has_step_timeout else MAX_TRIAL_STEP_S
-            return LONGEST_S + step_s
+            return MAX_TRIAL_S + step_s
         if kind == "finish":
             return self.step_timeout_s if has_step_timeout else self.episode_timeout_s
         left_of_episode = max(0.0, self.episode_timeout_s - slot.used_s)
         return min(self.step_timeout_s, left_of_episode)
 
     def _discard(self, slot: Slot) -> None:
-        """Has the slot's thread close its agent and end."""
+        """Makes the slot's thread close its agent and end."""
         slot.discarded = True
         slot.inbox.put(None)
         self._loop.call_later(self.close_timeout_s + GRACE_S, self._kill, slot)
