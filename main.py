@@ -94,7 +94,7 @@ def print_plan(config: PPOConfig) -> None:
     Raises:
         ConfigError: no plan can be made.
     """
-    from training.run.plan import Planner
+    from contrib.memory_plan.planner import Planner
 
     for problem in check_config(config, ask_hub=False):
         print(f"it would not start here: {problem}", file=sys.stderr)

@@ -33,7 +33,7 @@ class Supervisor:
 
     def __init__(self, config: PPOConfig, program: Path, argv: list[str]) -> None:
         # Imports torch: late.
-        from training.run.checkpoint import LATEST
+        from training.run.checkpoint_contents import LATEST
 
         self.config = config
         self.command = [sys.executable, str(program), *argv]

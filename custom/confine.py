@@ -64,13 +64,13 @@ def _leave_network() -> None:
 
 
 def die_with_parent() -> None:
-    """Has Linux kill this process when its parent ends."""
+    """Makes Linux kill this process when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Has Linux give this process the descendants whose parents end: they stay in its tree."""
+    """Makes Linux give this process the descendants whose parents end: they stay in its tree."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 

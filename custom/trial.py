@@ -84,7 +84,7 @@ class TrialEpisode:
 def play_trial(
     agent: Agent, seed: int, episodes: int, max_turn: int, task: Task | None = None
 ) -> Trial:
-    """Has every player play `episodes` episodes of at most `max_turn` turns.
+    """Lets every player play `episodes` episodes of at most `max_turn` turns.
 
     Episode i has the seed `seed + i`, whoever plays it.
     """

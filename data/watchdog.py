@@ -44,7 +44,7 @@ STORE_TIMEOUT = timedelta(seconds=5)
 
 
 class WatchdogSettings(NamedTuple):
-    """Says when a run is stalled, and where its records go.
+    """Sets when a run counts as stalled, and where its records go.
 
     Attributes:
         timeout_s: seconds without a beat after which it is.
@@ -84,7 +84,7 @@ class Watchdog:
         self._shown: Callable[[], Any] | None = None
 
     def beat(self, what: str) -> None:
-        """Tells of progress."""
+        """Counts progress, and remembers what it was."""
         self.beats += 1
         self.last_beat = what
 
@@ -143,7 +143,7 @@ class Watchdog:
         self.store = None
 
     def _set_timer(self) -> None:
-        """Has the system send WAKE unless it is set again in time."""
+        """Makes the system send WAKE unless it is set again in time."""
         signal.setitimer(signal.ITIMER_VIRTUAL, self.settings.timeout_s + 3 * self._tick_s)
 
     def _run(self) -> None:

@@ -110,7 +110,7 @@ def _runs_of(kind: str, name: str) -> list[Run]:
 
 
 def description(lines: Lines) -> str:
-    """Tells what was trained, how long, when and on what."""
+    """Describes what was trained, how long, when and on what."""
     seconds = [line["seconds"] for line in lines.values()]
     first = [line["first"] for line in lines.values()]
     date = max(line["date"] for line in lines.values())

@@ -96,7 +96,7 @@ def player_of(config: PPOConfig, place: Path) -> Player:
 
 
 def summary(episodes: Sequence[Recorded], lines: Sequence[str]) -> str:
-    """Tells what was replayed, and what could not be."""
+    """Describes what was replayed, and what could not be."""
     endings = Counter(episode["ending"] for episode in episodes)
     counts = ", ".join(f"{count} {ending}" for ending, count in endings.most_common())
     parts = [f"{len(episodes)} episodes ({counts})"]

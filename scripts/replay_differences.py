@@ -118,7 +118,7 @@ def _answer_differences(recorded: Recorded, played: Recorded) -> Iterator[str]:
 
 
 def answered(turn: Recorded) -> str:
-    """Tells whether, and with what, the environment answered the turn."""
+    """Describes whether, and with what, the environment answered the turn."""
     if turn["done"] is None:
         return "not answered"
     return f"answered {short(turn['observation'])}"

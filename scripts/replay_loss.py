@@ -74,7 +74,7 @@ def _with_advantages(config: PPOConfig, batch: DataProto, report: Report) -> Dat
 
 
 def report_log_probs(batch: DataProto, report: Report) -> None:
-    """Tells in one line a row how far the recorded log-probs are from the model's, in nats."""
+    """Prints in one line a row how far the recorded log-probs are from the model's, in nats."""
     if "rollout_log_probs" not in batch.batch:
         report("rollout.calculate_log_probs=false: there are no recorded log-probs to compare")
         return

@@ -100,7 +100,7 @@ class _EnvironmentTrial:
             yield from self._play(index, name, spec.max_turn or self.config.agent.max_turn)
 
     def _play(self, index: int, name: str, max_turn: int) -> Iterator[str]:
-        """Has an environment play its trial and reports on it; yields its problems."""
+        """Lets an environment play its trial and reports on it; yields its problems."""
         agent = self.config.agent
         seed = self.config.data.run_seed
         self.pool.trial(index, index, seed, agent.trial_episodes, max_turn, self.task)

@@ -385,7 +385,7 @@ class RayPPOTrainer:
         return batch, metrics
 
     def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
-        """Does the rollout itself; here every prompt is answered once."""
+        """Runs the rollout itself; here every prompt is answered once."""
         return self.rollout_wg.generate_sequences(gen_batch)
 
     def score(

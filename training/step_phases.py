@@ -41,7 +41,7 @@ RESAMPLING_GROUP = -2
 
 
 class StepPhases:
-    """Does the phases of a step.
+    """Runs the phases of a step.
 
     Args:
         config: the run's.

@@ -102,7 +102,7 @@ def _worker_to_build(role: Role, worker_cls: type, config: PPOConfig) -> ClassWi
 def load_models(
     groups: Mapping[Role, Any], config: PPOConfig, total_training_steps: int
 ) -> WorkerGroups:
-    """Has every group load its models, the policy's and the engines last.
+    """Lets every group load its models, the policy's and the engines last.
 
     Args:
         groups: what `start_workers` started.

@@ -1,1 +1,1 @@
-"""What runs beside the weights: training engines, rollout engines, and the groups of ranks that drive them."""
+"""Runs beside the weights: training and rollout engines, and the groups of ranks that do it."""

@@ -29,7 +29,6 @@ from training.config import (
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig
 from training.rollout_correction import compute_rollout_correction_weights
 from training.rollout_mismatch import measure_mismatch
-from workers.dp_critic import DataParallelPPOCritic as DataParallelPPOCritic  # SHIM
 from workers.dp_critic import value_loss
 from workers.model.forward_settings import ForwardSettings
 from workers.model.loss_fields import FORWARD_FIELDS, LossFields, loss_fields

@@ -245,7 +245,7 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     @register(Dispatch.ONE_TO_ALL)
     def sleep_rollout(self) -> None:
-        """Has the rollout engine give its memory to the trainer."""
+        """Makes the rollout engine give its memory to the trainer."""
         self.rollout.sleep()
 
     @register(Dispatch.RANK_ZERO)

@@ -252,7 +252,7 @@ def _source(environment: EnvironmentChoice) -> str | None:
 
 
 class SyncMultiTurnRollout:
-    """Has the workers play episodes, and hands their rows to the trainer: the driver's side.
+    """Lets the workers play episodes, and hands their rows to the trainer: the driver's side.
 
     Args:
         actor_rollout_wg: the policy's worker group.

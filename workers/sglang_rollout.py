@@ -115,7 +115,7 @@ class Server:
             ) from error
 
     async def generate(self, **request: Any) -> dict[str, Any]:
-        """Has one request answered."""
+        """Asks for the answer to one request."""
         reply = await self._post("generate", **request)
         return self._checked(reply).json()
 

@@ -64,11 +64,6 @@ class TrainingWorker:
         self.writer = CheckpointWriter()
         offload.offload(model, self.optimizer, section.fsdp_config)
 
-    @property
-    def own(self) -> ActorConfig | CriticConfig:
-        """Returns the section under its old name; SHIM."""
-        return self.section
-
     def _on_device(self, optimizer: Optimizer | None = None) -> AbstractContextManager[None]:
         """Brings the model to the device for the block, with `optimizer` its state, too."""
         return offload.on_device(self.model, optimizer, self.device, self.section.fsdp_config)

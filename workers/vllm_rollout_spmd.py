@@ -264,7 +264,7 @@ class vLLMRollout(BaseRollout):
         self.engine.reset_prefix_cache(reset_running_requests=True)
 
     def set_version(self, version: int) -> None:
-        """Has each completion record of which versions its tokens are."""
+        """Makes each completion record of which versions its tokens are."""
         super().set_version(version)
         self.engine.set_weight_version(str(version))
 
@@ -374,7 +374,7 @@ def _prompt_log_probs(output: Any) -> list[float]:
 
 
 def forget_packed_experts(model: nn.Module) -> None:
-    """Has vLLM pack experts again when they are loaded next.
+    """Makes vLLM pack experts again when they are loaded next.
 
     On a CPU it does so only where they have no kernel yet.
     """

@@ -222,7 +222,7 @@ def make_read_only(root: str) -> None:
 
 
 def restrict_files() -> None:
-    """Has Landlock deny every file but the interpreter's, to be read, and the working folder's."""
+    """Denies every file but the interpreter's, to be read, and the working folder's, by Landlock."""
     readable = interpreter_paths()
     writable = [os.getcwd(), "/dev/null"]
     version = call("syscall", SYS_LANDLOCK_CREATE_RULESET, None, 0, LANDLOCK_CREATE_RULESET_VERSION)
@@ -304,7 +304,7 @@ def filter_program(numbers: dict[str, int], architecture: int) -> list[Instructi
 
 
 def refuse_calls() -> None:
-    """Has seccomp say of CALLS that there are none.
+    """Makes seccomp answer CALLS as if there were none.
 
     Threads, and what a process does to itself, are allowed. KeyError on a machine whose numbers are
     unknown.
@@ -325,7 +325,7 @@ def refuse_calls() -> None:
 
 
 def raise_walls(caller: int, disk_bytes: int) -> None:
-    """Has the kernel confine this process as far as it can.
+    """Makes the kernel confine this process as far as it can.
 
     Where it has a root of its own, it is in another folder afterwards.
     """

@@ -46,7 +46,7 @@ class DedicatedEngines:
         self._join_channel()
 
     def _join_channel(self) -> None:
-        """Has the policy's first rank and all engines meet; each side's call awaits the other."""
+        """Lets the policy's first rank and all engines meet; each side's call awaits the other."""
         address = self.policy.open_weight_channel()
         size = self.engines.world_size + 1
         joined = self._channel_thread.submit(self.engines.join_weight_channel, address, size)

@@ -22,7 +22,7 @@ Combination = tuple[str, str, str]
 
 
 def bias_line(config: PPOConfig) -> str | None:
-    """Tells the row of the configured estimator, loss, aggregation and correction in one line.
+    """Describes the row of the configured estimator, loss, aggregation and correction in one line.
 
     Returns None where the table is not there.
     """

@@ -135,7 +135,7 @@ def _declaring_file(sections: str, name: str) -> str:
 
 
 def sizes(config: PPOConfig) -> str:
-    """Tells what follows from the batch sizes: rows and tokens of a step, rows of an update.
+    """Describes what follows from the batch sizes: rows and tokens of a step, rows of an update.
 
     Raises:
         ValueError: they do not divide.

@@ -273,7 +273,7 @@ def _names_one_of(problem: str, keys: set[str]) -> bool:
 
 
 def _describe_missing_file(file: Path) -> str:
-    """Tells that a YAML file, or a folder on the way to it, is not there, and what is."""
+    """Explains that a YAML file, or a folder on the way to it, is not there, and what is."""
     path = file.absolute()
     missing = next(place for place in (path, *path.parents) if place.parent.is_dir())
     folder = missing.parent

@@ -92,7 +92,7 @@ def fault_location(fault: ErrorDetails) -> str:
 
 
 def describe_fault(fault: ErrorDetails, leaf: Leaf) -> str:
-    """Tells what a value must be, and the nearest of the words or keys that there are."""
+    """Describes what a value must be, and the nearest of the words or keys that there are."""
     facts = fault.get("ctx", {})
     sentence = FAULT_SENTENCES.get(fault["type"], fault["msg"]).format(**facts)
     if leaf.takes_null:

@@ -44,7 +44,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Tells what happens to a key that has no meaning here: it is dropped, or refused."""
+    """Records what happens to a key that has no meaning here: it is dropped, or refused."""
 
     reason: str
     outcome: Literal["silent", "warning", "error"]

@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from training.config.schema.trainer import TrainerConfig
-from training.run.checkpoint_contents import LATEST as LATEST
 from training.run.checkpoint_contents import (
     MANIFEST,
     DriverSnapshot,
@@ -41,7 +40,7 @@ TIMED_SAVES_KEPT = 2
 
 
 class CheckpointError(OSError):
-    """Tells that a checkpoint could not be written; training itself is sound."""
+    """Reports that a checkpoint could not be written; training itself is sound."""
 
 
 class CheckpointSaver:
@@ -138,7 +137,7 @@ class CheckpointSaver:
             )
 
     def load_groups(self, checkpoint: Path) -> None:
-        """Has every worker group read its folder of a checkpoint; one that it lacks starts anew."""
+        """Loads every worker group's folder of a checkpoint; one that it lacks starts anew."""
         for name, group in self.groups.items():
             if (checkpoint / name).exists():
                 group.load_checkpoint(str(checkpoint / name))

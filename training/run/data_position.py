@@ -70,7 +70,7 @@ class RowStream:
         return len(self.order) // self.rows_per_step
 
     def seek(self, position: DataPosition) -> None:
-        """Has the next rows be those at this position."""
+        """Makes the next rows be those at this position."""
         self.position = position
         self.close()
 

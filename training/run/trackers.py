@@ -157,7 +157,7 @@ class ConsoleTracker:
         print(line, flush=True)
 
     def close(self) -> None:
-        """Has nothing to end."""
+        """Ends nothing: the console stays."""
 
 
 def format_line(data: Mapping[str, float], step: int, total_steps: int | None = None) -> str:

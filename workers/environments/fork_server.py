@@ -115,7 +115,7 @@ class ForkServer:
             )
 
     def _ask_for_process(self, connection: Connection) -> int | None:
-        """Has a process forked that is served over `connection`; returns its id, as `_ask` does."""
+        """Asks for a process that is served over `connection`; returns its id, as `_ask` does."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         return self._ask(FORK, connection)

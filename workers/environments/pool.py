@@ -182,7 +182,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         max_turn: int,
         task: Task | None = None,
     ) -> None:
-        """Has an agent play some episodes by itself (custom/agent.py); needs no `finish`."""
+        """Lets an agent play some episodes by itself (custom/agent.py); needs no `finish`."""
         self._begin(key, spec_index, "trial", (seed, episodes, max_turn, task))
 
     def step(self, key: Hashable, text: str) -> None:
@@ -276,7 +276,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         return reply
 
     async def _ask(self, slot: Slot, kind: Call, args: tuple[Any, ...], limit: float) -> StepReply:
-        """Has the slot's thread make a call; one that runs beyond its limit is answered here."""
+        """Makes the slot's thread do a call; one that runs beyond its limit is answered here."""
         answer: asyncio.Future[StepReply] = self._loop.create_future()
         started = time.monotonic()
         wait_s = limit + GRACE_S
@@ -307,7 +307,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         return min(self.step_timeout_s, left_of_episode)
 
     def _discard(self, slot: Slot) -> None:
-        """Has the slot's thread close its agent and end."""
+        """Makes the slot's thread close its agent and end."""
         slot.discarded = True
         slot.inbox.put(None)
         self._loop.call_later(self.close_timeout_s + GRACE_S, self._kill, slot)

@@ -23,7 +23,7 @@ KEEP_HEAP_BYTES = 2047 << 20
 
 @contextmanager
 def expandable_segments(device: torch.device) -> Iterator[None]:
-    """Has PyTorch's CUDA memory grow in place in the block.
+    """Lets PyTorch's CUDA memory grow in place in the block.
 
     Batches of ever-changing sizes so leave no gaps. Not outside the block, since vLLM's pools,
     which sleep, cannot have that.
@@ -57,7 +57,7 @@ def limit_caches() -> None:
 
 
 def keep_heap() -> None:
-    """Has glibc return large blocks to the system when they are freed, and keep the rest at hand.
+    """Makes glibc return large blocks to the system when they are freed, and keep the rest at hand.
 
     Below 32 MiB activations are taken from the heap again, step by step. If their freed top went
     back, every page of it would be faulted in anew in each update. Does nothing where the C library

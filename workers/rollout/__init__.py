@@ -1,1 +1,1 @@
-"""Generation: the interface of a rollout engine, the episodes it plays, their batches, and the sending of weights."""
+"""Generates: the interface of a rollout engine, the episodes it plays, and their batches."""

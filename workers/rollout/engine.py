@@ -223,9 +223,9 @@ class Engine(ABC):
         """Takes back what `sleep` freed, or a part of it; all weights must then be sent again."""
 
     def release(self) -> None:
-        """Does what `sleep` does, under verl's name."""
+        """Calls `sleep`, under verl's name."""
         self.sleep()
 
     def resume(self) -> None:
-        """Does what `wake_up` does, under verl's name."""
+        """Calls `wake_up`, under verl's name."""
         self.wake_up()

@@ -318,7 +318,7 @@ def digest(value: Any) -> str:
 
 
 def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepReply, StepReply]:
-    """Has the environment answer. Raises EnvironmentGone."""
+    """Makes the environment answer. Raises EnvironmentGone."""
     reply = yield Ask(kind, args)
     episode.env_seconds += reply.seconds
     if reply.failure:
@@ -329,7 +329,7 @@ def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepRepl
 def sample(
     episode: Episode, sampler: Sampler, limits: TurnLimits
 ) -> Generator[Request, Completion, Completion]:
-    """Has the engine continue the row, and adds what it sampled. Raises Ended."""
+    """Makes the engine continue the row, and adds what it sampled. Raises Ended."""
     sampling = sampler(episode)
     room = limits.room(episode.row)
     if room <= 0:

@@ -33,7 +33,7 @@ def check_engine(config: PPOConfig, ask_class: bool) -> Iterator[str]:
 
 
 def describe_unasked_engine(config: PPOConfig) -> str:
-    """Tells that an engine's class was not asked, and when it will be."""
+    """Explains that an engine's class was not asked, and when it will be."""
     name = config.actor_rollout_ref.rollout.name
     return (
         f"left unchecked: what the engine {SETTING}={name} needs and refuses, as --explain does "

@@ -57,7 +57,7 @@ class EnvironmentChoice(Section):
 
 
 class EnvironmentHome(NamedTuple):
-    """Tells where environments live: in threads, processes or Ray actors, and a process's limits.
+    """Sets where environments live: threads, processes or Ray actors, and a process's limits.
 
     Its fields are settings of all environments together: `env_template`'s entries have none of
     their own.

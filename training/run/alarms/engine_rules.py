@@ -10,7 +10,7 @@ from training.run.alarms.history import Metrics
 
 @dataclass(frozen=True)
 class Limits:
-    """Says how far engine and trainer may be apart.
+    """Bounds how far engine and trainer may be apart.
 
     Attributes:
         canary, lag: mean over the canaries' tokens, nats. They are of random tokens, to which
@@ -59,12 +59,13 @@ class EngineRules:
 
     def check(self, metrics: Metrics) -> Iterator[Finding]:
         """Looks at a step's metrics."""
-        yield from self._check_canaries(metrics)
+        yield from self._check_difference(metrics)
+        yield from self._check_movement(metrics)
         yield from self._check_sampled_tokens(metrics)
         yield from self._check_template(metrics)
 
-    def _check_canaries(self, metrics: Metrics) -> Iterator[Finding]:
-        """Compares the engine's canaries with the actor's, and their movements."""
+    def _check_difference(self, metrics: Metrics) -> Iterator[Finding]:
+        """Compares the engine's canaries with the actor's."""
         difference = metrics.get("canary/difference", 0.0)
         if self.canary_limit is None:
             self.canary_limit = self._begin_at_noise(self.limits.canary, difference)
@@ -74,6 +75,9 @@ class EngineRules:
                 f"engine and actor differ by {difference:.2g} nats a token on the canaries "
                 f"(limit {self.canary_limit:.2g})",
             )
+
+    def _check_movement(self, metrics: Metrics) -> Iterator[Finding]:
+        """Compares how far the engine's canaries moved in the step with how far the actor's did."""
         moved = metrics.get("canary/actor_moved")
         if moved is None:
             return
