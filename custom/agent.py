@@ -378,21 +378,3 @@ def _text_of(environment: Any, method: str) -> str:
             f"{type(environment).__name__}.{method} returned {shown(text)}; allowed: a string"
         )
     return text
-
-
-# JOIN: goes with __getattr__ below when importers have moved.
-_MOVED = {
-    "GARBAGE": "GARBAGE",
-    "LONGEST_S": "MAX_TRIAL_S",
-    "Trial": "Trial",
-    "play_trial": "play_trial",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """JOIN: finds names that have moved to custom.trial."""
-    import importlib
-
-    if name not in _MOVED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("custom.trial"), _MOVED[name])

@@ -215,12 +215,3 @@ def score_by_verifier(package: str, task: str, answer: str, entry: str) -> float
             "back, or set custom_reward_function.path to a file with your compute_score"
         ) from error
     return verifier_process(package).score(task, answer, entry)
-
-
-def __getattr__(name: str) -> Any:
-    """JOIN: finds names that have moved to contrib.verifier_process."""
-    import importlib
-
-    if name not in ("judge", "VerifierProcess"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("contrib.verifier_process"), name)

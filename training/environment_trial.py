@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from custom.agent import AgentSpec, Trial
+from custom.agent import AgentSpec
 from custom.env import Task
+from custom.trial import Trial
 from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError

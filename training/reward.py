@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from custom.env import takes_keyword
+from custom.env_calls import takes_keyword
 from custom.reward_manager import NaiveRewardManager, get_reward_manager_cls
 from data.loading import load_extern_object
 from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards

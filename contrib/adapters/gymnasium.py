@@ -13,7 +13,7 @@ from typing import Any
 from contrib.adapters.base import Adapter, Step
 from contrib.adapters.gymnasium_legends import Legend, legend_of
 from contrib.adapters.gymnasium_spaces import ActionNames, name_actions, space_to_text
-from custom.env import OwnGenerators
+from custom.own_generators import OwnGenerators
 
 # How long random play looks for the worst reward: steps, and seconds of this thread's own
 # computing.

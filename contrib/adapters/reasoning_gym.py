@@ -8,8 +8,9 @@ import random
 from typing import Any
 
 from contrib.adapters.base import Adapter, Step
-from custom.env import OwnGenerators
-from custom.reward_score import NUMBER, extract_answer, judge
+from contrib.verifier_process import judge
+from custom.own_generators import OwnGenerators
+from custom.reward_score import NUMBER, extract_answer
 
 # Of a sampled answer.
 MAX_DIGITS = 18

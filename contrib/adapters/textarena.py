@@ -13,7 +13,9 @@ from typing import Any
 
 from contrib.adapters.base import Adapter, Step
 from contrib.adapters.textarena_opponents import OPPONENTS, Opponent, draw_moves, opponent_maker
-from custom.env import MAX_OBSERVATION_CHARS, BadEnvironment, OwnGenerators, cut_middle, shown
+from custom.env import BadEnvironment
+from custom.env_calls import MAX_OBSERVATION_CHARS, cut_middle, shown
+from custom.own_generators import OwnGenerators
 
 # The policy's number, who is the first, and the opponent's.
 PLAYER = 0

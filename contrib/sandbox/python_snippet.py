@@ -222,7 +222,7 @@ def make_read_only(root: str) -> None:
 
 
 def restrict_files() -> None:
-    """Denies every file but the interpreter's, to be read, and the working folder's, by Landlock."""
+    """Denies by Landlock every file but the interpreter's, to be read, and the working folder's."""
     readable = interpreter_paths()
     writable = [os.getcwd(), "/dev/null"]
     version = call("syscall", SYS_LANDLOCK_CREATE_RULESET, None, 0, LANDLOCK_CREATE_RULESET_VERSION)

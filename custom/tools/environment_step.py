@@ -3,7 +3,8 @@
 import copy
 from typing import Any, Self
 
-from custom.env import StepResult, step_environment
+from custom.env import StepResult
+from custom.env_calls import step_environment
 from custom.tools.definition import Tool, ToolDefinition, ToolError
 
 

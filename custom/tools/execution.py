@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from custom.env import Abandoned, cut_middle
+from custom.env_calls import Abandoned, cut_middle
 from custom.tools.calls import Outcome
 from custom.tools.definition import Tool, ToolError
 from custom.tools.environment_step import EnvironmentStepTool

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable
 from threading import Thread
 from typing import Any
 
-from custom.env import (
+from custom.env import Observation, StepResult
+from custom.env_calls import (
     MAX_OBSERVATION_CHARS,
-    Observation,
-    StepResult,
     check_observation,
     check_step,
     cut_middle,

@@ -8,14 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from custom.env import (
-    MAX_OBSERVATION_CHARS,
-    Observation,
-    StepResult,
-    check_observation,
-    cut_middle,
-    step_environment,
-)
+from custom.env import Observation, StepResult
+from custom.env_calls import MAX_OBSERVATION_CHARS, check_observation, cut_middle, step_environment
 from custom.tools.calls import UNKNOWN, CallRecord, ToolCall
 from custom.tools.parsers import ActionParser
 from custom.tools.registry import MAX_NAME_CHARS, ToolRegistry

@@ -22,7 +22,7 @@ from contextlib import nullcontext
 import numpy as np
 
 from custom.agent import AgentSpec
-from custom.env import OwnGenerators
+from custom.own_generators import OwnGenerators
 from workers.environments.pool import Answer, EnvironmentPool
 
 TEXTARENA = (

@@ -21,7 +21,7 @@ import pytest
 
 from custom.agent import AgentSpec
 from custom.confine import Limits
-from custom.env import OwnGenerators
+from custom.own_generators import OwnGenerators
 from tests.unit.pool_environments import Guarded
 from training.config import EnvironmentChoice, PPOConfig
 from training.config.leaves import anchored

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from custom.env import reset_environment, step_environment
+from custom.env_calls import reset_environment, step_environment
 from custom.env_factory import make_environment
 from tests.unit.test_reasoning_gym import ODD_TEXTS
 

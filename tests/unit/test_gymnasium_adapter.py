@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from contrib.adapters.gymnasium import worst_reward
 from contrib.adapters.gymnasium_spaces import space_to_text
-from custom.env import reset_environment, step_environment
+from custom.env_calls import reset_environment, step_environment
 from custom.env_factory import make_environment
 
 

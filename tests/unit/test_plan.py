@@ -316,7 +316,7 @@ def test_the_reader_of_every_setting_names_it() -> None:
         f"{ACTOR}.loss_agg_mode": "workers/dp_actor.py",
         "critic.fsdp_config.param_offload": "workers/ranks/offload.py",
         "data.truncation": "data/prompt_rows.py",
-        "reward_model.overlong_buffer.log": "custom/reward_manager.py",
+        "reward_model.overlong_buffer.log": "custom/reward_managers/naive.py",
         "trainer.save_freq": "training/run/checkpoint.py",
     }
     assert {key: reader(key, reads) for key in expected} == expected

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from contrib.adapters.textarena_opponents import draw_moves
-from custom.env import BadEnvironment, reset_environment, step_environment
+from custom.env import BadEnvironment
+from custom.env_calls import reset_environment, step_environment
 from custom.env_factory import make_environment
 from tests.unit.test_reasoning_gym import ODD_TEXTS
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from custom.agent import GARBAGE, Agent, Trial, play_trial
+from custom.agent import Agent
 from custom.env import BaseEnvironment
+from custom.trial import GARBAGE, Trial, play_trial
 from training.config import AgentConfig, PPOConfig
 from training.environment_trial import report_trial
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from custom.env import reset_environment, step_environment
+from custom.env_calls import reset_environment, step_environment
 from custom.env_factory import make_environment
 from tests.unit.test_reasoning_gym import ODD_TEXTS
 

@@ -26,7 +26,6 @@ FOLDERS = ("workers", "training", "custom", "data", "contrib", "examples")
 # They look at settings to check, plan, watch or show, and are named where nothing else reads one.
 ONLOOKERS = (
     "training/config/",
-    "training/run/plan",
     "training/run/alarms",
     "contrib/",
     "examples/",

@@ -26,9 +26,11 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from custom.agent import LONGEST_S, AgentSpec
+from custom.agent import AgentSpec
 from custom.confine import Limits
-from custom.env import Abandoned, Task
+from custom.env import Task
+from custom.env_calls import Abandoned
+from custom.trial import MAX_TRIAL_S
 from workers.environments.fork_server import ForkServer
 from workers.environments.reply import Call, StepReply, WorkerLost, crashed, overdue
 from workers.environments.workers import EnvWorker, Isolation, make_worker, pickled
@@ -300,7 +302,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         has_step_timeout = self.step_timeout_s < math.inf
         if kind == "trial":
             step_s = self.step_timeout_s if has_step_timeout else MAX_TRIAL_STEP_S
-            return LONGEST_S + step_s
+            return MAX_TRIAL_S + step_s
         if kind == "finish":
             return self.step_timeout_s if has_step_timeout else self.episode_timeout_s
         left_of_episode = max(0.0, self.episode_timeout_s - slot.used_s)

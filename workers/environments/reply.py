@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from custom.agent import Trial
-from custom.env import MAX_ERROR_CHARS, Message, check_observation, check_reward, describe
+from custom.env import Message
+from custom.env_calls import MAX_ERROR_CHARS, check_observation, check_reward, describe
+from custom.trial import Trial
 
 Call = Literal["build", "trial", "reset", "step", "finish", "close"]
 Failure = Literal["", "env_crash", "env_timeout"]

@@ -11,8 +11,9 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from custom.agent import play_trial
-from custom.env import Task, describe
+from custom.env import Task
+from custom.env_calls import describe
+from custom.trial import play_trial
 from workers.environments.clock import task_clock
 from workers.environments.reply import Call, StepReply, crashed, numbers, tool_calls, write_reply
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import cloudpickle
 
 from custom.confine import kill_tree
-from custom.env import Abandoned
+from custom.env_calls import Abandoned
 from workers.environments.clock import task_clock
 from workers.environments.fork_server import ForkServer
 from workers.environments.reply import Call, StepReply, WorkerLost, read_reply
