@@ -25,7 +25,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(
         PROJECT / "examples/integration", folder, ignore=shutil.ignore_patterns("__pycache__")
     )
-    python(folder, "make_model.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        runpy.run_path("make_model.py", run_name="__main__")
     return folder
 
 
