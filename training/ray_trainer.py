@@ -456,7 +456,10 @@ class RayPPOTrainer:
         return DriverSnapshot(self.driver_state(), self.step_source.in_flight())
 
     def driver_state(self) -> DriverState:
-        """Returns the entries of a checkpoint's `data.pt`."""
+        """Returns the entries of a checkpoint's `data.pt`.
+
+        It is called at the end of every step: an interrupted run saves the last one.
+        """
         return DriverState(
             global_steps=self.global_steps,
             epoch=self.position.epoch,

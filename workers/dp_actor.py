@@ -9,6 +9,7 @@ Invariant: the gradient of a mini-batch does not depend on how it is split into 
 mean is a sum divided by the count of the whole mini-batch, which is passed down.
 """
 
+import inspect
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -150,8 +151,9 @@ class DataParallelPPOActor(UpdateLoop):
         with algos.denominators(counts_of_policy, fields.get("episode_share")):
             loss, metrics = self._policy_loss(fields, log_prob, counts_of_policy)
 
-            mean_entropy = algos.agg_loss(entropy.detach(), mask, "token-mean", **counts_of_policy)
-            metrics["actor/entropy"] = mean_entropy / ranks
+            # This micro-batch's share of the mini-batch's mean, as everything that agg_loss gives.
+            entropy_share = algos.agg_loss(entropy.detach(), mask, "token-mean", **counts_of_policy)
+            metrics["actor/entropy"] = entropy_share / ranks
             if config.entropy_coeff:
                 bonus = algos.agg_loss(entropy, mask, config.loss_agg_mode, **counts_of_policy)
                 loss = loss - config.entropy_coeff * bonus
@@ -286,6 +288,7 @@ def call_policy_loss(name: str, arguments: dict[str, Any]) -> Loss:
         ValueError: it does not return (loss, metrics).
     """
     function = algos.get_policy_loss_fn(name)
+    _require_arguments(function, name, arguments)
     result = function(**algos.accepted_arguments(function, arguments))
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise ValueError(
@@ -293,3 +296,16 @@ def call_policy_loss(name: str, arguments: dict[str, Any]) -> Loss:
             f"it returned {type(result).__name__}"
         )
     return result
+
+
+def _require_arguments(function: Any, name: str, arguments: dict[str, Any]) -> None:
+    """Raises ValueError where a policy loss needs an argument that the batch does not give it."""
+    for parameter in inspect.signature(function).parameters.values():
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        is_required = is_named and parameter.default is parameter.empty
+        if is_required and parameter.name not in arguments:
+            raise ValueError(
+                f"policy loss '{name}' takes {parameter.name}, which no batch brings: compute it "
+                "in training/step_phases.py (_add_loss_fields) and list it in POLICY_LOSS_FIELDS "
+                "(workers/model/loss_fields.py), or give the parameter a default"
+            )

@@ -282,7 +282,7 @@ def test_a_run_without_an_address_has_a_cluster_of_its_own_whatever_else_is_star
     pytest.importorskip("ray")
     code = (
         "import sys, ray; from training.config.loader import load_config\n"
-        "from training.run.process import ray_cluster\n"
+        "from training.run.ray_cluster import ray_cluster\n"
         "config = load_config(sys.argv[1:], check=False).config\n"
         "with ray_cluster(config): print(len(ray.nodes()), ray.cluster_resources()['CPU'])"
     )

@@ -60,7 +60,7 @@ NIM = re.search(r"```python\n# nim.py\n(.*?)```", (PROJECT / "docs/tutorial.md")
 assert NIM is not None
 FILES = {
     "nim.py": NIM[1],
-    "three.py": NIM[1].replace(', {"legal": False}  #', "  #"),
+    "three.py": NIM[1].replace('True, {"legal": False}', "True"),
     "unseeded.py": NIM[1].replace("Random(seed)", "Random()"),
     "broken.py": "import nothing_such\n",
     "reward.py": "def two(a, b, c):\n    return 0\n\n\ndef ten(trajectory):\n    return 'ten'\n",

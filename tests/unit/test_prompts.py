@@ -92,7 +92,7 @@ def test_the_pad_token_falls_back_to_end_of_sequence():
 
 
 def test_a_seed_is_the_same_in_another_process():
-    code = "from data.containers import seed_for; print(seed_for(1, 2, 3), seed_for(1, 2, 3, 4, 5))"
+    code = "from data.seeds import seed_for; print(seed_for(1, 2, 3), seed_for(1, 2, 3, 4, 5))"
     root = Path(turn_tokens.__file__).parents[1]
     output = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True

@@ -21,8 +21,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
-from training.run.tracking import held
-with held(Path(sys.argv[1])):
+from training.run.run_lock import run_lock
+with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
 """

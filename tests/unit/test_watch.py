@@ -22,13 +22,13 @@ from workers.rollout.turn_loop import Batch, RunningEpisode, TurnLoop, describe_
 BEGIN = """
 import re, subprocess, sys, threading, time
 from pathlib import Path
-from data.watch import WATCH, beat, watching
+from data.watchdog import WATCHDOG, beat, watching
 
 def hanging_reward():
     {hang}
 
 with watching({timeout}, Path(sys.argv[1]), "rank_0"):
-    WATCH.step, WATCH.place = 3, "reward"
+    WATCHDOG.step, WATCHDOG.place = 3, "reward"
     {before}
     hanging_reward()
 """
@@ -73,14 +73,15 @@ def test_who_waits_for_a_rank_that_moves_is_left_alone_and_all_write_when_none_d
     tmp_path: Path,
 ) -> None:
     begin = (
-        "import sys, time; from pathlib import Path; from data.watch import WATCH, Watched, beat\n"
+        "import sys, time; from pathlib import Path\n"
+        "from data.watchdog import WATCHDOG, WatchdogSettings, beat\n"
         "from torch.distributed import TCPStore\n"
         "rank = int(sys.argv[2])\n"
         "port = int(sys.argv[3])\n"
         "if rank == 0:\n"
         "    server = TCPStore('127.0.0.1', port, is_master=True, wait_for_workers=False)\n"
-        "watched = Watched(2.0, Path(sys.argv[1]), ('127.0.0.1', port))\n"
-        "WATCH.start(watched, f'rank_{rank}', driver=rank == 0)\n"
+        "settings = WatchdogSettings(2.0, Path(sys.argv[1]), ('127.0.0.1', port))\n"
+        "WATCHDOG.start(settings, f'rank_{rank}', driver=rank == 0)\n"
         "begun = time.time()\n"
         "while rank and time.time() < begun + 5: beat('a micro-batch'); time.sleep(0.1)\n"
         "time.sleep(600)\n"

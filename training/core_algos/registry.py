@@ -64,7 +64,7 @@ def register_adv_est(
     def decorate(fn: AdvEstimatorFn) -> AdvEstimatorFn:
         parameters = inspect.signature(fn).parameters
         if span != "batch":
-            _check_whitening(key, whitens_batch, "whiten" in parameters)
+            _check_whitening(key, whitens_batch, parameters.get("whiten"))
         registering(ADV_ESTIMATOR_REGISTRY, "advantage estimator", key)(fn)
         from_signature = tuple(field for field in ESTIMATOR_INPUTS if field in parameters)
         ESTIMATOR_NEEDS.setdefault(key, needs or from_signature)
@@ -75,14 +75,18 @@ def register_adv_est(
     return decorate
 
 
-def _check_whitening(name: str, whitens_batch: bool, takes_whiten: bool) -> None:
-    """Raises ValueError if the flag and the parameter `whiten` do not agree."""
-    if whitens_batch and not takes_whiten:
+def _check_whitening(name: str, whitens_batch: bool, parameter: inspect.Parameter | None) -> None:
+    """Raises ValueError if the flag and the parameter `whiten` do not agree.
+
+    Episodes of several rows are whitened by the flag, all others by the parameter's default.
+    """
+    whitens_by_default = parameter is not None and parameter.default is True
+    if whitens_batch and not whitens_by_default:
         raise ValueError(
             f"advantage estimator {name!r} is registered with whitens_batch=True and has no "
-            "parameter whiten: add whiten: bool = True, or leave whitens_batch out"
+            "parameter whiten: bool = True: add it, or leave whitens_batch out"
         )
-    if takes_whiten and not whitens_batch:
+    if parameter is not None and not whitens_batch:
         raise ValueError(
             f"advantage estimator {name!r} has a parameter whiten: register it with "
             "whitens_batch=True, or rename the parameter"

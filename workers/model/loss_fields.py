@@ -7,12 +7,13 @@ field: a loss looks with `fields.get`, or demands it with `data.require`.
 Example: weights of tokens that the trainer computes and the policy's loss multiplies with. Three
 places change:
 
-    training/ray_trainer.py       batch.batch["token_weights"] = ...  # (B, response_len)
+    training/step_phases.py       in `_add_loss_fields`:
+                                  batch.batch["token_weights"] = ...  # (B, response_len)
     workers/model/loss_fields.py  POLICY_LOSS_FIELDS = (..., "token_weights")
     workers/dp_actor.py           fields["token_weights"], in `micro_loss`
 
 A policy loss that is registered under a name of its own gets a listed field by naming a parameter
-after it, and data/fields.yaml describes it for the error that a missing field raises.
+after it. data/fields.yaml describes the fields for the errors of `data.require`.
 """
 
 import torch

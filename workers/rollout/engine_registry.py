@@ -40,10 +40,10 @@ def register_engine(name: str, source: str) -> None:
     Raises:
         ValueError: the name belongs to another class.
     """
-    registered = ENGINES.setdefault(name, source)
-    if registered != source:
+    owner = ENGINES.setdefault(name, source)
+    if owner != source:
         raise ValueError(
-            f"rollout engine {name!r} is already registered by {registered}; "
+            f"rollout engine {name!r} is already registered by {owner}; "
             "register yours under another name"
         )
 

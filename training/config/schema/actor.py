@@ -1,7 +1,8 @@
 """Holds the settings of `actor_rollout_ref.actor`: the policy's update and its loss.
 
-A setting of a loss is a field here; the loss reads it as `config.NAME`
-(training/core_algos/policy_losses.py).
+A setting of a loss is a field here. Policy losses read it as `config.NAME`
+(training/core_algos/policy_losses.py), and so does `micro_loss` (workers/dp_actor.py), where
+entropy and KL are. Its type holds its bound, as those of training/config/section.py do.
 """
 
 from collections.abc import Iterator
