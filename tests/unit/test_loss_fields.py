@@ -72,7 +72,7 @@ def test_a_registered_loss_gets_a_listed_field_by_the_name_of_its_parameter(
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         DataParallelPPOActor(config, module, optimizer).update_policy(data)
 
-    with pytest.raises(TypeError, match="token_weights"):
+    with pytest.raises(ValueError, match="takes token_weights, which no batch brings"):
         update()
     with_weights = (*loss_fields.POLICY_LOSS_FIELDS, "token_weights")
     monkeypatch.setattr(loss_fields, "POLICY_LOSS_FIELDS", with_weights)
