@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: the tiny task and game, made once, and Ray, started once.
+"""Fixtures that all tests share: the tiny task and game, made once, and a Ray.
 
 With pytest-xdist (`make test`) the tests of a group stay on one worker: all that start Ray, all
 that start vLLM, else those of a file, whose own fixtures are then made once.
@@ -61,9 +61,13 @@ def starts_after(item: pytest.Item) -> int:
     return len(FIRST_GROUPS) + int(is_unit)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """Runs a Ray of four CPUs, which the runs of this process join."""
+    """Runs a Ray of four CPUs, which the runs of a module's tests join.
+
+    Not one for the whole session: a process whose Ray is lost ends, and with it every test of the
+    worker that comes later.
+    """
     ray = pytest.importorskip("ray")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)

@@ -123,7 +123,7 @@ def test_a_command_of_the_docs_runs(
         assert (PROJECT / how).is_file()
     elif "tests.benchmarks" in command:
         assert "usage" in run(*words, "--help")
-    elif "--reference" in command:
+    elif "training.config.reference" in command:
         assert run(*words) == (PROJECT / "configs/ppo_trainer.yaml").read_text()
     elif "training.run.report" in command:
         (tmp_path / "metrics.jsonl").write_text('{"step": 1, "critic/score/mean": 0.5}\n')
