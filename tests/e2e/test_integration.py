@@ -25,10 +25,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(
         PROJECT / "examples/integration", folder, ignore=shutil.ignore_patterns("__pycache__")
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.syspath_prepend(folder)
-        runpy.run_path("make_model.py", run_name="__main__")
+    python(folder, "make_model.py")
     return folder
 
 

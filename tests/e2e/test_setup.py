@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import runpy
 import subprocess
 import sys
 import sysconfig
@@ -136,15 +136,21 @@ def test_the_package_is_importable_from_any_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(len(SCRIPTS)))
 def test_a_script_of_the_guide_runs_as_it_stands(
-    number: int, tiny_game: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, tiny_game: Path, tmp_path: Path
 ) -> None:
     script = SCRIPTS[number].replace("outputs/quickstart/task/model", str(tiny_game / "model"))
     quickstart = '"configs/quickstart.yaml", '
     script = script.replace(quickstart, f"{quickstart}{tiny_overrides(tiny_game, tmp_path)}, ")
     (tmp_path / "script.py").write_text(script)
-    monkeypatch.chdir(tmp_path)
-    # In this process: the imports are most of a script's time.
-    runpy.run_path("script.py", run_name="__main__")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def tiny_overrides(game: Path, folder: Path) -> str:
