@@ -83,7 +83,9 @@ def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("python -m training.run.report RUN_DIR: give the folder of one run")
     try:
         print(write_report(sys.argv[1]), f"{sys.argv[1]}/report.png", sep="\n\n")
-    except (IndexError, ValueError) as error:
+    except ValueError as error:
         raise SystemExit(f"python -m training.run.report RUN_DIR: {error}") from error
