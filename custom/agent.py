@@ -84,7 +84,7 @@ class Agent:
         """Starts an episode; returns the system message, if any, and the first user message."""
         self.trajectory = Trajectory(seed=seed)
         if self.manager is not None:
-            self.manager.turns.clear()
+            self.manager.begin_episode(task)
         first = reset_environment(self.environment, seed, self.max_observation_chars, task)
         observation = self._with_state(_with_text_before(first, self.initial_prompt))
         prefix = self.system_prompt or _text_of(self.environment, "get_prompt_prefix")

@@ -85,7 +85,8 @@ class AgentTrainer(RayPPOTrainer):
         **kwargs: Any,
     ) -> None:
         config = anchored(read_config(config, own_data=True)).with_correction
-        if not config.environments and (specs or agent_cls):
+        names_none = not config.environments or config.plays_dataset_rows
+        if names_none and (specs or agent_cls):
             environment = replace(config.agent.environment, name=PASSED_AS_OBJECT)
             config = replace(config, agent=replace(config.agent, environment=environment))
         self.specs = agent_specs(config, agent_cls) if specs is None else list(specs)
@@ -162,6 +163,8 @@ class AgentTrainer(RayPPOTrainer):
             suite=self.suite,
             tasks=tasks,
         )
+        if self.config.plays_dataset_rows:
+            add_row_columns(described)
         if self.multi_turn_rollout is not None:
             self.multi_turn_rollout.wanted = described
         return described
@@ -261,6 +264,20 @@ def as_tasks(rows: Sequence[Any]) -> Rows:
     """
     tasks = [dict(row) if isinstance(row, Mapping) else {} for row in rows]
     return {"task": object_array(tasks)}
+
+
+def add_row_columns(described: DataProto) -> None:
+    """Adds the tasks' columns to the described episodes, as a reward manager reads them.
+
+    What the description has keeps its value, but for `data_source`, which is the row's.
+    """
+    columns = described.non_tensor_batch
+    tasks = columns["task"]
+    # A dict keeps the order in which columns appear.
+    names = dict.fromkeys(name for task in tasks for name in task)
+    for name in names:
+        if name not in columns or name == "data_source":
+            columns[name] = object_array([task.get(name) for task in tasks])
 
 
 def make_suite(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentSuite:

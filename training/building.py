@@ -64,7 +64,7 @@ def build_trainer(
         arguments["val_dataset"] = _read_dataset(
             data.val_files, data, tokenizer, data.val_max_samples, acts=acts
         )
-    if acts:
+    if acts and (brings_agents or not config.plays_dataset_rows):
         return AgentTrainer(config, tokenizer, **arguments)
     if data.sampler.class_path and "train_sampler" not in arguments:
         sampler_cls = load_extern_object(data.sampler.class_path, str(data.sampler.class_name))
@@ -72,6 +72,8 @@ def build_trainer(
     arguments |= _reward_functions(
         config, tokenizer, arguments.get("reward_fn"), arguments.get("val_reward_fn")
     )
+    if acts:
+        return AgentTrainer(config, tokenizer, **arguments)
     return RayPPOTrainer(config, tokenizer, **arguments)
 
 

@@ -97,7 +97,8 @@ class _EnvironmentTrial:
             )
         self.pool.finish(index, "max_turns")
         self._wait_for_reply()
-        if self.config.agent.trial_episodes:
+        # Rows are paid by the reward manager, which the trial does not ask.
+        if self.config.agent.trial_episodes and not self.config.plays_dataset_rows:
             yield from self._play(index, name, spec.max_turn or self.config.agent.max_turn)
 
     def _play(self, index: int, name: str, max_turn: int) -> Iterator[str]:

@@ -93,19 +93,21 @@ class StepPhases:
             name, one a row.
         """
         if self.groups.reward_model is None:
-            return compute_reward(batch, reward_fn)
-        modelled = self._model_scores(batch, self.groups.reward_model.compute_rm_score(batch))
-        if self.config.custom_reward_function.path is None and not self.config.environments:
+            return self._function_scores(batch, reward_fn)
+        scored = self.groups.reward_model.compute_rm_score(batch)
+        modelled = scores_of_last_rows(batch, scored.batch["rm_scores"])
+        pays_by_itself = self.config.environments and not self.config.plays_dataset_rows
+        if self.config.custom_reward_function.path is None and not pays_by_itself:
             return modelled, {}
-        scores, infos = compute_reward(batch, reward_fn)
+        scores, infos = self._function_scores(batch, reward_fn)
         return scores + modelled, infos
 
-    def _model_scores(self, batch: DataProto, scored: DataProto) -> Tensor:
-        """Returns the reward model's scores (B, R); of an episode's rows the last one's counts."""
-        last_rows = [rows[-1] for rows in EpisodeRows(batch).rows]
-        scores = torch.zeros(batch.batch["response_mask"].shape)
-        scores[last_rows] = scored.batch["rm_scores"][last_rows]
-        return scores
+    def _function_scores(self, batch: DataProto, reward_fn: RewardFunction) -> Scores:
+        """Scores by the reward function: an environment's rows are all paid, a dataset's once."""
+        scores, infos = compute_reward(batch, reward_fn)
+        if self.config.plays_dataset_rows:
+            scores = scores_of_last_rows(batch, scores)
+        return scores, infos
 
     def add_rewards(self, batch: DataProto, scores: Tensor, infos: RewardInfos) -> DataProto:
         """Sets `token_level_scores` (B, R), and the reward function's further values as columns."""
@@ -226,3 +228,11 @@ class StepPhases:
         if self.config.critic.share_backbone:
             return self.groups.policy.update_actor_and_values(batch)
         return self.groups.policy.update_actor(batch)
+
+
+def scores_of_last_rows(batch: DataProto, row_scores: Tensor) -> Tensor:
+    """Returns scores (B, R) in which of an episode's rows the last one's count, float32."""
+    last_rows = [rows[-1] for rows in EpisodeRows(batch).rows]
+    scores = torch.zeros(batch.batch["response_mask"].shape)
+    scores[last_rows] = row_scores[last_rows]
+    return scores

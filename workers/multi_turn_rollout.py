@@ -26,6 +26,7 @@ from data.seeds import step_info
 from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
 from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
+from training.config.schema.reward import CustomRewardFunctionConfig
 from workers.environments.pool import EnvironmentPool, environment_name
 from workers.ranks.process_groups import from_leader, is_leader
 from workers.rollout.base_rollout import BaseRollout
@@ -221,6 +222,9 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
     """
     agent = config.agent
     reward = config.custom_reward_function
+    if config.plays_dataset_rows:
+        # It scores rows, not trajectories.
+        reward = CustomRewardFunctionConfig()
     specs = []
     for environment in config.environments:
         spec = AgentSpec(

@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+from custom.env import Task
+
 
 class ToolError(Exception):
     """Fails a call with exactly this text; raised by a tool."""
@@ -55,6 +57,13 @@ class Tool(ABC):
     """
 
     definition: ToolDefinition
+
+    def begin_episode(self, task: Task) -> None:  # noqa: B027
+        """Is called before an episode's first turn; made to be overridden.
+
+        Args:
+            task: the dataset's row that the episode plays, by column; empty without a dataset.
+        """
 
     @abstractmethod
     def execute(self, *args: Any, **arguments: Any) -> Any:

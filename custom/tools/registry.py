@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from threading import Thread
 from typing import Any
 
-from custom.env import Observation, StepResult
+from custom.env import Observation, StepResult, Task
 from custom.env_calls import (
     MAX_OBSERVATION_CHARS,
     check_observation,
@@ -62,6 +62,11 @@ class ToolRegistry:
         # Raises where the parameters are no schema.
         make_validator(tool)
         self.tools[definition.name] = tool
+
+    def begin_episode(self, task: Task) -> None:
+        """Tells the tools that an episode of this task begins."""
+        for tool in self.tools.values():
+            tool.begin_episode(task)
 
     def schemas(self) -> list[dict[str, Any]]:
         """Returns all tools as function schemas."""

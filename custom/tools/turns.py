@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from custom.env import Observation, StepResult
+from custom.env import Observation, StepResult, Task
 from custom.env_calls import MAX_OBSERVATION_CHARS, check_observation, cut_middle, step_environment
 from custom.tools.calls import UNKNOWN, CallRecord, ToolCall
 from custom.tools.parsers import ActionParser
@@ -102,6 +102,11 @@ class MultiTurnManager:
     environment: Any = None
     max_observation_chars: int = MAX_OBSERVATION_CHARS
     turns: list[ToolTurn] = field(default_factory=list, init=False)
+
+    def begin_episode(self, task: Task | None = None) -> None:
+        """Forgets the turns of the episode before, and tells the tools which task begins."""
+        self.turns.clear()
+        self.registry.begin_episode(task or {})
 
     def step(self, text: str, observation: Observation = "") -> ToolTurn:
         """Plays one text, which answers an observation; raises only what the environment raises."""

@@ -11,12 +11,14 @@ any other:
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from custom.env import Task
+from custom.env_calls import takes_keyword
 from custom.tools.definition import Tool, ToolDefinition
 from data.loading import load_object
 
@@ -38,6 +40,10 @@ class BaseTool:
         self.tool_schema = tool_schema
         self.name = tool_schema["function"]["name"]
 
+    def get_openai_tool_schema(self) -> Any:
+        """Returns the function schema, as the file has it."""
+        return self.tool_schema
+
     async def create(
         self, instance_id: str | None = None, **kwargs: Any
     ) -> tuple[str, ToolResponse]:
@@ -50,15 +56,24 @@ class BaseTool:
         """Answers a call: (response, reward, metrics), of which the response counts here."""
         raise NotImplementedError(f"{type(self).__name__}.execute")
 
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """Returns what the instance is worth; nothing here asks for it."""
+        return 0.0
+
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """Ends an instance."""
 
 
 class VerlTool(Tool):
-    """Answers calls by a tool of verl's, each in an instance of its own."""
+    """Answers calls by a tool of verl's, each in an instance of its own.
+
+    The row's `tools_kwargs[NAME]`, a column of its own or of `extra_info`, has the further
+    arguments of `create`, `execute` and `release`, as `create_kwargs` and so on.
+    """
 
     def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
         self.tool = tool
+        self.row_kwargs: Mapping[str, Any] = {}
         function = schema["function"]
         self.definition = ToolDefinition(
             name=function["name"],
@@ -66,21 +81,37 @@ class VerlTool(Tool):
             parameters=function.get("parameters") or {"type": "object", "properties": {}},
         )
 
+    def begin_episode(self, task: Task) -> None:
+        """Reads the row's arguments for this tool."""
+        extra_info = task.get("extra_info") or {}
+        of_row = task.get("tools_kwargs") or extra_info.get("tools_kwargs") or {}
+        self.row_kwargs = of_row.get(self.definition.name) or {}
+
     def execute(self, **arguments: Any) -> Any:
         """Runs the call to its end."""
         return asyncio.run(self._call(arguments))
 
     async def _call(self, arguments: dict[str, Any]) -> Any:
-        created = await self.tool.create(str(uuid.uuid4()))
+        created = await self._run("create", str(uuid.uuid4()))
         instance = created[0] if isinstance(created, tuple) else created
         try:
-            answer = await self.tool.execute(instance, arguments)
+            answer = await self._run("execute", instance, arguments)
         finally:
-            await self.tool.release(instance)
+            await self._run("release", instance)
         response = answer[0] if isinstance(answer, tuple) else answer
         if isinstance(response, str):
             return response
         return response.text
+
+    async def _run(self, method_name: str, *arguments: Any) -> Any:
+        """Awaits a method of the tool's with the row's further arguments for it."""
+        method = getattr(self.tool, method_name)
+        name = f"{method_name}_kwargs"
+        kwargs = dict(self.row_kwargs.get(name) or {})
+        if kwargs and takes_keyword(method, name):
+            # verl's newer tools read them out of one dictionary, its older ones by name.
+            kwargs[name] = dict(kwargs)
+        return await method(*arguments, **kwargs)
 
 
 def read_tool_config(path: str) -> Iterator[Tool]:

@@ -141,7 +141,8 @@ def _make_config(layers: Layers) -> PPOConfig:
     wants_turns = str(layers.verl_values.get(SEVERAL_TURNS)).lower() == "true"
     if wants_turns and not config.environments:
         layers.problems.append(
-            f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path"
+            f"{SEVERAL_TURNS}=true: set what the agent acts in, agent.environment.name or .path, "
+            "or give tools and rows, agent.tools and data.train_files"
         )
     return config
 

@@ -43,7 +43,10 @@ def check_tasks(config: PPOConfig, own_data: bool) -> Iterator[str]:
             "or something to act in, agent.environment.name"
         )
     if not acts and config.agent.tools:
-        yield "agent.tools need an environment: set agent.environment.name or .path"
+        yield (
+            "agent.tools need an environment, agent.environment.name or .path, or rows to play, "
+            "data.train_files"
+        )
     validates = config.data.val_files or (acts and config.agent.val_length)
     source = "agent.val_length" if acts else "data.val_files"
     if trainer.val_only and not validates:
@@ -57,7 +60,7 @@ def check_data(config: PPOConfig) -> Iterator[str]:
 
     Whether their prompts fit is known once there is a tokenizer.
     """
-    if config.environments:
+    if config.environments and not config.plays_dataset_rows:
         return
     data = config.data
     yield from _check_rows(config, "data.train_files", data.train_files, data.train_max_samples)

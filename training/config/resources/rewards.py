@@ -68,7 +68,7 @@ def _check_reward_arguments(config: PPOConfig) -> Iterator[str]:
         function_name = settings.name
     parameters = list(inspect.signature(function).parameters.values())
     if settings.path is not None:
-        if config.environments:
+        if config.environments and not config.plays_dataset_rows:
             yield from _check_trajectory_function(config, parameters)
         yield from unknown_arguments(
             "custom_reward_function.reward_kwargs",

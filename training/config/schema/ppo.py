@@ -9,6 +9,7 @@ from training.config.batch_plan import BatchPlan, UpdatePlan
 from training.config.estimator_needs import estimator_needs
 from training.config.schema.actor import ActorConfig
 from training.config.schema.agent import (
+    DATASET_ROWS,
     AgentConfig,
     EnvironmentChoice,
     EnvironmentHome,
@@ -103,7 +104,21 @@ class PPOConfig(Section):
         # An agent class of one's own may bring its environment.
         if self.agent.environment.is_set or self.agent.cls.path:
             return (self.agent.environment,)
+        if self.plays_dataset_rows:
+            prompt_key = {"prompt_key": self.data.prompt_key}
+            return (replace(self.agent.environment, name=DATASET_ROWS, kwargs=prompt_key),)
         return ()
+
+    @property
+    def plays_dataset_rows(self) -> bool:
+        """Returns whether rows are played with tools, without an environment that is named.
+
+        Their rewards are those of prompts: a reward manager's.
+        """
+        names_environment = (
+            self.env_template or self.agent.environment.is_set or self.agent.cls.path
+        )
+        return not names_environment and bool(self.agent.tools and self.data.train_files)
 
     @property
     def environment_home(self) -> EnvironmentHome:

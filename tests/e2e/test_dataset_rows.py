@@ -1,0 +1,158 @@
+"""Rows with tools and no environment, in verl's form: prompts, tools_kwargs, compute_score."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from custom.agent import Agent
+from custom.envs.dataset_row import DatasetRowEnvironment
+from custom.tools import get_parser, load_tools
+from data.protocol import DataProto
+from training.building import build_trainer
+from training.config import PPOConfig
+from training.config.loader import ConfigError, load_config
+
+ROLLOUT = "actor_rollout_ref.rollout"
+TOOL = '''
+from custom.tools import BaseTool, ToolResponse
+
+
+class Checker(BaseTool):
+    """Written as verl's: what the row knows comes by `create`."""
+
+    async def create(self, instance_id=None, ground_truth=None, **kwargs):
+        if ground_truth is None:
+            ground_truth = kwargs.get("create_kwargs", {}).get("ground_truth")
+        self.truth = ground_truth
+        return instance_id, ToolResponse()
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        right = parameters["answer"] == self.truth
+        return ToolResponse(text=f"{self.config['word']} {right}"), 0.0, {}
+
+
+class Strict(Checker):
+    async def create(self, instance_id=None, *, ground_truth):
+        self.truth = ground_truth
+        return instance_id
+'''
+SCHEMA = """
+      type: function
+      function:
+        name: check
+        description: Checks an answer.
+        parameters:
+          type: object
+          properties: {answer: {type: string}}
+          required: [answer]
+"""
+SCORES = '''
+seen = []
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    seen.append((data_source, ground_truth, extra_info["index"], extra_info["num_turns"]))
+    return {"score": len(solution_str) / 100, "length": len(solution_str)}
+'''
+
+
+def tool_file(folder: Path, name: str = "Checker") -> Path:
+    (folder / "checker.py").write_text(TOOL)
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        f"tools:\n  - class_name: {folder}/checker.py:{name}\n    config: {{word: Right?}}\n"
+        f"    tool_schema:{SCHEMA}"
+    )
+    return path
+
+
+def row(index: int) -> dict:
+    return {
+        "data_source": "sums" if index % 2 else "counts",
+        "prompt": [{"role": "user", "content": f"{index} + 1 = ?"}],
+        "reward_model": {"style": "rule", "ground_truth": str(index + 1)},
+        "extra_info": {
+            "index": index,
+            "need_tools_kwargs": True,
+            "tools_kwargs": {"check": {"create_kwargs": {"ground_truth": str(index + 1)}}},
+        },
+    }
+
+
+def config_of(task: Path, folder: Path, *overrides: str) -> PPOConfig:
+    for name in ("train", "val"):
+        (folder / f"{name}.json").write_text(json.dumps([row(i) for i in range(8)]))
+    (folder / "scores.py").write_text(SCORES)
+    argv = [
+        f"data.train_files={folder}/train.json",
+        f"data.val_files={folder}/val.json",
+        "data.train_batch_size=4",
+        "data.max_prompt_length=192",
+        "data.max_response_length=64",
+        f"actor_rollout_ref.model.path={task}/model",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+        f"{ROLLOUT}.name=hf",
+        f"{ROLLOUT}.n=2",
+        f"{ROLLOUT}.multi_turn.enable=true",
+        f"{ROLLOUT}.multi_turn.max_assistant_turns=3",
+        f"{ROLLOUT}.multi_turn.tool_config_path={tool_file(folder)}",
+        f"custom_reward_function.path={folder}/scores.py",
+        "algorithm.adv_estimator=grpo",
+        "trainer.total_training_steps=2",
+        "trainer.launcher=local",
+        "trainer.logger=file",
+        f"trainer.default_local_dir={folder}/run",
+        *overrides,
+    ]
+    return load_config(argv).config
+
+
+@pytest.mark.parametrize("tool_class", ["Checker", "Strict"])
+def test_a_row_is_played_with_its_tools_until_an_answer_calls_none(
+    tmp_path: Path, tool_class: str
+) -> None:
+    tools = load_tools([str(tool_file(tmp_path, tool_class))])
+    agent = Agent(DatasetRowEnvironment(), tools=tools, parser=get_parser("function"))
+    for index in (3, 5):
+        assert agent.reset(0, row(index)) == row(index)["prompt"]
+        for answer in ("4", "6"):
+            call = json.dumps({"name": "check", "arguments": {"answer": answer}})
+            messages, reward, done, info = agent.step(f"<tool_call>{call}</tool_call>")
+            assert info["tool_calls"][0]["ok"]
+            assert messages[0]["content"] == f"Right? {answer == str(index + 1)}"
+            assert (reward, done) == (0.0, False)
+        assert agent.step("It is 4.")[1:3] == (0.0, True)
+
+
+def test_it_trains_on_scores_of_the_reward_manager(tiny_task: Path, tmp_path: Path) -> None:
+    config = config_of(tiny_task, tmp_path)
+    assert config.plays_dataset_rows
+    trainer = build_trainer(config)
+    batches: list[DataProto] = []
+    trainer.on_batch = batches.append
+    try:
+        trainer.init_workers()
+        trainer.fit()
+    finally:
+        trainer.shutdown()
+    trained = [batch for batch in batches if not batch.meta_info["validate"]]
+    assert len(trained) == 2
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert "val-core/sums/reward/mean@1" in json.loads(lines[-1])
+    for batch in trained:
+        columns = batch.non_tensor_batch
+        lengths = columns["reward_info/length"]
+        scores = batch.batch["token_level_scores"].sum(-1)
+        assert [round(float(score), 4) for score in scores] == [n / 100 for n in lengths]
+        truths = [entry["ground_truth"] for entry in columns["reward_model"]]
+        assert truths == [str(entry["index"] + 1) for entry in columns["extra_info"]]
+        assert set(columns["data_source"]) <= {"sums", "counts"}
+
+
+def test_tools_without_rows_are_refused(tiny_task: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="agent.tools and data.train_files"):
+        config_of(tiny_task, tmp_path, "data.train_files=[]")
