@@ -155,12 +155,12 @@ class DataParallelPPOActor(UpdateLoop):
             entropy_share = algos.agg_loss(entropy.detach(), mask, "token-mean", **counts_of_policy)
             metrics["actor/entropy"] = entropy_share / ranks
             if config.entropy_coeff:
-                bonus = algos.agg_loss(entropy, mask, config.loss_agg_mode, **counts_of_policy)
+                bonus = algos.agg_loss(entropy, mask, config.aggregation, **counts_of_policy)
                 loss = loss - config.entropy_coeff * bonus
 
             if config.use_kl_loss:
                 kl = algos.kl_penalty(log_prob, fields["ref_log_prob"], config.kl_loss_type)
-                kl_loss = algos.agg_loss(kl, mask, config.loss_agg_mode, **counts_of_policy)
+                kl_loss = algos.agg_loss(kl, mask, config.aggregation, **counts_of_policy)
                 loss = loss + config.kl_loss_coef * kl_loss
                 metrics["actor/kl_loss"] = kl_loss / ranks
         metrics.update(weight_metrics)
@@ -198,7 +198,7 @@ class DataParallelPPOActor(UpdateLoop):
             "old_log_prob": old_log_prob,
             "rollout_log_prob": rollout_log_prob,
             "log_prob": log_prob,
-            "loss_agg_mode": self.config.loss_agg_mode,
+            "loss_agg_mode": self.config.aggregation,
             "config": policy_loss_config(self.config, self.correction, counts),
             "rollout_is_weights": fields.get("rollout_is_weights"),
         }
@@ -276,6 +276,7 @@ def policy_loss_config(
 ) -> PolicyLossConfig:
     """Makes a policy loss's `config`: the actor's settings, the correction's, and the counts."""
     settings = {setting.name: config[setting.name] for setting in fields_of(ActorConfig)}
+    settings["loss_agg_mode"] = config.aggregation
     return PolicyLossConfig(**settings, rollout_correction=correction, global_batch_info=counts)
 
 

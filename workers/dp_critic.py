@@ -85,7 +85,7 @@ def value_loss(
             fields["values"],
             mask,
             cliprange_value=config.cliprange_value,
-            loss_agg_mode=config.loss_agg_mode,
+            loss_agg_mode=config.aggregation,
             **counts,
         )
     tokens = max(counts["batch_num_tokens"] or 0, 1)

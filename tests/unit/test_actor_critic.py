@@ -154,6 +154,24 @@ def test_groups_that_come_one_by_one_give_the_gradient_and_metrics_of_all(
         assert metrics == pytest.approx(expected_metrics, rel=2e-5, abs=1e-7)
 
 
+def test_gspo_takes_means_of_sequences_unless_told_otherwise(lm) -> None:
+    data = make_update()
+    gspo = ActorConfig(
+        policy_loss=PolicyLossChoice(loss_mode="gspo"), entropy_coeff=0.1, grad_clip=1e9
+    )
+    by_sequence, metrics = weights_after(
+        lm, data, replace(gspo, loss_agg_mode="seq-mean-token-mean")
+    )
+    by_token, _ = weights_after(lm, data, replace(gspo, loss_agg_mode="token-mean"))
+    untold, metrics_untold = weights_after(lm, data, gspo)
+    assert torch.equal(untold, by_sequence) and metrics_untold == metrics
+    assert not close(untold, by_token)
+    # All other losses are by token.
+    vanilla = ActorConfig(grad_clip=1e9)
+    expected, _ = weights_after(lm, data, replace(vanilla, loss_agg_mode="token-mean"))
+    assert torch.equal(weights_after(lm, data, vanilla)[0], expected)
+
+
 @pytest.mark.parametrize("loss_agg_mode", LOSS_AGG_MODES)
 @pytest.mark.parametrize("split", SPLITS[1:])
 def test_gradient_and_metrics_do_not_depend_on_micro_batch_size(lm, split, loss_agg_mode) -> None:

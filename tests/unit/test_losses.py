@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from training import core_algos as algos
 from training.config import PolicyLossChoice, RolloutCorrectionConfig
@@ -242,6 +243,30 @@ def test_older_forms_agree_with_the_vanilla_loss():
     )
     assert algos.compute_ppo_loss(*inputs, config=plain) == loss
     assert algos.compute_ppo_loss(*inputs) == algos.compute_policy_loss_vanilla(*inputs)[0]
+
+
+def test_the_older_form_takes_an_actors_whole_omegaconf():
+    """verl's own holds sections that the loss does not read, with keys that are not ours."""
+    inputs = (*policy_inputs(), MASK)
+    whole = OmegaConf.create(
+        {
+            "actor": {
+                "clip_ratio": 0.1,
+                "clip_ratio_high": "${.clip_ratio}",
+                "policy_loss": {"_target_": "verl.PolicyLossConfig", "loss_mode": "vanilla"},
+                "optim": {"lr": 1e-6, "min_lr_ratio": None},
+                "rollout_correction": None,
+                "use_torch_compile": True,
+                "global_batch_info": {"batch_num_tokens": 7},
+            }
+        }
+    )
+    plain = SimpleNamespace(clip_ratio=0.1, global_batch_info={"batch_num_tokens": 7})
+    expected = algos.compute_ppo_loss(*inputs, config=plain)
+    assert algos.compute_ppo_loss(*inputs, config=whole.actor) == expected
+    plain_mapping = OmegaConf.to_container(whole.actor, resolve=True)
+    assert algos.compute_ppo_loss(*inputs, config=plain_mapping) == expected
+    assert algos.compute_ppo_loss(*inputs) != expected
 
 
 # Value and entropy

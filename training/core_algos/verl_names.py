@@ -25,6 +25,16 @@ from training.core_algos.token_advantages import gae_scan
 compute_grpo_vectorized_outcome_advantage = compute_grpo_outcome_advantage
 compute_rloo_vectorized_outcome_advantage = compute_rloo_outcome_advantage
 
+# What the vanilla loss and its aggregation read of a config.
+VANILLA_SETTINGS = (
+    "clip_ratio",
+    "clip_ratio_low",
+    "clip_ratio_high",
+    "clip_ratio_c",
+    "loss_agg_mode",
+    "global_batch_info",
+)
+
 
 @torch.no_grad()
 def estimate_advantages(
@@ -92,10 +102,11 @@ def compute_ppo_loss(
 
     Args:
         config: a PolicyLossConfig, the actor's section, or an object or mapping with any of its
-            settings; what it lacks, or has as None, is the default's.
+            settings, as an OmegaConf; what it lacks, or has as None, is the default's. What the
+            loss does not read may be anything.
     """
     settings = {}
-    for name in vars(PolicyLossConfig()):
+    for name in VANILLA_SETTINGS:
         value = _read_setting(config, name)
         if value is not None:
             settings[name] = value
@@ -105,7 +116,7 @@ def compute_ppo_loss(
         new_log_probs,
         advantages,
         response_mask,
-        loss_agg_mode=loss_config.loss_agg_mode,
+        loss_agg_mode=loss_config.aggregation,
         config=loss_config,
     )
     return loss

@@ -174,9 +174,9 @@ class UpdateLoop(ABC):
         """Makes the step of the gradients that `add_groups` added up; returns its metrics."""
         tokens, sequences = self.group_counts.clamp(min=1).tolist()
         loss_divisor = sequences
-        if self.config.loss_agg_mode == "token-mean":
+        if self.config.aggregation == "token-mean":
             loss_divisor = tokens
-        elif self.config.loss_agg_mode == "token-sum":
+        elif self.config.aggregation == "token-sum":
             loss_divisor = 1
         for parameter in self.module.parameters():
             if parameter.grad is not None:
