@@ -156,9 +156,7 @@ def test_maxrl_counts_from_the_lowest_score_of_the_group_where_that_is_below_zer
     assert advantages[:3, 0].tolist() == [1, 0, -1]
 
 
-def test_maxrl_is_in_expectation_the_expansion_of_log_likelihood_up_to_one_less_than_the_group() -> (
-    None
-):
+def test_maxrl_is_in_expectation_log_likelihoods_expansion_up_to_pass_at_n_minus_one() -> None:
     """Enumerates what a group of n answers can be, each right with chance p."""
     size, chance = 4, 0.3
     mask = torch.ones(size, 1, dtype=torch.long)

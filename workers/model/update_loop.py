@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data.protocol import DataProto
+from data.seeds import seed_for
 from training.config import MicroBatching, UpdatePlan
-from training.core_algos import GlobalBatchInfo
+from training.core_algos import GlobalBatchInfo, seeded_draws
 from workers.model.forward_settings import ForwardSettings
 from workers.model.loss_fields import FORWARD_FIELDS
 from workers.model.micro_batches import iter_micro_batches, read_rows, scatter_tokens
@@ -135,6 +136,7 @@ class UpdateLoop(ABC):
         for number, rows in enumerate(rows_of_updates(data, plan)):
             mini = data.select_idxs(rows)
             mini.meta_info["updates_to_come"] = plan.updates if number == 0 else None
+            mini.meta_info["mini_batch"] = number
             if "observation_mask" in mini.batch:
                 mini.meta_info["observation_tokens"] = self._count_observed(mini)
             counts = self._count(mini)
@@ -265,11 +267,29 @@ class UpdateLoop(ABC):
         limits: MicroBatching,
     ) -> None:
         """Adds the gradients of rows to those that are there, and their metrics to `sums`."""
-        for _, micro, inputs in iter_micro_batches(mini, self.settings, limits):
-            result = self.micro_loss(micro, inputs, counts)
+        micro_batches = iter_micro_batches(mini, self.settings, limits)
+        for number, (_, micro, inputs) in enumerate(micro_batches):
+            with seeded_draws(self._seed_of_draws(mini, number)):
+                result = self.micro_loss(micro, inputs, counts)
             result.loss.backward()
             sums.add(result.metrics, weight)
             sums.maximum(result.maxima)
+
+    def _seed_of_draws(self, mini: DataProto, micro_batch: int) -> int:
+        """Derives the seed of what the loss of a micro-batch draws.
+
+        The ranks that share a sequence draw alike, as they compute one loss.
+        """
+        info = mini.meta_info
+        group_of_ranks = rank() // self.settings.sequence_ranks
+        # Numbers below 0, as prompt groups have those from 0 on.
+        return seed_for(
+            info.get("seed", 0),
+            info.get("global_steps", 0),
+            -1 - group_of_ranks,
+            sample=info.get("mini_batch", 0),
+            turn=micro_batch,
+        )
 
     def _step(
         self, sums: MetricSums, *, has_tokens: bool, prefix: str, weight: float, where: str
