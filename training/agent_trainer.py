@@ -33,7 +33,7 @@ from training.ray_trainer import Collate, RayPPOTrainer
 from training.run.abort_policy import FailureWatch, require_same_tasks
 from training.run.checkpoint_contents import DriverState
 from training.run.data_position import Rows
-from training.run.episode_records import write_episodes
+from training.run.episode_files import write_episodes
 from training.run.metrics.episode_metrics import episode_metrics
 from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer

@@ -48,7 +48,7 @@ from training.run.data_position import (
     make_val_dataloader,
     open_row_stream,
 )
-from training.run.episode_records import dump
+from training.run.episode_files import dump
 from training.run.metrics.step_metrics import (
     compute_data_metrics,
     compute_throughout_metrics,

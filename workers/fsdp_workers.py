@@ -89,7 +89,7 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     def _init_actor(self, total_training_steps: int) -> None:
         section = self.policy.actor
-        model, settings = self._load_policy(section.fsdp_config, self.spec, trainable=True)
+        model, settings = self.load_policy(section.fsdp_config, self.spec, trainable=True)
         trained = model.lm if model.value_head is None else model
         self._make_trainable(model, trained, section, total_training_steps)
         self.tokenizer = self.spec.tokenizer
@@ -115,7 +115,7 @@ class ActorRolloutRefWorker(TrainingWorker):
             settings = self.actor.settings
         else:
             self.ref_fsdp = self.policy.ref.fsdp_config
-            model, settings = self._load_policy(self.ref_fsdp, spec, trainable=False)
+            model, settings = self.load_policy(self.ref_fsdp, spec, trainable=False)
         self.ref = DataParallelPPOActor(self.policy.actor, model, forward=settings)
         offload.offload(model, None, self.ref_fsdp)
 
@@ -125,7 +125,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         self.prompt_loop = TurnLoop(self.rollout, group=group)
         self.rollout.records_versions = self.config.trainer.async_level > 0
 
-    def _load_policy(
+    def load_policy(
         self, fsdp: FSDPConfig, spec: ModelSpec, trainable: bool
     ) -> tuple[PolicyModel, ForwardSettings]:
         """Loads and shards a policy; returns it and how it is run."""
