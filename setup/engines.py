@@ -1,7 +1,9 @@
 """Engines by themselves: texts or messages in, texts, token ids and log-probs out.
 
 An engine is one of workers/rollout/engine_registry.py, a user's own among them; a class here adds
-how it is set up and installed by itself. Invariant: generation is the rollout engine's (workers/*_rollout*.py), as in training.
+how it is set up and installed by itself.
+
+Invariant: generation is the rollout engine's (workers/*_rollout*.py), as in training.
 """
 
 import secrets

@@ -113,7 +113,8 @@ def test_a_step_for_the_actor_after_the_warm_up_is_enough(runnable: list[str]) -
 def test_groups_that_a_deterministic_run_waits_for_are_said(
     runnable: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    groups = ("trainer.train_finished_groups=true", "algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=2")
+    grpo = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=2")
+    groups = ("trainer.train_finished_groups=true", *grpo)
     assert warned(caplog, runnable, *groups) == []
     (sentence,) = warned(caplog, runnable, *groups, "trainer.deterministic=true")
     assert sentence.startswith(

@@ -132,7 +132,7 @@ class TrainerConfig(Section):
             yield from self._finished_groups_problems(config)
 
     def warnings(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what has no effect: a checkpoint that is only named, groups that are waited for."""
+        """Yields what has no effect: a checkpoint only named, groups that are waited for."""
         if self.train_finished_groups and self.deterministic:
             yield (
                 "trainer.train_finished_groups=true has no effect with trainer.deterministic=true, "
