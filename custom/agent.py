@@ -154,8 +154,8 @@ class Agent:
 class CheckedAgent(Agent):
     """Checks a user's agent of any class: it needs `reset` and `step`; the rest is optional.
 
-    Its `step` may return text instead of messages, and what else an environment's may.
-    What it returns is recorded as the trajectory that the reward_fn sees.
+    Its `step` may return text instead of messages, and what else an environment's may. What it
+    returns is recorded as the trajectory that the reward_fn sees.
     """
 
     def __init__(self, inner: Any, reward_fn: RewardFn | None, max_observation_chars: int) -> None:
