@@ -49,6 +49,12 @@ def _manager_problems(config: PPOConfig) -> list[str]:
     # Imports torch: late.
     from custom.reward_manager import get_reward_manager_cls
 
+    if name == "gdpo" and value_errors(get_reward_manager_cls, name):
+        return [
+            "reward_model.reward_manager=gdpo: every manager hands on what the reward function "
+            "gives beside its score; leave it at naive, and set algorithm.adv_estimator=gdpo and "
+            "algorithm.gdpo_reward_keys"
+        ]
     refusals = value_errors(get_reward_manager_cls, name)
     if refusals:
         return refusals

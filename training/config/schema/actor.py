@@ -19,7 +19,6 @@ from training.config.schema.update import (
 )
 from training.config.section import (
     AboveOne,
-    Fraction,
     NonNegativeFloat,
     PositiveFloat,
     PositiveFraction,
@@ -75,7 +74,8 @@ class ActorConfig(UpdateConfig):
     #: prompts per optimiser step, over all ranks; null = whole step
     ppo_mini_batch_size: PositiveInt | None = None
     clip_ratio: NonNegativeFloat = 0.2  #: PPO's clip range
-    clip_ratio_low: Fraction | None = None  #: lower clip range; null = clip_ratio
+    #: lower clip range; null = clip_ratio; 1 or more = no lower bound
+    clip_ratio_low: NonNegativeFloat | None = None
     clip_ratio_high: NonNegativeFloat | None = None  #: upper clip range; null = clip_ratio
     #: dual clip: bound of the ratio where the advantage is negative
     clip_ratio_c: AboveOne = 3.0
