@@ -85,6 +85,9 @@ def test_passk_rewards_the_best_by_its_distance_to_the_second() -> None:
     assert of_rows("grpo_passk") == pytest.approx(
         [2 / (7 / 3) ** 0.5, 0, 0, 0, 2 / 2**0.5], abs=1e-5
     )
+    # verl's callers give it in the config.
+    without_std = SimpleNamespace(norm_adv_by_std_in_grpo=False)
+    assert of_rows("grpo_passk", config=without_std) == plain
     tied = outcome([3.0, 3.0, 0.0, 2.0, 4.0], MASK)
     assert of_rows("grpo_passk", token_level_rewards=tied, norm_adv_by_std_in_grpo=False) == [
         0,

@@ -111,4 +111,5 @@ from training.core_algos.verl_names import (
     compute_rewards,
     compute_rloo_vectorized_outcome_advantage,
     estimate_advantages,
+    kl_penalty_forward,
 )

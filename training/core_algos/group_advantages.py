@@ -62,17 +62,20 @@ def compute_grpo_passk_outcome_advantage(
     response_mask: Tensor,
     index: np.ndarray,
     epsilon: float = 1e-6,
-    norm_adv_by_std_in_grpo: bool = True,
+    norm_adv_by_std_in_grpo: bool | None = None,
     config: Any = None,
 ) -> Advantages:
     """Rewards the best of a group alone, by how far it is above the second, as pass@k does.
 
     A = (r_1 - r_2) / (std r + epsilon)  (arXiv:2503.19595); where several are the best nobody gets
-    anything. Args and returns: see the top of this file.
+    anything. Without `norm_adv_by_std_in_grpo` the config's counts. Args and returns: see the top
+    of this file.
 
     Raises:
         ValueError: a group has one row.
     """
+    if norm_adv_by_std_in_grpo is None:
+        norm_adv_by_std_in_grpo = config is None or config.norm_adv_by_std_in_grpo
     groups = ScoredGroups.from_rewards(token_level_rewards, response_mask, index)
     if groups.alone().any():
         raise ValueError(

@@ -17,7 +17,7 @@ from training.core_algos.group_advantages import (
     compute_grpo_outcome_advantage,
     compute_rloo_outcome_advantage,
 )
-from training.core_algos.kl import kl_penalty
+from training.core_algos.kl import kl_penalty as estimate_kl
 from training.core_algos.loss_inputs import PolicyLossConfig
 from training.core_algos.policy_losses import compute_policy_loss_vanilla
 from training.core_algos.token_advantages import gae_scan
@@ -148,7 +148,12 @@ def compute_entropy_loss(
 
 def compute_kl_penalty(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """Estimates the KL per token by the plain log-ratio (k1), in the inputs' shape."""
-    return kl_penalty(log_probs, ref_log_probs, "kl")
+    return estimate_kl(log_probs, ref_log_probs, "kl")
+
+
+def kl_penalty_forward(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
+    """Estimates the KL per token as `kl_penalty`, with its own gradient also of a kind with a +."""
+    return estimate_kl(logprob, ref_logprob, kl_penalty.removesuffix("+"))
 
 
 def compute_rewards(
