@@ -17,13 +17,23 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
-from custom.env import BadEnvironment, Message, Observation, StepResult, Task, Trajectory
+from custom.env import (
+    BadEnvironment,
+    BadRewardFunction,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    Trajectory,
+)
 from custom.env_calls import (
     MAX_OBSERVATION_CHARS,
+    Abandoned,
     call_method,
     check_observation,
     check_reward,
     located,
+    raised,
     reset_environment,
     shown,
     step_environment,
@@ -325,13 +335,21 @@ def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> 
     """Returns the checked reward of a trajectory.
 
     The function gets the environment too where it has a second argument without a default, or one
-    that is named so.
+    that is named so. What it raises, or returns that is no reward, is a BadRewardFunction.
     """
+    where = located(reward_fn, "reward_fn")
+    arguments = [trajectory]
     if _takes_environment(reward_fn):
-        reward = reward_fn(trajectory, environment)
-    else:
-        reward = reward_fn(trajectory)
-    return check_reward(reward, located(reward_fn, "reward_fn"))
+        arguments.append(environment)
+    try:
+        return check_reward(reward_fn(*arguments), where)
+    except (Abandoned, KeyboardInterrupt):
+        raise
+    except BadEnvironment as error:
+        raise BadRewardFunction(str(error)) from None
+    # Whatever else a user's function raises.
+    except BaseException as error:
+        raise BadRewardFunction(f"{where} raised {raised(error, reward_fn)}") from error
 
 
 def _takes_environment(reward_fn: RewardFn) -> bool:

@@ -3,7 +3,7 @@
 A policy learns whatever pays best. Where answers that nobody can read, or ending early, pay more
 than play does, it learns that; so four simple players play a few episodes before a run trains on
 them. Invariant: all players play the same tasks, and nothing that an environment raises in a trial
-is raised by it, but for what ends the process.
+is raised by it, but for what ends the process; a reward function that fails is (BadRewardFunction).
 """
 
 import random
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from custom.agent import Agent, as_user_messages
-from custom.env import Message, Task
+from custom.env import BadRewardFunction, Message, Task
 from custom.env_calls import Abandoned, call_method, describe
 
 # Seconds after which no further episode begins, and a running one is dropped.
@@ -154,7 +154,8 @@ def _play_episode(
         reward_of_episode = agent.episode_reward(_ending(player, done))
         if reward_of_episode is not None:
             episode.reward = reward_of_episode
-    except (Abandoned, KeyboardInterrupt):
+    # A reward function's fault is none of the environment's.
+    except (Abandoned, KeyboardInterrupt, BadRewardFunction):
         raise
     # Whatever else a user's code raises is what the trial is to find out.
     except BaseException as error:

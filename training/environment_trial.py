@@ -112,6 +112,9 @@ class _EnvironmentTrial:
                 "run's"
             )
             return
+        if reply.failure == "reward_fault":
+            yield f"{reply.error}; seen in the trial of environment {name}"
+            return
         if reply.trial is None:
             yield f"environment {name} failed in its trial ({reply.failure}): {reply.error}"
             return

@@ -72,8 +72,8 @@ class TextArenaEnvironment(Adapter):
             # Never reset: some games keep what an episode did to them (a shuffled deck, pieces on
             # the board), so that each is played on a copy.
             self.pristine = textarena.make(identifier, **self.settings)
-            self.tables = _flat_tables(_unwrapped(self.pristine))
-            trial = _unwrapped(self._copy_of_pristine())
+            self.tables = _flat_tables(unwrapped(self.pristine))
+            trial = unwrapped(self._copy_of_pristine())
             self.players = _count_players(trial, textarena.SinglePlayerState)
         if (self.players == 2) != (opponent is not None):
             raise ValueError(
@@ -99,7 +99,7 @@ class TextArenaEnvironment(Adapter):
         self.generators = OwnGenerators(seed)
         # The wrapped game reads actions; its observations would repeat the whole history.
         self.wrapped = self._copy_of_pristine()
-        self.game = _unwrapped(self.wrapped)
+        self.game = unwrapped(self.wrapped)
         with self.generators.installed():
             self.game.reset(num_players=self.players, seed=seed)
         self.opponent = self._opponent_of(seed)
@@ -245,7 +245,7 @@ class TextArenaEnvironment(Adapter):
         return heard
 
 
-def _unwrapped(game: Any) -> Any:
+def unwrapped(game: Any) -> Any:
     """Returns the game within textarena's wrappers."""
     import textarena
 
@@ -264,9 +264,15 @@ def _is_large(value: Any) -> bool:
 
 
 def _is_flat(table: Any) -> bool:
-    """Checks whether all entries, of a dict its values, are texts or numbers."""
+    """Checks whether no entry, of a dict no value, can change."""
     entries = table.values() if isinstance(table, dict) else table
-    return all(isinstance(entry, str | int | float) for entry in entries)
+    return all(_is_constant(entry) for entry in entries)
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_constant(entry) for entry in value)
+    return isinstance(value, str | int | float)
 
 
 def _step(game: Any, action: str) -> tuple[bool, str]:

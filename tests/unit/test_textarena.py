@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from contrib.adapters.textarena import unwrapped
 from contrib.adapters.textarena_opponents import draw_moves
 from custom.env import BadEnvironment
 from custom.env_calls import reset_environment, step_environment
@@ -277,8 +278,9 @@ def test_a_game_that_fills_its_board_at_each_reset_can_be_reset_again() -> None:
 
 def test_an_episodes_game_shares_no_table_with_the_next() -> None:
     env = make_environment("textarena:GuessTheNumber-v0")
-    env.pristine.env.words = [str(number) for number in range(2000)]
-    env.tables = [env.pristine.env.words]
+    words = [str(number) for number in range(2000)]
+    unwrapped(env.pristine).words = words
+    env.tables = [words]
     reset_environment(env, 1)
     env.game.words.reverse()
     reset_environment(env, 1)
