@@ -316,7 +316,9 @@ class AgentSpec:
         if self.reward_path is not None:
             reward_fn = load_extern_object(self.reward_path, self.reward_name)
         if reward_fn is not None and self.reward_kwargs:
-            return partial(reward_fn, **self.reward_kwargs)
+            reward_fn = partial(reward_fn, **self.reward_kwargs)
+        if reward_fn is not None:
+            require_trajectory_function(reward_fn)
         return reward_fn
 
 
@@ -350,6 +352,19 @@ def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> 
     # Whatever else a user's function raises.
     except BaseException as error:
         raise BadRewardFunction(f"{where} raised {raised(error, reward_fn)}") from error
+
+
+def require_trajectory_function(reward_fn: RewardFn) -> None:
+    """Raises BadRewardFunction where a function cannot be called as `reward_of` calls it."""
+    signature = inspect.signature(reward_fn)
+    arguments = [None, None] if _takes_environment(reward_fn) else [None]
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise BadRewardFunction(
+            f"{located(reward_fn, 'reward_fn')} takes {signature}; it is called as "
+            f"reward_fn(trajectory) or reward_fn(trajectory, environment): {error}"
+        ) from None
 
 
 def _takes_environment(reward_fn: RewardFn) -> bool:

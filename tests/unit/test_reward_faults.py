@@ -13,7 +13,7 @@ from custom.agent import Agent, AgentSpec, reward_of
 from custom.env import BadRewardFunction, BaseEnvironment, Trajectory
 from custom.env_calls import located
 from custom.trial import play_trial
-from workers.environments.pool import EnvironmentPool
+from workers.environments.pool import CannotBuild, EnvironmentPool
 from workers.environments.reply import StepReply
 from workers.rollout.episode import Episode, TurnLimits, play_episode
 
@@ -108,4 +108,9 @@ def test_arguments_that_a_reward_function_does_not_take_are_its_fault() -> None:
 
     with pytest.raises(BadRewardFunction, match=r"three\(\) missing 1 required"):
         reward_of(three, Trajectory(), None)
-    assert ":" in located(partial(three, weight=1), "three")
+    assert located(partial(three, weight=1), "three").startswith("three (")
+    spec = AgentSpec(Echo, reward_fn=three)
+    words = r"reward_fn \(.*\.py:\d+\) takes \(trajectory.*it is called as reward_fn\(trajectory\)"
+    with EnvironmentPool([spec]) as pool, pytest.raises(CannotBuild, match=words):
+        _ = pool.tool_schemas
+    AgentSpec(Echo, reward_fn=three, reward_kwargs={"weight": 1}).build()
