@@ -727,3 +727,47 @@ def test_tools_of_verls_form_come_from_its_file_and_answer_as_ours(tmp_path: Pat
     assert registry.execute(ToolCall("scale", {"x": "two"})).error_kind == "bad_arguments"
     tool: Any = registry.tools["scale"]
     assert len(set(tool.tool.released)) == 2
+
+
+def tool_with(parameters: dict[str, Any], execute: Any) -> Tool:
+    definition = ToolDefinition(name="look", parameters={"type": "object", **parameters})
+    return type("Look", (Tool,), {"definition": definition, "execute": execute})()
+
+
+QUERY = {"properties": {"query": {"type": "string"}}, "required": ["query"]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "execute", "words"),
+    [
+        (
+            QUERY,
+            lambda self, qurey: "",
+            r"Look\.\S+ \(.*test_tools.py:\d+\) takes \(qurey\): not 'query'. Did you mean 'qurey'",
+        ),
+        (QUERY, lambda self: "", "its schema has query.* takes \\(\\): not 'query'"),
+        ({}, lambda self, query: "", "its schema has nothing.*the schema lacks 'query'"),
+        (QUERY, lambda self, query, page: "", "the schema lacks 'page'"),
+    ],
+)
+def test_a_schema_and_code_that_differ_are_refused_at_start(parameters, execute, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        ToolRegistry([tool_with(parameters, execute)])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "execute"),
+    [
+        (QUERY, lambda self, query, page=1: ""),
+        (QUERY, lambda self, **arguments: ""),
+        ({"$ref": "#/$defs/x", "$defs": {"x": QUERY}}, lambda self, query: ""),
+    ],
+)
+def test_code_may_take_more_than_a_schema_has(parameters, execute) -> None:
+    ToolRegistry([tool_with(parameters, execute)])
+
+
+def test_a_parameter_that_only_the_code_needs_is_warned_of(caplog) -> None:
+    parameters = {"properties": {"query": {"type": "string"}, "word": {"type": "string"}}}
+    ToolRegistry([tool_with(parameters, lambda self, query, word="": "")])
+    assert "which has no default for query: add that to the schema's required" in caplog.text
