@@ -36,12 +36,15 @@ class Outcome:
 
     Attributes:
         reward, turns: means.
+        least, most: of an episode's rewards.
         episodes: how many were played, crashed ones included.
         crashes: how many of them crashed.
         error: what the first of those raised.
     """
 
     reward: float
+    least: float
+    most: float
     turns: float
     episodes: int
     crashes: int
@@ -221,10 +224,13 @@ def _outcome(episodes: Sequence[TrialEpisode]) -> Outcome:
     ]
     mean_reward = 0.0
     mean_turns = 0.0
+    rewards = [reward for reward, _ in rewards_and_turns]
     if rewards_and_turns:
         mean_reward, mean_turns = np.mean(rewards_and_turns, axis=0).tolist()
     return Outcome(
         reward=mean_reward,
+        least=min(rewards, default=0.0),
+        most=max(rewards, default=0.0),
         turns=mean_turns,
         episodes=len(episodes),
         crashes=len(errors),

@@ -5,6 +5,7 @@ Invariant: `guarded` raises nothing that a tool raised but what ends the episode
 """
 
 import inspect
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -108,14 +109,31 @@ def checked_arguments(tool: Tool, arguments: dict[str, Any] | str) -> dict[str, 
 
 
 def _name_single_argument(tool: Tool, text: str) -> dict[str, Any]:
-    """Returns the text under the name of the tool's one parameter."""
+    """Returns the text under the name of the tool's one parameter, "3" as 3 where that wants one.
+
+    A parameter that may be a string gets the text as it is.
+    """
     schema = tool.definition.parameters
     names = schema.get("required") or list(schema.get("properties", {}))
     if len(names) > 1 or (text.strip() and not names):
         raise ValueError(f"give a JSON object with: {', '.join(names) or 'nothing in it'}")
     if not names:
         return {}
-    return {names[0]: text}
+    name = names[0]
+    declared = schema.get("properties", {}).get(name)
+    kinds = declared.get("type", "string") if isinstance(declared, dict) else "string"
+    # "integer", or ["integer", "null"].
+    if "string" in kinds:
+        return {name: text}
+    return {name: _decoded(text)}
+
+
+def _decoded(text: str) -> Any:
+    """Returns the JSON value that a text is, such as a number; the text itself where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _find_problem(tool: Tool, arguments: dict[str, Any]) -> str | None:

@@ -771,3 +771,36 @@ def test_a_parameter_that_only_the_code_needs_is_warned_of(caplog) -> None:
     parameters = {"properties": {"query": {"type": "string"}, "word": {"type": "string"}}}
     ToolRegistry([tool_with(parameters, lambda self, query, word="": "")])
     assert "which has no default for query: add that to the schema's required" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("integer", "3", 3),
+        ("integer", " -12\n", -12),
+        ("number", "0.5", 0.5),
+        ("boolean", "true", True),
+        ("array", "[1, 2]", [1, 2]),
+        (["integer", "null"], "null", None),
+        ("string", "3", "3"),
+        (["string", "integer"], "3", "3"),
+    ],
+)
+def test_a_text_alone_is_of_the_kind_that_the_parameter_wants(kind, text, expected) -> None:
+    seen: list[Any] = []
+    parameters = {"properties": {"n": {"type": kind}}, "required": ["n"]}
+    registry = ToolRegistry([tool_with(parameters, lambda self, n: seen.append(n))])
+    (record,) = (
+        MultiTurnManager(registry, get_parser("react"))
+        .step(f"Action: look\nAction Input: {text}")
+        .calls
+    )
+    assert record.ok, record.result
+    assert seen == [expected] and type(seen[0]) is type(expected)
+
+
+@pytest.mark.parametrize("text", ["three", "3.5", "9" * 5000, "[" * 5000, "NaN"])
+def test_a_text_that_is_no_integer_is_answered(text) -> None:
+    parameters = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    registry = ToolRegistry([tool_with(parameters, lambda self, n: n)])
+    assert registry.execute(ToolCall("look", text)).error_kind == "bad_arguments"
