@@ -203,7 +203,8 @@ def _tell_where_all_is_paid_alike(name: str, trial: Trial) -> None:
     if len(ended) < 2:
         return
     played, unreadable = ended
-    if played.most - played.least > TOLERANCE or unreadable.most < played.most - TOLERANCE:
+    differ = played.most - played.least > TOLERANCE
+    if differ or abs(unreadable.most - played.most) > TOLERANCE:
         return
     logger.log(
         logging.WARNING if played.most else logging.INFO,

@@ -82,16 +82,8 @@ def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
         return _grid_to_text(np.asarray(value))
     raise ValueError(
         f"observations of {space} cannot be written down; allowed: Discrete, Text, Tuple, Dict, "
-        f"up to {LARGEST_BOX} numbers, and grids of up to {LARGEST_GRID}. Wrap the game in an environment of your own that describes "
-        "them"
-    )
-
-
-def _numbers_to_text(numbers: np.ndarray, names: Sequence[str]) -> str:
-    if names and numbers.ndim == 1:
-        return _join_named([_number_to_text(number) for number in numbers], names)
-    return np.array2string(
-        numbers, formatter={"all": _number_to_text}, separator=", ", max_line_width=200
+        f"up to {LARGEST_BOX} numbers, and grids of up to {LARGEST_GRID}. Wrap the game in an "
+        "environment of your own that describes them"
     )
 
 
