@@ -87,6 +87,14 @@ def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
     )
 
 
+def _numbers_to_text(numbers: np.ndarray, names: Sequence[str]) -> str:
+    if names and numbers.ndim == 1:
+        return _join_named([_number_to_text(number) for number in numbers], names)
+    return np.array2string(
+        numbers, formatter={"all": _number_to_text}, separator=", ", max_line_width=200
+    )
+
+
 def _is_grid(shape: tuple[int, ...]) -> bool:
     """Checks whether numbers are cells in rows, each one number or a few (channels)."""
     return len(shape) in (2, 3) and int(np.prod(shape)) <= LARGEST_GRID
