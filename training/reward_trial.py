@@ -4,6 +4,7 @@ Invariant: what is wrong with the function is one sentence with its file and lin
 problems of the configuration; and nobody's random draws change.
 """
 
+import logging
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from training.config.loader import ConfigError
 from training.ray_trainer import RayPPOTrainer
 from training.reward import compute_reward
 
+logger = logging.getLogger(__name__)
+
 # What the policy is taken to have said.
 ANSWER = "42"
 
@@ -37,6 +40,7 @@ def try_reward(trainer: RayPPOTrainer) -> None:
     if not _scores(trainer.config) or not hasattr(dataset, "__getitem__"):
         return
     reward_fn = trainer.reward_fn
+    logger.info("the reward function is called on the made-up answer %r", ANSWER)
     with _generators_left_alone():
         batch = _made_up_batch(trainer, dataset[0], answers=_answers(trainer))
         try:
