@@ -30,7 +30,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from custom.env import Message
+from custom.env import BadRewardFunction, Message
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
 from workers.rollout.engine import Completion, Sampling, VersionSpan
@@ -318,9 +318,11 @@ def digest(value: Any) -> str:
 
 
 def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepReply, StepReply]:
-    """Makes the environment answer. Raises EnvironmentGone."""
+    """Makes the environment answer. Raises EnvironmentGone, or BadRewardFunction to end the run."""
     reply = yield Ask(kind, args)
     episode.env_seconds += reply.seconds
+    if reply.failure == "reward_fault":
+        raise BadRewardFunction(reply.error)
     if reply.failure:
         raise EnvironmentGone(reply.failure, reply.error)
     return reply
