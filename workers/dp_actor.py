@@ -32,6 +32,7 @@ from training.rollout_correction import compute_rollout_correction_weights
 from training.rollout_mismatch import measure_mismatch
 from workers.dp_critic import value_loss
 from workers.model.forward_settings import ForwardSettings
+from workers.model.gradient_alignment import watch_gradient
 from workers.model.loss_fields import FORWARD_FIELDS, LossFields, loss_fields
 from workers.model.micro_batches import iter_micro_batches
 from workers.model.packing import ForwardBatch
@@ -183,6 +184,8 @@ class DataParallelPPOActor(UpdateLoop):
             log_prob, fields, counts, updates=updates, has_old_log_probs=has_old_log_probs
         )
         metrics.update(comparison)
+        if updates:
+            watch_gradient(log_prob, fields["advantages"], metrics)
         return MicroLoss(loss, metrics, maxima)
 
     def _policy_loss(self, fields: LossFields, log_prob: Tensor, counts: GlobalBatchInfo) -> Loss:

@@ -345,7 +345,9 @@ CASES: dict[str, Case] = {
     "one task for all groups": Case(described(one_task_for_all), ("tasks_repeat",)),
     "sampling seeds of the step before": Case(samplers_without_the_step, ("answers_repeat",)),
     "a copied group": Case(generated(copied_group), ("groups_copied",)),
-    "a copied group of answers": Case(generated(copied_group), ("groups_copied", "groups_mixed"), "prompts"),
+    "a copied group of answers": Case(
+        generated(copied_group), ("groups_copied", "groups_mixed"), "prompts"
+    ),
     "advantages negated": Case(estimator(negated), ("advantages_wrong",)),
     "groups shuffled": Case(estimator(rolled_index), ("advantages_wrong",)),
     "gae negated": Case(estimator(negated), ("advantages_wrong",), "gae"),

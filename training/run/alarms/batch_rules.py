@@ -5,6 +5,7 @@ A batch of a user's own that lacks a column is not judged by it.
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,54 @@ def unsampled_tokens(batch: DataProto) -> Iterator[Finding]:
             f"{count} of {int(mask.sum())} tokens that are trained on were not sampled by the "
             f"policy, first {_first_place(batch, wrong)}",
         )
+
+
+def tokens_left_out(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+    """Finds sampled tokens that are not trained on, in episodes of which others are.
+
+    Sampled are those that have a turn, or a log-prob of the engine's; and each episode's facts
+    count them.
+    """
+    fields = batch.batch
+    mask = fields["response_mask"].bool()  # (B, R)
+    sampled = torch.zeros_like(mask)
+    if "turn_ids" in fields:
+        sampled |= fields["turn_ids"] >= 0
+    if "rollout_log_probs" in fields:
+        sampled |= fields["rollout_log_probs"] != 0
+    left_out = sampled & ~mask & mask.any(1, keepdim=True)
+    if left_out.any():
+        yield Finding(
+            "tokens_left_out",
+            f"{int(left_out.sum())} of {int(sampled.sum())} sampled tokens are not trained on, "
+            f"first {_first_place(batch, left_out)}",
+        )
+        return
+    lengths = mask.sum(1).tolist()
+    for rows, facts in played_episodes(batch, episodes):
+        trained = sum(lengths[row] for row in rows)
+        if trained != facts["sampled_tokens"]:
+            yield Finding(
+                "tokens_left_out",
+                f"{trained} tokens of episode {batch.non_tensor_batch['episode_id'][rows[0]]} are "
+                f"trained on, {facts['sampled_tokens']} were sampled",
+            )
+            return
+
+
+def played_episodes(
+    batch: DataProto, episodes: EpisodeRows
+) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Yields the rows and the facts of the episodes in environments that are trained on."""
+    facts = batch.non_tensor_batch.get("episode_facts")
+    if facts is None:
+        return
+    is_live = batch.batch["response_mask"].any(1).tolist()
+    is_real = episodes.real.tolist()
+    for rows in episodes.rows:
+        known = facts[rows[0]]
+        if known and is_real[rows[0]] and any(is_live[row] for row in rows):
+            yield rows, known
 
 
 def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
@@ -107,12 +156,23 @@ def mixed_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> I
         )
 
 
+def uneven_groups(batch: DataProto, episodes: EpisodeRows, size: int) -> Iterator[Finding]:
+    """Finds groups of another number of episodes than `rollout.n`."""
+    groups = first_rows_by_group(batch, episodes)
+    uneven = [uid for uid, rows in groups.items() if len(rows) != size]
+    if uneven:
+        yield Finding(
+            "group_size",
+            f"{len(uneven)} of {len(groups)} groups have not {size} episodes, as {uneven[0]} with "
+            f"{len(groups[uneven[0]])}",
+        )
+
+
 def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
     """Finds groups whose members say the same more often than independent draws would.
 
     Of the first turns, all of which answer one prompt, the others equal a group's first with its
-    own probability: the number that do is compared with the sum of these, by Chernoff's bound for
-    a Poisson number.
+    own probability: the number that do is compared with the sum of these.
     """
     fields = batch.batch
     log_probs = fields.get("rollout_log_probs", fields.get("old_log_probs"))
@@ -135,15 +195,20 @@ def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
         equal += repeats
         if repeats and not example:
             example = uid
-    if equal <= expected:
-        return
-    nats = equal * math.log(equal / max(expected, 1e-300)) - equal + expected
-    if nats > UNLIKELY:
+    if unlikely_excess(equal, expected):
         yield Finding(
             "equal_answers",
             f"{equal} first answers equal that of their group's first member, {expected:.2g} would "
             f"by chance; as in group {example}",
         )
+
+
+def unlikely_excess(count: int, expected: float) -> bool:
+    """Judges whether a count is above what chance has it, by Chernoff's bound for Poisson numbers."""
+    if count <= expected:
+        return False
+    nats = count * math.log(count / max(expected, 1e-300)) - count + expected
+    return nats > UNLIKELY
 
 
 def first_rows_by_group(batch: DataProto, episodes: EpisodeRows) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""Finds rewards that do not vary, and advantages that are all zero.
+"""Finds rewards that were not given, that do not vary, and advantages that are all zero.
 
 The state is of the whole run and goes with its checkpoints.
 """
@@ -9,8 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from data.protocol import DataProto
+from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.episode_rows import EpisodeRows
+from training.run.alarms.batch_rules import played_episodes
 from training.run.alarms.catalogue import Finding
 from training.run.alarms.history import Metrics
 
@@ -19,8 +23,116 @@ from training.run.alarms.history import Metrics
 PAST_REWARDS = 256
 CHANCE = 1e-4
 FEWEST_EPISODES = 8
+# Scores that must have agreed before one that does not is a fault.
+FEWEST_PAIRS = 4
 # Advantages below it are zero.
 SMALLEST_ADVANTAGE = 1e-8
+
+
+def unpaid_rewards(
+    batch: DataProto, episodes: EpisodeRows, *, are_scores: bool, overflow_reward: float
+) -> Iterator[Finding]:
+    """Finds episodes that are trained on with other rewards than the environment gave.
+
+    Args:
+        are_scores: the environment's rewards are the scores, and nothing else is.
+        overflow_reward: what an episode that overflowed gets on top.
+    """
+    fields = batch.batch
+    name = "token_level_scores" if are_scores else "environment_rewards"
+    if name not in fields:
+        return
+    sums = fields[name].sum(1, dtype=torch.float64).tolist()
+    for rows, facts in played_episodes(batch, episodes):
+        held = sum(sums[row] for row in rows)
+        paid = facts["paid"]
+        if facts["ending"] == "overflow":
+            paid += overflow_reward
+        if not math.isclose(held, paid, rel_tol=1e-4, abs_tol=1e-4):
+            yield Finding(
+                "reward_differs",
+                f"episode {batch.non_tensor_batch['episode_id'][rows[0]]} was paid {paid:.4g}, and "
+                f"is trained on with {held:.4g}",
+            )
+            return
+
+
+class ScoreRules:
+    """Watches what a reward function gives: the same to the same answer, and what it says it gave.
+
+    A function that once did otherwise, as a judge does that is asked again, is not watched.
+    """
+
+    def __init__(self) -> None:
+        # For how many pairs of equal answers, and how many scores, it has held so far.
+        self.equal_pairs = 0
+        self.equal_infos = 0
+        self.varies = False
+        self.is_another_score = False
+
+    def check(self, batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+        """Looks at a step's scores; those of environments are not of answers."""
+        if "environment_rewards" in batch.batch:
+            return
+        scores = batch.batch["token_level_scores"].sum(1).tolist()
+        rows = [row for row, is_real in enumerate(episodes.real.tolist()) if is_real]
+        yield from self._check_pairs(batch, rows, scores)
+        yield from self._check_infos(batch, rows, scores)
+
+    def _check_pairs(
+        self, batch: DataProto, rows: list[int], scores: list[float]
+    ) -> Iterator[Finding]:
+        """Compares the scores of equal answers within a group."""
+        if self.varies:
+            return
+        ids = batch.batch["responses"].numpy()
+        mask = batch.batch["response_mask"].numpy().astype(bool)
+        first: dict[tuple[str, bytes], float] = {}
+        equal = 0
+        differing = 0
+        for row in rows:
+            if not mask[row].any():
+                continue
+            key = (str(batch.non_tensor_batch["uid"][row]), ids[row][mask[row]].tobytes())
+            if key in first:
+                is_equal = math.isclose(scores[row], first[key], rel_tol=1e-3, abs_tol=1e-3)
+                equal += is_equal
+                differing += not is_equal
+            else:
+                first[key] = scores[row]
+        if differing and self.equal_pairs >= FEWEST_PAIRS:
+            yield Finding(
+                "reward_differs",
+                f"{differing} of {equal + differing} answers that equal another one of their group "
+                f"have another score; none of {self.equal_pairs} had before",
+            )
+        elif differing:
+            self.varies = True
+        self.equal_pairs += equal
+
+    def _check_infos(
+        self, batch: DataProto, rows: list[int], scores: list[float]
+    ) -> Iterator[Finding]:
+        """Compares the scores with the reward function's own info of that name."""
+        infos = batch.non_tensor_batch.get(f"{REWARD_INFO}score")
+        if infos is None or self.is_another_score:
+            return
+        differing = []
+        for row in rows:
+            said = infos[row]
+            if isinstance(said, int | float) and not math.isclose(said, scores[row], abs_tol=1e-3):
+                differing.append(row)
+        if differing and self.equal_infos >= FEWEST_PAIRS:
+            row = differing[0]
+            yield Finding(
+                "reward_differs",
+                f"{len(differing)} scores are not what the reward function said, as row {row}: "
+                f"{scores[row]:.4g} for {infos[row]:.4g}",
+            )
+        elif differing:
+            self.is_another_score = True
+        else:
+            self.equal_infos += len(rows)
 
 
 @dataclass
@@ -76,6 +188,8 @@ class RewardRules:
         self.sources: dict[str, SourceRewards] = defaultdict(SourceRewards)
         # Whether every episode of the last step had its source's best reward.
         self.solved = False
+        # What a large step was, since which no source's rewards have varied.
+        self.large_step: str | None = None
 
     def check(self, batch: DataProto, episodes: EpisodeRows, metrics: Metrics) -> Iterator[Finding]:
         """Finds sources of constant rewards, but for those at their best; then zero advantages."""
@@ -92,7 +206,11 @@ class RewardRules:
                 )
             if not max(rewards) == min(rewards) == source.best:
                 self.solved = False
-        if constant:
+        if all(source.constant_episodes == 0 for source in self.sources.values()):
+            self.large_step = None
+        if constant and self.large_step:
+            yield Finding("large_step", f"{self.large_step}, since when {'; '.join(constant)}")
+        elif constant:
             yield Finding("reward_constant", "; ".join(constant))
         lowest = metrics.get("critic/advantages/min", 1.0)
         highest = metrics.get("critic/advantages/max", 1.0)
