@@ -297,6 +297,7 @@ class RayPPOTrainer:
                     batch = batch.union(self.critic_wg.compute_values(batch))
             with timer("adv"):
                 scores, infos = wait_for_reward()
+                self.alarms.see_scores(scores)
                 batch = phases.add_rewards(batch, scores, infos)
                 metrics |= phases.apply_kl_penalty(batch)
                 batch = phases.add_advantages(batch)

@@ -1,4 +1,4 @@
-"""Faults that leave a run without an exception, each as a user's edit of one function would make it.
+"""Faults that leave a run without an exception, each as an edit of one function would make it.
 
 A fault takes the trainer (one rank in this process) at the beginning of a step and patches it for
 good; `patched` sets what belongs to a module or class, and `undo_patches` takes it back.
@@ -18,7 +18,7 @@ import torch
 from data.protocol import DataProto
 from tests.e2e import seeded_faults
 from tests.e2e.seeded_faults import Fault, after, estimator, generated, scores, worker
-from training import advantage, step_phases
+from training import advantage
 from workers import dp_actor
 from workers.model import update_loop
 from workers.rollout import base_rollout, episode
@@ -71,7 +71,7 @@ def spans_end_early(trainer: Any) -> None:
         append(row, completion, turn)
         span = row.spans[-1]
         if span.end - span.start > 1:
-            row.spans[-1] = replace(span, end=span.end - 1)
+            row.spans[-1] = span._replace(end=span.end - 1)
             row.log_probs[span.end - 1] = 0.0
 
     patched(episode.Row, "append_sampled", shorter)
@@ -322,10 +322,109 @@ def one_large_step(trainer: Any) -> None:
     own.optimizer.step = large
 
 
+# Further ones, thought of once the alarms were written.
+
+
+def loss_of_wrong_sign(trainer: Any) -> None:
+    own = worker(trainer).actor
+    policy_loss = own._policy_loss
+
+    def negative(*args: Any) -> Any:
+        loss, metrics = policy_loss(*args)
+        return -loss, metrics
+
+    own._policy_loss = negative
+
+
+def loss_of_other_rows(trainer: Any) -> None:
+    own = worker(trainer).actor
+    policy_loss = own._policy_loss
+
+    def rolled(fields: Any, *args: Any) -> Any:
+        return policy_loss(fields | {"advantages": fields["advantages"].roll(1, 0)}, *args)
+
+    own._policy_loss = rolled
+
+
+def later_turns_are_cooler(trainer: Any) -> None:
+    rollout = worker(trainer).rollout
+    sampler = rollout.sampler
+
+    def other_sampler(meta_info: dict[str, Any]) -> Any:
+        own = sampler(meta_info)
+        return lambda played: replace(own(played), temperature=0.8 if played.turns else 1.0)
+
+    rollout.sampler = other_sampler
+
+
+def adapters_at_another_scale(trainer: Any) -> None:
+    from workers.weight_sync import manifest
+
+    own = manifest.whole_weights
+
+    def unscaled(module: Any, tensors: Any, dtype: torch.dtype) -> Any:
+        other = {
+            name: tensor / 2 if "lora_B" in name else tensor for name, tensor in tensors.items()
+        }
+        return own(module, other, dtype)
+
+    patched(manifest, "whole_weights", unscaled)
+
+
+def a_discount_of_its_own(own: Any, *args: Any, **kwargs: Any) -> Any:
+    return own(*args, **{**kwargs, "gamma": 0.9})
+
+
+def values_of_other_rows(trainer: Any) -> None:
+    def roll(result: DataProto) -> None:
+        result.batch["values"] = result.batch["values"].roll(1, 0)
+
+    after(trainer.critic_wg.worker, "compute_values", roll)
+
+
+def two_steps_each(trainer: Any) -> None:
+    optimizer = worker(trainer).optimizer
+    step = optimizer.step
+
+    def twice(*args: Any) -> None:
+        step(*args)
+        step(*args)
+
+    optimizer.step = twice
+
+
+def kl_is_rewarded(trainer: Any) -> None:
+    apply = advantage.apply_kl_penalty
+
+    def added(data: DataProto, *args: Any) -> Any:
+        result = apply(data, *args)
+        fields = data.batch
+        fields["token_level_rewards"] = (
+            2 * fields["token_level_scores"] - fields["token_level_rewards"]
+        )
+        return result
+
+    from training import step_phases
+
+    patched(step_phases, "apply_kl_penalty", added)
+
+
+def uids_collide(uids: np.ndarray) -> np.ndarray:
+    """Groups are numbered modulo 4."""
+    short = [f"{uid.rsplit('.', 1)[0]}.{int(uid.rsplit('.', 1)[1]) % 4}" for uid in uids]
+    return np.array(short, dtype=object)
+
+
+def last_token_cut(batch: DataProto) -> None:
+    fields = batch.batch
+    mask = fields["response_mask"].bool()
+    last = (mask * torch.arange(mask.shape[1])).argmax(1, keepdim=True)
+    fields["responses"] = fields["responses"].scatter(1, last, 0)
+
+
 SLOW = ("actor_rollout_ref.actor.optim.lr=1e-6",)
-SLOWER = ("actor_rollout_ref.actor.optim.lr=3e-7",)
 KL = ("actor_rollout_ref.actor.use_kl_loss=true",)
-KL_REWARD = ("algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=k3")
+KL_REWARD = ("algorithm.use_kl_in_reward=true",)
 down_proj = "model.layers.0.mlp.down_proj.weight"
 
 CASES: dict[str, Case] = {
@@ -346,7 +445,7 @@ CASES: dict[str, Case] = {
     "sampling seeds of the step before": Case(samplers_without_the_step, ("answers_repeat",)),
     "a copied group": Case(generated(copied_group), ("groups_copied",)),
     "a copied group of answers": Case(
-        generated(copied_group), ("groups_copied", "groups_mixed"), "prompts"
+        generated(copied_group), ("groups_copied", "prompt_differs"), "prompts"
     ),
     "advantages negated": Case(estimator(negated), ("advantages_wrong",)),
     "groups shuffled": Case(estimator(rolled_index), ("advantages_wrong",)),
@@ -369,4 +468,19 @@ CASES: dict[str, Case] = {
         seeded_faults.kept(down_proj), ("engine_stale",), settings=SLOW
     ),
     "one large step": Case(one_large_step, ("large_step", "kl_explodes")),
+}
+
+INVENTED: dict[str, Case] = {
+    "loss of the wrong sign": Case(loss_of_wrong_sign, ("gradient_misled",)),
+    "loss of other rows": Case(loss_of_other_rows, ("gradient_misled",)),
+    "later turns are cooler": Case(later_turns_are_cooler, ("turn_differs", "log_probs_differ")),
+    "adapters at another scale": Case(
+        adapters_at_another_scale, ("engine_stale", "engine_differs"), "lora"
+    ),
+    "a discount of its own": Case(estimator(a_discount_of_its_own), ("advantages_wrong",), "gae"),
+    "values of other rows": Case(values_of_other_rows, ("values_differ",), "gae"),
+    "two optimiser steps each": Case(two_steps_each, ("updates_differ",)),
+    "the KL is rewarded": Case(kl_is_rewarded, ("reward_differs",), settings=KL_REWARD),
+    "uids collide": Case(seeded_faults.column("uid", uids_collide), ("group_size", "groups_mixed")),
+    "last tokens cut off": Case(generated(last_token_cut), ("log_probs_differ", "turn_differs")),
 }

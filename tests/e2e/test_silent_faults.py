@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import silent_faults
-from tests.e2e.silent_faults import CASES, Case
+from tests.e2e.silent_faults import CASES, INVENTED, Case
 from tests.e2e.test_agents import game_config, playing
 from tests.e2e.test_alarms import BEGINS, watch
 from tests.e2e.test_training import tiny_config
@@ -46,11 +46,11 @@ def run_case(case: Case, game: Path, prompts: Path, run_dir: Path) -> list[set[s
     return watch(config_of(case.kind, game, prompts, run_dir, *settings), case.fault)
 
 
-@pytest.mark.parametrize("what", CASES)
+@pytest.mark.parametrize("what", [*CASES, *INVENTED])
 def test_a_silent_fault_is_named_within_two_steps(
     tiny_game: Path, tiny_task: Path, tmp_path: Path, what: str
 ) -> None:
-    case = CASES[what]
+    case = (CASES | INVENTED)[what]
     alarms = run_case(case, tiny_game, tiny_task, tmp_path)
     assert not any(alarms[: BEGINS - 1]), "it rang before the fault"
     assert set(case.alarms) & (alarms[BEGINS - 1] | alarms[BEGINS]), f"rang: {alarms}"

@@ -1,9 +1,9 @@
 """Whether a step's first gradient goes where the advantages point.
 
 Before the first update the policy is the one that sampled, so that every policy loss has the
-gradient -A x (a weight that is not negative) in each token's log-prob. Its cosine with -A is 1 where
-the weights are equal, and negative where a sign is wrong. Invariant: the gradient is read and never
-changed.
+gradient -A x (a weight that is not negative) in each token's log-prob. Its cosine with -A is 1
+where the weights are equal, and negative where a sign is wrong. Invariant: the gradient is read and
+never changed.
 """
 
 from typing import Any

@@ -131,6 +131,21 @@ def _all_before_the_end(has_reward: Tensor, mask: Tensor) -> bool:
     return not has_reward.gather(1, last)[rewarded_rows].any()
 
 
+def other_prompts(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+    """Finds rows whose prompt is not the one that the dataset gave them."""
+    of_dataset = batch.non_tensor_batch.get("raw_prompt_ids")
+    if of_dataset is None:
+        return
+    prompts = batch.batch["prompts"].numpy()
+    for rows in first_rows_by_group(batch, episodes).values():
+        ids = list(of_dataset[rows[0]])
+        if ids and prompts[rows[0], -len(ids) :].tolist() != ids:
+            yield Finding(
+                "prompt_differs", f"{_owner(batch, rows[0])} answers another prompt than its own"
+            )
+            return
+
+
 def mixed_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> Iterator[Finding]:
     """Finds groups that mix prompts.
 
@@ -222,9 +237,12 @@ def first_rows_by_group(batch: DataProto, episodes: EpisodeRows) -> dict[str, li
 def _first_place(batch: DataProto, wrong: Tensor) -> str:
     """Names the first token where `wrong`, (B, R) bool."""
     row, token = wrong.nonzero()[0].tolist()
+    return f"token {token} of the response of {_owner(batch, row)}"
+
+
+def _owner(batch: DataProto, row: int) -> str:
     ids = batch.non_tensor_batch.get("episode_id", batch.non_tensor_batch.get("uid"))
-    owner = f"row {row}" if ids is None else f"episode {ids[row]}"
-    return f"token {token} of the response of {owner}"
+    return f"row {row}" if ids is None else f"episode {ids[row]}"
 
 
 def _turn_goes_on(turns: Tensor) -> Tensor:

@@ -76,6 +76,7 @@ ADVICE = {
     "tasks_repeat": "what env_seed or the prompts are made of: run, step and group",
     "answers_repeat": "the sampling seeds: they are of run, step, group, sample and turn",
     "groups_copied": "what repeats, refills or collects groups: one is trained on twice",
+    "prompt_differs": "what orders the rows: tensors and columns of a row belong together",
     "group_size": "uid of the rows, and what drops or adds them: a group has rollout.n episodes",
     "reward_differs": "what lies between the reward's source and token_level_scores",
     "tokens_left_out": "response_mask: the policy sampled these tokens, and learns nothing of them",

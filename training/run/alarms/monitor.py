@@ -10,6 +10,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.config import PPOConfig
@@ -68,6 +71,11 @@ class Alarms:
         self.broken_rules: set[str] = set()
         # What stands now, as sentences.
         self.standing: list[str] = []
+
+    def see_scores(self, scores: Tensor) -> None:
+        """Sees what a step's rows were given, (B, R), before anything is made of it."""
+        if self.config.trainer.alarms != "off":
+            self.score_rules.given = scores.sum(1, dtype=torch.float64)
 
     def check(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, float]:
         """Looks at a step, once it is made.
@@ -164,6 +172,7 @@ class Alarms:
             ),
             "scores": self.score_rules.check(batch, episodes),
             "equal_answers": batch_rules.equal_answers(batch, episodes),
+            "other_prompts": batch_rules.other_prompts(batch, episodes),
             "mixed_groups": batch_rules.mixed_groups(batch, episodes, same_tasks),
             "uneven_groups": batch_rules.uneven_groups(
                 batch, episodes, config.actor_rollout_ref.rollout.n

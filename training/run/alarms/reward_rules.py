@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from data.protocol import DataProto
 from training.batch.dynamic_sampling import REWARD_INFO
@@ -58,12 +59,17 @@ def unpaid_rewards(
 
 
 class ScoreRules:
-    """Watches what a reward function gives: the same to the same answer, and what it says it gave.
+    """Watches what a reward function gives: it stays, and equal answers get the same.
 
-    A function that once did otherwise, as a judge does that is asked again, is not watched.
+    Where a function once gave equal answers different scores, as a judge may, or said another score
+    than it gave, that is not watched.
+
+    Attributes:
+        given: (B,) float64, what the rows of the step were given; None: not known.
     """
 
     def __init__(self) -> None:
+        self.given: Tensor | None = None
         # For how many pairs of equal answers, and how many scores, it has held so far.
         self.equal_pairs = 0
         self.equal_infos = 0
@@ -71,13 +77,31 @@ class ScoreRules:
         self.is_another_score = False
 
     def check(self, batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
-        """Looks at a step's scores; those of environments are not of answers."""
+        """Looks at a step's scores; of environments only at whether they stay."""
+        yield from self._check_given(batch)
         if "environment_rewards" in batch.batch:
             return
         scores = batch.batch["token_level_scores"].sum(1).tolist()
         rows = [row for row, is_real in enumerate(episodes.real.tolist()) if is_real]
         yield from self._check_pairs(batch, rows, scores)
         yield from self._check_infos(batch, rows, scores)
+
+    def _check_given(self, batch: DataProto) -> Iterator[Finding]:
+        """Compares the scores that are trained on with those that were given."""
+        given = self.given
+        self.given = None
+        scores = batch.batch["token_level_scores"].sum(1, dtype=torch.float64)
+        if given is None or given.shape != scores.shape:
+            return
+        is_live = batch.batch["response_mask"].any(1)
+        differing = ((given - scores).abs() > 1e-4 * (1 + given.abs())) & is_live
+        if differing.any():
+            row = int(differing.nonzero()[0])
+            yield Finding(
+                "reward_differs",
+                f"{int(differing.sum())} of {len(given)} rows are trained on with another score "
+                f"than they were given, as row {row} with {scores[row]:.4g} for {given[row]:.4g}",
+            )
 
     def _check_pairs(
         self, batch: DataProto, rows: list[int], scores: list[float]
