@@ -422,6 +422,52 @@ def last_token_cut(batch: DataProto) -> None:
     fields["responses"] = fields["responses"].scatter(1, last, 0)
 
 
+# Of alarms that look at something of their own.
+
+
+def other_reference(trainer: Any) -> None:
+    """The reference differs from the first step on."""
+    with torch.no_grad():
+        [*worker(trainer).ref.actor_module.parameters()][-1].mul_(1.5)
+    worker(trainer).ref_numbers = {}
+
+
+def endless_turns(trainer: Any) -> None:
+    after(worker(trainer).rollout, "sampling", lambda made: replace(made, stop_token_ids=()))
+
+
+def masked_away(batch: DataProto) -> None:
+    batch.batch["response_mask"][: int(0.9 * len(batch))] = 0
+
+
+def full_prompts(batch: DataProto) -> None:
+    width = batch.batch["prompts"].shape[1]
+    batch.batch["attention_mask"][:, :width] = 1
+
+
+def blind_critic(trainer: Any) -> None:
+    def zero(result: DataProto) -> None:
+        result.batch["values"] = torch.zeros_like(result.batch["values"])
+
+    after(trainer.critic_wg.worker, "compute_values", zero)
+
+
+def a_token_late(own: Any, *args: Any, **kwargs: Any) -> Any:
+    advantages, returns = own(*args, **kwargs)
+    return advantages.roll(1, 1), returns
+
+
+def prompts_of_the_step_before(trainer: Any) -> None:
+    describe = trainer.prompt_batch
+    held: list[Any] = []
+
+    def same(rows: Any, *args: Any, **kwargs: Any) -> DataProto:
+        held.append(rows)
+        return describe(held[0], *args, **kwargs)
+
+    trainer.prompt_batch = same
+
+
 SLOW = ("actor_rollout_ref.actor.optim.lr=1e-6",)
 KL = ("actor_rollout_ref.actor.use_kl_loss=true",)
 KL_REWARD = ("algorithm.use_kl_in_reward=true",)
@@ -483,4 +529,28 @@ INVENTED: dict[str, Case] = {
     "the KL is rewarded": Case(kl_is_rewarded, ("reward_differs",), settings=KL_REWARD),
     "uids collide": Case(seeded_faults.column("uid", uids_collide), ("group_size", "groups_mixed")),
     "last tokens cut off": Case(generated(last_token_cut), ("log_probs_differ", "turn_differs")),
+}
+
+MORE: dict[str, Case] = {
+    "turns go on behind their end": Case(endless_turns, ("end_ignored",)),
+    "most episodes masked": Case(generated(masked_away), ("nothing_sampled",)),
+    "prompts cut": Case(
+        generated(full_prompts), ("prompts_pinned",), "prompts", ("data.truncation=left",)
+    ),
+    "a blind critic": Case(blind_critic, ("values_constant",), "gae"),
+    "advantages a token late": Case(estimator(a_token_late), ("advantages_wrong",)),
+    "prompts of the step before": Case(prompts_of_the_step_before, ("tasks_repeat",), "prompts"),
+    "a lost member": Case(seeded_faults.column("uid", seeded_faults.lost_member), ("group_size",)),
+    "policy's rate ten times": Case(rate_ten_times, ("rate_differs",)),
+    "no adapter arrives": Case(adapter_lost, ("engine_stale",), "lora", SLOW),
+    "the engine is a step late": Case(sync_one_step_late, ("engine_stale",), settings=SLOW),
+    "a KL below zero in the reward": Case(
+        negative_kl_in_reward, ("kl_negative",), settings=(*KL_REWARD, "algorithm.kl_penalty=k3")
+    ),
+    "rows come twice": Case(
+        first_mini_batch_again,
+        ("tokens_missing",),
+        settings=("actor_rollout_ref.actor.ppo_mini_batch_size=4",),
+    ),
+    "an embedding of the critic": Case(frozen("embed_tokens", "critic"), ("part_still",), "gae"),
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import silent_faults
-from tests.e2e.silent_faults import CASES, INVENTED, Case
+from tests.e2e.silent_faults import CASES, INVENTED, MORE, Case
 from tests.e2e.test_agents import game_config, playing
 from tests.e2e.test_alarms import BEGINS, watch
 from tests.e2e.test_training import tiny_config
@@ -46,14 +46,22 @@ def run_case(case: Case, game: Path, prompts: Path, run_dir: Path) -> list[set[s
     return watch(config_of(case.kind, game, prompts, run_dir, *settings), case.fault)
 
 
-@pytest.mark.parametrize("what", [*CASES, *INVENTED])
+@pytest.mark.parametrize("what", [*CASES, *INVENTED, *MORE])
 def test_a_silent_fault_is_named_within_two_steps(
     tiny_game: Path, tiny_task: Path, tmp_path: Path, what: str
 ) -> None:
-    case = (CASES | INVENTED)[what]
+    case = (CASES | INVENTED | MORE)[what]
     alarms = run_case(case, tiny_game, tiny_task, tmp_path)
     assert not any(alarms[: BEGINS - 1]), "it rang before the fault"
     assert set(case.alarms) & (alarms[BEGINS - 1] | alarms[BEGINS]), f"rang: {alarms}"
+
+
+def test_a_reference_that_is_another_model_is_named_at_once(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    settings = (*KINDS["grpo"], *silent_faults.KL, "trainer.total_training_steps=1")
+    config = game_config(tiny_game, tmp_path, *settings)
+    assert "reference_differs" in watch(config, silent_faults.other_reference, begins=0)[0]
 
 
 @pytest.mark.slow

@@ -96,7 +96,8 @@ def watched_update(
 ) -> Iterator[Callable[[], dict[str, float]]]:
     """Yields what tells, behind the update in the block, which of the named tensors stood still.
 
-    It returns PREFIX/still_tensors, their number, and PREFIX/still/NAME for the first of them.
+    It returns PREFIX/still_tensors, their number, PREFIX/still/NAME for the first of them, and
+    PREFIX/optimizer_steps.
     """
     parameters = dict(module.named_parameters())
     parameters = {name: parameters[name] for name in names if name in parameters}
@@ -112,7 +113,10 @@ def watched_update(
         rate = float(group["lr"])
         decay = float(group.get("weight_decay", 0.0))
         still = still_tensors(parameters, before, rate=rate, decay=decay, updates=updates)
-        metrics = {f"{prefix}/still_tensors": float(len(still))}
+        metrics = {
+            f"{prefix}/still_tensors": float(len(still)),
+            f"{prefix}/optimizer_steps": float(updates),
+        }
         metrics.update({f"{prefix}/still/{name}": 1.0 for name in still[:MOST_NAMED]})
         return metrics
 

@@ -79,7 +79,9 @@ def _wrong_groups(
     mask = batch.batch["response_mask"]
     tokens = _by_episode(batch, episodes, mask)
     scores = _by_episode(batch, episodes, batch.batch["token_level_rewards"])
-    means = _by_episode(batch, episodes, batch.batch["advantages"]) / np.maximum(tokens, 1)
+    advantages = batch.batch["advantages"]
+    means = _by_episode(batch, episodes, advantages) / np.maximum(tokens, 1)
+    squares = _by_episode(batch, episodes, advantages.square()) / np.maximum(tokens, 1)
     number_of = {int(row): number for number, row in enumerate(episodes.first)}
     pairs = 0
     wrong = 0
@@ -100,6 +102,13 @@ def _wrong_groups(
                     f"{_listed(scores[members])} {name} makes {right[worst]:.3g}",
                 )
                 return
+            spread = float((squares[members] - found**2).max())
+            if spread > TOLERANCE * (1 + float((found**2).max())):
+                yield Finding(
+                    "advantages_wrong",
+                    f"they vary within an episode of group {uid}, and {name} gives it one number",
+                )
+                return
         is_better = scores[members][:, None] > scores[members] + EPSILON
         pairs += int(is_better.sum())
         wrong += int((is_better & (found[:, None] < found - EPSILON)).sum())
@@ -107,7 +116,8 @@ def _wrong_groups(
     if pairs >= FEWEST_PAIRS and wrong > allowed * pairs:
         yield Finding(
             "advantages_wrong",
-            f"in {wrong} of {pairs} pairs within groups the better episode has the smaller advantage",
+            f"in {wrong} of {pairs} pairs within groups the better episode has the smaller "
+            "advantage",
         )
 
 

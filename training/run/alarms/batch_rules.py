@@ -87,6 +87,21 @@ def played_episodes(
             yield rows, known
 
 
+def ignored_ends(batch: DataProto, eos_token_id: int) -> Iterator[Finding]:
+    """Finds turns that went on behind the token that ends them."""
+    fields = batch.batch
+    if "turn_ids" not in fields:
+        return
+    is_end = fields["response_mask"].bool() & (fields["responses"] == eos_token_id)
+    goes_on = is_end & _turn_goes_on(fields["turn_ids"])
+    if goes_on.any():
+        yield Finding(
+            "end_ignored",
+            f"{int(goes_on.sum())} turns went on behind their end, first at "
+            f"{_first_place(batch, goes_on)}",
+        )
+
+
 def misplaced_rewards(batch: DataProto) -> Iterator[Finding]:
     """Finds rewards on tokens that were not sampled, or that do not end what they pay for.
 
@@ -219,7 +234,7 @@ def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
 
 
 def unlikely_excess(count: int, expected: float) -> bool:
-    """Judges whether a count is above what chance has it, by Chernoff's bound for Poisson numbers."""
+    """Judges whether a count is above chance's, by Chernoff's bound for a Poisson number."""
     if count <= expected:
         return False
     nats = count * math.log(count / max(expected, 1e-300)) - count + expected

@@ -71,6 +71,15 @@ ADVICE = {
     "gradients_kept": "optimizer.zero_grad: each update adds its gradient to that of the last one",
     "gradient_misled": "the policy loss: its sign, and which rows' advantages it reads",
     "tokens_missing": "how a batch is cut into mini-batches and micro-batches",
+    "updates_differ": "what else calls optimizer.step: each mini-batch is one update",
+    "values_differ": (
+        "dropout and masks of the critic's two passes, and the order of values: before the first "
+        "update they are the same"
+    ),
+    "values_constant": "the critic: its head, its learning rate, its inputs",
+    "prompts_pinned": "data.max_prompt_length: cut prompts are not the tasks that were meant",
+    "nothing_sampled": "environments that fail, and max_model_len: these episodes train nothing",
+    "end_ignored": "the engine's stop tokens against the tokenizer's eos_token_id",
     "rate_differs": "the scheduler: which base rate has it, and how often is it stepped?",
     "advantages_wrong": "the estimator, and the index, mask and values that it is given",
     "tasks_repeat": "what env_seed or the prompts are made of: run, step and group",
@@ -108,5 +117,8 @@ WAITS = frozenset(
         "memory_grows",
         "kl_jump",
         "part_still",
+        "prompts_pinned",
+        "nothing_sampled",
+        "values_constant",
     }
 )

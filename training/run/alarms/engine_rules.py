@@ -1,5 +1,6 @@
 """Compares what engine and trainer make of the same tokens: canaries and sampled tokens."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ def exact_limits() -> dict[str, RunLimit]:
         "turn_first": RunLimit(most=2e-4, factor=10, least=5e-6),
         "turn_later": RunLimit(most=2e-4, factor=10, least=5e-6),
         "ratio": RunLimit(most=2e-5, factor=10, least=2e-6),
+        "values": RunLimit(most=1e-3, factor=10, least=1e-5),
     }
 
 
@@ -60,6 +62,8 @@ def short_type_limits() -> dict[str, RunLimit]:
         "turn_first": RunLimit(most=0.3, factor=4, least=0.05),
         "turn_later": RunLimit(most=0.3, factor=4, least=0.05),
         "ratio": RunLimit(most=0.03, factor=4, least=0.005),
+        # Values are as large as returns are.
+        "values": RunLimit(most=math.inf, factor=4, least=0.05),
     }
 
 
@@ -164,6 +168,7 @@ class EngineRules:
                 where=" (in later turns)",
             )
         yield from self._above(metrics, "actor/first_update_diff", "ratio", alarm="ratio_not_one")
+        yield from self._above(metrics, "critic/first_update_diff", "values", alarm="values_differ")
 
     def _above(
         self, metrics: Metrics, name: str, limit: str, *, alarm: str, where: str = ""

@@ -49,6 +49,7 @@ class Alarms:
 
     Attributes:
         paid_by_environment: the environment's rewards are the scores, and nothing else is.
+        eos_token_id: ends a turn; None: not known.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Alarms:
     ) -> None:
         self.config = config
         self.paid_by_environment = False
+        self.eos_token_id: int | None = None
         self.history = History()
         self.reward_rules = RewardRules(config.data.reward_fn_key)
         self.score_rules = ScoreRules()
@@ -170,6 +172,7 @@ class Alarms:
                 are_scores=self.paid_by_environment,
                 overflow_reward=config.agent.overflow_reward,
             ),
+            "other_rewards": reward_rules.other_rewards(config.algorithm, batch, metrics),
             "scores": self.score_rules.check(batch, episodes),
             "equal_answers": batch_rules.equal_answers(batch, episodes),
             "other_prompts": batch_rules.other_prompts(batch, episodes),
@@ -184,6 +187,9 @@ class Alarms:
         # A correction leaves tokens out on purpose.
         if not config.algorithm.rollout_correction.corrects:
             rules["tokens_left_out"] = batch_rules.tokens_left_out(batch, episodes)
+        ends_turns = not config.actor_rollout_ref.rollout.ignore_eos
+        if self.eos_token_id is not None and ends_turns:
+            rules["ignored_ends"] = batch_rules.ignored_ends(batch, self.eos_token_id)
         return rules
 
     def _update_rules(
@@ -201,6 +207,9 @@ class Alarms:
             "still_parts": update_rules.still_parts(metrics),
             "kept_gradients": update_rules.kept_gradients(metrics),
             "missing_tokens": update_rules.missing_tokens(config, batch, metrics),
+            "further_updates": update_rules.further_updates(config, metrics),
+            "constant_values": update_rules.constant_values(metrics, history),
+            "lost_prompts": update_rules.lost_prompts_and_answers(config, metrics),
             "misled_gradient": update_rules.misled_gradient(config, metrics),
             "negative_kl": update_rules.negative_kl(config, metrics),
             "collapsing_entropy": self._collapsing_entropy(metrics),

@@ -46,7 +46,8 @@ class ReferenceRules:
         if step == 1 and not apart <= self.noise:
             yield Finding(
                 "reference_differs",
-                f"before the first update the reference is {apart:.2g} nats a token from the policy",
+                f"before the first update the reference is {apart:.2g} nats a token from the "
+                "policy",
             )
         if apart == 0 and moved > FAR_ENOUGH:
             yield Finding(

@@ -15,6 +15,8 @@ from torch import Tensor
 from data.protocol import DataProto
 from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.episode_rows import EpisodeRows
+from training.config import AlgorithmConfig
+from training.core_algos import kl_penalty
 from training.run.alarms.batch_rules import played_episodes
 from training.run.alarms.catalogue import Finding
 from training.run.alarms.history import Metrics
@@ -56,6 +58,28 @@ def unpaid_rewards(
                 f"is trained on with {held:.4g}",
             )
             return
+
+
+def other_rewards(
+    algorithm: AlgorithmConfig, batch: DataProto, metrics: Metrics
+) -> Iterator[Finding]:
+    """Finds rewards that are not the scores, less the KL where it is to be taken off."""
+    fields = batch.batch
+    taken_off = fields["token_level_scores"] - fields["token_level_rewards"]
+    mask = fields["response_mask"]
+    expected = 0.0
+    size = float(taken_off.abs().sum())
+    if algorithm.use_kl_in_reward:
+        kl = kl_penalty(fields["old_log_probs"], fields["ref_log_prob"], algorithm.kl_penalty)
+        kl = metrics["actor/reward_kl_penalty_coeff"] * kl * mask
+        expected = float(kl.sum())
+        size = float(kl.abs().sum())
+    found = float(taken_off.sum())
+    if abs(found - expected) > 1e-3 * size + 1e-6:
+        yield Finding(
+            "reward_differs",
+            f"scores less rewards are {found:.4g} in all; the KL makes them {expected:.4g}",
+        )
 
 
 class ScoreRules:

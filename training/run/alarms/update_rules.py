@@ -16,6 +16,9 @@ SOMETHING_TO_LEARN = 1e-8
 # Shares of answers that fill their limit, and of turns that are cut.
 FULL_ANSWERS = 0.7
 CUT_TURNS = 0.95
+# Shares of prompts that fill theirs, where they may be cut, and of episodes without a token.
+FULL_PROMPTS = 0.5
+MOST_EMPTY = 0.75
 # Entropy that falls below a share of what it was in the two steps before, if that was above a
 # least number of nats.
 ENTROPY_SHARE = 0.2
@@ -135,6 +138,29 @@ def missing_tokens(config: PPOConfig, batch: DataProto, metrics: Metrics) -> Ite
             )
 
 
+def further_updates(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
+    """Finds more optimiser steps than the batch has mini-batches, over all epochs."""
+    plans = {"actor": config.batch_plan.actor, "critic": config.batch_plan.critic}
+    for model, plan in plans.items():
+        made = metrics.get(f"{model}/optimizer_steps", 0.0)
+        if made > plan.updates:
+            yield Finding(
+                "updates_differ",
+                f"the {model}'s optimiser made {made:g} steps, and {plan.mini_batches} "
+                f"mini-batches in {plan.epochs} epochs make {plan.updates}",
+            )
+
+
+def constant_values(metrics: Metrics, history: History) -> Iterator[Finding]:
+    """Finds values that are all equal, once the critic has learned."""
+    rates = history.values("critic/lr")
+    norms = history.values("critic/grad_norm")
+    has_learned = any(rate > 0 and norm > 0 for rate, norm in zip(rates, norms, strict=False))
+    highest = metrics.get("critic/values/max", 1.0)
+    if has_learned and highest == metrics.get("critic/values/min", 0.0):
+        yield Finding("values_constant", f"every value is {highest:g}")
+
+
 def misled_gradient(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
     """Finds a gradient that does not go where the advantages point."""
     has_other_terms = (
@@ -190,6 +216,17 @@ def pinned_lengths(metrics: Metrics) -> Iterator[Finding]:
         yield Finding("length_pinned", f"{overflowing:.0%} of episodes overflow it")
     if cut >= CUT_TURNS:
         yield Finding("length_pinned", f"{cut:.0%} of turns were cut at their limit")
+
+
+def lost_prompts_and_answers(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
+    """Finds prompts that are cut, and episodes that nothing is learned from."""
+    cuts = config.data.truncation != "error" and not config.environments
+    full = metrics.get("prompt_length/clip_ratio", 0.0)
+    if cuts and full >= FULL_PROMPTS:
+        yield Finding("prompts_pinned", f"{full:.0%} of prompts fill data.max_prompt_length")
+    empty = metrics.get("response/aborted_ratio", 0.0)
+    if empty > MOST_EMPTY:
+        yield Finding("nothing_sampled", f"{empty:.0%} of episodes have no token to train on")
 
 
 def collapsing_entropy(metrics: Metrics, history: History) -> Iterator[Finding]:
