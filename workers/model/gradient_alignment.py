@@ -23,13 +23,17 @@ def watch_gradient(log_prob: Tensor, advantages: Tensor, metrics: dict[str, Any]
     """
 
     def measure(gradient: Tensor) -> None:
-        gradient = gradient.detach().float()
-        target = advantages.float()
-        sums = ((-gradient * target).sum(), gradient.square().sum(), target.square().sum())
+        sums = alignment_sums(gradient.detach().float(), advantages.float())
         metrics.update({_part(name): value for name, value in zip(PARTS, sums, strict=True)})
 
     if log_prob.requires_grad:
         log_prob.register_hook(measure)
+
+
+def alignment_sums(gradient: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums what the cosine is made of: 0-dim each."""
+    descent = -(gradient * advantages).sum()
+    return descent, gradient.square().sum(), advantages.square().sum()
 
 
 def read_alignment(metrics: dict[str, float]) -> dict[str, float]:
