@@ -158,6 +158,7 @@ class UpdateLoop(ABC):
         if not self.group_counts.any():
             self._begin()
             self.group_sums = MetricSums(self.settings.sequence_ranks)
+            self._add_kept_gradients(self.group_sums, "actor")
         counts = self._count(data)
         added = [counts["batch_num_tokens"] or 0, counts["global_batch_size"] or 0]
         self.group_counts = self.group_counts + torch.tensor(added)
@@ -184,7 +185,8 @@ class UpdateLoop(ABC):
             if parameter.grad is not None:
                 parameter.grad.div_(loss_divisor)
         others = {f"{prefix}/pg_loss": loss_divisor, f"{prefix}/kl_loss": loss_divisor}
-        others |= dict.fromkeys((f"{prefix}/loss_tokens", f"{prefix}/loss_targets"), 1.0)
+        for name in ("loss_tokens", "loss_targets", "kept_gradients"):
+            others[f"{prefix}/{name}"] = 1.0
         self.group_sums.divide(tokens, others)
         self._step(
             self.group_sums,
@@ -220,6 +222,11 @@ class UpdateLoop(ABC):
         self.module.train()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def _add_kept_gradients(self, sums: MetricSums, prefix: str) -> None:
+        """Counts the gradients that are there before a backward pass, a mean over ranks."""
+        share = sums.sequence_ranks / world_size()
+        sums.add({f"{prefix}/kept_gradients": count_gradients(self.module)}, share)
+
     def _add_mini_batch(
         self,
         mini: DataProto,
@@ -238,8 +245,7 @@ class UpdateLoop(ABC):
             sums = deepcopy(before)
             limits = self.fitting_limits or self.config.micro_batching
             self._begin()
-            share = sums.sequence_ranks / world_size()
-            sums.add({f"{prefix}/kept_gradients": count_gradients(self.module)}, share)
+            self._add_kept_gradients(sums, prefix)
             try:
                 self._backward(mini, counts, sums, weight, limits, prefix)
                 return sums
