@@ -106,6 +106,9 @@ class AgentTrainer(RayPPOTrainer):
             if not kwargs.get(name):
                 kwargs[name] = default
         super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, **kwargs)
+        self.alarms.paid_by_environment = (
+            self.reward_fn is environment_rewards and not config.reward_model.enable
+        )
         self.processor = kwargs.get("processor")
         self.multi_turn_rollout: Any = None
 
