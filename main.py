@@ -108,6 +108,7 @@ def print_plan(config: PPOConfig) -> None:
 
 def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> int:
     """Trains and prints the report, or why the run ended in one line; returns the exit code."""
+    from custom.env import BadRewardFunction
     from training.run.abort_policy import EnvironmentsFail
     from training.run.alarms import AlarmStop
 
@@ -122,6 +123,11 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
     except (AlarmStop, EnvironmentsFail) as error:
         print(error, file=sys.stderr)
         return MEND
+    except BadRewardFunction as error:
+        # A rank's error, as Ray hands it on, has its traceback for a text. It may be a server's
+        # that did not answer, so that the run may be started again.
+        print(getattr(error, "cause", None) or error, file=sys.stderr)
+        return 1
     except Exception as error:
         line = in_one_line(error, config)
         if debug or line is None:

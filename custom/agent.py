@@ -17,13 +17,23 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
-from custom.env import BadEnvironment, Message, Observation, StepResult, Task, Trajectory
+from custom.env import (
+    BadEnvironment,
+    BadRewardFunction,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    Trajectory,
+)
 from custom.env_calls import (
     MAX_OBSERVATION_CHARS,
+    Abandoned,
     call_method,
     check_observation,
     check_reward,
     located,
+    raised,
     reset_environment,
     shown,
     step_environment,
@@ -154,8 +164,8 @@ class Agent:
 class CheckedAgent(Agent):
     """Checks a user's agent of any class: it needs `reset` and `step`; the rest is optional.
 
-    Its `step` may return text instead of messages, and what else an environment's may.
-    What it returns is recorded as the trajectory that the reward_fn sees.
+    Its `step` may return text instead of messages, and what else an environment's may. What it
+    returns is recorded as the trajectory that the reward_fn sees.
     """
 
     def __init__(self, inner: Any, reward_fn: RewardFn | None, max_observation_chars: int) -> None:
@@ -306,7 +316,9 @@ class AgentSpec:
         if self.reward_path is not None:
             reward_fn = load_extern_object(self.reward_path, self.reward_name)
         if reward_fn is not None and self.reward_kwargs:
-            return partial(reward_fn, **self.reward_kwargs)
+            reward_fn = partial(reward_fn, **self.reward_kwargs)
+        if reward_fn is not None:
+            require_trajectory_function(reward_fn)
         return reward_fn
 
 
@@ -325,13 +337,34 @@ def reward_of(reward_fn: RewardFn, trajectory: Trajectory, environment: Any) -> 
     """Returns the checked reward of a trajectory.
 
     The function gets the environment too where it has a second argument without a default, or one
-    that is named so.
+    that is named so. What it raises, or returns that is no reward, is a BadRewardFunction.
     """
+    where = located(reward_fn, "reward_fn")
+    arguments = [trajectory]
     if _takes_environment(reward_fn):
-        reward = reward_fn(trajectory, environment)
-    else:
-        reward = reward_fn(trajectory)
-    return check_reward(reward, located(reward_fn, "reward_fn"))
+        arguments.append(environment)
+    try:
+        return check_reward(reward_fn(*arguments), where)
+    except (Abandoned, KeyboardInterrupt):
+        raise
+    except BadEnvironment as error:
+        raise BadRewardFunction(str(error)) from None
+    # Whatever else a user's function raises.
+    except BaseException as error:
+        raise BadRewardFunction(f"{where} raised {raised(error, reward_fn)}") from error
+
+
+def require_trajectory_function(reward_fn: RewardFn) -> None:
+    """Raises BadRewardFunction where a function cannot be called as `reward_of` calls it."""
+    signature = inspect.signature(reward_fn)
+    arguments = [None, None] if _takes_environment(reward_fn) else [None]
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise BadRewardFunction(
+            f"{located(reward_fn, 'reward_fn')} takes {signature}; it is called as "
+            f"reward_fn(trajectory) or reward_fn(trajectory, environment): {error}"
+        ) from None
 
 
 def _takes_environment(reward_fn: RewardFn) -> bool:

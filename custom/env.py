@@ -26,6 +26,14 @@ class BadEnvironment(ValueError):
     """Raised where what an environment, an agent or a reward function returned cannot be used."""
 
 
+class BadRewardFunction(BadEnvironment):
+    """Raised where a reward function raised, or returned what is no reward.
+
+    It says nothing of the episode: to play that again would choose those for which the function
+    works, so it ends the run.
+    """
+
+
 @dataclass
 class EnvironmentConfig:
     """Holds an environment's parameters.

@@ -10,6 +10,8 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ MAX_MESSAGES = 1_000
 MAX_NAME_CHARS = 200
 # Of a value that an error message shows.
 MAX_SHOWN_CHARS = 100
+# Of a text that a user's function raised.
+MAX_RAISED_CHARS = 300
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 # The keys of a message that chat templates read.
 MESSAGE_KEYS = ("role", "content", "name", "tool_call_id")
@@ -255,9 +259,33 @@ def describe(error: BaseException) -> str:
     return text[: MAX_ERROR_CHARS - 4] + " ..."
 
 
+def raised(error: BaseException, function: Any) -> str:
+    """Returns an error's type and text, and the last line of the function's file that it passed.
+
+    Such as "KeyError: 'x' in mine.py:7".
+    """
+    text = "".join(traceback.format_exception_only(error)).strip()[:MAX_RAISED_CHARS]
+    code = code_of(function)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if code and frame.filename == code.co_filename]
+    if code is None or not lines:
+        return text
+    return f"{text} in {code.co_filename}:{lines[-1]}"
+
+
 def located(function: Any, name: str) -> str:
     """Returns the name with the file and the line in which a user's function begins."""
-    code = getattr(function, "__code__", None)
+    code = code_of(function)
     if code is None:
         return name
     return f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def code_of(function: Any) -> CodeType | None:
+    """Returns a function's code, a partial's or a callable object's too; None where it has none."""
+    while isinstance(function, partial):
+        function = function.func
+    is_object = not hasattr(function, "__code__") and not isinstance(function, type)
+    if is_object and callable(function):
+        function = type(function).__call__
+    return getattr(function, "__code__", None)

@@ -3,7 +3,7 @@
 A policy learns whatever pays best. Where answers that nobody can read, or ending early, pay more
 than play does, it learns that; so four simple players play a few episodes before a run trains on
 them. Invariant: all players play the same tasks, and nothing that an environment raises in a trial
-is raised by it, but for what ends the process.
+is raised by it, but for what ends the process; a reward function that fails is (BadRewardFunction).
 """
 
 import random
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from custom.agent import Agent, as_user_messages
-from custom.env import Message, Task
+from custom.env import BadRewardFunction, Message, Task
 from custom.env_calls import Abandoned, call_method, describe
 
 # Seconds after which no further episode begins, and a running one is dropped.
@@ -36,12 +36,15 @@ class Outcome:
 
     Attributes:
         reward, turns: means.
+        least, most: of an episode's rewards.
         episodes: how many were played, crashed ones included.
         crashes: how many of them crashed.
         error: what the first of those raised.
     """
 
     reward: float
+    least: float
+    most: float
     turns: float
     episodes: int
     crashes: int
@@ -154,7 +157,8 @@ def _play_episode(
         reward_of_episode = agent.episode_reward(_ending(player, done))
         if reward_of_episode is not None:
             episode.reward = reward_of_episode
-    except (Abandoned, KeyboardInterrupt):
+    # A reward function's fault is none of the environment's.
+    except (Abandoned, KeyboardInterrupt, BadRewardFunction):
         raise
     # Whatever else a user's code raises is what the trial is to find out.
     except BaseException as error:
@@ -220,10 +224,13 @@ def _outcome(episodes: Sequence[TrialEpisode]) -> Outcome:
     ]
     mean_reward = 0.0
     mean_turns = 0.0
+    rewards = [reward for reward, _ in rewards_and_turns]
     if rewards_and_turns:
         mean_reward, mean_turns = np.mean(rewards_and_turns, axis=0).tolist()
     return Outcome(
         reward=mean_reward,
+        least=min(rewards, default=0.0),
+        most=max(rewards, default=0.0),
         turns=mean_turns,
         episodes=len(episodes),
         crashes=len(errors),

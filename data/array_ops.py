@@ -19,6 +19,10 @@ Keys: TypeAlias = Sequence[str] | None
 BLOCK_ENTRIES = 1 << 19
 
 
+class BatchError(ValueError, AssertionError):
+    """Says what is wrong with the parts of a batch; verl's users catch the second kind."""
+
+
 def object_array(values: Sequence[Any]) -> np.ndarray:
     """Makes a 1-D object array, also of lists of one length, which numpy would make a matrix."""
     return np.fromiter(values, dtype=object, count=len(values))
@@ -36,10 +40,10 @@ def pick(part: dict[str, Any], keys: Keys, name: str) -> dict[str, Any]:
 
 
 def union_dicts(mine: dict[str, Any], others: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns the entries of both; ValueError where a shared one differs."""
+    """Returns the entries of both; BatchError where a shared one differs."""
     for key in mine.keys() & others.keys():
         if not same(mine[key], others[key]):
-            raise ValueError(
+            raise BatchError(
                 f"union: {name}[{key!r}] differs between the two; pop or rename it in one of them"
             )
     return mine | others
@@ -58,7 +62,7 @@ def merge_meta_info(parts: list[dict[str, Any]]) -> dict[str, Any]:
             if key == "metrics":
                 _gather_metrics(metrics, value)
             elif key in merged and not same(merged[key], value):
-                raise ValueError(
+                raise BatchError(
                     f"concat: meta_info[{key!r}] differs between the parts: "
                     f"{merged[key]!r}, {value!r}"
                 )

@@ -1,7 +1,8 @@
 """Renders conversations by a chat template and tokenises them, safe from what texts spell.
 
-Only the template opens and closes turns: a special token that an environment, a tool or the policy
-spells in its text is encoded as the ordinary text that it is, and ends no turn (`mark_specials`).
+Only the template opens and closes turns: a special token, or another marker of turns
+(data/turn_markers.py), that an environment, a tool or the policy spells in its text is encoded as
+the ordinary text that it is, and ends no turn (`mark_specials`).
 Special tokens come from the template alone: a begin-of-sequence token is never doubled
 (`add_special_tokens=False`).
 """
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tokenizers import Regex, pre_tokenizers
 
+from data.turn_markers import turn_markers
 from data.warn_once import warn_once
 
 if TYPE_CHECKING:
@@ -71,10 +73,14 @@ def encode_chat(tokenizer: Tokenizer, prompt: Prompt, **template_kwargs: Any) ->
 
 
 def special_texts(tokenizer: Tokenizer) -> frozenset[str]:
-    """Returns the texts of the tokenizer's special tokens."""
+    """Returns the texts of the tokenizer's special tokens, and of its template's turn markers."""
     added = tokenizer.added_tokens_decoder.values()
     specials = [token.content for token in added if token.special]
-    return frozenset([*specials, *tokenizer.all_special_tokens])
+    template = tokenizer.chat_template
+    if isinstance(template, Mapping):
+        template = template.get("default")
+    markers = turn_markers(tokenizer, template or CHATML_TEMPLATE, len(tokenizer))
+    return markers.union(specials, tokenizer.all_special_tokens)
 
 
 def mark_specials(value: Any, texts: frozenset[str]) -> Any:

@@ -20,7 +20,9 @@ class EpochOrder(Sampler[int]):
         dataset: whose rows are meant, a map-style one.
         seed: the run's seed.
         shuffle: a new permutation every epoch; otherwise ascending.
-        inner: a sampler of the user's, whose order is taken instead.
+        inner: a sampler of the user's, whose order is taken instead. Where it has a `set_epoch`, as
+            torch's DistributedSampler, that is called with the epoch's number before the order is
+            taken, also where a resumed run begins inside the epoch.
     """
 
     def __init__(
@@ -48,6 +50,9 @@ class EpochOrder(Sampler[int]):
         """Makes the whole order of the epoch."""
         seed = seed_for(self.seed, 0, self.epoch)
         if self.inner is not None:
+            set_epoch = getattr(self.inner, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(self.epoch)
             # torch's own samplers draw from the global generator.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)

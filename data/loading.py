@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from data.names import did_you_mean
+
 # Reentrant, because a file may load others.
 _LOADING = threading.RLock()
 
@@ -36,10 +38,7 @@ def load_extern_object(path: str, name: str) -> Any:
             )
         module = _module_of(file) or _execute(file, path)
     if name not in vars(module):
-        public = sorted(known for known in vars(module) if not known.startswith("_"))
-        raise ValueError(
-            f"{path} does not define {name!r}; it has: {', '.join(public) or 'nothing'}"
-        )
+        raise ValueError(f"{path} {_lacks(module, name)}")
     return vars(module)[name]
 
 
@@ -61,8 +60,28 @@ def load_object(source: str, what: str) -> Any:
             raise
         raise ValueError(f"{what} {source}: there is no module {error.name!r}") from error
     if not hasattr(module, name):
-        raise ValueError(f"{what} {source}: the module does not define {name!r}")
+        raise ValueError(f"{what} {source}: the module {_lacks(module, name)}")
     return getattr(module, name)
+
+
+def _lacks(module: ModuleType, name: str) -> str:
+    """Says that a module lacks a name, which ones it defines itself, and the nearest of them."""
+    own = [known for known in vars(module) if _is_defined_in(module, known)]
+    if name[:1].isupper():
+        # A class is looked for; where there is none, whatever is there.
+        own = [known for known in own if isinstance(vars(module)[known], type)] or own
+    nearest = did_you_mean(name, own)
+    listed = ", ".join(sorted(own)) or "nothing"
+    return f"does not define {name!r}; it has: {listed}{'.' if nearest else ''}{nearest}"
+
+
+def _is_defined_in(module: ModuleType, name: str) -> bool:
+    """Checks whether a public name is the module's own: no module, no import of another's."""
+    value = vars(module)[name]
+    if name.startswith("_") or isinstance(value, ModuleType):
+        return False
+    own_module = getattr(value, "__module__", module.__name__)
+    return own_module == module.__name__
 
 
 def _module_of(file: Path) -> ModuleType | None:

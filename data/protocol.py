@@ -38,7 +38,15 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from data.array_ops import Keys, RowIndex, merge_meta_info, object_array, pick, union_dicts
+from data.array_ops import (
+    BatchError,
+    Keys,
+    RowIndex,
+    merge_meta_info,
+    object_array,
+    pick,
+    union_dicts,
+)
 from data.batch_fields import FIELDS as FIELDS
 from data.batch_fields import Field as Field
 from data.tensor_bytes import from_bytes, to_bytes
@@ -95,7 +103,8 @@ class DataProto(VerlMethods):
     meta_info: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.non_tensor_batch = Columns(self.non_tensor_batch)
+        # None is verl's way to say that there are no columns.
+        self.non_tensor_batch = Columns(self.non_tensor_batch or {})
         self.meta_info = dict(self.meta_info)
         self.check_consistency()
 
@@ -183,7 +192,7 @@ class DataProto(VerlMethods):
         rows = len(self)
         sizes = {key: tuple(array.shape[:1]) for key, array in self.non_tensor_batch.items()}
         if any(size != (rows,) for size in sizes.values()):
-            raise ValueError(
+            raise BatchError(
                 f"every field needs {rows} rows, as the first one has; non_tensor_batch has {sizes}"
             )
 
@@ -300,7 +309,7 @@ class DataProto(VerlMethods):
     def chunk(self, chunks: int) -> list[DataProto]:
         """Cuts `chunks` views of equal size; ValueError if the rows do not divide."""
         if chunks < 1 or len(self) % chunks:
-            raise ValueError(
+            raise BatchError(
                 f"{len(self)} rows do not divide into {chunks} equal chunks; pad with "
                 "pad_dataproto_to_divisor or DataProto.pad_with_dummies first"
             )
@@ -315,13 +324,13 @@ class DataProto(VerlMethods):
         into lists.
         """
         if not data:
-            raise ValueError("DataProto.concat needs at least one DataProto; given an empty list")
+            raise BatchError("DataProto.concat needs at least one DataProto; given an empty list")
         first = data[0]
         for position, part in enumerate(data):
             difference = part.tensors().keys() ^ first.tensors().keys()
             difference |= part.non_tensor_batch.keys() ^ first.non_tensor_batch.keys()
             if difference:
-                raise ValueError(
+                raise BatchError(
                     f"concat needs the same fields; part {position} and part 0 differ in "
                     f"{difference}"
                 )

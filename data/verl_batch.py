@@ -10,7 +10,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from data.array_ops import RowIndex, object_array, pick
+from data.array_ops import BatchError, RowIndex, object_array, pick
 
 if TYPE_CHECKING:
     from data.protocol import DataProto
@@ -153,11 +153,14 @@ class VerlMethods:
         """Cuts the second dimension of `split_keys` into n_split rows, and repeats all others.
 
         (B, n·L, …) becomes (B·n, L, …). Row b's chunks become rows b·n … b·n + n-1, so pairs stored
-        side by side stay neighbours.
+        side by side stay neighbours. Of a column of lists each list is cut.
         """
         unfolded = self.repeat(n_split)
         fields = {**self.tensors(), **self.non_tensor_batch}
         for key, value in pick(fields, list(split_keys or []), "DataProto").items():
+            if value.ndim == 1:
+                unfolded.non_tensor_batch[key] = _cut_lists(value, n_split, key)
+                continue
             rows, width, *rest = value.shape
             chunks = value.reshape(rows * n_split, width // n_split, *rest)
             if isinstance(value, Tensor):
@@ -165,6 +168,34 @@ class VerlMethods:
             else:
                 unfolded.non_tensor_batch[key] = chunks
         return unfolded
+
+    def fold_batch_dim(self: DataProto, new_batch_size: int) -> DataProto:  # type: ignore[misc]
+        """Makes new_batch_size rows of as many old ones each: (B, …) becomes (N, B / N, …).
+
+        Raises:
+            BatchError: the rows do not divide.
+        """
+        if new_batch_size < 1 or len(self) % new_batch_size:
+            raise BatchError(
+                f"{len(self)} rows do not fold into {new_batch_size}: give a divisor of them"
+            )
+        arrays = {}
+        for key, array in self.non_tensor_batch.items():
+            arrays[key] = array.reshape(new_batch_size, -1, *array.shape[1:])
+        tensors = {}
+        for key, tensor in self.tensors().items():
+            tensors[key] = tensor.reshape(new_batch_size, -1, *tensor.shape[1:])
+        return type(self).from_dict(tensors, arrays, self.meta_info)
+
+    def unfold_batch_dim(self: DataProto, batch_dims: int = 2) -> DataProto:  # type: ignore[misc]
+        """Undoes `fold_batch_dim`: the first `batch_dims` dimensions become one."""
+        arrays = {}
+        for key, array in self.non_tensor_batch.items():
+            arrays[key] = array.reshape(-1, *array.shape[batch_dims:])
+        tensors = {}
+        for key, tensor in self.tensors().items():
+            tensors[key] = tensor.reshape(-1, *tensor.shape[batch_dims:])
+        return type(self).from_dict(tensors, arrays, self.meta_info)
 
     def make_iterator(  # type: ignore[misc]
         self: DataProto,
@@ -180,10 +211,10 @@ class VerlMethods:
             dataloader_kwargs: `{"shuffle": True}` asks for a new random order each time; nothing
                 else is read.
         Raises:
-            ValueError: before the first mini-batch, for a size that does not divide the rows.
+            BatchError: before the first mini-batch, for a size that does not divide the rows.
         """
         if mini_batch_size < 1 or len(self) % mini_batch_size:
-            raise ValueError(
+            raise BatchError(
                 f"mini_batch_size={mini_batch_size} must divide the batch's {len(self)} rows"
             )
         shuffle = (dataloader_kwargs or {}).get("shuffle", False)
@@ -201,6 +232,20 @@ class VerlMethods:
                 order = torch.randperm(len(self), generator=generator)
             for rows in order.split(size):
                 yield self.select_idxs(rows)
+
+
+def _cut_lists(column: np.ndarray, n_split: int, key: str) -> np.ndarray:
+    """Cuts the list in each row of a column into n_split equal ones, a row each."""
+    chunks = []
+    for entry in column:
+        size, rest = divmod(len(entry), n_split)
+        if rest:
+            raise BatchError(
+                f"unfold_column_chunks: a list of {len(entry)} in {key!r} does not divide into "
+                f"{n_split}"
+            )
+        chunks += [entry[part * size : (part + 1) * size] for part in range(n_split)]
+    return object_array(chunks)
 
 
 def _as_list(keys: str | Sequence[str] | None) -> list[str]:

@@ -11,8 +11,7 @@ def compute_score(
 ) -> float:
     """Scores 1 for a guess that halves what is left, 0.2 for one that only respects it.
 
-    All else scores 0.
-    `ground_truth` is "ABOVE BELOW"; the answer must be exactly "guess N".
+    All else scores 0. `ground_truth` is "ABOVE BELOW"; the answer must be exactly "guess N".
     """
     above, below = (int(bound) for bound in ground_truth.split())
     match = re.fullmatch(r"\s*guess (\d+)\s*", solution_str)

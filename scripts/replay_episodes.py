@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from training.run.episode_records import strict_json
+from training.run.episode_files import strict_json
 from workers.environments.reply import StepReply
 from workers.rollout.episode import Row, Span, Turn
 

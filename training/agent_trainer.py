@@ -33,7 +33,7 @@ from training.ray_trainer import Collate, RayPPOTrainer
 from training.run.abort_policy import FailureWatch, require_same_tasks
 from training.run.checkpoint_contents import DriverState
 from training.run.data_position import Rows
-from training.run.episode_records import write_episodes
+from training.run.episode_files import write_episodes
 from training.run.metrics.episode_metrics import episode_metrics
 from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer
@@ -107,6 +107,9 @@ class AgentTrainer(RayPPOTrainer):
             if not kwargs.get(name):
                 kwargs[name] = default
         super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, **kwargs)
+        self.alarms.paid_by_environment = (
+            self.reward_fn is environment_rewards and not config.reward_model.enable
+        )
         self.processor = kwargs.get("processor")
         self.multi_turn_rollout: Any = None
 

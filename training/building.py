@@ -18,6 +18,7 @@ from training.config.loader import read_config
 from training.config.resources.user_code import load_custom_algorithm
 from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction, load_reward_manager
+from training.reward_trial import try_reward
 from workers.ranks.memory import keep_heap, limit_caches
 
 # Arguments of the trainer's that bring an environment, or its agents.
@@ -34,7 +35,7 @@ def build_trainer(
 ) -> RayPPOTrainer:
     """Builds the trainer of this config, with datasets, reward functions and workers' classes.
 
-    No model is loaded yet.
+    No model is loaded yet. The reward function of prompts is tried (`try_reward`).
 
     Args:
         config: typed, or an OmegaConf or a mapping (see `read_config`).
@@ -72,9 +73,10 @@ def build_trainer(
     arguments |= _reward_functions(
         config, tokenizer, arguments.get("reward_fn"), arguments.get("val_reward_fn")
     )
-    if acts:
-        return AgentTrainer(config, tokenizer, **arguments)
-    return RayPPOTrainer(config, tokenizer, **arguments)
+    trainer_class = AgentTrainer if acts else RayPPOTrainer
+    trainer = trainer_class(config, tokenizer, **arguments)
+    try_reward(trainer)
+    return trainer
 
 
 def _read_dataset(

@@ -113,6 +113,9 @@ class _EnvironmentTrial:
                 "run's"
             )
             return
+        if reply.failure == "reward_fault":
+            yield f"{reply.error}; seen in the trial of environment {name}"
+            return
         if reply.trial is None:
             yield f"environment {name} failed in its trial ({reply.failure}): {reply.error}"
             return
@@ -176,6 +179,7 @@ def report_trial(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> N
     episodes = sum(outcome.episodes for outcome in trial.outcomes.values())
     shown = ", ".join(results) or "none"
     logger.info("trial of %s (%d episodes): mean reward of %s", name, episodes, shown)
+    _tell_where_all_is_paid_alike(name, trial)
     if not trial.samples_actions and rewards.get("random") == rewards.get("garbage"):
         logger.info(
             f"{name} has no sample_action(generator), and random words are as good as unreadable "
@@ -184,6 +188,30 @@ def report_trial(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> N
         )
     if "random" in rewards:
         _warn_where_not_playing_pays(config, name, rewards)
+
+
+def _tell_where_all_is_paid_alike(name: str, trial: Trial) -> None:
+    """Warns where random answers all got the same, and an unreadable one as much.
+
+    Where that is 0 it is only noted: so games pay that random answers win rarely.
+    """
+    ended = [
+        trial.outcomes[player]
+        for player in ("random", "garbage")
+        if player in trial.outcomes
+        and trial.outcomes[player].crashes < trial.outcomes[player].episodes
+    ]
+    if len(ended) < 2:
+        return
+    played, unreadable = ended
+    differ = played.most - played.least > TOLERANCE
+    if differ or abs(unreadable.most - played.most) > TOLERANCE:
+        return
+    logger.log(
+        logging.WARNING if played.most else logging.INFO,
+        f"{name} paid {played.most:.3g} for each random answer, and as much for an unreadable one: "
+        "no answer that was tried is better than another, and nothing is learnt while that is so",
+    )
 
 
 def _mean_rewards(config: PPOConfig, trial: Trial) -> dict[str, float]:

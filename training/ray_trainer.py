@@ -48,7 +48,7 @@ from training.run.data_position import (
     make_val_dataloader,
     open_row_stream,
 )
-from training.run.episode_records import dump
+from training.run.episode_files import dump
 from training.run.metrics.step_metrics import (
     compute_data_metrics,
     compute_throughout_metrics,
@@ -139,7 +139,6 @@ class RayPPOTrainer:
         self.run_dir = Path(config.trainer.run_dir).absolute()
         self.seed = config.data.run_seed
         self.plan = config.batch_plan
-        self.alarms = Alarms(config)
 
         self.global_steps = 0
         self.position = DataPosition()
@@ -156,6 +155,8 @@ class RayPPOTrainer:
         self.val_dataloader = make_val_dataloader(config, val_dataset, collator)
         steps_of_all_epochs = config.trainer.total_epochs * self.row_stream.batches_per_epoch
         self.total_training_steps = config.trainer.total_training_steps or steps_of_all_epochs
+        self.alarms = Alarms(config, self.total_training_steps, self.row_stream.batches_per_epoch)
+        self.alarms.eos_token_id = tokenizer.eos_token_id
         self.generator = StepGenerator(self)
         self.step_source = self._make_step_source()
 
@@ -297,6 +298,7 @@ class RayPPOTrainer:
                     batch = batch.union(self.critic_wg.compute_values(batch))
             with timer("adv"):
                 scores, infos = wait_for_reward()
+                self.alarms.see_scores(scores)
                 batch = phases.add_rewards(batch, scores, infos)
                 metrics |= phases.apply_kl_penalty(batch)
                 batch = phases.add_advantages(batch)

@@ -40,6 +40,9 @@ REJECTIONS = (
     "seq_max_k3",
 )
 
+# verl's name for them.
+SUPPORTED_ROLLOUT_RS_OPTIONS = frozenset(REJECTIONS)
+
 
 @torch.no_grad()
 def compute_rollout_correction_weights(

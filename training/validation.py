@@ -7,7 +7,7 @@ import numpy as np
 
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
-from training.run.episode_records import dump, readable_rows
+from training.run.episode_files import dump, readable_rows
 from training.run.metrics.validation_metrics import (
     flatten_validation_metrics,
     process_validation_metrics,

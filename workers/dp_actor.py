@@ -30,8 +30,9 @@ from training.config import (
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig
 from training.rollout_correction import compute_rollout_correction_weights
 from training.rollout_mismatch import measure_mismatch
-from workers.dp_critic import value_loss
+from workers.dp_critic import compare_values, value_loss
 from workers.model.forward_settings import ForwardSettings
+from workers.model.gradient_alignment import watch_gradient
 from workers.model.loss_fields import FORWARD_FIELDS, LossFields, loss_fields
 from workers.model.micro_batches import iter_micro_batches
 from workers.model.packing import ForwardBatch
@@ -138,6 +139,7 @@ class DataParallelPPOActor(UpdateLoop):
         mask = fields["response_mask"]  # (rows, response_len), as all that follows
         entropy_mode: EntropyMode = "grad" if config.entropy_coeff else "value"
         log_prob, entropy, *values = self.micro_forward(micro, inputs, entropy_mode)
+        updates = micro.meta_info.get("updates_to_come") or 0
 
         has_old_log_probs = "old_log_probs" in fields
         weight_metrics = {}
@@ -155,12 +157,12 @@ class DataParallelPPOActor(UpdateLoop):
             entropy_share = algos.agg_loss(entropy.detach(), mask, "token-mean", **counts_of_policy)
             metrics["actor/entropy"] = entropy_share / ranks
             if config.entropy_coeff:
-                bonus = algos.agg_loss(entropy, mask, config.loss_agg_mode, **counts_of_policy)
+                bonus = algos.agg_loss(entropy, mask, config.aggregation, **counts_of_policy)
                 loss = loss - config.entropy_coeff * bonus
 
             if config.use_kl_loss:
                 kl = algos.kl_penalty(log_prob, fields["ref_log_prob"], config.kl_loss_type)
-                kl_loss = algos.agg_loss(kl, mask, config.loss_agg_mode, **counts_of_policy)
+                kl_loss = algos.agg_loss(kl, mask, config.aggregation, **counts_of_policy)
                 loss = loss + config.kl_loss_coef * kl_loss
                 metrics["actor/kl_loss"] = kl_loss / ranks
         metrics.update(weight_metrics)
@@ -170,6 +172,7 @@ class DataParallelPPOActor(UpdateLoop):
             critic_loss, critic_metrics = value_loss(values[0], fields, self.critic_config, counts)
             loss = loss + self.critic_config.value_loss_coef * critic_loss
             metrics.update(critic_metrics)
+            metrics.update(compare_values(values[0], fields, counts, updates))
 
         if self.observation_loss_coef:
             observed = fields["observation_mask"].bool()
@@ -178,11 +181,12 @@ class DataParallelPPOActor(UpdateLoop):
             loss = loss + self.observation_loss_coef * observation_loss * ranks
             metrics["actor/observation_loss"] = observation_loss
 
-        updates = micro.meta_info.get("updates_to_come") or 0
         comparison, maxima = self._compare_with_sampling(
             log_prob, fields, counts, updates=updates, has_old_log_probs=has_old_log_probs
         )
         metrics.update(comparison)
+        if updates:
+            watch_gradient(log_prob, fields["advantages"], metrics)
         return MicroLoss(loss, metrics, maxima)
 
     def _policy_loss(self, fields: LossFields, log_prob: Tensor, counts: GlobalBatchInfo) -> Loss:
@@ -198,7 +202,7 @@ class DataParallelPPOActor(UpdateLoop):
             "old_log_prob": old_log_prob,
             "rollout_log_prob": rollout_log_prob,
             "log_prob": log_prob,
-            "loss_agg_mode": self.config.loss_agg_mode,
+            "loss_agg_mode": self.config.aggregation,
             "config": policy_loss_config(self.config, self.correction, counts),
             "rollout_is_weights": fields.get("rollout_is_weights"),
         }
@@ -276,6 +280,7 @@ def policy_loss_config(
 ) -> PolicyLossConfig:
     """Makes a policy loss's `config`: the actor's settings, the correction's, and the counts."""
     settings = {setting.name: config[setting.name] for setting in fields_of(ActorConfig)}
+    settings["loss_agg_mode"] = config.aggregation
     return PolicyLossConfig(**settings, rollout_correction=correction, global_batch_info=counts)
 
 

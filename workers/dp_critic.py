@@ -65,6 +65,8 @@ class DataParallelPPOCritic(UpdateLoop):
         fields = loss_fields(micro, self.settings.device)
         [values] = self.micro_forward(micro, inputs)  # (rows, response_len)
         loss, metrics = value_loss(values, fields, self.config, counts)
+        updates = micro.meta_info.get("updates_to_come") or 0
+        metrics.update(compare_values(values, fields, counts, updates))
         return MicroLoss(loss, metrics)
 
 
@@ -85,7 +87,7 @@ def value_loss(
             fields["values"],
             mask,
             cliprange_value=config.cliprange_value,
-            loss_agg_mode=config.loss_agg_mode,
+            loss_agg_mode=config.aggregation,
             **counts,
         )
     tokens = max(counts["batch_num_tokens"] or 0, 1)
@@ -96,3 +98,18 @@ def value_loss(
         "critic/vpred_mean": (vpreds.detach() * mask).sum() / tokens,
     }
     return loss, metrics
+
+
+def compare_values(
+    vpreds: Tensor, fields: LossFields, counts: GlobalBatchInfo, updates: int
+) -> dict[str, Tensor]:
+    """Measures, in a step's first update, how far values are from those before it, a mean.
+
+    Args:
+        updates: of the step, all of which this one stands for in the means; 0 in later ones.
+    """
+    if not updates:
+        return {}
+    difference = (vpreds.detach() - fields["values"]).abs() * fields["response_mask"]
+    tokens = max(counts["batch_num_tokens"] or 0, 1)
+    return {"critic/first_update_diff": difference.sum() * updates / tokens}

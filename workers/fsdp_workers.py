@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from custom.agent import AgentSpec
 from data.protocol import DataProto
@@ -26,12 +26,13 @@ from workers.critic_worker import CriticWorker as CriticWorker
 from workers.dp_actor import DataParallelPPOActor
 from workers.model.builder import ModelSpec, require_same_vocabulary, torch_dtype
 from workers.model.forward_settings import ForwardSettings, forward_settings
-from workers.model.lora import adapter_export, without_adapters
+from workers.model.lora import adapter_export, base_name, without_adapters
 from workers.model.loss_fields import (
     FORWARD_FIELDS,
     POLICY_AND_VALUE_UPDATE_FIELDS,
     POLICY_UPDATE_FIELDS,
 )
+from workers.model.movement import moved_tensors, sample_numbers
 from workers.model.packing_check import check_forward
 from workers.model.policy_model import PolicyModel, PolicyValueModel
 from workers.multi_turn_rollout import AgentRollout
@@ -89,7 +90,7 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     def _init_actor(self, total_training_steps: int) -> None:
         section = self.policy.actor
-        model, settings = self._load_policy(section.fsdp_config, self.spec, trainable=True)
+        model, settings = self.load_policy(section.fsdp_config, self.spec, trainable=True)
         trained = model.lm if model.value_head is None else model
         self._make_trainable(model, trained, section, total_training_steps)
         self.tokenizer = self.spec.tokenizer
@@ -115,8 +116,9 @@ class ActorRolloutRefWorker(TrainingWorker):
             settings = self.actor.settings
         else:
             self.ref_fsdp = self.policy.ref.fsdp_config
-            model, settings = self._load_policy(self.ref_fsdp, spec, trainable=False)
+            model, settings = self.load_policy(self.ref_fsdp, spec, trainable=False)
         self.ref = DataParallelPPOActor(self.policy.actor, model, forward=settings)
+        self.ref_numbers = sample_numbers(reference_tensors(model))
         offload.offload(model, None, self.ref_fsdp)
 
     def _init_rollout(self) -> None:
@@ -125,7 +127,7 @@ class ActorRolloutRefWorker(TrainingWorker):
         self.prompt_loop = TurnLoop(self.rollout, group=group)
         self.rollout.records_versions = self.config.trainer.async_level > 0
 
-    def _load_policy(
+    def load_policy(
         self, fsdp: FSDPConfig, spec: ModelSpec, trainable: bool
     ) -> tuple[PolicyModel, ForwardSettings]:
         """Loads and shards a policy; returns it and how it is run."""
@@ -337,7 +339,10 @@ class ActorRolloutRefWorker(TrainingWorker):
 
     @register(Dispatch.DP_COMPUTE_PROTO, reads=FORWARD_FIELDS, ranks_per_chunk="ranks_per_sequence")
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Computes `ref_log_prob`, (B, response_len)."""
+        """Computes `ref_log_prob`, (B, response_len).
+
+        meta_info `ref_tensors_moved` counts tensors of the reference that are not as they were.
+        """
         module = self.ref.actor_module
         with (
             offload.on_device(module, None, self.device, self.ref_fsdp),
@@ -346,7 +351,10 @@ class ActorRolloutRefWorker(TrainingWorker):
             log_probs, _ = self.ref.compute_log_prob(
                 self._with_temperature(data), limits=self.policy.ref_micro_batching
             )
-        return DataProto.from_dict(tensors={"ref_log_prob": log_probs})
+            moved = moved_tensors(reference_tensors(self.ref.module), self.ref_numbers)
+        return DataProto.from_dict(
+            tensors={"ref_log_prob": log_probs}, meta_info={"ref_tensors_moved": len(moved)}
+        )
 
     def _with_temperature(self, data: DataProto) -> DataProto:
         """Adds the temperature of sampling.
@@ -391,3 +399,9 @@ class ActorRolloutRefWorker(TrainingWorker):
     def finish_update(self) -> Metrics:
         """Makes the step that `add_groups` prepared, and one of the schedule; returns metrics."""
         return self._update("actor", partial(self.actor.finish_update, "actor"))
+
+
+def reference_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the parameters that the reference reads: with LoRA all but the adapters."""
+    parameters = dict(module.named_parameters())
+    return {name: tensor for name, tensor in parameters.items() if base_name(name) is not None}

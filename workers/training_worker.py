@@ -18,6 +18,7 @@ from training.config.checks import load_custom_algorithm
 from workers.model import state as model_state
 from workers.model.builder import find_device
 from workers.model.checkpoint_writer import CheckpointWriter
+from workers.model.movement import trained_tensors, watched_update
 from workers.model.optimizer import build_optimizer, build_scheduler
 from workers.ranks import memory, offload, worker_process
 from workers.ranks.dispatch import Dispatch, register
@@ -60,6 +61,10 @@ class TrainingWorker:
         self.section = section
         self.optimizer = build_optimizer(module, section.optim)
         self.scheduler = build_scheduler(self.optimizer, section.optim, total_steps)
+        # What an update is to move, unless no alarm watches.
+        self.trained: list[str] = []
+        if self.config.trainer.alarms != "off":
+            self.trained = trained_tensors(module)
         self.state = (module, self.optimizer, self.scheduler)
         self.writer = CheckpointWriter()
         offload.offload(model, self.optimizer, section.fsdp_config)
@@ -90,15 +95,21 @@ class TrainingWorker:
         return self.config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
 
     def _update(self, prefix: str, update: Callable[[], Metrics]) -> Metrics:
-        """Runs an update once a checkpoint has its copy, steps the schedule, adds PREFIX/lr."""
+        """Runs an update once a checkpoint has its copy, and steps the schedule.
+
+        Returns: the update's metrics, PREFIX/lr, and what `watched_update` tells.
+        """
         self.writer.wait_until_copied()
         deterministic = worker_process.strictly_deterministic(self.config.trainer.deterministic)
         with (
             memory.expandable_segments(self.device),
             deterministic,
             self._on_device(self.optimizer),
+            watched_update(self.module, self.trained, self.optimizer, prefix) as still_tensors,
         ):
             metrics = update()
-        metrics[f"{prefix}/lr"] = self.scheduler.get_last_lr()[0]
+            if self.trained:
+                metrics |= still_tensors()
+        metrics[f"{prefix}/lr"] = float(self.optimizer.param_groups[0]["lr"])
         self.scheduler.step()
         return metrics

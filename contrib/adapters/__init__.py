@@ -1,8 +1,8 @@
 """Environments of other libraries, played as games of text.
 
     base            what adapters share: a prompt template, an episode's end
-    gymnasium       with gymnasium_spaces (observations and actions as text) and gymnasium_legends
-                    (how a game is told to a player who reads)
+    gymnasium       with gymnasium_spaces (observations and actions as text), gymnasium_legends
+                    (how a game is told to a player who reads) and gymnasium_minigrid
     reasoning_gym, textarena (and its opponents), textworld, verifiers
 
 Invariant: an adapter imports its library when one of its environments is made;

@@ -29,7 +29,8 @@ class GymnasiumEnvironment(Adapter):
     """Plays `gymnasium:ID`: discrete or text actions, an observation that can be written down.
 
     Args:
-        identifier: such as "FrozenLake-v1".
+        identifier: such as "FrozenLake-v1", or "minigrid:MiniGrid-Empty-5x5-v0" for a game that a
+            module registers when it is imported.
         prompt_template: fields {name}, {goal}, {observation}, {actions}.
         action_names: names of the actions in order; numbers are always understood, too.
         observation_names: names of the parts of an observation that is a Tuple or a row of numbers.
@@ -60,7 +61,9 @@ class GymnasiumEnvironment(Adapter):
         super().__init__(identifier, kwargs)
         self.game = _make_game(identifier, self.settings)
         self.invalid_reward = invalid_reward
-        self.max_turns = self.game.spec.max_episode_steps
+        # MiniGrid's games count their steps themselves.
+        own_limit = getattr(self.game.unwrapped, "max_steps", None)
+        self.max_turns = self.game.spec.max_episode_steps or own_limit
         legend = legend_of(self.game)
         if action_names is None:
             action_names = legend.actions

@@ -8,13 +8,15 @@ slipping), and a picture's columns stay aligned.
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jinja2 import Template
+
+from contrib.adapters.gymnasium_minigrid import draw_view
 
 _TABLE = Path(__file__).with_suffix(".yaml")
 # By game: its rules, names of actions and observations, and picture.
@@ -42,6 +44,8 @@ def legend_of(game: Any) -> Legend:
     """Returns the legend of a game that gymnasium.make has made."""
     env = game.unwrapped
     package, _, name = type(env).__module__.rpartition(".")
+    if package.startswith("minigrid.") and hasattr(env, "gen_obs"):
+        return replace(docstring_legend(game), picture=draw_view)
     if package != "gymnasium.envs.toy_text" or name not in PICTURES:
         return docstring_legend(game)
     # Who asks for another render_mode than the text picture wants the observation itself.

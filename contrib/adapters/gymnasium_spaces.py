@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-# An observation of more numbers is not written as text.
+# A row of more numbers is not written as text, nor is a grid of more.
 LARGEST_BOX = 64
+LARGEST_GRID = 1024
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
     """
     from gymnasium import spaces
 
-    if isinstance(space, spaces.Text):
+    # Libraries have spaces of their own for texts, such as MiniGrid's missions.
+    if isinstance(space, spaces.Text) or isinstance(value, str):
         return str(value)
     if isinstance(space, spaces.Tuple):
         pairs = zip(space.spaces, value, strict=True)
@@ -76,10 +78,12 @@ def space_to_text(space: Any, value: Any, names: Sequence[str] = ()) -> str:
     countable = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     if isinstance(space, countable) and int(np.prod(space.shape)) <= LARGEST_BOX:
         return _numbers_to_text(np.asarray(value), names)
+    if isinstance(space, countable) and _is_grid(space.shape):
+        return _grid_to_text(np.asarray(value))
     raise ValueError(
-        f"observations of {space} cannot be written down; allowed: Discrete, Text, Tuple, Dict and "
-        f"up to {LARGEST_BOX} numbers. Wrap the game in an environment of your own that describes "
-        "them"
+        f"observations of {space} cannot be written down; allowed: Discrete, Text, Tuple, Dict, "
+        f"up to {LARGEST_BOX} numbers, and grids of up to {LARGEST_GRID}. Wrap the game in an "
+        "environment of your own that describes them"
     )
 
 
@@ -89,6 +93,20 @@ def _numbers_to_text(numbers: np.ndarray, names: Sequence[str]) -> str:
     return np.array2string(
         numbers, formatter={"all": _number_to_text}, separator=", ", max_line_width=200
     )
+
+
+def _is_grid(shape: tuple[int, ...]) -> bool:
+    """Checks whether numbers are cells in rows, each one number or a few (channels)."""
+    return len(shape) in (2, 3) and int(np.prod(shape)) <= LARGEST_GRID
+
+
+def _grid_to_text(grid: np.ndarray) -> str:
+    """Writes a line a row, its cells side by side: "1 0 2", or of several numbers "2/5/0 1/0/0"."""
+    lines = []
+    for row in grid:
+        cells = ["/".join(map(_number_to_text, np.atleast_1d(cell))) for cell in row]
+        lines.append(" ".join(cells))
+    return "\n".join(lines)
 
 
 def _join_named(parts: list[str], names: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """textarena's games for one player, or for two against an opponent, as environments.
 
-Invariant: a game draws from generators of its own, so that its seed and the moves decide the
-episode; and in a game of two no move pays more than losing that the game cannot read.
+Invariant: an episode has a game object and generators of its own, so that its seed and the moves
+decide it, whatever was played before; and in a game of two no move pays more than losing that the
+game cannot read.
 """
 
 import copy
@@ -68,12 +69,12 @@ class TextArenaEnvironment(Adapter):
 
         # Some games draw as they are made: not from what another thread's game is drawing from.
         with OwnGenerators(0).installed():
-            # The wrapped game reads actions; its observations would repeat the whole history.
-            self.wrapped = textarena.make(identifier, **self.settings)
-            self.game = self.wrapped
-            while isinstance(self.game, textarena.Wrapper):
-                self.game = self.game.env
-            self.players = _count_players(self.game, textarena.SinglePlayerState)
+            # Never reset: some games keep what an episode did to them (a shuffled deck, pieces on
+            # the board), so that each is played on a copy.
+            self.pristine = textarena.make(identifier, **self.settings)
+            self.tables = _flat_tables(unwrapped(self.pristine))
+            trial = unwrapped(self._copy_of_pristine())
+            self.players = _count_players(trial, textarena.SinglePlayerState)
         if (self.players == 2) != (opponent is not None):
             raise ValueError(
                 f"it is a game of {self.players}, given {opponent=}; "
@@ -84,7 +85,7 @@ class TextArenaEnvironment(Adapter):
         if self.players == 2:
             # No such move pays more than losing.
             self.invalid_reward = min(-1.0, invalid_reward or 0.0)
-        turns = getattr(self.game.state, "max_turns", None)
+        turns = getattr(trial.state, "max_turns", None)
         # Some games notice their limit a move later.
         self.max_turns = turns + 1 if isinstance(turns, int) else None
 
@@ -96,11 +97,19 @@ class TextArenaEnvironment(Adapter):
         # What the game has said to each player.
         self.words = ["", ""]
         self.generators = OwnGenerators(seed)
+        # The wrapped game reads actions; its observations would repeat the whole history.
+        self.wrapped = self._copy_of_pristine()
+        self.game = unwrapped(self.wrapped)
         with self.generators.installed():
             self.game.reset(num_players=self.players, seed=seed)
         self.opponent = self._opponent_of(seed)
         self._answer()
         return self.fill_prompt(observation=self._hear(PLAYER))
+
+    def _copy_of_pristine(self) -> Any:
+        """Makes a game that nothing has been played on; its large tables are copied one level."""
+        copies = {id(table): copy.copy(table) for table in self.tables}
+        return copy.deepcopy(self.pristine, copies)
 
     def _opponent_of(self, seed: int) -> Opponent:
         if self.make_opponent:
@@ -205,7 +214,7 @@ class TextArenaEnvironment(Adapter):
         shared: dict[int, Any] = {}
         # Word lists and other large tables are not changed by a move.
         for value in vars(self.game).values():
-            if isinstance(value, list | dict | set | tuple) and len(value) > LARGE_TABLE:
+            if _is_large(value):
                 shared[id(value)] = value
         # A copy begins with an empty log.
         shared[id(self.game.state.logs)] = []
@@ -234,6 +243,36 @@ class TextArenaEnvironment(Adapter):
         heard = "\n".join(lines).strip()
         self.words[player] += f"{heard}\n"
         return heard
+
+
+def unwrapped(game: Any) -> Any:
+    """Returns the game within textarena's wrappers."""
+    import textarena
+
+    while isinstance(game, textarena.Wrapper):
+        game = game.env
+    return game
+
+
+def _flat_tables(game: Any) -> list[Any]:
+    """Returns the game's large tables whose entries cannot change, such as lists of words."""
+    return [table for table in vars(game).values() if _is_large(table) and _is_flat(table)]
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, list | dict | set | tuple) and len(value) > LARGE_TABLE
+
+
+def _is_flat(table: Any) -> bool:
+    """Checks whether no entry, of a dict no value, can change."""
+    entries = table.values() if isinstance(table, dict) else table
+    return all(_is_constant(entry) for entry in entries)
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_constant(entry) for entry in value)
+    return isinstance(value, str | int | float)
 
 
 def _step(game: Any, action: str) -> tuple[bool, str]:

@@ -120,7 +120,7 @@ def load_policy(
 ) -> DataParallelPPOActor:
     """Builds a policy and how it is run, as `ActorRolloutRefWorker` does."""
     worker = ActorRolloutRefWorker(run.config, "actor")
-    model, settings = worker._load_policy(fsdp, spec, trainable)
+    model, settings = worker.load_policy(fsdp, spec, trainable)
     actor = run.config.actor_rollout_ref.actor
     return DataParallelPPOActor(actor, model, forward=settings, critic=run.config.critic)
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from custom.env_calls import raised
 from custom.reward_managers.naive import NaiveRewardManager, Sample
 from custom.reward_managers.registry import register_reward_manager
 
@@ -36,12 +37,12 @@ class BatchRewardManager(NaiveRewardManager):
             results = list(answer)
         except Exception as error:
             raise RuntimeError(
-                f"compute_score failed with {error!r} on {len(samples)} rows; the first: "
-                f"{samples[0].describe()}"
+                f"{self.score_name} failed with {raised(error, self.compute_score)} "
+                f"on {len(samples)} rows; the first: {samples[0].describe()}"
             ) from error
         if len(results) != len(samples):
             raise ValueError(
-                f"compute_score returned {len(results)} results; "
+                f"{self.score_name} returned {len(results)} results; "
                 f"allowed: one per row, {len(samples)}"
             )
         return results

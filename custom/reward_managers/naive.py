@@ -6,9 +6,11 @@ Invariant: a row's score lies on its last sampled token, and a function that fai
 number, is an error that names the row. The prime and batch managers change only `_score`.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
-from custom.env_calls import shown
+from custom.env_calls import located, raised, shown
 from custom.reward_managers.decoding import decode_prompt, decode_sampled
 from custom.reward_managers.registry import register_reward_manager
 from custom.reward_score import default_compute_score
@@ -85,6 +87,8 @@ class NaiveRewardManager:
         self.tokenizer = tokenizer
         self.num_examine = num_examine
         self.compute_score: Callable[..., Any] = compute_score or default_compute_score
+        # How messages call it.
+        self.score_name = located(self.compute_score, _name_of(self.compute_score))
         self.reward_fn_key = reward_fn_key
         self.reward_kwargs = reward_kwargs
         self.limit = max_resp_len or 0
@@ -116,7 +120,8 @@ class NaiveRewardManager:
         samples = self._read_samples(data.batch, data.non_tensor_batch)
         results = self._score(samples)
         scores = [
-            _score_of(result, sample) for result, sample in zip(results, samples, strict=True)
+            _score_of(result, sample, self.score_name)
+            for result, sample in zip(results, samples, strict=True)
         ]
         infos = _extra_infos(results, scores)
         response_mask = data.batch["response_mask"]
@@ -174,7 +179,8 @@ class NaiveRewardManager:
                 )
             except Exception as error:
                 raise RuntimeError(
-                    f"compute_score failed with {error!r} on {sample.describe()}"
+                    f"{self.score_name} failed with {raised(error, self.compute_score)} "
+                    f"on {sample.describe()}"
                 ) from error
             results.append(result)
         return results
@@ -208,15 +214,27 @@ def _ground_truth_of(reward_model: Any, row: int) -> Any:
     return reward_model["ground_truth"]
 
 
-def _score_of(result: Any, sample: Sample) -> float:
+def _name_of(function: Any) -> str:
+    """Returns a function's own name; compute_score where it has none."""
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__name__", "")
+    return name if name.isidentifier() else "compute_score"
+
+
+def _score_of(result: Any, sample: Sample, function: str) -> float:
     """Returns the number in what the scoring function returned; ValueError names the row."""
     try:
-        return float(result["score"] if isinstance(result, dict) else result)
+        score = float(result["score"] if isinstance(result, dict) else result)
+        if math.isfinite(score):
+            return score
+        cause: Exception | None = None
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise ValueError(
-            f"compute_score returned {shown(result)} on {sample.describe()}; allowed: a number "
-            "that fits a float, or a dict with it as 'score'"
-        ) from error
+        cause = error
+    raise ValueError(
+        f"{function} returned {shown(result)} on {sample.describe()}; allowed: a finite number "
+        "that fits a float, or a dict with it as 'score'"
+    ) from cause
 
 
 def _extra_infos(results: list[Any], scores: list[float]) -> dict[str, list[Any]]:

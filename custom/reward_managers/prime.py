@@ -96,7 +96,9 @@ class PrimeRewardManager(NaiveRewardManager):
             return 0.0
         if failure:
             what, _, trace = failure.partition("\n")
-            raise RuntimeError(f"compute_score failed with {what} on {sample.describe()}\n{trace}")
+            raise RuntimeError(
+                f"{self.score_name} failed with {what} on {sample.describe()}\n{trace}"
+            )
         return result
 
 

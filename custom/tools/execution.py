@@ -5,13 +5,16 @@ Invariant: `guarded` raises nothing that a tool raised but what ends the episode
 """
 
 import inspect
+import json
 from collections.abc import Callable
 from typing import Any
 
-from custom.env_calls import Abandoned, cut_middle
+from custom.env_calls import Abandoned, cut_middle, located
 from custom.tools.calls import Outcome
 from custom.tools.definition import Tool, ToolError
 from custom.tools.environment_step import EnvironmentStepTool
+from data.names import did_you_mean
+from data.warn_once import warn_once
 
 # Characters of a problem with arguments, and of the place where it is, that the model is shown.
 MAX_PROBLEM_CHARS = 300
@@ -36,6 +39,54 @@ def make_validator(tool: Tool) -> Any:
     return validator
 
 
+# Where a schema has one of these, its properties are not all that it allows.
+COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "if")
+
+
+def require_same_arguments(tool: Tool) -> None:
+    """Raises ValueError where a tool's code does not take the arguments that its schema has.
+
+    One that the code needs and the schema does not require is warned of: a call without it is
+    answered as wrong.
+    """
+    schema = tool.definition.parameters
+    if any(key in schema for key in COMPOSED):
+        return
+    promised = list(schema.get("properties", {}))
+    called = _called_with_arguments(tool)
+    signature = inspect.signature(called)
+    parameters = list(signature.parameters.values())
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    taken = [parameter.name for parameter in parameters if parameter.kind in by_name]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    needed = [p.name for p in parameters if p.name in taken and p.default is p.empty]
+    where = located(called, f"{type(tool).__name__}.{called.__name__}")
+    words = (
+        f"tool {tool.definition.name!r}: its schema has {', '.join(promised) or 'nothing'}, and "
+        f"{where} takes {signature}"
+    )
+    for name in promised:
+        if name not in taken and not takes_any:
+            raise ValueError(f"{words}: not {name!r}.{did_you_mean(name, taken)}")
+    for name in needed:
+        if name not in promised:
+            raise ValueError(f"{words}: the schema lacks {name!r}.{did_you_mean(name, promised)}")
+    optional = [name for name in needed if name not in schema.get("required", [])]
+    if optional:
+        warn_once(
+            __name__,
+            f"{words}, which has no default for {', '.join(optional)}: add that to the schema's "
+            "required",
+        )
+
+
+def _called_with_arguments(tool: Tool) -> Callable[..., Any]:
+    """Returns the method that gets a call's arguments by name."""
+    if isinstance(tool, EnvironmentStepTool):
+        return tool.action_text
+    return tool.execute
+
+
 def checked_arguments(tool: Tool, arguments: dict[str, Any] | str) -> dict[str, Any]:
     """Returns a call's arguments by name, as the tool's schema and signature have them.
 
@@ -58,24 +109,38 @@ def checked_arguments(tool: Tool, arguments: dict[str, Any] | str) -> dict[str, 
 
 
 def _name_single_argument(tool: Tool, text: str) -> dict[str, Any]:
-    """Returns the text under the name of the tool's one parameter."""
+    """Returns the text under the name of the tool's one parameter, "3" as 3 where that wants one.
+
+    A parameter that may be a string gets the text as it is.
+    """
     schema = tool.definition.parameters
     names = schema.get("required") or list(schema.get("properties", {}))
     if len(names) > 1 or (text.strip() and not names):
         raise ValueError(f"give a JSON object with: {', '.join(names) or 'nothing in it'}")
     if not names:
         return {}
-    return {names[0]: text}
+    name = names[0]
+    declared = schema.get("properties", {}).get(name)
+    kinds = declared.get("type", "string") if isinstance(declared, dict) else "string"
+    # "integer", or ["integer", "null"].
+    if "string" in kinds:
+        return {name: text}
+    return {name: _decoded(text)}
+
+
+def _decoded(text: str) -> Any:
+    """Returns the JSON value that a text is, such as a number; the text itself where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _find_problem(tool: Tool, arguments: dict[str, Any]) -> str | None:
     """Returns what the schema has against the arguments; raises what the signature has."""
     error = next(make_validator(tool).iter_errors(arguments), None)
     if error is None:
-        called = tool.execute
-        if isinstance(tool, EnvironmentStepTool):
-            called = tool.action_text
-        inspect.signature(called).bind(**arguments)
+        inspect.signature(_called_with_arguments(tool)).bind(**arguments)
         return None
     place = ".".join(map(str, error.absolute_path))
     if not place:

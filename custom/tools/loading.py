@@ -11,6 +11,7 @@ from custom.tools.definition import Tool
 from custom.tools.registry import ToolRegistry
 from custom.tools.verl_tools import read_tool_config
 from data.loading import load_object
+from data.names import did_you_mean
 
 BUILTIN_TOOLS = {
     "calculator": "custom.tools.calculator:CalculatorTool",
@@ -62,7 +63,8 @@ def _make_by_name(source: str) -> Any:
     if not module or not name:
         raise ValueError(
             f"agent.tools: {source!r} is unknown; allowed: {', '.join(BUILTIN_TOOLS)}, "
-            "/path/to/file.py:name, module:name, tools.yaml"
+            "/path/to/file.py:name, module:name, tools.yaml."
+            f"{did_you_mean(source, BUILTIN_TOOLS)}"
         )
     loaded = load_object(place, "agent.tools:")
     if isinstance(loaded, Tool) or not callable(loaded):

@@ -24,7 +24,12 @@ from custom.env_calls import (
 from custom.tools.calls import UNKNOWN, CallRecord, Outcome, ToolCall
 from custom.tools.definition import Tool, ToolDefinition
 from custom.tools.environment_step import EnvironmentStepTool
-from custom.tools.execution import checked_arguments, guarded, make_validator
+from custom.tools.execution import (
+    checked_arguments,
+    guarded,
+    make_validator,
+    require_same_arguments,
+)
 
 # Calls of one tool that have run into its deadline and still run; while there are so many it is not
 # called again.
@@ -44,7 +49,12 @@ class ToolRegistry:
             self.register(tool)
 
     def register(self, tool: Tool) -> None:
-        """Adds a tool; ValueError where it has no valid definition, or its name is taken."""
+        """Adds a tool.
+
+        Raises:
+            ValueError: it has no valid definition, its code takes other arguments than its schema
+                has, or its name is taken.
+        """
         definition = getattr(tool, "definition", None)
         if (
             isinstance(tool, type)
@@ -61,6 +71,7 @@ class ToolRegistry:
             )
         # Raises where the parameters are no schema.
         make_validator(tool)
+        require_same_arguments(tool)
         self.tools[definition.name] = tool
 
     def begin_episode(self, task: Task) -> None:

@@ -1,7 +1,6 @@
 """The environment of tests/benchmarks/environment_faults.py.
 
-It imports little, as every process that it lives in
-loads this file.
+It imports little, as every process that it lives in loads this file.
 """
 
 from __future__ import annotations

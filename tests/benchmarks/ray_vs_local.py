@@ -1,11 +1,8 @@
 """A training step under Ray (one rank) against the same step in one process.
 
-Same config, seeds, tokens and number of
-threads.
-
-Each measurement is a run of `main.py` of its own; the two kinds take turns. SmolLM2-135M with vLLM
-where `make smollm2` has made its folder, else the quickstart's tiny model, of which a step is too
-short to say much.
+Same config, seeds, tokens and number of threads. Each measurement is a run of `main.py` of its own;
+the two kinds take turns. SmolLM2-135M with vLLM where `make smollm2` has made its folder, else the
+quickstart's tiny model, of which a step is too short to say much.
 
 Run with nothing else on the machine: python -m tests.benchmarks.ray_vs_local [STEPS [ROUNDS]]
 """

@@ -19,6 +19,7 @@ from transformers import (
 from data.protocol import DataProto
 from tests.e2e.test_agents import ACTOR, ROLLOUT, assert_finite, fit, game_config
 from tests.e2e.test_agents import forgetful_game as forgetful_game
+from tests.e2e.test_resume import tensors
 from tests.e2e.test_training import read_steps, tiny_config
 from training import core_algos as algos
 from training.batch.masked_ops import masked_mean
@@ -244,6 +245,35 @@ def test_an_estimators_state_goes_on_after_a_resume(tiny_game: Path, tmp_path: P
         whole[2].batch["token_level_scores"].sum(1, keepdim=True),
     )
     assert not torch.equal(whole[2].batch["advantages"], (scores * mask).float())
+
+
+def test_what_clip_cov_draws_goes_on_bitwise_after_a_resume(
+    tiny_game: Path, tmp_path: Path
+) -> None:
+    choice = f"{ACTOR}.policy_loss"
+    chosen = (
+        "algorithm.adv_estimator=grpo",
+        f"{choice}.loss_mode=clip_cov",
+        f"{choice}.clip_cov_ratio=0.1",
+        f"{choice}.clip_cov_lb=-10",
+        "trainer.deterministic=true",
+        "trainer.save_freq=1",
+        "trainer.total_training_steps=3",
+    )
+    _, whole = run(tiny_game, tmp_path / "whole", *chosen)
+    torch.rand(5)  # The global generator is somewhere else.
+    from_there = f"trainer.resume_from_path={tmp_path}/whole/global_step_1"
+    _, rest = run(
+        tiny_game, tmp_path / "rest", *chosen, "trainer.resume_mode=resume_path", from_there
+    )
+    names = [name for name in whole[-1] if name.startswith("actor/")]
+    assert len(names) > 5 and whole[-1]["actor/pg_clipfrac"] > 0
+    for name in names:
+        assert rest[-1][name] == whole[-1][name], name
+    expected = tensors(tmp_path / "whole/global_step_3/actor/model")
+    resumed = tensors(tmp_path / "rest/global_step_3/actor/model")
+    assert expected.keys() == resumed.keys()
+    assert all(torch.equal(expected[name], resumed[name]) for name in expected)
 
 
 @pytest.mark.parametrize("method", ["pow", "max_random"])

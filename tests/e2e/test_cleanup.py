@@ -208,7 +208,7 @@ def test_an_error_of_the_reward_ends_the_run(start: Start, tmp_path: Path) -> No
         "calls = []\n"
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
         "    calls.append(1)\n"
-        "    if len(calls) > 8:\n"
+        "    if len(calls) > 9:\n"  # the first is on a made-up answer
         "        raise ValueError('no score in step 2')\n"
         "    return 0.0\n"
     )

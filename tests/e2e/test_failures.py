@@ -131,7 +131,8 @@ def test_a_run_that_fails_goes_on_from_its_last_checkpoint(
 
 
 def test_restarts_come_to_an_end(tiny_task, tmp_path) -> None:
-    run = FailingRun(tiny_task, tmp_path, "1:raise 1:kill", "trainer.max_restarts=1")
+    # The first call of each attempt is that on a made-up answer, before a model is loaded.
+    run = FailingRun(tiny_task, tmp_path, "2:raise 2:kill", "trainer.max_restarts=1")
     assert run.end() == 128 + signal.SIGKILL, run.said
     assert [*RESTART.findall(run.said)] == [("1", "where it began", "the same settings")]
     assert "rank_0, step 1, reward" in run.said

@@ -31,7 +31,7 @@ from training.building import build_trainer
 from training.config import AgentConfig, DataConfig, EnvironmentChoice, PPOConfig
 from training.config.loader import load_config
 from training.config.reference import to_yaml
-from training.run.episode_records import strict_json, write_episodes
+from training.run.episode_files import strict_json, write_episodes
 from workers.multi_turn_rollout import AgentRollout, agent_specs, describe_episodes
 
 Change = Callable[[dict[str, Any]], None]

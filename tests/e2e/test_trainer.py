@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, RandomSampler, Sampler
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler, Sampler
 
 from data.protocol import DataProto
 from main import in_one_line, run
@@ -158,6 +158,40 @@ def test_torchs_own_random_sampler_resumes_in_its_order(tiny_task: Path, tmp_pat
     first = names(tmp_path / "b", 3)
     assert first + names(tmp_path / "b", 4) == whole
     assert whole[:16] != whole[16:]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_sampler_is_told_each_epoch_also_after_a_resume(
+    tiny_task: Path, tmp_path: Path, stop: int
+) -> None:
+    """As torch's DistributedSampler is, which else gives every epoch the same order.
+
+    An epoch has two steps: the run stops within the first one, at its end and within the second.
+    """
+
+    def names(folder: Path, steps: int) -> list[str]:
+        seen: list[str] = []
+        trainer = custom_trainer(
+            tiny_task,
+            folder,
+            f"trainer.total_training_steps={steps}",
+            train_sampler=DistributedSampler(Scored(), num_replicas=1, rank=0, seed=3),
+            reward_fn=lambda data: (
+                seen.extend(data.non_tensor_batch["name"]) or torch.ones(len(data))
+            ),
+        )
+        trainer.init_workers()
+        trainer.fit()
+        return seen
+
+    expected = []
+    sampler = DistributedSampler(Scored(), num_replicas=1, rank=0, seed=3)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        expected += [f"row {number}" for number in sampler]
+    assert expected[:16] != expected[16:]
+    first = names(tmp_path, stop)
+    assert first + names(tmp_path, 4) == expected
 
 
 def test_a_checkpoint_without_what_this_run_needs_is_an_error(

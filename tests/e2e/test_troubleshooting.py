@@ -49,6 +49,10 @@ SETTINGS = {
         "custom_reward_function.path=reward.py",
         "custom_reward_function.name=ten",
     ],
+    "raised KeyError: 'solved' in": [
+        "custom_reward_function.path=reward.py",
+        "custom_reward_function.name=solved",
+    ],
     "groups the members began differently under the same seed": [
         "agent.environment.path=unseeded.py"
     ],
@@ -63,7 +67,9 @@ FILES = {
     "three.py": NIM[1].replace('True, {"legal": False}', "True"),
     "unseeded.py": NIM[1].replace("Random(seed)", "Random()"),
     "broken.py": "import nothing_such\n",
-    "reward.py": "def two(a, b, c):\n    return 0\n\n\ndef ten(trajectory):\n    return 'ten'\n",
+    "reward.py": "def two(a, b, c):\n    return 0\n\n\n"
+    "def ten(trajectory):\n    return 'ten'\n\n\n"
+    "def solved(trajectory):\n    return trajectory.infos[0]['solved']\n",
     "bare.py": (
         "from custom.tools import Tool\n\n\n"
         "class Bare(Tool):\n    def execute(self):\n        return ''\n"
@@ -123,6 +129,20 @@ def test_a_quoted_line_is_what_the_run_says(
     # Code of the user's comes with its file and line.
     if "returned" in quoted:
         assert re.search(r"\w \(\S*(three|reward).py:\d+\) returned", said)
+
+
+def test_a_reward_function_that_fails_in_some_episodes_ends_the_run(
+    own: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Played again, such episodes would give way to those for which the function works."""
+    Path("some.py").write_text(
+        "def reward_fn(trajectory):\n    return 1.0 if trajectory.seed % 3 else None\n"
+    )
+    argv = [word for word in own if "trial_episodes" not in word]
+    settings = ["custom_reward_function.path=some.py", "custom_reward_function.name=reward_fn"]
+    assert main.run([*argv, "agent.trial_episodes=0", *settings], EndingSignals()) == 1
+    said = capsys.readouterr().err
+    assert re.search(r"^reward_fn \(\S*some.py:1\) returned the reward None", said, re.M), said
 
 
 def test_a_checkpoint_that_cannot_be_resumed_says_why(

@@ -154,6 +154,45 @@ def test_groups_that_come_one_by_one_give_the_gradient_and_metrics_of_all(
         assert metrics == pytest.approx(expected_metrics, rel=2e-5, abs=1e-7)
 
 
+def test_clip_cov_draws_by_the_runs_seed_and_the_step(lm) -> None:
+    """Whatever else has drawn from torch's generator, and differently in each step."""
+    choice = PolicyLossChoice(loss_mode="clip_cov", clip_cov_ratio=0.1, clip_cov_lb=-10.0)
+    config = ActorConfig(policy_loss=choice, grad_clip=1e9, ppo_micro_batch_size_per_gpu=3)
+
+    def updated(seed: int, step: int, drawn_before: int = 0) -> Tensor:
+        data = make_update()
+        data.meta_info |= {"seed": seed, "global_steps": step}
+        torch.rand(drawn_before)
+        before = torch.get_rng_state()
+        weights, _ = weights_after(lm, data, config)
+        assert torch.equal(torch.get_rng_state(), before)
+        return weights
+
+    expected = updated(seed=1, step=1)
+    assert torch.equal(updated(seed=1, step=1, drawn_before=7), expected)
+    # There are few tokens to draw among: some seeds draw alike.
+    assert not all(torch.equal(updated(seed=1, step=step), expected) for step in range(2, 8))
+    assert not all(torch.equal(updated(seed=seed, step=1), expected) for seed in range(2, 8))
+
+
+def test_gspo_takes_means_of_sequences_unless_told_otherwise(lm) -> None:
+    data = make_update()
+    gspo = ActorConfig(
+        policy_loss=PolicyLossChoice(loss_mode="gspo"), entropy_coeff=0.1, grad_clip=1e9
+    )
+    by_sequence, metrics = weights_after(
+        lm, data, replace(gspo, loss_agg_mode="seq-mean-token-mean")
+    )
+    by_token, _ = weights_after(lm, data, replace(gspo, loss_agg_mode="token-mean"))
+    untold, metrics_untold = weights_after(lm, data, gspo)
+    assert torch.equal(untold, by_sequence) and metrics_untold == metrics
+    assert not close(untold, by_token)
+    # All other losses are by token.
+    vanilla = ActorConfig(grad_clip=1e9)
+    expected, _ = weights_after(lm, data, replace(vanilla, loss_agg_mode="token-mean"))
+    assert torch.equal(weights_after(lm, data, vanilla)[0], expected)
+
+
 @pytest.mark.parametrize("loss_agg_mode", LOSS_AGG_MODES)
 @pytest.mark.parametrize("split", SPLITS[1:])
 def test_gradient_and_metrics_do_not_depend_on_micro_batch_size(lm, split, loss_agg_mode) -> None:

@@ -24,6 +24,16 @@ from training.config.estimator_needs import ESTIMATOR_NEEDS
 from training.core_algos import compute_gae_advantage_return
 
 WIDTH = 4
+# What they whiten or scale by is of all groups, and a role is of several.
+OF_THE_BATCH = {
+    "gae",
+    "turn_gae",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "gdpo",
+    "gpg",
+    "rae",
+}
 
 
 def batch_of(
@@ -214,6 +224,34 @@ def test_split_episodes_have_the_advantages_of_the_same_episodes_in_one_row(
             expected = whole.batch[name][i][k * WIDTH : (k + 1) * WIDTH]
             torch.testing.assert_close(split.batch[name][row], expected, atol=1e-4, rtol=1e-4)
         assert not split.batch[name][len(shuffled) :].any(), "nothing is learnt from dummies"
+
+
+@pytest.mark.parametrize("estimator", sorted(ESTIMATOR_NEEDS.keys() - OF_THE_BATCH))
+def test_a_group_does_not_see_that_another_groups_episodes_have_several_rows(
+    estimator: str,
+) -> None:
+    """Its own episodes have one row each, with holes: places that one estimator counts."""
+    rows = [
+        [(1, 0.0, 0.5), (0, 0.0, 0.25), (1, 1.0, 0.75), (0, 0.0, 0.0)],
+        [(0, 0.0, 0.0), (1, 0.5, 0.25), (1, 0.0, 0.5), (1, 2.0, 0.125)],
+        [(1, 0.0, 0.5), (1, 0.0, 0.25), (0, 0.0, 0.0), (1, -1.0, 0.25)],
+    ]
+    # With three such rows an episode has as many tokens as those of the first group.
+    other = [(0, 0.0, 0.5), (0, 0.0, 0.25), (0, 0.0, 0.0), (1, 2.0, 0.5)]
+    seen = []
+    for last_row in ([("4", 0)], [("4", 0), ("4", 1)], [("4", 0), ("4", 1), ("4", 2)]):
+        owners = [("1", 0), ("2", 0), ("3", 0), ("5", 0), *last_row]
+        batch = as_batch(
+            [*rows, *[other] * (len(owners) - 3)],
+            ["g"] * 3 + ["h"] * (len(owners) - 3),
+            [episode for episode, _ in owners],
+            [number for _, number in owners],
+        )
+        compute_advantage(batch, estimator, gamma=0.9, lam=0.8, config=SETTINGS)
+        seen.append(batch.batch["advantages"][:3])
+    assert seen[0].any()
+    for advantages_of_group in seen[1:]:
+        torch.testing.assert_close(advantages_of_group, seen[0], atol=1e-6, rtol=1e-6)
 
 
 class LargestTensor(TorchDispatchMode):

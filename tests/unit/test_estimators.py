@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,6 +85,9 @@ def test_passk_rewards_the_best_by_its_distance_to_the_second() -> None:
     assert of_rows("grpo_passk") == pytest.approx(
         [2 / (7 / 3) ** 0.5, 0, 0, 0, 2 / 2**0.5], abs=1e-5
     )
+    # verl's callers give it in the config.
+    without_std = SimpleNamespace(norm_adv_by_std_in_grpo=False)
+    assert of_rows("grpo_passk", config=without_std) == plain
     tied = outcome([3.0, 3.0, 0.0, 2.0, 4.0], MASK)
     assert of_rows("grpo_passk", token_level_rewards=tied, norm_adv_by_std_in_grpo=False) == [
         0,
@@ -118,6 +123,59 @@ def test_maxrl_divides_by_the_mean() -> None:
     assert of_rows("maxrl") == pytest.approx([1.25, -0.25, -1, -1 / 3, 1 / 3])
     nothing = outcome([0.0, 0.0, 0.0, 2.0, 4.0], MASK)
     assert of_rows("maxrl", token_level_rewards=nothing)[:3] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [-1.0, -3.0, -2.0, -5.0, -4.0],
+        [1.0, -1.0, 0.0, 2.0, -2.0],
+        [1.0, -1.125, 0.0, 0.5, -0.5625],
+        [0.0, -1e-6, 0.0, 0.25, -0.25],
+    ],
+    ids=["all below zero", "a mean of zero", "a mean just below zero", "one penalty"],
+)
+def test_maxrl_never_rewards_the_worse_answer(scores: list[float]) -> None:
+    advantages = of_rows("maxrl", token_level_rewards=outcome(scores, MASK))
+    for group, size in ((slice(0, 3), 3), (slice(3, 5), 2)):
+        by_score = sorted(zip(scores[group], advantages[group], strict=True))
+        ordered = [advantage for _, advantage in by_score]
+        assert ordered == sorted(ordered)
+        assert ordered[0] == -1 and 0 < ordered[-1] <= size - 1
+        assert sum(ordered) == pytest.approx(0, abs=1e-6)
+
+
+def test_maxrl_counts_from_the_lowest_score_of_the_group_where_that_is_below_zero() -> None:
+    # Shifted by 1: 2, 0 and 1, with mean 1. The other group is left as it is.
+    given = outcome([1.0, -1.0, 0.0, 2.0, 4.0], MASK)
+    expected = [1, -1, 0, -1 / 3, 1 / 3]
+    assert of_rows("maxrl", token_level_rewards=given) == pytest.approx(expected)
+    # Equal scores below zero teach nothing; a row without a sampled token is not the lowest.
+    equal = outcome([-0.1, -0.1, -0.1, 2.0, 4.0], MASK)
+    assert of_rows("maxrl", token_level_rewards=equal)[:3] == [0, 0, 0]
+    empty_row = MASK * torch.tensor([1, 0, 1, 1, 1])[:, None]
+    given = torch.where(empty_row > 0, outcome([-1.0, -9.0, -2.0, 2.0, 4.0], MASK), -9.0)
+    advantages, _ = estimate("maxrl", token_level_rewards=given, response_mask=empty_row)
+    assert advantages[:3, 0].tolist() == [1, 0, -1]
+
+
+def test_maxrl_is_in_expectation_log_likelihoods_expansion_up_to_pass_at_n_minus_one() -> None:
+    """Enumerates what a group of n answers can be, each right with chance p."""
+    size, chance = 4, 0.3
+    mask = torch.ones(size, 1, dtype=torch.long)
+    expected = 0.0
+    for hits in itertools.product((0.0, 1.0), repeat=size):
+        scores = torch.tensor(hits)[:, None]
+        advantages, _ = algos.call_adv_estimator(
+            "maxrl", token_level_rewards=scores, response_mask=mask, index=np.array(["a"] * size)
+        )
+        # The derivative of the log of each answer's chance by p.
+        slopes = torch.where(scores > 0, 1 / chance, -1 / (1 - chance))
+        probability = math.prod(chance if hit else 1 - chance for hit in hits)
+        expected += probability * float((advantages * slopes).mean())
+    # pass@k = 1 - (1 - p)^k, divided by k, has the derivative (1 - p)^(k - 1).
+    by_hand = sum((1 - chance) ** (k - 1) for k in range(1, size))
+    assert expected == pytest.approx(by_hand, rel=1e-6)
 
 
 def test_gdpo_normalises_each_kind_of_reward_by_itself() -> None:
@@ -336,11 +394,18 @@ def test_neither_row_order_nor_padding_matters(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
-@pytest.mark.parametrize("name", ["gae", "turn_return", "gigpo", "reinforce_plus_plus"])
+@pytest.mark.parametrize("name", sorted(algos.ESTIMATOR_NEEDS))
 def test_an_empty_batch_has_empty_advantages(name: str, shape: tuple[int, int]) -> None:
     mask = torch.zeros(shape, dtype=torch.long)
-    changed = {key: torch.zeros(shape) for key in ("token_level_rewards", "values")}
+    given = offered()
+    changed = {
+        key: torch.zeros(shape)
+        for key, value in given.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2
+    }
+    changed["reward_baselines"] = torch.zeros(shape[0])
     index = np.array(["a"] * shape[0], dtype=object)
+    changed["role"] = index
     anchors = [[] for _ in range(shape[0])]
     advantages, _ = estimate(
         name, response_mask=mask, turn_ids=mask, index=index, anchors=anchors, **changed

@@ -59,6 +59,22 @@ def test_the_bias_is_left_out_where_its_table_is_not_there(
             "bias of grpo, vanilla, token-mean, rollout correction token, ",
         ),
         (
+            ["trainer.rollout_n_gpus=1", "trainer.async_level=1"],
+            "bias of grpo, vanilla, token-mean, rollout correction token, ",
+        ),
+        (
+            [
+                "trainer.rollout_n_gpus=1",
+                "trainer.async_level=1",
+                "algorithm.rollout_correction.rollout_is=off",
+            ],
+            "bias of grpo, vanilla, token-mean, uncorrected, ",
+        ),
+        (
+            ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo"],
+            "bias of grpo, gspo, seq-mean-token-mean, uncorrected, ",
+        ),
+        (
             ["algorithm.rollout_correction.rollout_rs=token_k1"],
             "bias: grpo, vanilla, rejection of another kind was not enumerated",
         ),

@@ -5,10 +5,12 @@ import re
 from typing import ClassVar
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium import spaces
 
 from contrib.adapters.gymnasium import worst_reward
+from contrib.adapters.gymnasium_minigrid import COLOURS, DOORS, OBJECTS, draw_image
 from contrib.adapters.gymnasium_spaces import space_to_text
 from custom.env_calls import reset_environment, step_environment
 from custom.env_factory import make_environment
@@ -314,3 +316,52 @@ def test_the_most_turns_are_the_games_own_time_limit():
     }
     assert {name: make_environment(f"gymnasium:{name}").max_turns for name in limits} == limits
     assert make_environment("gymnasium:CartPole-v1", {"max_episode_steps": 9}).max_turns == 9
+
+
+# Grids
+
+
+def test_a_grid_of_numbers_is_written_row_by_row() -> None:
+    plain = spaces.Box(0, 9, (8, 9), np.int64)
+    value = np.arange(72).reshape(8, 9) % 10
+    rows = space_to_text(plain, value).splitlines()
+    assert rows[0] == "0 1 2 3 4 5 6 7 8" and rows[7] == "3 4 5 6 7 8 9 0 1" and len(rows) == 8
+    channels = spaces.Box(0, 255, (7, 7, 3), np.uint8)
+    value = np.zeros((7, 7, 3), np.uint8)
+    value[0, 1] = (2, 5, 0)
+    assert space_to_text(channels, value).splitlines()[0] == "0/0/0 2/5/0" + " 0/0/0" * 5
+    assert len(space_to_text(spaces.MultiBinary((10, 10)), np.ones((10, 10))).splitlines()) == 10
+    for space in (spaces.Box(0, 255, (64, 64, 3), np.uint8), spaces.Box(0, 255, (128,), np.uint8)):
+        with pytest.raises(ValueError, match=r"up to 64 numbers, and grids of up to 1024"):
+            space_to_text(space, space.sample())
+
+
+def test_minigrids_view_is_told_by_name() -> None:
+    image = np.zeros((3, 3, 3), np.uint8)  # columns, rows
+    image[:, 0] = (2, 5, 0)
+    image[1, 1], image[2, 1], image[0, 2] = (1, 0, 0), (4, 4, 2), (8, 1, 0)
+    image[1, 2] = (5, 0, 0)  # what the player carries
+    assert draw_image(image).splitlines()[1:] == [
+        "# # #",
+        "? . D",
+        "G @ ?",
+        "locked yellow door: 1 ahead, 1 right",
+        "green goal: 1 left",
+        "You carry: red key.",
+    ]
+    image[1, 2] = (1, 0, 0)
+    assert draw_image(image).endswith("You carry nothing.")
+
+
+def test_minigrid_plays() -> None:
+    constants = pytest.importorskip("minigrid.core.constants")
+    assert tuple(constants.IDX_TO_OBJECT[i] for i in range(len(OBJECTS))) == OBJECTS
+    assert tuple(constants.IDX_TO_COLOR[i] for i in range(len(COLOURS))) == COLOURS
+    assert {name: i for i, name in enumerate(DOORS)} == constants.STATE_TO_IDX
+    env = make_environment("gymnasium:minigrid:MiniGrid-DoorKey-5x5-v0")
+    first = reset_environment(env, 0)
+    assert "use the key to open the door" in first and "yellow key: 1 right" in first
+    assert env.max_turns == 250
+    # Turn, and the key is ahead; take it.
+    assert "yellow key: 1 ahead" in step_environment(env, "right").observation
+    assert "You carry: yellow key." in step_environment(env, "pickup").observation

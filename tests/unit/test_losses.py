@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from training import core_algos as algos
 from training.config import PolicyLossChoice, RolloutCorrectionConfig
@@ -242,6 +243,44 @@ def test_older_forms_agree_with_the_vanilla_loss():
     )
     assert algos.compute_ppo_loss(*inputs, config=plain) == loss
     assert algos.compute_ppo_loss(*inputs) == algos.compute_policy_loss_vanilla(*inputs)[0]
+
+
+def test_a_kind_of_kl_has_its_own_gradient_where_it_is_asked_for_forward():
+    log_prob = torch.tensor([0.5, -0.2], requires_grad=True)
+    reference = torch.tensor([0.1, 0.3])
+    for kind in algos.KL_KINDS:
+        forward = algos.kl_penalty_forward(log_prob, reference, f"{kind}+")
+        assert torch.equal(forward, algos.kl_penalty(log_prob, reference, kind))
+    (own,) = torch.autograd.grad(
+        algos.kl_penalty_forward(log_prob, reference, "k1+").sum(), log_prob
+    )
+    assert own.tolist() == [1, 1]
+    with pytest.raises(ValueError, match="kl_penalty='k9' is unknown"):
+        algos.kl_penalty_forward(log_prob, reference, "k9")
+
+
+def test_the_older_form_takes_an_actors_whole_omegaconf():
+    """verl's own holds sections that the loss does not read, with keys that are not ours."""
+    inputs = (*policy_inputs(), MASK)
+    whole = OmegaConf.create(
+        {
+            "actor": {
+                "clip_ratio": 0.1,
+                "clip_ratio_high": "${.clip_ratio}",
+                "policy_loss": {"_target_": "verl.PolicyLossConfig", "loss_mode": "vanilla"},
+                "optim": {"lr": 1e-6, "min_lr_ratio": None},
+                "rollout_correction": None,
+                "use_torch_compile": True,
+                "global_batch_info": {"batch_num_tokens": 7},
+            }
+        }
+    )
+    plain = SimpleNamespace(clip_ratio=0.1, global_batch_info={"batch_num_tokens": 7})
+    expected = algos.compute_ppo_loss(*inputs, config=plain)
+    assert algos.compute_ppo_loss(*inputs, config=whole.actor) == expected
+    plain_mapping = OmegaConf.to_container(whole.actor, resolve=True)
+    assert algos.compute_ppo_loss(*inputs, config=plain_mapping) == expected
+    assert algos.compute_ppo_loss(*inputs) != expected
 
 
 # Value and entropy

@@ -313,7 +313,7 @@ def test_the_reader_of_every_setting_names_it() -> None:
     expected = {
         "algorithm.kl_ctrl.horizon": "training/core_algos/kl.py",
         f"{ACTOR}.entropy_coeff": "workers/dp_actor.py",
-        f"{ACTOR}.loss_agg_mode": "workers/dp_actor.py",
+        f"{ACTOR}.loss_agg_mode": "training/core_algos/loss_inputs.py",
         "critic.fsdp_config.param_offload": "workers/ranks/offload.py",
         "data.truncation": "data/prompt_rows.py",
         "reward_model.overlong_buffer.log": "custom/reward_managers/naive.py",

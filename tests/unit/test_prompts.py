@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from data import turn_tokens
-from data.loading import load_extern_object
+from data.loading import load_extern_object, load_object
 from data.seeds import seed_for
 from data.turn_tokens import CHATML_TEMPLATE, encode_chat, pad_token_id, render_chat
 
@@ -175,3 +175,21 @@ def test_an_error_inside_the_file_keeps_its_traceback_and_can_be_fixed(tmp_path)
     assert caught.traceback[-1].name == "inner" and "broken.py" in caught.value.__notes__[0]
     file.write_text("def inner():\n    return 1\n")
     assert load_extern_object(str(file), "inner")() == 1
+
+
+def test_what_a_file_imports_is_no_candidate(tmp_path):
+    (tmp_path / "coin.py").write_text(
+        "from __future__ import annotations\nimport random\nfrom typing import Any\n"
+        "from custom.env import BaseEnvironment\n\n"
+        "SIDES = 2\n\ndef toss(): ...\n\nclass Coin(BaseEnvironment): ...\n"
+    )
+    for name, wanted in {
+        "Koin": "it has: Coin. Did you mean 'Coin'?",
+        "tos": "it has: Coin, SIDES, toss. Did you mean 'toss'?",
+        "Any_": "it has: Coin",
+    }.items():
+        with pytest.raises(ValueError) as error:
+            load_extern_object(str(tmp_path / "coin.py"), name)
+        assert str(error.value).endswith(wanted)
+    with pytest.raises(ValueError, match=r"it has: GuessNumber, .*Did you mean 'GuessNumber'\?"):
+        load_object("custom.envs.guess_number:GuesNumber", "environment")

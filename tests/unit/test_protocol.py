@@ -654,3 +654,54 @@ def test_metrics_of_parts_are_dicts_or_lists_of_dicts() -> None:
 
 def test_an_empty_one_has_no_rows() -> None:
     assert len(DataProto()) == len(DataProto(TensorDict({}, batch_size=[]))) == 0
+
+
+def test_rows_fold_into_fewer_and_back() -> None:
+    data = make(6)
+    folded = data.fold_batch_dim(2)
+    assert len(folded) == 2 and folded.batch["x"].shape == (2, 3, 2)
+    assert folded.batch["x"][1, 0].tolist() == [3.0, 3.5]
+    assert folded.non_tensor_batch["name"].tolist() == [["r0", "r1", "r2"], ["r3", "r4", "r5"]]
+    assert folded.meta_info == data.meta_info
+    back = folded.unfold_batch_dim()
+    assert names(back) == names(data) and torch.equal(back.batch["x"], data.batch["x"])
+    for size in (0, 4):
+        with pytest.raises(ValueError, match=f"6 rows do not fold into {size}"):
+            data.fold_batch_dim(size)
+
+
+def test_lists_of_a_column_are_cut_into_rows() -> None:
+    data = DataProto.from_dict(
+        tensors={"x": torch.arange(8).view(2, 4)},
+        non_tensors={"pair": [["a", "b"], ["c", "d"]], "uid": ["u", "v"], "none": [[], []]},
+    )
+    rows = data.unfold_column_chunks(2, split_keys=["x", "pair", "none"])
+    assert rows.batch["x"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert rows.non_tensor_batch["pair"].tolist() == [["a"], ["b"], ["c"], ["d"]]
+    assert rows.non_tensor_batch["uid"].tolist() == ["u", "u", "v", "v"]
+    assert rows.non_tensor_batch["none"].tolist() == [[], [], [], []]
+    with pytest.raises(ValueError, match="a list of 2 in 'pair' does not divide into 4"):
+        data.unfold_column_chunks(4, split_keys=["pair"])
+
+
+def test_what_is_wrong_with_a_batch_is_caught_as_verls_users_do_and_as_ours() -> None:
+    data = make(4)
+    other = make(4)
+    other.meta_info["temperature"] = 0.1
+    for kind in (AssertionError, ValueError):
+        with pytest.raises(kind, match="do not divide into 3 equal chunks"):
+            data.chunk(3)
+        with pytest.raises(kind, match="must divide the batch's 4 rows"):
+            data.make_iterator(3, epochs=1)
+        with pytest.raises(kind, match="every field needs 2 rows"):
+            DataProto.from_dict({"x": torch.zeros(2, 1)}, {"name": ["a"]})
+        with pytest.raises(kind, match="temperature"):
+            data.union(other)
+        with pytest.raises(kind, match="temperature"):
+            DataProto.concat([data, other])
+
+
+def test_no_columns_may_be_none() -> None:
+    batch = TensorDict({"x": torch.zeros(3, 1)}, batch_size=[3])
+    data = DataProto(batch=batch, non_tensor_batch=None)
+    assert len(data) == 3 and data.non_tensor_batch == {} and len(data.repeat(2)) == 6

@@ -53,6 +53,29 @@ def test_a_sequence_weighs_the_product_of_its_tokens() -> None:
     torch.testing.assert_close(normalised, weights / 1.075)
 
 
+def test_settings_take_thresholds_as_numbers_too() -> None:
+    """As verl's configuration holds them."""
+    numbers = RolloutCorrectionConfig(
+        rollout_is="token", rollout_is_threshold=1.25, rollout_rs="token_k1", rollout_rs_threshold=3
+    )
+    texts = RolloutCorrectionConfig(
+        rollout_is="token",
+        rollout_is_threshold="1.25",
+        rollout_rs="token_k1",
+        rollout_rs_threshold="3",
+    )
+    assert numbers == texts
+    new, old = RATIOS.log(), torch.zeros_like(RATIOS)
+    for settings in (vars(numbers), vars(texts)):
+        known = {name: value for name, value in settings.items() if name.startswith("rollout_")}
+        weights, mask, _ = compute_rollout_correction_and_rejection_mask(new, old, MASK, **known)
+        assert weights.batch["rollout_is_weights"].max() == 1.25
+        assert mask.tolist() == [[1, 0, 1], [1, 0, 0]]
+    for wrong in (True, [2.0], {"upper": 2.0}):
+        with pytest.raises(ValueError, match="rollout_is_threshold"):
+            RolloutCorrectionConfig(rollout_is_threshold=wrong)
+
+
 @pytest.mark.parametrize(
     "threshold", ["x", "0", "-1", "nan", "2.0_0.5", "-1_2", "nan_2", None, True]
 )

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from contrib.adapters.textarena import unwrapped
 from contrib.adapters.textarena_opponents import draw_moves
 from custom.env import BadEnvironment
 from custom.env_calls import reset_environment, step_environment
@@ -255,3 +256,32 @@ def test_a_game_that_draws_as_it_is_made_leaves_the_global_generators_alone() ->
     before = random.getstate()
     make_environment("textarena:RushHour-v0")
     assert random.getstate() == before
+
+
+@pytest.mark.parametrize("name", ["KuhnPoker-v0", "Nim-v0", "Blackjack-v0"])
+def test_an_episode_does_not_depend_on_those_before_it(name: str) -> None:
+    """KuhnPoker shuffles one deck again and again: members of a group would get other cards."""
+    kwargs = {} if name == "Blackjack-v0" else {"opponent": "random"}
+    used = make_environment(f"textarena:{name}", kwargs)
+    for seed in (3, 1, 2, 1, 3):
+        fresh = make_environment(f"textarena:{name}", kwargs)
+        moves = ["[check]", "[bet]", "[call]"]
+        assert play(used, seed, moves) == play(fresh, seed, moves)
+
+
+@pytest.mark.timeout(60)
+def test_a_game_that_fills_its_board_at_each_reset_can_be_reset_again() -> None:
+    """Stratego puts its pieces on the board that is there: a full one never takes them all."""
+    env = make_environment("textarena:Stratego-v0", {"opponent": "random"})
+    assert reset_environment(env, 1) == reset_environment(env, 1) != reset_environment(env, 2)
+
+
+def test_an_episodes_game_shares_no_table_with_the_next() -> None:
+    env = make_environment("textarena:GuessTheNumber-v0")
+    words = [str(number) for number in range(2000)]
+    unwrapped(env.pristine).words = words
+    env.tables = [words]
+    reset_environment(env, 1)
+    env.game.words.reverse()
+    reset_environment(env, 1)
+    assert env.game.words[0] == "0"

@@ -742,3 +742,80 @@ def test_tools_of_verls_form_come_from_its_file_and_answer_as_ours(tmp_path: Pat
     assert registry.execute(ToolCall("scale", {"x": "two"})).error_kind == "bad_arguments"
     tool: Any = registry.tools["scale"]
     assert len(set(tool.tool.released)) == 2
+
+
+def tool_with(parameters: dict[str, Any], execute: Any) -> Tool:
+    definition = ToolDefinition(name="look", parameters={"type": "object", **parameters})
+    return type("Look", (Tool,), {"definition": definition, "execute": execute})()
+
+
+QUERY = {"properties": {"query": {"type": "string"}}, "required": ["query"]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "execute", "words"),
+    [
+        (
+            QUERY,
+            lambda self, qurey: "",
+            r"Look\.\S+ \(.*test_tools.py:\d+\) takes \(qurey\): not 'query'. Did you mean 'qurey'",
+        ),
+        (QUERY, lambda self: "", "its schema has query.* takes \\(\\): not 'query'"),
+        ({}, lambda self, query: "", "its schema has nothing.*the schema lacks 'query'"),
+        (QUERY, lambda self, query, page: "", "the schema lacks 'page'"),
+    ],
+)
+def test_a_schema_and_code_that_differ_are_refused_at_start(parameters, execute, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        ToolRegistry([tool_with(parameters, execute)])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "execute"),
+    [
+        (QUERY, lambda self, query, page=1: ""),
+        (QUERY, lambda self, **arguments: ""),
+        ({"$ref": "#/$defs/x", "$defs": {"x": QUERY}}, lambda self, query: ""),
+    ],
+)
+def test_code_may_take_more_than_a_schema_has(parameters, execute) -> None:
+    ToolRegistry([tool_with(parameters, execute)])
+
+
+def test_a_parameter_that_only_the_code_needs_is_warned_of(caplog) -> None:
+    parameters = {"properties": {"query": {"type": "string"}, "word": {"type": "string"}}}
+    ToolRegistry([tool_with(parameters, lambda self, query, word="": "")])
+    assert "which has no default for query: add that to the schema's required" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("integer", "3", 3),
+        ("integer", " -12\n", -12),
+        ("number", "0.5", 0.5),
+        ("boolean", "true", True),
+        ("array", "[1, 2]", [1, 2]),
+        (["integer", "null"], "null", None),
+        ("string", "3", "3"),
+        (["string", "integer"], "3", "3"),
+    ],
+)
+def test_a_text_alone_is_of_the_kind_that_the_parameter_wants(kind, text, expected) -> None:
+    seen: list[Any] = []
+    parameters = {"properties": {"n": {"type": kind}}, "required": ["n"]}
+    registry = ToolRegistry([tool_with(parameters, lambda self, n: seen.append(n))])
+    (record,) = (
+        MultiTurnManager(registry, get_parser("react"))
+        .step(f"Action: look\nAction Input: {text}")
+        .calls
+    )
+    assert record.ok, record.result
+    assert seen == [expected] and type(seen[0]) is type(expected)
+
+
+@pytest.mark.parametrize("text", ["three", "3.5", "9" * 5000, "[" * 5000, "NaN"])
+def test_a_text_that_is_no_integer_is_answered(text) -> None:
+    parameters = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    registry = ToolRegistry([tool_with(parameters, lambda self, n: n)])
+    assert registry.execute(ToolCall("look", text)).error_kind == "bad_arguments"

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from custom.agent import Agent, AgentSpec
 from custom.env import BaseEnvironment
+from custom.env_factory import make_environment
 from custom.trial import GARBAGE, Trial, play_trial
 from training.config import AgentConfig, DataConfig, PPOConfig
 from training.environment_trial import report_trial, try_agents
@@ -234,3 +235,29 @@ def test_an_observation_that_leaves_no_room_for_a_second_turn_is_named(
     )
     assert text in tried(caplog, tiny_game, Wordy, max_response_length=4)
     assert text not in tried(caplog, tiny_game, Wordy, max_response_length=5)
+
+
+class Flat(Marathon):
+    """Pays the same, whatever is said."""
+
+    paid = 0.01
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        return "done", self.paid, True, {}
+
+
+def test_a_game_that_pays_every_answer_alike_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    words = "for each random answer, and as much for an unreadable one: no answer that was tried"
+    assert f"WARNING Marathon paid 0.01 {words} is better than another" in said(caplog, Flat())
+    # Random answers win few games: 0 is said, and no warning.
+    Flat.paid = 0.0
+    assert f"INFO Marathon paid 0 {words}" in said(caplog, Flat())
+    assert words not in said(caplog, Marathon())
+
+
+def test_reasoning_gyms_rush_hour_pays_every_answer_alike(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("reasoning_gym")
+    text = said(caplog, make_environment("reasoning_gym:rush_hour"))
+    assert "WARNING Marathon paid 0.01 for each random answer, and as much for" in text

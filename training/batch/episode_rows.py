@@ -152,14 +152,20 @@ class EpisodeRows:
 
         So the memory that a part takes follows its tokens. Episodes of one key (E keys) stay
         together. Among the longest episodes of the keys in a part none is twice as long as another.
+        Keys whose episodes have one row each are in parts of their own, where rows stay as they
+        are: what an estimator makes of them does not depend on the other keys.
         """
         longest: dict[Any, int] = {}
-        for key, length in zip(keys, self.lengths.tolist(), strict=True):
+        split_keys = set()
+        for key, rows, length in zip(keys, self.rows, self.lengths.tolist(), strict=True):
             longest[key] = max(longest.get(key, 0), length)
-        size_classes = [
-            longest[keys[episode]].bit_length() for episode in self._episode_of_row.tolist()
-        ]
-        return list(rows_by_key(size_classes).values())
+            if len(rows) > 1:
+                split_keys.add(key)
+        kinds = []
+        for episode in self._episode_of_row.tolist():
+            key = keys[episode]
+            kinds.append((key in split_keys, longest[key].bit_length()))
+        return list(rows_by_key(kinds).values())
 
     def of_rows(self, per_episode: Tensor) -> Tensor:
         """Gives every row its episode's number: (E,) -> (B,)."""

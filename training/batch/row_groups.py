@@ -1,8 +1,7 @@
 """Groups rows by a key, cuts groups into equal parts and shuffles them whole.
 
 Invariant: every row appears exactly once, groups stay in the order of their first rows unless they
-    are shuffled, and
-the rows of a group stay side by side in their own order.
+are shuffled, and the rows of a group stay side by side in their own order.
 """
 
 from collections.abc import Hashable, Iterable, Sequence

@@ -55,7 +55,7 @@ def _read_table() -> dict[Combination, dict[str, str]]:
 def _combination(config: PPOConfig, table: dict[Combination, dict[str, str]]) -> Combination:
     """Names what the config trains with as the table does."""
     algorithm = config.algorithm
-    correction = algorithm.rollout_correction
+    correction = config.with_correction.algorithm.rollout_correction
     loss = config.loss_mode
     # The bypassed PPO clip is the vanilla loss with the engine's log-probs for the old ones.
     if correction.bypass_mode and correction.loss_type == "ppo_clip":
@@ -81,6 +81,6 @@ def _correction_name(correction: RolloutCorrectionConfig) -> str:
 
 def _column_mode(config: PPOConfig) -> str:
     """Names the aggregation whose columns hold for the configured one."""
-    mode = config.actor_rollout_ref.actor.loss_agg_mode
+    mode = config.actor_rollout_ref.actor.aggregation
     # The table leaves out modes with the direction of seq-mean-token-sum.
     return mode if mode.endswith("token-mean") else "seq-mean-token-sum"

@@ -37,14 +37,14 @@ Reads = dict[str, dict[str, set[str]]]
 
 
 def explain_run(loaded: "LoadedConfig") -> str:
-    """Lists every value, and what follows from them: sizes and, where its table is there, the bias.
+    """Lists every value, what became of verl's keys, and what follows: sizes and the bias.
 
     The last line tells what the checks left out, if anything.
 
     Raises:
         ValueError: batch sizes do not divide.
     """
-    parts = [explain(loaded), sizes(loaded.config)]
+    parts = [explain(loaded), *loaded.notes, sizes(loaded.config)]
     bias = bias_line(loaded.config)
     if bias is not None:
         parts.append(bias)

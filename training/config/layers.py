@@ -21,7 +21,17 @@ from training.config.command_line import Override
 from training.config.leaves import Leaf, leaves
 from training.config.schema.ppo import PPOConfig
 from training.config.values import parse
-from training.config.verl_keys import NULL_MEANS_NOTHING, ONE_LIMIT, judge, moved_to
+from training.config.verl_keys import (
+    NULL_MEANS_NOTHING,
+    ONE_LIMIT,
+    OWN_ENGINES,
+    holds_moved_keys,
+    judge,
+    links_to,
+    moved_to,
+    own_links,
+    translation,
+)
 
 log = logging.getLogger(__name__)
 COMMAND_LINE = "command line"
@@ -35,6 +45,10 @@ RIVALS = {
 CLASS_NAME = "_target_"
 # A key in the text of a problem; some texts shorten it, as in rollout.n.
 DOTTED_KEY = re.compile(r"[a-z_]\w*(?:\.\w+)+")
+# What YAML for OmegaConf writes in place of a value that is still to be given.
+MISSING = "???"
+# Of one source so many of verl's keys are told one by one; verl's own files have a hundred.
+MAX_NOTES_SAID = 8
 # What is there instead of a missing file: at most so many names are shown.
 MAX_NAMES_SHOWN = 12
 
@@ -66,6 +80,8 @@ class Layers:
         self.problems: list[str] = []
         self.file_problems: list[str] = []
         self._sections = _sections_of(self.schema)
+        # By source, what became of verl's keys.
+        self._notes: dict[str, list[str]] = {}
         # The layer that is being read.
         self._layer: dict[str, Any] = {}
 
@@ -169,8 +185,11 @@ class Layers:
 
     def _add(self, key: str, value: Any, source: str) -> None:
         """Adds the value of one key or of what is below it."""
-        if key in NULL_MEANS_NOTHING and _is_null(value):
+        if value == MISSING or (key in NULL_MEANS_NOTHING and _is_null(value)):
             return
+        value = own_links(value, key)
+        if key in self.schema and isinstance(value, Mapping) and holds_moved_keys(key):
+            value = self._add_moved_entries(key, value, source)
         if key in self.schema:
             self._layer[key] = _merged(self._layer.get(key), value)
         elif isinstance(value, Mapping) and (value or key in self._sections):
@@ -181,11 +200,32 @@ class Layers:
             inner = next(name for name in self.schema if name.startswith(f"{key}."))
             self.report(key, value, source, f"is a section; set its keys, as in {inner}=VALUE")
 
+    def _add_moved_entries(self, key: str, value: Mapping[Any, Any], source: str) -> dict[Any, Any]:
+        """Adds those entries of a mapping of ours that verl has there; returns the others."""
+        others = {}
+        for name, entry in value.items():
+            inner = f"{key}.{name}"
+            if moved_to(inner) is not None or holds_moved_keys(inner):
+                self._add(inner, entry, source)
+            else:
+                others[name] = entry
+        return others
+
     def _add_foreign(self, key: str, value: Any, source: str) -> None:
         """Takes a key that is not ours: moved, without meaning here, or a mistake."""
         new_key = moved_to(key)
         if new_key is not None:
             self._add_moved(key, new_key, value, source)
+            return
+        translated = translation(key, value)
+        if translated is not None:
+            self.verl_values[key] = value
+            for new_key, new_value in translated.items():
+                self._note(f"{key}={value} ({source}) is {new_key}={new_value} here; set", source)
+                self.add_tree({new_key: new_value}, source)
+            return
+        if any(key in keys for keys in OWN_ENGINES.values()):
+            self.verl_values[key] = value
             return
         verdict = judge(key, value)
         if verdict is None:
@@ -195,15 +235,15 @@ class Layers:
             self.report(key, value, source, verdict.reason)
             return
         self.verl_values[key] = value
-        level = logging.WARNING if verdict.outcome == "warning" else logging.DEBUG
-        log.log(level, "%s=%s (%s) has no effect here: %s", key, value, source, verdict.reason)
+        if verdict.outcome == "warning":
+            self._note(f"{key}={value} ({source}) has no effect here: {verdict.reason}", source)
 
     def _add_moved(self, key: str, new_key: str, value: Any, source: str) -> None:
         """Adds the value of verl's key under its name here."""
-        if _is_null(value):
+        if _is_null(value) or links_to(value, new_key):
             return
         if judge(new_key, value) is None:
-            log.warning("%s (%s) is called %s here; moved", key, source, new_key)
+            self._note(f"{key} ({source}) is called {new_key} here; moved", source)
         self.verl_values[key] = value
         # Two values of one limit are compared in the end: ours stays, whichever comes first.
         is_given = new_key in ONE_LIMIT.values() and new_key in self._layer
@@ -225,6 +265,28 @@ class Layers:
                 value = _merged(self.values[key].value, value)
             self.values[key] = SourcedValue(value, source)
         self._layer = {}
+
+    def _note(self, text: str, source: str) -> None:
+        self._notes.setdefault(source, []).append(text)
+
+    def log_notes(self) -> list[str]:
+        """Logs what became of verl's keys, of a source with many of them how many they are.
+
+        Returns: what was not said one by one.
+        """
+        unsaid = []
+        for source, texts in self._notes.items():
+            if len(texts) <= MAX_NOTES_SAID:
+                for text in texts:
+                    log.warning("%s", text)
+                continue
+            unsaid += texts
+            log.warning(
+                "%d of verl's keys (%s) have no effect or another name here: --explain lists them",
+                len(texts),
+                source,
+            )
+        return unsaid
 
     # Problems.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, dataclass_transform
 
 from annotated_types import Ge, Gt, Le, Lt, Predicate
-from pydantic import AfterValidator, ConfigDict, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationInfo
 from pydantic.dataclasses import dataclass
 
 if TYPE_CHECKING:
@@ -60,6 +60,13 @@ def _read_output_path(path: str, info: ValidationInfo) -> str:
     return os.path.abspath(path)
 
 
+def _read_threshold(value: Any) -> Any:
+    """Writes a number as text; what is no number is left to the check of its type."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return value
+
+
 PositiveInt = Annotated[int, Gt(0)]
 # Turns are numbered in 16 bits.
 TurnCount = Annotated[int, Ge(1), Le(32767)]
@@ -73,6 +80,8 @@ PositiveOrMinusOne = Annotated[int, Ge(-1), Predicate(bool)]
 NonNegativeOrMinusOne = Annotated[int, Ge(-1)]
 AboveOne = Annotated[float, Gt(1)]
 Betas = tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Ge(0), Lt(1)]]
+# One number, UPPER, or two, LOWER_UPPER; kept as text, as the second form is.
+Threshold = Annotated[str, BeforeValidator(_read_threshold)]
 InputPath = Annotated[str, AfterValidator(_read_input_path)]
 ToolName = Annotated[str, AfterValidator(_read_tool_name)]
 OutputPath = Annotated[str, AfterValidator(_read_output_path)]

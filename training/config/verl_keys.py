@@ -4,6 +4,7 @@ The facts stand in verl_keys.yaml beside this file; here is how they are looked 
 Invariant: no key of the table is a setting of ours, so that nothing is shadowed.
 """
 
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,8 +21,15 @@ _MOVED: dict[str, str] = _TABLE["moved"]
 ONE_LIMIT: dict[str, str] = _TABLE["one_limit"]
 # Our keys that a null in verl's form leaves as they are.
 NULL_MEANS_NOTHING: frozenset[str] = frozenset(_TABLE["null_means_nothing"])
+# verl's key -> its value, as lower-case text -> what is set here: {our key: value}.
+_TRANSLATED: dict[str, dict[str, dict[str, Any]]] = _TABLE["translated"]
+# verl's keys for engines that have ranks of their own: whether they share the actor's, their nodes,
+# and the ranks of a node.
+OWN_ENGINES: dict[str, list[str]] = _TABLE["own_engines"]
 # verl's switch for episodes of several turns.
 SEVERAL_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
+# A link's beginning, and the key that it names: ${a.b}, ${.b}, ${oc.select:a.b,default}.
+_LINK = re.compile(r"(\$\{(?:oc\.select:\s*)?)(\.*)([A-Za-z_][\w.]*)(?=\s*[},])")
 # How values that switch something off read as text; null and "" do too, for every key.
 OFF = ("false", "[]", "{}")
 
@@ -75,6 +83,41 @@ def moved_to(key: str) -> str | None:
             rest = key[len(pattern) - 1 :]
             return new.replace("*", rest)
     return None
+
+
+def own_links(value: Any, key: str) -> Any:
+    """Rewrites links in the text of a key's value: from the top, and by the names that are here.
+
+    For the key a.b.c, ${.d} is a.b.d and ${..d} is a.d.
+    """
+    if not isinstance(value, str) or "${" not in value:
+        return value
+
+    def rewrite(link: re.Match[str]) -> str:
+        beginning, dots, target = link.groups()
+        if dots:
+            section = key.split(".")[: -len(dots)]
+            target = ".".join([*section, target])
+        return beginning + (moved_to(target) or target)
+
+    return _LINK.sub(rewrite, value)
+
+
+def links_to(value: Any, key: str) -> bool:
+    """Checks whether a value is a link to the key and nothing else."""
+    link = _LINK.match(value) if isinstance(value, str) else None
+    return link is not None and link[3] == key
+
+
+def translation(key: str, value: Any) -> dict[str, Any] | None:
+    """Returns what a value of verl's key is here, {our key: value}; None where it is nothing."""
+    return _TRANSLATED.get(key, {}).get(str(value).lower())
+
+
+def holds_moved_keys(key: str) -> bool:
+    """Checks whether keys inside this one, a mapping of verl's, are called otherwise here."""
+    inside = f"{key}."
+    return any(fnmatchcase(pattern, f"{inside}*") for pattern in _MOVED)
 
 
 def judge(key: str, value: Any) -> Verdict | None:

@@ -4,7 +4,8 @@
     token_advantages    GAE, REINFORCE++, ReMax, distillation (and optimal_token_baseline)
     turn_advantages     turn_gae, turn_return, gigpo
     group_advantages    GRPO, RLOO and what else compares the scores of a group (groups: statistics)
-    policy_losses       PPO's clipped loss and its relatives (covariance_losses, loss_inputs)
+    policy_losses       PPO's clipped loss and its relatives (covariance_losses, loss_inputs;
+                        loss_draws: what they draw at random)
     aggregation         how token losses become one number, and the denominators
     kl, value_loss      the KL and its coefficient; the critic's loss
     pf_ppo              which responses are trained on how often
@@ -46,6 +47,7 @@ from training.core_algos.kl import (
     get_kl_controller,
     kl_penalty,
 )
+from training.core_algos.loss_draws import draw_order, seeded_draws
 from training.core_algos.loss_inputs import Loss, LossInputs, PolicyLossConfig, policy_loss
 from training.core_algos.optimal_token_baseline import (
     compute_multi_turn_optimal_token_baseline_advantage,
@@ -109,4 +111,5 @@ from training.core_algos.verl_names import (
     compute_rewards,
     compute_rloo_vectorized_outcome_advantage,
     estimate_advantages,
+    kl_penalty_forward,
 )

@@ -76,7 +76,7 @@ def denominators(counts: GlobalBatchInfo, row_weights: Tensor | None = None) -> 
 def agg_loss(
     loss_mat: Tensor,
     loss_mask: Tensor,
-    loss_agg_mode: LossAggMode,
+    loss_agg_mode: LossAggMode | None,
     dp_size: int = 1,
     batch_num_tokens: int | Tensor | None = None,
     global_batch_size: float | Tensor | None = None,
@@ -86,7 +86,7 @@ def agg_loss(
 
     Args:
         loss_mat, loss_mask: (batch, response_len).
-        loss_agg_mode:
+        loss_agg_mode: None is token-mean.
             token-mean: sum over tokens / batch_num_tokens.
             token-sum: sum over tokens.
             seq-mean-token-sum, seq-mean-token-mean: each sequence's sum or mean, summed
@@ -102,6 +102,8 @@ def agg_loss(
         ValueError: the mode is unknown, or dp_size > 1 and the count that the mode divides by is
             missing.
     """
+    if loss_agg_mode is None:
+        loss_agg_mode = "token-mean"
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise unknown_name("loss_agg_mode", loss_agg_mode, LOSS_AGG_MODES)
     update = _UPDATE.get()

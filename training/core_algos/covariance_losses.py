@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from training.batch.masked_ops import masked_mean
+from training.core_algos.loss_draws import draw_order
 from training.core_algos.loss_inputs import Loss, LossInputs, policy_loss
 
 
@@ -57,7 +58,7 @@ def _draw_stopped_tokens(inputs: LossInputs, is_unclipped: Tensor) -> Tensor:
     covariance = _covariance(inputs)
     is_between = (covariance > settings.clip_cov_lb) & (covariance < settings.clip_cov_ub)
     candidates = (inputs.mask & is_between & is_unclipped).flatten().nonzero().flatten()
-    order = torch.randperm(len(candidates), device=candidates.device)
+    order = draw_order(len(candidates), candidates.device)
     drawn = order[: _count_share(inputs, settings.clip_cov_ratio)]
     return _at_places(inputs, candidates[drawn])
 

@@ -62,17 +62,20 @@ def compute_grpo_passk_outcome_advantage(
     response_mask: Tensor,
     index: np.ndarray,
     epsilon: float = 1e-6,
-    norm_adv_by_std_in_grpo: bool = True,
+    norm_adv_by_std_in_grpo: bool | None = None,
     config: Any = None,
 ) -> Advantages:
     """Rewards the best of a group alone, by how far it is above the second, as pass@k does.
 
     A = (r_1 - r_2) / (std r + epsilon)  (arXiv:2503.19595); where several are the best nobody gets
-    anything. Args and returns: see the top of this file.
+    anything. Without `norm_adv_by_std_in_grpo` the config's counts. Args and returns: see the top
+    of this file.
 
     Raises:
         ValueError: a group has one row.
     """
+    if norm_adv_by_std_in_grpo is None:
+        norm_adv_by_std_in_grpo = config is None or config.norm_adv_by_std_in_grpo
     groups = ScoredGroups.from_rewards(token_level_rewards, response_mask, index)
     if groups.alone().any():
         raise ValueError(
@@ -191,14 +194,19 @@ def compute_maxrl_outcome_advantage(
 ) -> Advantages:
     """Divides the deviation by the group's mean, A_i = (r_i - mean r) / mean r.
 
-    MaxRL (arXiv:2602.02710): in expectation it is the gradient of log-likelihood's expansion up to
-    pass@n; scores are to be 0 or more. The advantages are 0 where the mean is 0. Args and returns:
-    see the top of this file.
+    MaxRL (arXiv:2602.02710): for scores of 0 or 1 it is in expectation the gradient of
+    log-likelihood's expansion up to pass@(n-1), sum over k < n of pass@k / k. Where a score of the
+    group is below 0, all of the group's are counted from the lowest, as a mean below 0 would reward
+    the worse answer: advantages are then -1 to n - 1, as they are of scores above 0. They are 0
+    where the mean is 0. Args and returns: see the top of this file.
     """
     groups = ScoredGroups.from_rewards(token_level_rewards, response_mask, index)
-    mean = groups.mean(groups.scores)  # (batch,)
+    lowest = -groups.max(torch.where(groups.valid, -groups.scores, -torch.inf))
+    scores = groups.scores - lowest.clamp(max=0)  # (batch,), 0 or more
+    mean = groups.mean(scores)
     is_zero = mean == 0
-    advantages = torch.where(is_zero, 0, groups.deviations / torch.where(is_zero, 1, mean))
+    deviations = groups.deviation(scores)
+    advantages = torch.where(is_zero, 0, deviations / torch.where(is_zero, 1, mean))
     return groups.advantages(advantages)
 
 

@@ -121,6 +121,8 @@ def compute_turn_gae_advantage_return(
     exists = turns.exists  # (batch, turns)
 
     response_len = values.shape[1]
+    if response_len == 0:
+        return torch.zeros_like(values), torch.zeros_like(values)
     first = turns.first(without=response_len).clamp(max=response_len - 1)
     values_before = values.gather(1, first)  # (batch, turns)
     _, targets = gae_scan(

@@ -17,13 +17,23 @@ from training.core_algos.group_advantages import (
     compute_grpo_outcome_advantage,
     compute_rloo_outcome_advantage,
 )
-from training.core_algos.kl import kl_penalty
+from training.core_algos.kl import kl_penalty as estimate_kl
 from training.core_algos.loss_inputs import PolicyLossConfig
 from training.core_algos.policy_losses import compute_policy_loss_vanilla
 from training.core_algos.token_advantages import gae_scan
 
 compute_grpo_vectorized_outcome_advantage = compute_grpo_outcome_advantage
 compute_rloo_vectorized_outcome_advantage = compute_rloo_outcome_advantage
+
+# What the vanilla loss and its aggregation read of a config.
+VANILLA_SETTINGS = (
+    "clip_ratio",
+    "clip_ratio_low",
+    "clip_ratio_high",
+    "clip_ratio_c",
+    "loss_agg_mode",
+    "global_batch_info",
+)
 
 
 @torch.no_grad()
@@ -92,10 +102,11 @@ def compute_ppo_loss(
 
     Args:
         config: a PolicyLossConfig, the actor's section, or an object or mapping with any of its
-            settings; what it lacks, or has as None, is the default's.
+            settings, as an OmegaConf; what it lacks, or has as None, is the default's. What the
+            loss does not read may be anything.
     """
     settings = {}
-    for name in vars(PolicyLossConfig()):
+    for name in VANILLA_SETTINGS:
         value = _read_setting(config, name)
         if value is not None:
             settings[name] = value
@@ -105,7 +116,7 @@ def compute_ppo_loss(
         new_log_probs,
         advantages,
         response_mask,
-        loss_agg_mode=loss_config.loss_agg_mode,
+        loss_agg_mode=loss_config.aggregation,
         config=loss_config,
     )
     return loss
@@ -137,7 +148,12 @@ def compute_entropy_loss(
 
 def compute_kl_penalty(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """Estimates the KL per token by the plain log-ratio (k1), in the inputs' shape."""
-    return kl_penalty(log_probs, ref_log_probs, "kl")
+    return estimate_kl(log_probs, ref_log_probs, "kl")
+
+
+def kl_penalty_forward(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
+    """Estimates the KL per token as `kl_penalty`, with its own gradient also of a kind with a +."""
+    return estimate_kl(logprob, ref_logprob, kl_penalty.removesuffix("+"))
 
 
 def compute_rewards(

@@ -19,7 +19,8 @@ from custom.env_calls import MAX_ERROR_CHARS, check_observation, check_reward, d
 from custom.trial import Trial
 
 Call = Literal["build", "trial", "reset", "step", "finish", "close"]
-Failure = Literal["", "env_crash", "env_timeout"]
+# reward_fault: a reward function failed, which ends the run.
+Failure = Literal["", "env_crash", "env_timeout", "reward_fault"]
 
 # Of a step's info: how many numbers are kept, and how long their names may be.
 MAX_NUMBERS = 32

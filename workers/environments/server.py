@@ -11,7 +11,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from custom.env import Task
+from custom.env import BadRewardFunction, Task
 from custom.env_calls import describe
 from custom.trial import play_trial
 from workers.environments.clock import task_clock
@@ -32,6 +32,8 @@ class EnvServer:
         try:
             reply = getattr(self, kind)(*args)
             return replace(reply, seconds=task_clock() - started)
+        except BadRewardFunction as error:
+            return StepReply(failure="reward_fault", error=str(error))
         except BaseException as error:
             return crashed(describe(error), task_clock() - started)
 

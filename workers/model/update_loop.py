@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data.protocol import DataProto
+from data.seeds import seed_for
 from training.config import MicroBatching, UpdatePlan
-from training.core_algos import GlobalBatchInfo
+from training.core_algos import GlobalBatchInfo, seeded_draws
 from workers.model.forward_settings import ForwardSettings
+from workers.model.gradient_alignment import read_alignment
 from workers.model.loss_fields import FORWARD_FIELDS
 from workers.model.micro_batches import iter_micro_batches, read_rows, scatter_tokens
 from workers.model.mini_batches import global_counts, rows_of_updates
@@ -135,10 +137,11 @@ class UpdateLoop(ABC):
         for number, rows in enumerate(rows_of_updates(data, plan)):
             mini = data.select_idxs(rows)
             mini.meta_info["updates_to_come"] = plan.updates if number == 0 else None
+            mini.meta_info["mini_batch"] = number
             if "observation_mask" in mini.batch:
                 mini.meta_info["observation_tokens"] = self._count_observed(mini)
             counts = self._count(mini)
-            sums = self._add_mini_batch(mini, counts, sums, weight)
+            sums = self._add_mini_batch(mini, counts, sums, weight, prefix)
             self._step(
                 sums,
                 has_tokens=bool(counts["batch_num_tokens"]),
@@ -146,7 +149,7 @@ class UpdateLoop(ABC):
                 weight=weight,
                 where=f"step {step}, mini-batch {number + 1} of {plan.updates}",
             )
-        return sums.read()
+        return read_alignment(sums.read())
 
     def add_groups(self, data: DataProto) -> None:
         """Adds the gradient of some groups of a step's one update, which `finish_update` makes.
@@ -157,6 +160,7 @@ class UpdateLoop(ABC):
         if not self.group_counts.any():
             self._begin()
             self.group_sums = MetricSums(self.settings.sequence_ranks)
+            self._add_kept_gradients(self.group_sums, "actor")
         counts = self._count(data)
         added = [counts["batch_num_tokens"] or 0, counts["global_batch_size"] or 0]
         self.group_counts = self.group_counts + torch.tensor(added)
@@ -168,21 +172,24 @@ class UpdateLoop(ABC):
         )
         rows = replace(data, meta_info=data.meta_info | {"updates_to_come": 1})
         limits = self.fitting_limits or self.config.micro_batching
-        self._backward(rows, undivided, self.group_sums, weight=1.0, limits=limits)
+        # Only a policy learns from groups that have ended.
+        self._backward(rows, undivided, self.group_sums, weight=1.0, limits=limits, prefix="actor")
 
     def finish_update(self, prefix: str) -> dict[str, float]:
         """Makes the step of the gradients that `add_groups` added up; returns its metrics."""
         tokens, sequences = self.group_counts.clamp(min=1).tolist()
         loss_divisor = sequences
-        if self.config.loss_agg_mode == "token-mean":
+        if self.config.aggregation == "token-mean":
             loss_divisor = tokens
-        elif self.config.loss_agg_mode == "token-sum":
+        elif self.config.aggregation == "token-sum":
             loss_divisor = 1
         for parameter in self.module.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(loss_divisor)
-        losses = {f"{prefix}/pg_loss": loss_divisor, f"{prefix}/kl_loss": loss_divisor}
-        self.group_sums.divide(tokens, losses)
+        others = {f"{prefix}/pg_loss": loss_divisor, f"{prefix}/kl_loss": loss_divisor}
+        for name in ("loss_tokens", "loss_targets", "kept_gradients"):
+            others[f"{prefix}/{name}"] = 1.0
+        self.group_sums.divide(tokens, others)
         self._step(
             self.group_sums,
             has_tokens=bool(self.group_counts.any()),
@@ -191,7 +198,7 @@ class UpdateLoop(ABC):
             where="an update of finished groups",
         )
         self.group_counts = torch.zeros(2)
-        return self.group_sums.read()
+        return read_alignment(self.group_sums.read())
 
     def default_plan(self, rows: int) -> UpdatePlan:
         """Plans an update by the settings alone."""
@@ -217,8 +224,18 @@ class UpdateLoop(ABC):
         self.module.train()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def _add_kept_gradients(self, sums: MetricSums, prefix: str) -> None:
+        """Counts the gradients that are there before a backward pass, a mean over ranks."""
+        share = sums.sequence_ranks / world_size()
+        sums.add({f"{prefix}/kept_gradients": count_gradients(self.module)}, share)
+
     def _add_mini_batch(
-        self, mini: DataProto, counts: GlobalBatchInfo, before: MetricSums, weight: float
+        self,
+        mini: DataProto,
+        counts: GlobalBatchInfo,
+        before: MetricSums,
+        weight: float,
+        prefix: str,
     ) -> MetricSums:
         """Computes a mini-batch's gradient; returns the sums before with its metrics.
 
@@ -230,8 +247,9 @@ class UpdateLoop(ABC):
             sums = deepcopy(before)
             limits = self.fitting_limits or self.config.micro_batching
             self._begin()
+            self._add_kept_gradients(sums, prefix)
             try:
-                self._backward(mini, counts, sums, weight, limits)
+                self._backward(mini, counts, sums, weight, limits, prefix)
                 return sums
             except torch.OutOfMemoryError as error:
                 self.fitting_limits = limits.halved(self._longest_row(mini))
@@ -263,13 +281,33 @@ class UpdateLoop(ABC):
         sums: MetricSums,
         weight: float,
         limits: MicroBatching,
+        prefix: str,
     ) -> None:
         """Adds the gradients of rows to those that are there, and their metrics to `sums`."""
-        for _, micro, inputs in iter_micro_batches(mini, self.settings, limits):
-            result = self.micro_loss(micro, inputs, counts)
+        micro_batches = iter_micro_batches(mini, self.settings, limits)
+        for number, (_, micro, inputs) in enumerate(micro_batches):
+            with seeded_draws(self._seed_of_draws(mini, number)):
+                result = self.micro_loss(micro, inputs, counts)
             result.loss.backward()
             sums.add(result.metrics, weight)
+            sums.add(learnt_from(micro, prefix))
             sums.maximum(result.maxima)
+
+    def _seed_of_draws(self, mini: DataProto, micro_batch: int) -> int:
+        """Derives the seed of what the loss of a micro-batch draws.
+
+        The ranks that share a sequence draw alike, as they compute one loss.
+        """
+        info = mini.meta_info
+        group_of_ranks = rank() // self.settings.sequence_ranks
+        # Numbers below 0, as prompt groups have those from 0 on.
+        return seed_for(
+            info.get("seed", 0),
+            info.get("global_steps", 0),
+            -1 - group_of_ranks,
+            sample=info.get("mini_batch", 0),
+            turn=micro_batch,
+        )
 
     def _step(
         self, sums: MetricSums, *, has_tokens: bool, prefix: str, weight: float, where: str
@@ -309,3 +347,23 @@ def warn_not_finite(norm: Tensor, sums: MetricSums, where: str) -> None:
             norm.item(),
             ranks or "none: it is the backward pass",
         )
+
+
+def count_gradients(module: nn.Module) -> float:
+    """Counts the parameters that have a gradient other than zero."""
+    gradients = [parameter.grad for parameter in module.parameters()]
+    return float(sum(bool(gradient.any()) for gradient in gradients if gradient is not None))
+
+
+def learnt_from(micro: DataProto, prefix: str) -> dict[str, Tensor]:
+    """Counts what a micro-batch's loss is made of, to be compared with the step's batch.
+
+    Returns: PREFIX/loss_tokens, and PREFIX/loss_targets, the sum of their advantages, of a critic
+        of their returns.
+    """
+    mask = micro.batch["response_mask"]
+    targets = micro.batch["returns" if prefix == "critic" else "advantages"]
+    return {
+        f"{prefix}/loss_tokens": mask.sum(),
+        f"{prefix}/loss_targets": (targets * mask).sum(),
+    }

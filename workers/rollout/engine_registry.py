@@ -8,9 +8,8 @@ loads:
 
     register_engine("mine", "/path/to/my_engine.py:MyRollout")
 
-and set `actor_rollout_ref.rollout.name=mine`.
-Its class is built as `MyRollout(config, spec)`, with the run's `RolloutConfig` and a `ModelSpec`;
-`workers/hf_rollout.py` is the shortest example.
+and set `actor_rollout_ref.rollout.name=mine`. Its class is built as `MyRollout(config, spec)`, with
+the run's `RolloutConfig` and a `ModelSpec`; `workers/hf_rollout.py` is the shortest example.
 
 Invariant: this module imports neither torch nor an engine; a class is loaded when it is asked for.
 """

@@ -30,7 +30,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from custom.env import Message
+from custom.env import BadRewardFunction, Message
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
 from workers.rollout.engine import Completion, Sampling, VersionSpan
@@ -101,11 +101,12 @@ class Row:
 class Turn:
     """Holds what the policy wrote in one turn, and the environment's reply, if it gave one.
 
-    `anchor` names the state in which the turn began.
+    `anchor` names the state in which the turn began, `tokens` counts what was sampled.
     """
 
     text: str
     finish_reason: str
+    tokens: int = 0
     reply: StepReply | None = None
     anchor: str = ""
 
@@ -120,6 +121,7 @@ class Episode:
         seed, task: what the environment is reset with.
         rows: one, or more where the chat template rewrites history; the last one grows.
         messages: the whole conversation, of which `initial_messages` came from the reset.
+        final_reward: what replaces the rewards of the turns, if the environment gave it.
         attempt: counts restarts after a crash.
         ending: one of ENDINGS; of an answer to a prompt the engine's finish reason.
         error: why it failed; `first_error` is of the first attempt that did.
@@ -136,6 +138,7 @@ class Episode:
     initial_messages: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    final_reward: float | None = None
     attempt: int = 0
     ending: str = ""
     error: str = ""
@@ -249,6 +252,7 @@ def play_episode(
         reply = yield from ask(episode, "finish", episode.ending)
         if reply.reward is not None and episode.ending not in FAILURES:
             # The episode's reward replaces those of its turns.
+            episode.final_reward = reply.reward
             episode.clear_rewards()
             episode.add_reward(reply.reward)
     except (Ended, EnvironmentGone) as end:
@@ -268,7 +272,12 @@ def take_turns(
         while True:
             completion = yield from sample(episode, sampler, limits)
             text = tokens.text(completion.token_ids)
-            turn = Turn(text=text, finish_reason=completion.finish_reason, anchor=anchor_of(reply))
+            turn = Turn(
+                text=text,
+                finish_reason=completion.finish_reason,
+                tokens=len(completion.token_ids),
+                anchor=anchor_of(reply),
+            )
             episode.turns.append(turn)
             if completion.finish_reason == "length" and limits.room(episode.row) <= 0:
                 return "overflow", ""
@@ -318,9 +327,11 @@ def digest(value: Any) -> str:
 
 
 def ask(episode: Episode, kind: Call, *args: Any) -> Generator[Request, StepReply, StepReply]:
-    """Makes the environment answer. Raises EnvironmentGone."""
+    """Makes the environment answer. Raises EnvironmentGone, or BadRewardFunction to end the run."""
     reply = yield Ask(kind, args)
     episode.env_seconds += reply.seconds
+    if reply.failure == "reward_fault":
+        raise BadRewardFunction(reply.error)
     if reply.failure:
         raise EnvironmentGone(reply.failure, reply.error)
     return reply

@@ -9,7 +9,7 @@ it.
 from typing import Any
 
 from workers.environments.reply import StepReply
-from workers.rollout.episode import Episode, Row, Turn, digest
+from workers.rollout.episode import FAILURES, Episode, Row, Turn, digest
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:
@@ -24,7 +24,9 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         env_seconds: the environment's own time; seconds: wall time.
         tool_calls: of all turns.
         info: the environment's numbers; of a name that several turns give the last counts.
-        reward: the sum over the episode's rows.
+        sampled_tokens: of all turns.
+        paid: what the environment gave in all, 0 where the episode failed; reward: the sum over the
+            episode's rows, which it is to be but for `agent.overflow_reward`.
         masked: none of its tokens is trained on.
     """
     replies = [turn.reply for turn in episode.turns if turn.reply]
@@ -55,9 +57,20 @@ def episode_facts(episode: Episode) -> dict[str, Any]:
         "seconds": episode.seconds,
         "tool_calls": tool_calls,
         "info": info,
+        "sampled_tokens": sum(turn.tokens for turn in episode.turns),
+        "paid": reward_paid(episode),
         "reward": float(sum(sum(row.reward_at.values()) for row in episode.rows)),
         "masked": not any(row.spans for row in episode.rows),
     }
+
+
+def reward_paid(episode: Episode) -> float:
+    """Sums what the environment gave, whatever the rows hold."""
+    if episode.ending in FAILURES:
+        return 0.0
+    if episode.final_reward is not None:
+        return episode.final_reward
+    return sum(turn.reply.reward or 0.0 for turn in episode.turns if turn.reply)
 
 
 def episode_record(episode: Episode) -> dict[str, Any]:

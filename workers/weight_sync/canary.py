@@ -55,6 +55,9 @@ class Canary:
         # The log-probs of the last comparison, each (rows, length - 1).
         self.last_engine: Tensor | None = None
         self.last_actor: Tensor | None = None
+        # Those of the first.
+        self.first_engine: Tensor | None = None
+        self.first_actor: Tensor | None = None
 
     def batch(self) -> DataProto:
         """Returns the sequences as rows, whose first token is the prompt; at temperature 1."""
@@ -78,6 +81,7 @@ class Canary:
             Means over tokens in nats, of the rank that is worst: `canary/difference` between the
             two, and from the second time on `canary/actor_moved`, `canary/engine_moved` (of the
             rank that moved least) and `canary/lag`, the difference between the two movements;
+            `canary/actor_moved_in_all` and `canary/lag_in_all`, the same since the first time;
             `canary/template`, a number that stands for the chat template; `perf/rank_memory_gib`,
             the host memory of the largest rank.
         """
@@ -90,6 +94,13 @@ class Canary:
             metrics["canary/actor_moved"] = mean_abs(actor_moved)
             # The maximum over ranks of the negative: the rank that moved least.
             metrics["canary/engine_moved"] = -mean_abs(engine_moved)
+        if self.first_engine is None or self.first_actor is None:
+            self.first_engine = scored
+            self.first_actor = actor
+        else:
+            actor_moved = actor - self.first_actor
+            metrics["canary/actor_moved_in_all"] = mean_abs(actor_moved)
+            metrics["canary/lag_in_all"] = mean_abs(scored - self.first_engine - actor_moved)
         self.last_engine = scored
         self.last_actor = actor
         metrics["canary/template"] = self._template_checksum()

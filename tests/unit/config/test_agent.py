@@ -92,11 +92,12 @@ def test_a_users_environment_tools_and_agent_are_looked_up_before_anything_start
     wrong = {
         f"{kwargs}.side=3": f"{kwargs}: Coin takes (sides: int = 2) -> None, not ['side']: ",
         "agent.environment.cls=Koin": (
-            f"agent.environment.cls=Koin: {tmp_path / 'coin.py'} does not define 'Koin'"
+            f"agent.environment.cls=Koin: {tmp_path / 'coin.py'} does not define 'Koin'; it has: "
         ),
         "agent.environment.cls=weight": "it must be a function or a class",
         "agent.tools=[calculater]": (
-            "agent.tools=[calculater] cannot be loaded: ValueError: agent.tools: 'calculater'"
+            "agent.tools: 'calculater' is unknown; allowed: calculator, python, environment_step, "
+            "/path/to/file.py:name, module:name, tools.yaml. Did you mean 'calculator'?"
         ),
         f"agent.tools=[{tmp_path / 'coin.py'}:Hammer]": "does not define 'Hammer'",
         f"agent.tools=[{tmp_path / 'gone.yaml'}]": "gone.yaml",

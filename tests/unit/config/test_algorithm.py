@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
-from tests.unit.config.helpers import ACTOR, ROLLOUT, assert_refused, checked, warned
+from tests.unit.config.helpers import (
+    ACTOR,
+    ROLLOUT,
+    assert_refused,
+    checked,
+    load,
+    problems_of,
+    warned,
+)
 from training import core_algos
 from training.config.estimator_needs import ESTIMATOR_NEEDS, LOSSES_SUMMED_OVER_TOKENS
 from training.core_algos import registry
+from training.rollout_correction import rejection_limits
 
 
 @pytest.mark.parametrize(
@@ -24,6 +34,12 @@ from training.core_algos import registry
             ["algorithm.filter_groups.enable=true", "algorithm.adv_estimator=grpo"],
             "algorithm.filter_groups.enable=true: a group of actor_rollout_ref.rollout.n=1 never "
             "differs within itself; raise n",
+        ),
+        (
+            ["algorithm.adv_estimator=maxrl", f"{ROLLOUT}.n=2", "algorithm.use_kl_in_reward=true"],
+            "algorithm.adv_estimator=maxrl divides by a group's mean reward, and with "
+            "algorithm.use_kl_in_reward=true that of wrong answers is their KL alone: set it to "
+            "false, and actor_rollout_ref.actor.use_kl_loss=true instead",
         ),
         (
             ["algorithm.adv_estimator=grpo_passk"],
@@ -49,6 +65,35 @@ def test_an_estimator_that_lacks_something_is_refused(
 def test_groups_of_two_can_be_compared_and_filtered(runnable: list[str]) -> None:
     passk = ("algorithm.adv_estimator=grpo_passk", f"{ROLLOUT}.n=2")
     assert checked(runnable, *passk, "algorithm.filter_groups.enable=true") == []
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "token-sum"])
+def test_gspo_by_token_is_done_and_said(
+    mode: str, runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    gspo = f"{ACTOR}.policy_loss.loss_mode=gspo"
+    (sentence,) = warned(caplog, runnable, gspo, f"{ACTOR}.loss_agg_mode={mode}")
+    assert sentence.startswith(f"{ACTOR}.loss_agg_mode={mode}: the paper of policy_loss.loss_mode")
+    assert warned(caplog, runnable, gspo) == []
+    assert warned(caplog, runnable, gspo, f"{ACTOR}.loss_agg_mode=seq-mean-token-sum") == []
+
+
+@pytest.mark.parametrize("name", ["rollout_is", "rollout_rs"])
+def test_a_threshold_may_be_a_number_or_two(name: str, tmp_path: Path) -> None:
+    """In YAML as on the command line."""
+    key = f"algorithm.rollout_correction.{name}_threshold"
+    file = tmp_path / "run.yaml"
+    for written, text in (("2.0", "2.0"), ("3", "3"), ("'0.5_2.0'", "0.5_2.0"), ("1e3", "1e3")):
+        file.write_text(f"algorithm: {{rollout_correction: {{{name}_threshold: {written}}}}}\n")
+        for config in (load(str(file)), load(f"{key}={text}")):
+            threshold = config.algorithm.rollout_correction[f"{name}_threshold"]
+            assert isinstance(threshold, str)
+            assert rejection_limits("token_k2", threshold.split("_")[-1]) == {
+                "token_k2": (-math.inf, float(text.split("_")[-1]))
+            }
+    file.write_text(f"algorithm: {{rollout_correction: {{{name}_threshold: [2.0]}}}}\n")
+    (problem,) = problems_of(str(file))
+    assert problem.startswith(f"{key}=[2.0] (run.yaml): must be text")
 
 
 def test_names_that_are_taken_without_a_look_are_registered() -> None:

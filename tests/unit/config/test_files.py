@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.config.helpers import ROW, assert_refused, checked
+from tests.conftest import PROJECT
+from tests.unit.config.helpers import ROW, assert_refused, checked, load
+from training.config import section
+from training.config.leaves import leaves
+from training.config.resources import files
 
 
 @pytest.mark.parametrize(
@@ -59,6 +63,49 @@ def test_a_missing_file_is_named(
     assert f"{key}=nowhere.py is not a file (seen from {tmp_path})" in checked(
         runnable, f"{key}=nowhere.py"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "program"),
+    [
+        ("quickstart", "actor_rollout_ref.model.path", "prepare_quickstart"),
+        ("tiny_prompts", "actor_rollout_ref.model.path", "prepare_tiny_prompts"),
+        ("tiny_prompts", "data.train_files", "prepare_tiny_prompts"),
+        ("smollm2_guess", "actor_rollout_ref.model.path", "prepare_smollm2"),
+        ("smollm2_arithmetic", "data.val_files", "prepare_smollm2"),
+        ("gsm8k_grpo", "data.train_files", "prepare_gsm8k"),
+    ],
+)
+@pytest.mark.parametrize("place", ["", "project/", "{folder}/"])
+def test_what_an_example_makes_is_missing_with_its_command(
+    name: str,
+    key: str,
+    program: str,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether the path is relative, in the project's folder or absolute."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(section, "PROJECT_ROOT", tmp_path / "project")
+    monkeypatch.setattr(files, "PROJECT_ROOT", tmp_path / "project")
+    loaded = load(str(PROJECT / "configs" / f"{name}.yaml"))
+    (path,) = [leaf.value for known, leaf in leaves(loaded) if known == key]
+    path = place.format(folder=tmp_path) + (path if isinstance(path, str) else path[0])
+    problems = checked([str(PROJECT / "configs" / f"{name}.yaml")], f"{key}={path}")
+    (problem,) = [text for text in problems if text.startswith(f"{key}={path}")]
+    assert problem.endswith(f"; `python examples/{program}.py` makes it")
+    elsewhere = [str(PROJECT / "configs" / f"{name}.yaml"), f"{key}=/no/such/place/file.parquet"]
+    (problem,) = [text for text in checked(elsewhere) if text.startswith(f"{key}=/no")]
+    assert "makes it" not in problem
+
+
+def test_every_program_that_prepares_is_known_by_the_folder_that_it_writes() -> None:
+    programs = {path.name: path.read_text() for path in PROJECT.glob("examples/prepare_*.py")}
+    assert {f"examples/{name}" for name in programs} == set(files.PREPARED.values())
+    for folder, program in files.PREPARED.items():
+        assert f'Path("{folder}")' in programs[Path(program).name]
+        assert program in (PROJECT / "README.md").read_text()
 
 
 def test_rows_that_cannot_be_used_are_problems(runnable: list[str], tmp_path: Path) -> None:

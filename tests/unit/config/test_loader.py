@@ -135,8 +135,8 @@ def test_an_empty_mapping_clears_what_is_inherited(inherited: Path) -> None:
         ),
         (
             "actor_rollout_ref.hybrid_engine=false",
-            "actor_rollout_ref.hybrid_engine=False (command line): actor and rollout always share "
-            "devices here; leave it true",
+            "actor_rollout_ref.hybrid_engine=False gives engines ranks of their own: set how many, "
+            "trainer.rollout_n_gpus",
         ),
         (
             "data=4",

@@ -17,7 +17,7 @@ from tests.conftest import PROJECT
 from tests.unit.config.helpers import ACTOR, load, problems_of
 from training.config import AgentConfig, EnvironmentChoice, PPOConfig
 from training.config.leaves import Leaf, anchored, build, field_docs, leaves
-from training.config.section import InputPath, OutputPath, Section, ToolName
+from training.config.section import InputPath, OutputPath, Section, Threshold, ToolName
 from training.config.values import as_text
 from workers.vllm_rollout_spmd import ALIKE
 
@@ -85,12 +85,13 @@ def around(bound: Any, step: float) -> tuple[list[Any], list[Any]]:
     return ([bound.le], [bound.le + step]) if isinstance(bound, Le) else ([-1, 1], [0])
 
 
-PATHS = (InputPath, OutputPath, ToolName)
+# They change what is given, or find it.
+READ = (InputPath, OutputPath, ToolName, Threshold)
 BOUNDS = [
     (key, leaf, bound)
     for key, leaf in leaves(PPOConfig())
     for bound in sorted(bounds_of(leaf.kind), key=repr)
-    if bound not in [path.__metadata__[0] for path in PATHS]
+    if bound not in [kind.__metadata__[0] for kind in READ]
 ]
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 
-from tests.unit.config.helpers import ACTOR, assert_refused, checked, load, warned
+from tests.unit.config.helpers import ACTOR, ROLLOUT, assert_refused, checked, load, warned
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,18 @@ def test_a_tracker_that_is_missing_is_left_out_where_another_logger_stands_besid
 def test_a_step_for_the_actor_after_the_warm_up_is_enough(runnable: list[str]) -> None:
     steps = ["trainer.critic_warmup=2", "trainer.total_training_steps=3"]
     assert checked(runnable, *steps) == []
+
+
+def test_groups_that_a_deterministic_run_waits_for_are_said(
+    runnable: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    grpo = ("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=2")
+    groups = ("trainer.train_finished_groups=true", *grpo)
+    assert warned(caplog, runnable, *groups) == []
+    (sentence,) = warned(caplog, runnable, *groups, "trainer.deterministic=true")
+    assert sentence.startswith(
+        "trainer.train_finished_groups=true has no effect with trainer.deterministic=true"
+    )
 
 
 def test_a_checkpoint_that_is_not_resumed_from_is_a_warning(

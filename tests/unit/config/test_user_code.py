@@ -58,7 +58,7 @@ def test_a_file_must_be_python_and_hold_what_is_named(runnable: list[str], tmp_p
     (tmp_path / "mine.txt").write_text("pass\n")
     (problem,) = checked(runnable, f"custom_algorithm={tmp_path / 'mine.txt'}")
     assert "is not a Python file; its name must end in .py" in problem
-    (tmp_path / "score.py").write_text("def score():\n    return 0.0\n\nweight = 3\n")
+    (tmp_path / "score.py").write_text("def score(**_):\n    return 0.0\n\nweight = 3\n")
     path = f"custom_reward_function.path={tmp_path / 'score.py'}"
     assert checked(runnable, path) == [
         f"custom_reward_function.name=compute_score: {tmp_path / 'score.py'} does not define "

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import PROJECT
 from tests.unit.config.helpers import ACTOR, ROLLOUT, checked, load, problems_of
 from training.config import MicroBatching, PPOConfig
+from training.config.explain import explain_run
 from training.config.loader import ConfigError, load_config
+from training.core_algos import PolicyLossConfig, compute_policy_loss_vanilla
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,22 @@ from training.config.loader import ConfigError, load_config
         ("algorithm.advantage_estimation=rloo", "algorithm.adv_estimator=rloo"),
         ("algorithm.advantage_estimator=rloo", "algorithm.adv_estimator=rloo"),
         ("advantage_estimation=rloo", "algorithm.adv_estimator=rloo"),
+        (f"{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.tau_pos=1.5"),
+        (f"{ACTOR}.policy_loss.tau_neg=1.5", f"{ACTOR}.tau_neg=1.5"),
+        (
+            "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor=0.5",
+            "reward_model.overlong_buffer.penalty_factor=0.5",
+        ),
+        (
+            "+reward.reward_kwargs.overlong_buffer_cfg.enable=True",
+            "reward_model.overlong_buffer.enable=true",
+        ),
+        ("reward_model.reward_kwargs.max_resp_len=64", "data.max_response_length=64"),
+        ("reward.reward_kwargs.mine=64", "reward_model.reward_kwargs.mine=64"),
+        (
+            "distillation.teacher_models.teacher_model.model_path=teacher",
+            "actor_rollout_ref.ref.model.path=teacher",
+        ),
     ],
 )
 def test_a_key_that_moved_is_taken_with_a_word(
@@ -33,6 +52,126 @@ def test_a_key_that_moved_is_taken_with_a_word(
 ) -> None:
     assert load(override) == load(new)
     assert f"is called {new.split('=')[0]} here" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("override", "new"),
+    [
+        (
+            "algorithm.rollout_correction.use_policy_gradient=True",
+            "algorithm.rollout_correction.loss_type=reinforce",
+        ),
+        ("distillation.enabled=True", "algorithm.adv_estimator=on_policy_distillation"),
+        ("trainer.v1.trainer_mode=separate_async", "trainer.async_level=1"),
+    ],
+)
+def test_a_value_that_has_a_key_here_is_translated_with_a_word(
+    override: str, new: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(override) == load(new)
+    assert caplog.messages == [f"{override} (command line) is {new} here; set"]
+
+
+def test_engines_with_ranks_of_their_own_are_counted_as_verl_does() -> None:
+    own = ["actor_rollout_ref.hybrid_engine=False", "trainer.n_gpus_per_node=4"]
+    ours = "trainer.rollout_n_gpus"
+    nodes, ranks = f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=3"
+    assert load(*own, nodes, ranks).trainer.rollout_n_gpus == 6
+    assert load(*own, nodes).trainer.rollout_n_gpus == 8
+    assert load(*own, "rollout.nnodes=1", "rollout.n_gpus_per_node=2").trainer.rollout_n_gpus == 2
+    assert load(*own, nodes, ranks, f"{ours}=5").trainer.rollout_n_gpus == 5
+    assert load_config([*own, nodes], check=False).sources[ours] == "verl's rollout.nnodes"
+    # Theirs at rest ask for nothing.
+    assert load(f"{ROLLOUT}.nnodes=0", ranks).trainer.rollout_n_gpus == 0
+    (problem,) = problems_of(*own)
+    assert problem.endswith(
+        "gives engines ranks of their own: set how many, trainer.rollout_n_gpus"
+    )
+
+
+def test_a_response_length_that_the_penalty_has_of_its_own_is_an_error() -> None:
+    theirs, ours = "reward_model.reward_kwargs.max_resp_len", "data.max_response_length"
+    assert load(f"{theirs}=64", f"{ours}=64") == load(f"{ours}=64")
+    linked = load(f"{theirs}='${{{ours}}}'", f"{ours}=64")
+    assert linked == load(f"{ours}=64")
+    (problem,) = problems_of(f"{theirs}=65", f"{ours}=64")
+    assert problem == f"{theirs}=65 and {ours}=64 are the same limit: give one"
+
+
+def test_links_may_be_relative_and_name_verls_keys(tmp_path: Path) -> None:
+    (tmp_path / "verl.yaml").write_text(
+        "actor_rollout_ref:\n"
+        "  actor:\n"
+        "    optim: {lr: 2e-6, warmup_style: cosine, min_lr_ratio: null}\n"
+        "    clip_ratio_low: '${.clip_ratio}'\n"
+        "    clip_ratio: 0.3\n"
+        "    checkpoint: {save_contents: [model, extra], load_contents: '${.save_contents}'}\n"
+        "    entropy_coeff: '${..rollout.temperature}'\n"
+        "  rollout:\n"
+        "    name: ???\n"
+        "    prompt_length: '${oc.select:data.max_prompt_length,512}'\n"
+        "    response_length: '${oc.select:data.max_response_length, 512}'\n"
+        "critic:\n"
+        "  ppo_micro_batch_size_per_gpu: '${oc.select:.ppo_micro_batch_size,null}'\n"
+        "  model: {fsdp_config: {param_offload: true, optimizer_offload: '${.param_offload}'}}\n"
+        "  optim:\n"
+        "    scheduler: '${actor_rollout_ref.actor.optim.warmup_style}'\n"
+        "    min_lr_ratio: null\n"
+    )
+    config = load(str(tmp_path / "verl.yaml"))
+    actor = config.actor_rollout_ref.actor
+    assert actor.checkpoint.load_contents == ("model", "extra")
+    assert (actor.clip_ratio_low, actor.entropy_coeff, actor.optim.min_lr_ratio) == (0.3, 1.0, 0.0)
+    assert config.actor_rollout_ref.rollout.name == PPOConfig().actor_rollout_ref.rollout.name
+    assert (config.data.max_prompt_length, config.actor_rollout_ref.rollout.response_length) == (
+        512,
+        512,
+    )
+    critic = config.critic
+    assert critic.ppo_micro_batch_size_per_gpu is None and critic.fsdp_config.optimizer_offload
+    assert critic.optim.scheduler == "cosine"
+
+
+def test_many_of_verls_keys_are_one_line_and_a_list_under_explain(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = [line for line in DEFAULTS if line.startswith(f"{ACTOR}.profiler.")]
+    assert len(given) > 8
+    loaded = load_config(given, check=False)
+    assert caplog.messages == [
+        f"{len(given)} of verl's keys (command line) have no effect or another name here: "
+        "--explain lists them"
+    ]
+    listed = explain_run(loaded)
+    for line in given:
+        assert f"{line.split('=')[0]}=" in listed
+    caplog.clear()
+    assert load_config(given[:8], check=False).notes == ()
+    assert len(caplog.messages) == 8
+
+
+def test_verls_way_to_say_no_lower_clip_is_taken() -> None:
+    config = load(f"{ACTOR}.clip_ratio_low=10", f"{ACTOR}.clip_ratio_high=0.2")
+    actor = config.actor_rollout_ref.actor
+    ratio = torch.tensor([[1e-4, 0.5, 1.3]]).log()
+    mask = torch.ones(1, 3, dtype=torch.long)
+    loss, metrics = compute_policy_loss_vanilla(
+        torch.zeros(1, 3),
+        ratio,
+        -torch.ones(1, 3),
+        mask,
+        config=PolicyLossConfig(
+            clip_ratio_low=actor.clip_ratio_low, clip_ratio_high=actor.clip_ratio_high
+        ),
+    )
+    assert metrics["actor/pg_clipfrac"] == 0
+    assert loss.item() == pytest.approx(float(ratio.exp().mean()), rel=1e-5)
+
+
+def test_verls_manager_of_several_rewards_is_told_where_they_go(runnable: list[str]) -> None:
+    (problem,) = checked(runnable, "reward_model.reward_manager=gdpo")
+    assert "set algorithm.adv_estimator=gdpo and algorithm.gdpo_reward_keys" in problem
+    assert "dapo" not in problem
 
 
 def test_a_part_that_is_not_there_may_be_switched_off_but_not_on() -> None:
@@ -111,12 +250,12 @@ def test_verls_defaults_are_within_the_bounds_here(runnable: list[str]) -> None:
             "actor_rollout_ref.model.lora.type=dora",
         ),
         *(
-            "algorithm.rollout_correction.use_policy_gradient=true",
             "reward.sandbox_fusion.url=http://localhost",
+            "async_training.staleness_threshold=0.5",
         ),
         *(
             "reward_model.enable_resource_pool=true",
-            "distillation.enabled=true",
+            "transfer_queue.enable=true",
             "trainer.v1.trainer_mode=async",
         ),
         *("skip.rollout.enable=true", "reward_model.reward_manger=naive", "data.promt_key=text"),

@@ -6,15 +6,33 @@ from dataclasses import replace
 from pathlib import Path
 
 from training.config.schema.ppo import PPOConfig
+from training.config.section import PROJECT_ROOT
 
 # Larger files are read, and checked, only where the run reads them, in bytes.
 LARGE_FILES = 64 << 20
+# The folders of the configs' own models and data, and the programs that make them.
+PREPARED = {
+    "outputs/quickstart/task": "examples/prepare_quickstart.py",
+    "outputs/tiny_prompts/task": "examples/prepare_tiny_prompts.py",
+    "outputs/smollm2": "examples/prepare_smollm2.py",
+    "outputs/gsm8k": "examples/prepare_gsm8k.py",
+}
+
+
+def how_to_make(path: str) -> str:
+    """Returns "; python examples/prepare_… makes it" for what such a program makes, else ""."""
+    place = Path(path).absolute()
+    for folder, program in PREPARED.items():
+        homes = (Path(folder).absolute(), PROJECT_ROOT / folder)
+        if any(place.is_relative_to(home) for home in homes):
+            return f"; `python {program}` makes it"
+    return ""
 
 
 def missing_file(key: str, path: str) -> Iterator[str]:
     """Yields that there is no such file, and from where it was looked for."""
     if not Path(path).is_file():
-        yield f"{key}={path} is not a file (seen from {Path.cwd()})"
+        yield f"{key}={path} is not a file (seen from {Path.cwd()}){how_to_make(path)}"
 
 
 def unwritable_folder(key: str, folder: str) -> Iterator[str]:

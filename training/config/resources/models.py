@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.names import did_you_mean
+from training.config.resources.files import how_to_make
 from training.config.schema.model import CriticModelConfig
 from training.config.schema.ppo import PPOConfig
 
@@ -37,7 +38,8 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
             entries = read_model_config(path)
         except (OSError, ValueError) as error:
             reason = str(error) or repr(error)
-            yield f"{key}.path={path}: {reason.splitlines()[0]}"
+            hint = "" if is_folder else how_to_make(path)
+            yield f"{key}.path={path}: {reason.splitlines()[0]}{hint}"
             continue
         # transformers would make an empty tokenizer; missing weights it names itself.
         if key == POLICY_KEY and is_folder and not any(Path(path).glob("tokenizer*")):

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from custom.env_calls import located, takes_keyword
 from data.loading import load_extern_object
 from training.config.resources.user_code import (
     unknown_arguments,
@@ -16,6 +17,12 @@ from training.config.schema.ppo import PPOConfig
 ARGUMENTS_OF_MANAGERS = ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
 # Reward managers that are there and ask nothing of a config, which is known without importing them.
 MANAGERS_WITHOUT_NEEDS = ("naive", "dapo", "prime")
+# What managers call a scoring function with, beside reward_kwargs, by the manager's name.
+ROW_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+CALLED_WITH = {
+    **dict.fromkeys(("naive", "dapo", "prime"), ROW_ARGUMENTS),
+    "batch": tuple(f"{name}s" for name in ROW_ARGUMENTS),
+}
 # With an environment a reward function takes the trajectory, and the environment if it wants that.
 MOST_ARGUMENTS_WITH_ENVIRONMENT = 2
 
@@ -49,6 +56,12 @@ def _manager_problems(config: PPOConfig) -> list[str]:
     # Imports torch: late.
     from custom.reward_manager import get_reward_manager_cls
 
+    if name == "gdpo" and value_errors(get_reward_manager_cls, name):
+        return [
+            "reward_model.reward_manager=gdpo: every manager hands on what the reward function "
+            "gives beside its score; leave it at naive, and set algorithm.adv_estimator=gdpo and "
+            "algorithm.gdpo_reward_keys"
+        ]
     refusals = value_errors(get_reward_manager_cls, name)
     if refusals:
         return refusals
@@ -70,6 +83,8 @@ def _check_reward_arguments(config: PPOConfig) -> Iterator[str]:
     if settings.path is not None:
         if config.environments and not config.plays_dataset_rows:
             yield from _check_trajectory_function(config, parameters)
+        else:
+            yield from _check_row_function(config, function)
         yield from unknown_arguments(
             "custom_reward_function.reward_kwargs",
             function_name,
@@ -105,6 +120,26 @@ def _check_manager_arguments(
         parameters,
         config.reward_model.reward_kwargs,
     )
+
+
+def _check_row_function(config: PPOConfig, function: Callable[..., Any]) -> Iterator[str]:
+    """Requires that a scoring function takes what the reward manager calls it with."""
+    settings = config.custom_reward_function
+    called_with = CALLED_WITH.get(config.reward_model.reward_manager)
+    if called_with is None:
+        return
+    # Others that it does not take are told elsewhere.
+    known = [name for name in settings.reward_kwargs if takes_keyword(function, name)]
+    signature = inspect.signature(function)
+    try:
+        signature.bind(**dict.fromkeys([*called_with, *known]))
+    except TypeError as error:
+        where = located(function, settings.name)
+        yield (
+            f"custom_reward_function.name={settings.name}: {where} takes {signature}; "
+            f"reward_model.reward_manager={config.reward_model.reward_manager} calls it with "
+            f"{', '.join(called_with)} by name: {error}"
+        )
 
 
 def _check_trajectory_function(

@@ -27,15 +27,21 @@ def loading_failure(
 
     Args:
         setting: KEY=VALUE that names the code.
-        load: is called with the source and the arguments.
+        load: is called with the source, or sources, and the arguments.
     """
     try:
         load(source, *arguments)
     # Whatever such code does.
     except (Exception, SystemExit) as error:
-        file = str(Path(re.sub(r":\w+$", "", str(source))).expanduser().resolve())
+        sources = [source] if isinstance(source, str) else list(source)
+        files = [str(Path(re.sub(r":\w+$", "", str(s))).expanduser().resolve()) for s in sources]
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == file]
+        lines = [frame.lineno for frame in frames if frame.filename in files]
+        if isinstance(error, ValueError) and not lines:
+            # A sentence of the loader's own, which may name the setting itself.
+            key = setting.partition("=")[0]
+            yield str(error) if str(error).startswith(key) else f"{setting}: {error}"
+            return
         where = f" in line {lines[-1]}" if lines else ""
         yield (
             f"{setting} cannot be loaded: {type(error).__name__}{where}: {error}; mend the file, "

@@ -13,12 +13,12 @@ from training.config.schema.optim import OptimConfig
 from training.config.schema.update import (
     CheckpointConfig,
     FSDPConfig,
+    LossAggMode,
     UpdateConfig,
     update_problems,
 )
 from training.config.section import (
     AboveOne,
-    Fraction,
     NonNegativeFloat,
     PositiveFloat,
     PositiveFraction,
@@ -74,7 +74,8 @@ class ActorConfig(UpdateConfig):
     #: prompts per optimiser step, over all ranks; null = whole step
     ppo_mini_batch_size: PositiveInt | None = None
     clip_ratio: NonNegativeFloat = 0.2  #: PPO's clip range
-    clip_ratio_low: Fraction | None = None  #: lower clip range; null = clip_ratio
+    #: lower clip range; null = clip_ratio; 1 or more = no lower bound
+    clip_ratio_low: NonNegativeFloat | None = None
     clip_ratio_high: NonNegativeFloat | None = None  #: upper clip range; null = clip_ratio
     #: dual clip: bound of the ratio where the advantage is negative
     clip_ratio_c: AboveOne = 3.0
@@ -96,6 +97,16 @@ class ActorConfig(UpdateConfig):
     fsdp_config: FSDPConfig = FSDPConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 
+    @property
+    def aggregation(self) -> LossAggMode:
+        """Returns how token losses become one number: where nothing is set, as the loss's paper.
+
+        That is by token, and for gspo, whose ratio is a sequence's, by sequence.
+        """
+        if self.loss_agg_mode is None and self.policy_loss.loss_mode == "gspo":
+            return "seq-mean-token-mean"
+        return super().aggregation
+
     def problems(self, config: "PPOConfig") -> Iterator[str]:
         """Yields what keeps the policy from being updated on these ranks."""
         if config.trainer.num_ranks % self.ulysses_sequence_parallel_size:
@@ -108,5 +119,12 @@ class ActorConfig(UpdateConfig):
         yield from update_problems("actor_rollout_ref.actor", self, config)
 
     def warnings(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields what of the sharding has no effect."""
+        """Yields what of the sharding has no effect, and an aggregation that is not the loss's."""
         yield from self.fsdp_config.unused("actor_rollout_ref.actor", config)
+        by_token = self.loss_agg_mode in ("token-mean", "token-sum")
+        if self.policy_loss.loss_mode == "gspo" and by_token:
+            yield (
+                f"actor_rollout_ref.actor.loss_agg_mode={self.loss_agg_mode}: the paper of "
+                "policy_loss.loss_mode=gspo, and verl whatever is set, take means of sequences; "
+                "leave it null, or set seq-mean-token-mean"
+            )

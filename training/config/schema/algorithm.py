@@ -13,6 +13,7 @@ from training.config.section import (
     PositiveFloat,
     PositiveInt,
     Section,
+    Threshold,
 )
 
 if TYPE_CHECKING:
@@ -55,13 +56,13 @@ class RolloutCorrectionConfig(Section):
     #: above 0; off = not there
     rollout_is: Literal["token", "sequence", "off"] | None = None
     #: UPPER truncates weights; LOWER_UPPER makes those outside 0 (IcePop)
-    rollout_is_threshold: str = "2.0"
+    rollout_is_threshold: Threshold = "2.0"
     rollout_is_batch_normalize: bool = False  #: divide weights by their mean
     #: leave out by token_k1|k2|k3, seq_sum_k1|k2|k3, seq_mean_k1|k2|k3, seq_max_k2|k3, or
     #: several: A,B
     rollout_rs: str | None = None
     #: UPPER; for k1 of the ratio, LOWER_UPPER or UPPER; or one for each: X,Y
-    rollout_rs_threshold: str | None = None
+    rollout_rs_threshold: Threshold | None = None
     #: leave a row out where a token's ratio is below it
     rollout_token_veto_threshold: PositiveFloat | None = None
     #: take the engine's log-probs for the old ones: no pass for those
@@ -196,4 +197,10 @@ class AlgorithmConfig(Section):
                 yield (
                     f"{key}=grpo_passk compares the two best of a group, and a group of "
                     "actor_rollout_ref.rollout.n=1 has no second: set n above 1"
+                )
+            if name == "maxrl" and self.use_kl_in_reward:
+                yield (
+                    f"{key}=maxrl divides by a group's mean reward, and with "
+                    "algorithm.use_kl_in_reward=true that of wrong answers is their KL alone: set "
+                    "it to false, and actor_rollout_ref.actor.use_kl_loss=true instead"
                 )

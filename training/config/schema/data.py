@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SamplerConfig(Section):
-    """The order of the training rows, by a class of your own."""
+    """The order of the training rows, by a class of your own; its set_epoch, if any, is called."""
 
     #: Python file; null = shuffled or sequential by data.shuffle
     class_path: InputPath | None = None

@@ -132,7 +132,13 @@ class TrainerConfig(Section):
             yield from self._finished_groups_problems(config)
 
     def warnings(self, config: "PPOConfig") -> Iterator[str]:
-        """Yields which checkpoint is named and not resumed from."""
+        """Yields what has no effect: a checkpoint only named, groups that are waited for."""
+        if self.train_finished_groups and self.deterministic:
+            yield (
+                "trainer.train_finished_groups=true has no effect with trainer.deterministic=true, "
+                "which waits for all groups of a step, as the order in which they end differs from "
+                "run to run: take one of the two out"
+            )
         if self.resume_from_path is not None and self.resume_mode != "resume_path":
             yield (
                 f"trainer.resume_from_path={self.resume_from_path} has no effect with "

@@ -65,10 +65,16 @@ class UpdateConfig(Section):
     use_dynamic_bsz: bool | None = None
     #: that budget: tokens per forward/backward on a rank
     ppo_max_token_len_per_gpu: PositiveInt = 16384
-    loss_agg_mode: LossAggMode = "token-mean"  #: how token losses become one number
+    #: how token losses become one number; null = token-mean, for the loss gspo seq-mean-token-mean
+    loss_agg_mode: LossAggMode | None = None
     shuffle: bool = False  #: permute the prompt groups before each pass
     grad_clip: PositiveFloat = 1.0  #: bound of the gradient's global norm
     use_prefix_grouper: bool = True  #: compute what rows begin with alike once, where it pays
+
+    @property
+    def aggregation(self) -> LossAggMode:
+        """Returns how token losses become one number, also where the setting is null."""
+        return self.loss_agg_mode or "token-mean"
 
     @property
     def micro_batching(self) -> MicroBatching:

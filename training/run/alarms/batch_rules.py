@@ -5,6 +5,7 @@ A batch of a user's own that lacks a column is not judged by it.
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,69 @@ def unsampled_tokens(batch: DataProto) -> Iterator[Finding]:
             "unsampled_tokens",
             f"{count} of {int(mask.sum())} tokens that are trained on were not sampled by the "
             f"policy, first {_first_place(batch, wrong)}",
+        )
+
+
+def tokens_left_out(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+    """Finds sampled tokens that are not trained on, in episodes of which others are.
+
+    Sampled are those that have a turn, or a log-prob of the engine's; and each episode's facts
+    count them.
+    """
+    fields = batch.batch
+    mask = fields["response_mask"].bool()  # (B, R)
+    sampled = torch.zeros_like(mask)
+    if "turn_ids" in fields:
+        sampled |= fields["turn_ids"] >= 0
+    if "rollout_log_probs" in fields:
+        sampled |= fields["rollout_log_probs"] != 0
+    left_out = sampled & ~mask & mask.any(1, keepdim=True)
+    if left_out.any():
+        yield Finding(
+            "tokens_left_out",
+            f"{int(left_out.sum())} of {int(sampled.sum())} sampled tokens are not trained on, "
+            f"first {_first_place(batch, left_out)}",
+        )
+        return
+    lengths = mask.sum(1).tolist()
+    for rows, facts in played_episodes(batch, episodes):
+        trained = sum(lengths[row] for row in rows)
+        if trained != facts["sampled_tokens"]:
+            yield Finding(
+                "tokens_left_out",
+                f"{trained} tokens of episode {batch.non_tensor_batch['episode_id'][rows[0]]} are "
+                f"trained on, {facts['sampled_tokens']} were sampled",
+            )
+            return
+
+
+def played_episodes(
+    batch: DataProto, episodes: EpisodeRows
+) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Yields the rows and the facts of the episodes in environments that are trained on."""
+    facts = batch.non_tensor_batch.get("episode_facts")
+    if facts is None:
+        return
+    is_live = batch.batch["response_mask"].any(1).tolist()
+    is_real = episodes.real.tolist()
+    for rows in episodes.rows:
+        known = facts[rows[0]]
+        if known and is_real[rows[0]] and any(is_live[row] for row in rows):
+            yield rows, known
+
+
+def ignored_ends(batch: DataProto, eos_token_id: int) -> Iterator[Finding]:
+    """Finds turns that went on behind the token that ends them."""
+    fields = batch.batch
+    if "turn_ids" not in fields:
+        return
+    is_end = fields["response_mask"].bool() & (fields["responses"] == eos_token_id)
+    goes_on = is_end & _turn_goes_on(fields["turn_ids"])
+    if goes_on.any():
+        yield Finding(
+            "end_ignored",
+            f"{int(goes_on.sum())} turns went on behind their end, first at "
+            f"{_first_place(batch, goes_on)}",
         )
 
 
@@ -82,6 +146,21 @@ def _all_before_the_end(has_reward: Tensor, mask: Tensor) -> bool:
     return not has_reward.gather(1, last)[rewarded_rows].any()
 
 
+def other_prompts(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+    """Finds rows whose prompt is not the one that the dataset gave them."""
+    of_dataset = batch.non_tensor_batch.get("raw_prompt_ids")
+    if of_dataset is None:
+        return
+    prompts = batch.batch["prompts"].numpy()
+    for rows in first_rows_by_group(batch, episodes).values():
+        ids = list(of_dataset[rows[0]])
+        if ids and prompts[rows[0], -len(ids) :].tolist() != ids:
+            yield Finding(
+                "prompt_differs", f"{_owner(batch, rows[0])} answers another prompt than its own"
+            )
+            return
+
+
 def mixed_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> Iterator[Finding]:
     """Finds groups that mix prompts.
 
@@ -107,12 +186,23 @@ def mixed_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> I
         )
 
 
+def uneven_groups(batch: DataProto, episodes: EpisodeRows, size: int) -> Iterator[Finding]:
+    """Finds groups of another number of episodes than `rollout.n`."""
+    groups = first_rows_by_group(batch, episodes)
+    uneven = [uid for uid, rows in groups.items() if len(rows) != size]
+    if uneven:
+        yield Finding(
+            "group_size",
+            f"{len(uneven)} of {len(groups)} groups have not {size} episodes, as {uneven[0]} with "
+            f"{len(groups[uneven[0]])}",
+        )
+
+
 def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
     """Finds groups whose members say the same more often than independent draws would.
 
     Of the first turns, all of which answer one prompt, the others equal a group's first with its
-    own probability: the number that do is compared with the sum of these, by Chernoff's bound for
-    a Poisson number.
+    own probability: the number that do is compared with the sum of these.
     """
     fields = batch.batch
     log_probs = fields.get("rollout_log_probs", fields.get("old_log_probs"))
@@ -135,15 +225,20 @@ def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
         equal += repeats
         if repeats and not example:
             example = uid
-    if equal <= expected:
-        return
-    nats = equal * math.log(equal / max(expected, 1e-300)) - equal + expected
-    if nats > UNLIKELY:
+    if unlikely_excess(equal, expected):
         yield Finding(
             "equal_answers",
             f"{equal} first answers equal that of their group's first member, {expected:.2g} would "
             f"by chance; as in group {example}",
         )
+
+
+def unlikely_excess(count: int, expected: float) -> bool:
+    """Judges whether a count is above chance's, by Chernoff's bound for a Poisson number."""
+    if count <= expected:
+        return False
+    nats = count * math.log(count / max(expected, 1e-300)) - count + expected
+    return nats > UNLIKELY
 
 
 def first_rows_by_group(batch: DataProto, episodes: EpisodeRows) -> dict[str, list[int]]:
@@ -157,9 +252,12 @@ def first_rows_by_group(batch: DataProto, episodes: EpisodeRows) -> dict[str, li
 def _first_place(batch: DataProto, wrong: Tensor) -> str:
     """Names the first token where `wrong`, (B, R) bool."""
     row, token = wrong.nonzero()[0].tolist()
+    return f"token {token} of the response of {_owner(batch, row)}"
+
+
+def _owner(batch: DataProto, row: int) -> str:
     ids = batch.non_tensor_batch.get("episode_id", batch.non_tensor_batch.get("uid"))
-    owner = f"row {row}" if ids is None else f"episode {ids[row]}"
-    return f"token {token} of the response of {owner}"
+    return f"row {row}" if ids is None else f"episode {ids[row]}"
 
 
 def _turn_goes_on(turns: Tensor) -> Tensor:

@@ -58,6 +58,37 @@ ADVICE = {
     "kl_explodes": "the learning rate and grad_clip: after one such step a policy hardly recovers",
     "kl_jump": ("the learning rate, ppo_epochs, grad_clip: one step changes the policy too much"),
     "equal_answers": "the sampling seeds of a group's members, and rollout.temperature",
+    "large_step": (
+        "that batch's rewards and advantages, the learning rate and grad_clip; go back to the "
+        "checkpoint before it"
+    ),
+    "kl_negative": "the KL's estimate, and the order of its arguments: policy, then reference",
+    "reference_moves": "what else writes the reference's weights, and which model it is",
+    "reference_differs": "ref.model and its dtype: before the first update it is the policy",
+    "part_still": (
+        "requires_grad, detach and no_grad on the way to these tensors, and the optimiser's groups"
+    ),
+    "gradients_kept": "optimizer.zero_grad: each update adds its gradient to that of the last one",
+    "gradient_misled": "the policy loss: its sign, and which rows' advantages it reads",
+    "tokens_missing": "how a batch is cut into mini-batches and micro-batches",
+    "updates_differ": "what else calls optimizer.step: each mini-batch is one update",
+    "values_differ": (
+        "dropout and masks of the critic's two passes, and the order of values: before the first "
+        "update they are the same"
+    ),
+    "values_constant": "the critic: its head, its learning rate, its inputs",
+    "prompts_pinned": "data.max_prompt_length: cut prompts are not the tasks that were meant",
+    "nothing_sampled": "environments that fail, and max_model_len: these episodes train nothing",
+    "end_ignored": "the engine's stop tokens against the tokenizer's eos_token_id",
+    "rate_differs": "the scheduler: which base rate has it, and how often is it stepped?",
+    "advantages_wrong": "the estimator, and the index, mask and values that it is given",
+    "tasks_repeat": "what env_seed or the prompts are made of: run, step and group",
+    "answers_repeat": "the sampling seeds: they are of run, step, group, sample and turn",
+    "groups_copied": "what repeats, refills or collects groups: one is trained on twice",
+    "prompt_differs": "what orders the rows: tensors and columns of a row belong together",
+    "group_size": "uid of the rows, and what drops or adds them: a group has rollout.n episodes",
+    "reward_differs": "what lies between the reward's source and token_level_scores",
+    "tokens_left_out": "response_mask: the policy sampled these tokens, and learns nothing of them",
     "unsampled_tokens": (
         "response_mask and turn_ids: is one shifted, or made of the attention mask?"
     ),
@@ -85,5 +116,9 @@ WAITS = frozenset(
         "throughput_falls",
         "memory_grows",
         "kl_jump",
+        "part_still",
+        "prompts_pinned",
+        "nothing_sampled",
+        "values_constant",
     }
 )

@@ -10,14 +10,26 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
 from training.config import PPOConfig
-from training.run.alarms import batch_rules, machine_rules, update_rules
+from training.run.alarms import (
+    advantage_rules,
+    batch_rules,
+    machine_rules,
+    reward_rules,
+    update_rules,
+)
 from training.run.alarms.catalogue import ADVICE, WAITS, Finding
 from training.run.alarms.engine_rules import EngineRules
 from training.run.alarms.history import History, Metrics
-from training.run.alarms.reward_rules import FEWEST_EPISODES, RewardRules
+from training.run.alarms.rate_rules import RateRules
+from training.run.alarms.reference_rules import ReferenceRules
+from training.run.alarms.repeat_rules import RepeatRules
+from training.run.alarms.reward_rules import FEWEST_EPISODES, RewardRules, ScoreRules
 
 # The package's own name, as it is what users know.
 logger = logging.getLogger("training.run.alarms")
@@ -32,18 +44,40 @@ class Alarms:
 
     Args:
         config: the run's; `trainer.alarms` says what an alarm does.
+        total_steps: of the run, over which learning rates are scheduled; None: not known.
+        steps_per_epoch: after how many steps prompts come again; None: not known.
+
+    Attributes:
+        paid_by_environment: the environment's rewards are the scores, and nothing else is.
+        eos_token_id: ends a turn; None: not known.
     """
 
-    def __init__(self, config: PPOConfig) -> None:
+    def __init__(
+        self,
+        config: PPOConfig,
+        total_steps: int | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> None:
         self.config = config
+        self.paid_by_environment = False
+        self.eos_token_id: int | None = None
         self.history = History()
         self.reward_rules = RewardRules(config.data.reward_fn_key)
+        self.score_rules = ScoreRules()
+        self.repeat_rules = RepeatRules(steps_per_epoch)
+        self.rate_rules = RateRules(config, total_steps)
+        self.reference_rules = ReferenceRules(config)
         self.engine_rules = EngineRules(config)
         # The step since which each finding stands.
         self.since: dict[str, int] = {}
         self.broken_rules: set[str] = set()
         # What stands now, as sentences.
         self.standing: list[str] = []
+
+    def see_scores(self, scores: Tensor) -> None:
+        """Sees what a step's rows were given, (B, R), before anything is made of it."""
+        if self.config.trainer.alarms != "off":
+            self.score_rules.given = scores.sum(1, dtype=torch.float64)
 
     def check(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, float]:
         """Looks at a step, once it is made.
@@ -54,7 +88,7 @@ class Alarms:
             return {}
         began = time.perf_counter()
         metrics = {**metrics, "perf/driver_memory_gib": machine_rules.driver_memory()}
-        findings = self._run_rules(batch, metrics)
+        findings = self._run_rules(batch, metrics, step)
         self.history.add(metrics)
         self.since = {alarm: self.since.get(alarm, step) for alarm in findings}
         self.standing = []
@@ -96,10 +130,10 @@ class Alarms:
         self.engine_rules.template = state["template"]
         self.reward_rules.load_state_dict(state["rewards"])
 
-    def _run_rules(self, batch: DataProto, metrics: Metrics) -> dict[str, str]:
+    def _run_rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, str]:
         """Returns what each alarm's first finding says, by alarm."""
         findings: dict[str, str] = {}
-        for name, rule in self._rules(batch, metrics).items():
+        for name, rule in self._rules(batch, metrics, step).items():
             try:
                 for finding in rule:
                     findings.setdefault(finding.alarm, finding.text)
@@ -112,31 +146,84 @@ class Alarms:
                 self.broken_rules.add(name)
         return findings
 
-    def _rules(self, batch: DataProto, metrics: Metrics) -> dict[str, Iterator[Finding]]:
+    def _rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, Iterator[Finding]]:
         """Lists the rules by name, in the order in which they are run."""
-        config = self.config
-        history = self.history
-        same_tasks = not (config.environments and config.agent.allow_different_tasks)
         episodes = EpisodeRows(batch)
-        rules = {
-            "unsampled_tokens": batch_rules.unsampled_tokens(batch),
-            "misplaced_rewards": batch_rules.misplaced_rewards(batch),
-            "equal_answers": batch_rules.equal_answers(batch, episodes),
-            "mixed_groups": batch_rules.mixed_groups(batch, episodes, same_tasks),
-            "rewards": self.reward_rules.check(batch, episodes, metrics),
-            "not_finite_numbers": update_rules.not_finite_numbers(metrics),
-            "engine": self.engine_rules.check(metrics),
-            "gradients_and_rates": update_rules.gradients_and_rates(config, metrics, history),
-            "collapsing_entropy": self._collapsing_entropy(metrics),
-            "jumping_policy": update_rules.jumping_policy(metrics, history),
-            "falling_throughput": machine_rules.falling_throughput(metrics, history),
-            "growing_memory": machine_rules.growing_memory(metrics, history),
-        }
+        rules = self._batch_rules(batch, metrics, episodes, step)
+        rules |= self._update_rules(batch, metrics, step)
         is_real = episodes.real.numpy()[episodes.first]
-        may_be_long = config.actor_rollout_ref.rollout.ignore_eos
+        may_be_long = self.config.actor_rollout_ref.rollout.ignore_eos
         if is_real.sum() >= FEWEST_EPISODES and not may_be_long:
             rules["pinned_lengths"] = update_rules.pinned_lengths(metrics)
         return rules
+
+    def _batch_rules(
+        self, batch: DataProto, metrics: Metrics, episodes: EpisodeRows, step: int
+    ) -> dict[str, Iterator[Finding]]:
+        """Lists the rules that look at the batch."""
+        config = self.config
+        same_tasks = not (config.environments and config.agent.allow_different_tasks)
+        rules = {
+            "unsampled_tokens": batch_rules.unsampled_tokens(batch),
+            "misplaced_rewards": batch_rules.misplaced_rewards(batch),
+            "unpaid_rewards": reward_rules.unpaid_rewards(
+                batch,
+                episodes,
+                are_scores=self.paid_by_environment,
+                overflow_reward=config.agent.overflow_reward,
+            ),
+            "other_rewards": reward_rules.other_rewards(config.algorithm, batch, metrics),
+            "scores": self.score_rules.check(batch, episodes),
+            "equal_answers": batch_rules.equal_answers(batch, episodes),
+            "other_prompts": batch_rules.other_prompts(batch, episodes),
+            "mixed_groups": batch_rules.mixed_groups(batch, episodes, same_tasks),
+            "uneven_groups": batch_rules.uneven_groups(
+                batch, episodes, config.actor_rollout_ref.rollout.n
+            ),
+            "repeats": self.repeat_rules.check(batch, episodes),
+            "advantages": advantage_rules.wrong_advantages(batch, episodes, config.algorithm, step),
+            "rewards": self.reward_rules.check(batch, episodes, metrics),
+        }
+        # A correction leaves tokens out on purpose.
+        if not config.algorithm.rollout_correction.corrects:
+            rules["tokens_left_out"] = batch_rules.tokens_left_out(batch, episodes)
+        ends_turns = not config.actor_rollout_ref.rollout.ignore_eos
+        if self.eos_token_id is not None and ends_turns:
+            rules["ignored_ends"] = batch_rules.ignored_ends(batch, self.eos_token_id)
+        return rules
+
+    def _update_rules(
+        self, batch: DataProto, metrics: Metrics, step: int
+    ) -> dict[str, Iterator[Finding]]:
+        """Lists the rules that look at engine, update and machine."""
+        config = self.config
+        history = self.history
+        return {
+            "not_finite_numbers": update_rules.not_finite_numbers(metrics),
+            "engine": self.engine_rules.check(metrics),
+            "reference": self.reference_rules.check(batch, metrics, step),
+            "rates": self.rate_rules.check(metrics, step),
+            "gradients_and_rates": update_rules.gradients_and_rates(config, metrics, history),
+            "still_parts": update_rules.still_parts(metrics),
+            "kept_gradients": update_rules.kept_gradients(metrics),
+            "missing_tokens": update_rules.missing_tokens(config, batch, metrics),
+            "further_updates": update_rules.further_updates(config, metrics),
+            "constant_values": update_rules.constant_values(metrics, history),
+            "lost_prompts": update_rules.lost_prompts_and_answers(config, metrics),
+            "misled_gradient": update_rules.misled_gradient(config, metrics),
+            "negative_kl": update_rules.negative_kl(config, metrics),
+            "collapsing_entropy": self._collapsing_entropy(metrics),
+            "jumping_policy": update_rules.jumping_policy(metrics, history),
+            "large_step": self._large_step(metrics),
+            "falling_throughput": machine_rules.falling_throughput(metrics, history),
+            "growing_memory": machine_rules.growing_memory(metrics, history),
+        }
+
+    def _large_step(self, metrics: Metrics) -> Iterator[Finding]:
+        """Finds a large step, which is remembered for the rewards that follow it."""
+        for finding in update_rules.large_step(metrics, self.history):
+            self.reward_rules.large_step = finding.text
+            yield finding
 
     def _collapsing_entropy(self, metrics: Metrics) -> Iterator[Finding]:
         """Finds collapsing entropy, unless every episode of the step had the best reward."""

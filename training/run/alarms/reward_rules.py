@@ -1,4 +1,4 @@
-"""Finds rewards that do not vary, and advantages that are all zero.
+"""Finds rewards that were not given, that do not vary, and advantages that are all zero.
 
 The state is of the whole run and goes with its checkpoints.
 """
@@ -9,8 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from data.protocol import DataProto
+from training.batch.dynamic_sampling import REWARD_INFO
 from training.batch.episode_rows import EpisodeRows
+from training.config import AlgorithmConfig
+from training.core_algos import kl_penalty
+from training.run.alarms.batch_rules import played_episodes
 from training.run.alarms.catalogue import Finding
 from training.run.alarms.history import Metrics
 
@@ -19,8 +26,161 @@ from training.run.alarms.history import Metrics
 PAST_REWARDS = 256
 CHANCE = 1e-4
 FEWEST_EPISODES = 8
+# Scores that must have agreed before one that does not is a fault.
+FEWEST_PAIRS = 4
 # Advantages below it are zero.
 SMALLEST_ADVANTAGE = 1e-8
+
+
+def unpaid_rewards(
+    batch: DataProto, episodes: EpisodeRows, *, are_scores: bool, overflow_reward: float
+) -> Iterator[Finding]:
+    """Finds episodes that are trained on with other rewards than the environment gave.
+
+    Args:
+        are_scores: the environment's rewards are the scores, and nothing else is.
+        overflow_reward: what an episode that overflowed gets on top.
+    """
+    fields = batch.batch
+    name = "token_level_scores" if are_scores else "environment_rewards"
+    if name not in fields:
+        return
+    sums = fields[name].sum(1, dtype=torch.float64).tolist()
+    for rows, facts in played_episodes(batch, episodes):
+        held = sum(sums[row] for row in rows)
+        paid = facts["paid"]
+        if facts["ending"] == "overflow":
+            paid += overflow_reward
+        if not math.isclose(held, paid, rel_tol=1e-4, abs_tol=1e-4):
+            yield Finding(
+                "reward_differs",
+                f"episode {batch.non_tensor_batch['episode_id'][rows[0]]} was paid {paid:.4g}, and "
+                f"is trained on with {held:.4g}",
+            )
+            return
+
+
+def other_rewards(
+    algorithm: AlgorithmConfig, batch: DataProto, metrics: Metrics
+) -> Iterator[Finding]:
+    """Finds rewards that are not the scores, less the KL where it is to be taken off."""
+    fields = batch.batch
+    taken_off = fields["token_level_scores"] - fields["token_level_rewards"]
+    mask = fields["response_mask"]
+    expected = 0.0
+    size = float(taken_off.abs().sum())
+    if algorithm.use_kl_in_reward:
+        kl = kl_penalty(fields["old_log_probs"], fields["ref_log_prob"], algorithm.kl_penalty)
+        kl = metrics["actor/reward_kl_penalty_coeff"] * kl * mask
+        expected = float(kl.sum())
+        size = float(kl.abs().sum())
+    found = float(taken_off.sum())
+    if abs(found - expected) > 1e-3 * size + 1e-6:
+        yield Finding(
+            "reward_differs",
+            f"scores less rewards are {found:.4g} in all; the KL makes them {expected:.4g}",
+        )
+
+
+class ScoreRules:
+    """Watches what a reward function gives: it stays, and equal answers get the same.
+
+    Where a function once gave equal answers different scores, as a judge may, or said another score
+    than it gave, that is not watched.
+
+    Attributes:
+        given: (B,) float64, what the rows of the step were given; None: not known.
+    """
+
+    def __init__(self) -> None:
+        self.given: Tensor | None = None
+        # For how many pairs of equal answers, and how many scores, it has held so far.
+        self.equal_pairs = 0
+        self.equal_infos = 0
+        self.varies = False
+        self.is_another_score = False
+
+    def check(self, batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
+        """Looks at a step's scores; of environments only at whether they stay."""
+        yield from self._check_given(batch)
+        if "environment_rewards" in batch.batch:
+            return
+        scores = batch.batch["token_level_scores"].sum(1).tolist()
+        rows = [row for row, is_real in enumerate(episodes.real.tolist()) if is_real]
+        yield from self._check_pairs(batch, rows, scores)
+        yield from self._check_infos(batch, rows, scores)
+
+    def _check_given(self, batch: DataProto) -> Iterator[Finding]:
+        """Compares the scores that are trained on with those that were given."""
+        given = self.given
+        self.given = None
+        scores = batch.batch["token_level_scores"].sum(1, dtype=torch.float64)
+        if given is None or given.shape != scores.shape:
+            return
+        is_live = batch.batch["response_mask"].any(1)
+        differing = ((given - scores).abs() > 1e-4 * (1 + given.abs())) & is_live
+        if differing.any():
+            row = int(differing.nonzero()[0])
+            yield Finding(
+                "reward_differs",
+                f"{int(differing.sum())} of {len(given)} rows are trained on with another score "
+                f"than they were given, as row {row} with {scores[row]:.4g} for {given[row]:.4g}",
+            )
+
+    def _check_pairs(
+        self, batch: DataProto, rows: list[int], scores: list[float]
+    ) -> Iterator[Finding]:
+        """Compares the scores of equal answers within a group."""
+        if self.varies:
+            return
+        ids = batch.batch["responses"].numpy()
+        mask = batch.batch["response_mask"].numpy().astype(bool)
+        first: dict[tuple[str, bytes], float] = {}
+        equal = 0
+        differing = 0
+        for row in rows:
+            if not mask[row].any():
+                continue
+            key = (str(batch.non_tensor_batch["uid"][row]), ids[row][mask[row]].tobytes())
+            if key in first:
+                is_equal = math.isclose(scores[row], first[key], rel_tol=1e-3, abs_tol=1e-3)
+                equal += is_equal
+                differing += not is_equal
+            else:
+                first[key] = scores[row]
+        if differing and self.equal_pairs >= FEWEST_PAIRS:
+            yield Finding(
+                "reward_differs",
+                f"{differing} of {equal + differing} answers that equal another one of their group "
+                f"have another score; none of {self.equal_pairs} had before",
+            )
+        elif differing:
+            self.varies = True
+        self.equal_pairs += equal
+
+    def _check_infos(
+        self, batch: DataProto, rows: list[int], scores: list[float]
+    ) -> Iterator[Finding]:
+        """Compares the scores with the reward function's own info of that name."""
+        infos = batch.non_tensor_batch.get(f"{REWARD_INFO}score")
+        if infos is None or self.is_another_score:
+            return
+        differing = []
+        for row in rows:
+            said = infos[row]
+            if isinstance(said, int | float) and not math.isclose(said, scores[row], abs_tol=1e-3):
+                differing.append(row)
+        if differing and self.equal_infos >= FEWEST_PAIRS:
+            row = differing[0]
+            yield Finding(
+                "reward_differs",
+                f"{len(differing)} scores are not what the reward function said, as row {row}: "
+                f"{scores[row]:.4g} for {infos[row]:.4g}",
+            )
+        elif differing:
+            self.is_another_score = True
+        else:
+            self.equal_infos += len(rows)
 
 
 @dataclass
@@ -76,6 +236,8 @@ class RewardRules:
         self.sources: dict[str, SourceRewards] = defaultdict(SourceRewards)
         # Whether every episode of the last step had its source's best reward.
         self.solved = False
+        # What a large step was, since which no source's rewards have varied.
+        self.large_step: str | None = None
 
     def check(self, batch: DataProto, episodes: EpisodeRows, metrics: Metrics) -> Iterator[Finding]:
         """Finds sources of constant rewards, but for those at their best; then zero advantages."""
@@ -92,7 +254,11 @@ class RewardRules:
                 )
             if not max(rewards) == min(rewards) == source.best:
                 self.solved = False
-        if constant:
+        if all(source.constant_episodes == 0 for source in self.sources.values()):
+            self.large_step = None
+        if constant and self.large_step:
+            yield Finding("large_step", f"{self.large_step}, since when {'; '.join(constant)}")
+        elif constant:
             yield Finding("reward_constant", "; ".join(constant))
         lowest = metrics.get("critic/advantages/min", 1.0)
         highest = metrics.get("critic/advantages/max", 1.0)

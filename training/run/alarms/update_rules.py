@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from data.protocol import DataProto
 from training.config import PPOConfig
 from training.run.alarms.catalogue import Finding
 from training.run.alarms.history import History, Metrics
@@ -15,6 +16,9 @@ SOMETHING_TO_LEARN = 1e-8
 # Shares of answers that fill their limit, and of turns that are cut.
 FULL_ANSWERS = 0.7
 CUT_TURNS = 0.95
+# Shares of prompts that fill theirs, where they may be cut, and of episodes without a token.
+FULL_PROMPTS = 0.5
+MOST_EMPTY = 0.75
 # Entropy that falls below a share of what it was in the two steps before, if that was above a
 # least number of nats.
 ENTROPY_SHARE = 0.2
@@ -26,6 +30,21 @@ LARGEST_REFERENCE_KL = 2.0
 # A jump is so many times the most so far, and at least so many nats.
 JUMP_FACTOR = 5
 LEAST_JUMP = 0.2
+# Nats a token by which a large step moves the sampled tokens, or the canaries; these are random
+# tokens, of which small models are unsure, so that it must be so many times the most so far, too.
+LARGE_STEP = 1.0
+LARGE_FACTOR = 3
+LARGEST_FIRST_STEP = 3.0
+# Shares of the batch's tokens, and of its advantages, that rounding may lose.
+TOKENS_LOST = 1e-4
+TARGETS_LOST = 1e-3
+# Cosine of the first gradient with the advantages; where other terms of the loss reach the
+# log-probs, only one that goes the other way is a fault.
+LEAST_ALIGNMENT = 0.1
+LEAST_ALIGNMENT_WITH_OTHERS = -0.5
+# Estimates of a KL that may be negative.
+SIGNED_ESTIMATES = ("kl", "k1")
+MOST_NEGATIVE = -1e-6
 
 
 def not_finite_numbers(metrics: Metrics) -> Iterator[Finding]:
@@ -63,6 +82,127 @@ def gradients_and_rates(config: PPOConfig, metrics: Metrics, history: History) -
             yield Finding("rate_zero", f"{model}/lr is 0")
 
 
+def still_parts(metrics: Metrics) -> Iterator[Finding]:
+    """Finds tensors that an update with a gradient left as they were."""
+    for model in ("actor", "critic"):
+        has_learned = metrics.get(f"{model}/grad_norm", 0.0) > 0 and metrics[f"{model}/lr"] > 0
+        count = metrics.get(f"{model}/still_tensors", 0.0)
+        if count and has_learned and not metrics.get(f"{model}/skipped_updates"):
+            prefix = f"{model}/still/"
+            names = [name.removeprefix(prefix) for name in metrics if name.startswith(prefix)]
+            yield Finding(
+                "part_still",
+                f"{count:g} tensors of the {model} are as they were before the update, as "
+                f"{', '.join(names)}",
+            )
+
+
+def kept_gradients(metrics: Metrics) -> Iterator[Finding]:
+    """Finds gradients of an update before that are there when the next one begins."""
+    for model in ("actor", "critic"):
+        count = metrics.get(f"{model}/kept_gradients", 0.0)
+        if count:
+            yield Finding(
+                "gradients_kept",
+                f"{count:g} gradients of the {model} were not zero when an update began",
+            )
+
+
+def missing_tokens(config: PPOConfig, batch: DataProto, metrics: Metrics) -> Iterator[Finding]:
+    """Finds losses that are made of other tokens, or other advantages, than the batch has."""
+    if config.algorithm.use_pf_ppo:
+        return
+    fields = batch.batch
+    plans = {"actor": config.batch_plan.actor, "critic": config.batch_plan.critic}
+    for model, plan in plans.items():
+        tokens = metrics.get(f"{model}/loss_tokens")
+        if tokens is None:
+            continue
+        expected = float(fields["response_mask"].sum()) * plan.epochs
+        if abs(tokens - expected) > TOKENS_LOST * expected:
+            yield Finding(
+                "tokens_missing",
+                f"the {model}'s losses are of {tokens:.6g} tokens, the batch has {expected:.6g} in "
+                f"{plan.epochs} epochs",
+            )
+            continue
+        name = "returns" if model == "critic" else "advantages"
+        targets = fields[name].double() * fields["response_mask"]
+        size = float(targets.abs().sum()) * plan.epochs
+        found = metrics[f"{model}/loss_targets"]
+        if abs(found - float(targets.sum()) * plan.epochs) > TARGETS_LOST * size + TOKENS_LOST:
+            yield Finding(
+                "tokens_missing",
+                f"the {model}'s losses see {name} that sum to {found:.4g}, those of the batch to "
+                f"{float(targets.sum()) * plan.epochs:.4g}: rows are missing, or come twice",
+            )
+
+
+def further_updates(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
+    """Finds more optimiser steps than the batch has mini-batches, over all epochs."""
+    plans = {"actor": config.batch_plan.actor, "critic": config.batch_plan.critic}
+    for model, plan in plans.items():
+        made = metrics.get(f"{model}/optimizer_steps", 0.0)
+        if made > plan.updates:
+            yield Finding(
+                "updates_differ",
+                f"the {model}'s optimiser made {made:g} steps, and {plan.mini_batches} "
+                f"mini-batches in {plan.epochs} epochs make {plan.updates}",
+            )
+
+
+def constant_values(metrics: Metrics, history: History) -> Iterator[Finding]:
+    """Finds values that are all equal, once the critic has learned."""
+    rates = history.values("critic/lr")
+    norms = history.values("critic/grad_norm")
+    has_learned = any(rate > 0 and norm > 0 for rate, norm in zip(rates, norms, strict=False))
+    highest = metrics.get("critic/values/max", 1.0)
+    if has_learned and highest == metrics.get("critic/values/min", 0.0):
+        yield Finding("values_constant", f"every value is {highest:g}")
+
+
+def misled_gradient(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
+    """Finds a gradient that does not go where the advantages point."""
+    has_other_terms = (
+        config.actor_rollout_ref.actor.use_kl_loss or config.agent.observation_loss_coef > 0
+    )
+    least = LEAST_ALIGNMENT_WITH_OTHERS if has_other_terms else LEAST_ALIGNMENT
+    alignment = metrics.get("actor/gradient_alignment", 1.0)
+    if alignment < least:
+        yield Finding(
+            "gradient_misled",
+            f"the first gradient's cosine with the advantages is {alignment:.2g}; 1, or not much "
+            "less, is normal",
+        )
+
+
+def negative_kl(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
+    """Finds a negative KL of an estimate that is never negative."""
+    kinds = {
+        "actor/kl_loss": config.actor_rollout_ref.actor.kl_loss_type,
+        "actor/reward_kl_penalty": config.algorithm.kl_penalty,
+    }
+    for name, kind in kinds.items():
+        value = metrics.get(name, 0.0)
+        if value < MOST_NEGATIVE and kind.removesuffix("+") not in SIGNED_ESTIMATES:
+            yield Finding("kl_negative", f"{name}={value:.3g}, and {kind} is never negative")
+
+
+def large_step(metrics: Metrics, history: History) -> Iterator[Finding]:
+    """Finds a step that moves the policy far, at once and without a second one."""
+    moved = metrics.get("canary/actor_moved", 0.0)
+    past = history.values("canary/actor_moved")
+    limit = LARGEST_FIRST_STEP
+    if past:
+        limit = max(LARGE_STEP, LARGE_FACTOR * max(past))
+    sampled_moved = abs(metrics.get("actor/ppo_kl", 0.0))
+    if moved > limit or sampled_moved > LARGE_STEP:
+        yield Finding(
+            "large_step",
+            f"one step moved the policy by {max(moved, sampled_moved):.2g} nats a token",
+        )
+
+
 def pinned_lengths(metrics: Metrics) -> Iterator[Finding]:
     """Finds answers, episodes and turns that end at their limits."""
     episodes = max(metrics.get("agent/episodes", 0.0), 1.0)
@@ -76,6 +216,17 @@ def pinned_lengths(metrics: Metrics) -> Iterator[Finding]:
         yield Finding("length_pinned", f"{overflowing:.0%} of episodes overflow it")
     if cut >= CUT_TURNS:
         yield Finding("length_pinned", f"{cut:.0%} of turns were cut at their limit")
+
+
+def lost_prompts_and_answers(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
+    """Finds prompts that are cut, and episodes that nothing is learned from."""
+    cuts = config.data.truncation != "error" and not config.environments
+    full = metrics.get("prompt_length/clip_ratio", 0.0)
+    if cuts and full >= FULL_PROMPTS:
+        yield Finding("prompts_pinned", f"{full:.0%} of prompts fill data.max_prompt_length")
+    empty = metrics.get("response/aborted_ratio", 0.0)
+    if empty > MOST_EMPTY:
+        yield Finding("nothing_sampled", f"{empty:.0%} of episodes have no token to train on")
 
 
 def collapsing_entropy(metrics: Metrics, history: History) -> Iterator[Finding]:

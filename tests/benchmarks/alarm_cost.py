@@ -1,0 +1,87 @@
+"""What alarms cost: CPU seconds of their code, in driver and workers, against the step's.
+
+    python -m tests.benchmarks.alarm_cost CONFIG.yaml key=value ...
+
+The run is in this process, with its own folder. The canaries, which are part of the weight sync,
+are not counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+from training.building import build_trainer
+from training.config.loader import load_config
+from training.run.alarms import Alarms
+from workers import dp_actor, dp_critic, fsdp_workers
+from workers.model import gradient_alignment, movement, update_loop
+
+PARTS = (
+    (Alarms, "check"),
+    (Alarms, "see_scores"),
+    (movement, "sample_numbers"),
+    (movement, "still_tensors"),
+    (fsdp_workers, "moved_tensors"),
+    (update_loop, "count_gradients"),
+    (update_loop, "learnt_from"),
+    (dp_actor, "watch_gradient"),
+    (gradient_alignment, "alignment_sums"),
+    (dp_critic, "compare_values"),
+)
+
+
+class Clock:
+    """Adds up the CPU seconds of functions; of one within another only the outer one counts."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.inside = False
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            if self.inside:
+                return function(*args, **kwargs)
+            self.inside = True
+            began = time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.inside = False
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - began
+
+        return measured
+
+
+def main(argv: list[str]) -> None:
+    """Trains, and prints the seconds of each part and their share of the steps'."""
+    trainer = build_trainer(load_config(argv).config)
+    alarms = Clock()
+    steps = Clock()
+    patches = [
+        patch.object(holder, name, alarms.timed(name, getattr(holder, name)))
+        for holder, name in PARTS
+    ]
+    trainer.train_step = steps.timed("train_step", trainer.train_step)
+    for each in patches:
+        each.start()
+    try:
+        trainer.fit()
+    finally:
+        for each in patches:
+            each.stop()
+        trainer.shutdown()
+    whole = steps.seconds["train_step"]
+    for name, seconds in sorted(alarms.seconds.items(), key=lambda item: -item[1]):
+        print(f"{name:20} {seconds:8.3f} s  {seconds / whole:7.3%}")
+    share = sum(alarms.seconds.values()) / whole
+    print(f"alarms {sum(alarms.seconds.values()):.3f} of {whole:.3f} CPU seconds: {share:.2%}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,120 @@
+"""Tries a run's reward function before any model is loaded, on a made-up answer.
+
+Invariant: what is wrong with the function is one sentence with its file and line, in the list of
+problems of the configuration; and nobody's random draws change.
+"""
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from custom.env_calls import code_of, located, raised
+from custom.reward_managers.batch import BatchRewardManager
+from custom.reward_managers.naive import NaiveRewardManager
+from data.protocol import DataProto
+from training.config import PPOConfig
+from training.config.loader import ConfigError
+from training.ray_trainer import RayPPOTrainer
+from training.reward import compute_reward
+
+logger = logging.getLogger(__name__)
+
+# What the policy is taken to have said.
+ANSWER = "42"
+
+
+def try_reward(trainer: RayPPOTrainer) -> None:
+    """Calls the trainer's reward function on made-up answers to the first prompt.
+
+    One answer where the function scores row by row, else as many as a prompt gets.
+
+    Raises:
+        ConfigError: it raises, or returns what is no reward.
+    """
+    dataset: Any = trainer.train_dataloader.dataset
+    if not _scores(trainer.config) or not hasattr(dataset, "__getitem__"):
+        return
+    reward_fn = trainer.reward_fn
+    logger.info("the reward function is called on the made-up answer %r", ANSWER)
+    with _generators_left_alone():
+        batch = _made_up_batch(trainer, dataset[0], answers=_answers(trainer))
+        try:
+            compute_reward(batch, reward_fn)
+        # Whatever a user's function does.
+        except (Exception, SystemExit) as error:
+            raise ConfigError([_sentence(error, reward_fn)]) from error
+
+
+def _scores(config: PPOConfig) -> bool:
+    """Checks whether the reward function is asked at all, beside a reward model."""
+    return not config.reward_model.enable or config.custom_reward_function.path is not None
+
+
+def _answers(trainer: RayPPOTrainer) -> int:
+    reward_fn = trainer.reward_fn
+    is_batch = isinstance(reward_fn, BatchRewardManager)
+    if isinstance(reward_fn, NaiveRewardManager) and not is_batch:
+        return 1
+    return max(trainer.config.actor_rollout_ref.rollout.n, 2)
+
+
+def _made_up_batch(trainer: RayPPOTrainer, row: Any, answers: int) -> DataProto:
+    """Makes a batch as the rollout would, of one prompt and as many equal answers."""
+    collate: Any = trainer.train_dataloader.collate_fn
+    batch = trainer.prompt_batch(collate([row]), answers)
+    prompts = batch.pop(batch_keys=["input_ids", "attention_mask", "position_ids"]).batch
+    width = trainer.config.data.max_response_length
+    token_ids = trainer.tokenizer.encode(ANSWER, add_special_tokens=False)[:width]
+    mask = torch.zeros(answers, width, dtype=torch.int8)  # (answers, R)
+    mask[:, : len(token_ids)] = 1
+    responses = torch.zeros(answers, width, dtype=torch.int32)  # (answers, R)
+    responses[:, : len(token_ids)] = torch.tensor(token_ids, dtype=torch.int32)
+    prompt_mask = prompts["attention_mask"].to(torch.int8)  # (answers, P)
+    tensors = {
+        "prompts": prompts["input_ids"].to(torch.int32),
+        "responses": responses,
+        "response_mask": mask,
+        "turn_ids": mask.to(torch.int16) - 1,
+        "rollout_log_probs": torch.zeros(answers, width),
+        "attention_mask": torch.cat([prompt_mask, mask], dim=1),
+    }
+    return batch.union(DataProto.from_dict(tensors=tensors))
+
+
+@contextmanager
+def _generators_left_alone() -> Iterator[None]:
+    """Puts back the states of Python's, numpy's and torch's global generators."""
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    torch_state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+
+
+def _sentence(error: BaseException, reward_fn: Any) -> str:
+    """Tells what a reward function did, and where it stands."""
+    function = user_function(reward_fn)
+    code = code_of(function)
+    # Prime's has a traceback from another process behind it.
+    text = str(error).partition("\n")[0]
+    if code is None or code.co_filename not in text:
+        text = f"{located(function, 'the reward function')}: {raised(error, function)}"
+    return f"{text}; seen before the first step, with the made-up answer {ANSWER!r}"
+
+
+def user_function(reward_fn: Any) -> Any:
+    """Returns the user's function within a reward manager, or what was given itself."""
+    for name in ("compute_score", "reward_fn"):
+        inner = getattr(reward_fn, name, None)
+        if inner is not None:
+            return inner
+    return reward_fn
