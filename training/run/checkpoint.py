@@ -1,7 +1,9 @@
 """Saves a run's checkpoints while it goes on; `CheckpointSaver` does it, one at a time.
 
     checkpoint_contents.py   what a checkpoint holds
-    checkpoint_folders.py    how its folder gets its name, is found again, checked and pruned
+    checkpoint_names.py      how its folder gets its name
+    checkpoint_manifest.py   how its files are checked
+    checkpoint_folders.py    how it is found again, and pruned
 
 Invariant: a save that fails costs that checkpoint alone: training goes on, and the older
 checkpoints stay.
@@ -22,12 +24,11 @@ from training.run.checkpoint_contents import (
     save_driver_state,
     save_in_flight,
 )
-from training.run.checkpoint_folders import (
+from training.run.checkpoint_folders import prune, saved_steps
+from training.run.checkpoint_names import (
     complete_checkpoint,
     give_name,
     make_temporary,
-    prune,
-    saved_steps,
     start_checkpoint,
 )
 from training.run.worker_group_protocol import TrainedGroup
