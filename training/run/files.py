@@ -1,6 +1,8 @@
 """Writes files so that a kill or a crash leaves the old file or the new one, never a part."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -12,8 +14,9 @@ def write_atomically(path: Path, text: str) -> None:
 def temporary_beside(path: Path, text: str) -> Path:
     """Writes what a file is to hold to FILE.tmp, forces it to disk, and returns that."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    force_to_disk(temporary)
+    with naming(path):
+        temporary.write_text(text)
+        force_to_disk(temporary)
     return temporary
 
 
@@ -30,3 +33,14 @@ def force_to_disk(written: Path, *, below: bool = True) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names the file in an error of the block that names none, as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
