@@ -130,7 +130,7 @@ class CheckpointSaver:
 
     @contextmanager
     def ends_saves(self, last_whole: Callable[[], DriverSnapshot | None]) -> Iterator[None]:
-        """Waits for the save under way, however the block ends; an error of the block stays its own.
+        """Waits for the save under way, however the block ends; its error is what is raised.
 
         Args:
             last_whole: the end of the last step, which an interrupted block saves first; None: its
