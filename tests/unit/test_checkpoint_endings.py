@@ -9,6 +9,9 @@ import pytest
 from tests.unit.test_checkpoint import Part, end_of_step, files_no_longer_than, make_saver
 from training.run import checkpoint, checkpoint_folders
 
+# A run's workers silence it: a single rank saves by itself.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 
 class SlowPart(Part):
     """Writes for a while, as a large model does; a rank of it may answer no more."""
