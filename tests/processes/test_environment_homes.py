@@ -26,7 +26,7 @@ from tests.unit.pool_environments import Guarded
 from training.config import EnvironmentChoice, PPOConfig
 from training.config.leaves import anchored
 from training.config.schema.agent import AgentConfig
-from workers.environments.clock import task_clock
+from workers.environments.clock import TaskClock
 from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply, read_reply
 from workers.environments.server import EnvServer
@@ -143,9 +143,12 @@ def test_a_deadline_counts_the_environments_own_time_not_that_of_a_busy_machine(
 
 
 def test_the_task_clock_runs_while_a_thread_sleeps() -> None:
-    started = task_clock()
+    clock = TaskClock()
+    clock.begin(f"self/task/{threading.get_native_id()}")
     time.sleep(0.1)
-    assert 0.09 < task_clock() - started < 0.5
+    assert 0.09 < clock.elapsed() < 0.5
+    assert 0.09 < clock.end() < 0.5
+    assert clock.elapsed() == 0.0
 
 
 def test_generators_of_ones_own_are_waited_for_and_give_equal_seeds_equal_draws() -> None:
