@@ -36,7 +36,7 @@ from custom.env import Task
 from custom.env_calls import Abandoned
 from custom.trial import MAX_TRIAL_S
 from workers.environments.fork_server import ForkServer
-from workers.environments.reply import Call, StepReply, WorkerLost, crashed, overdue
+from workers.environments.reply import Call, StepReply, WorkerLost, crashed, held_up, overdue
 from workers.environments.workers import EnvWorker, Isolation, make_worker, pickled
 
 # The episode's key, and the reply.
@@ -454,9 +454,13 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         """Answers a call that is overdue; of one that the machine held up the deadline moves."""
         wall = now - call.begun_at
         wall_left = self._wall_limit(call) - wall
-        left = call.limit + GRACE_S - call.slot.worker.ran()
-        if left <= 0 or wall_left <= 0:
+        ran = call.slot.worker.ran()
+        left = call.limit + GRACE_S - ran
+        if left <= 0:
             self._answer(call, overdue(call.kind, wall))
+            return
+        if wall_left <= 0:
+            self._answer(call, held_up(call.kind, wall, ran, call.limit))
             return
         # The machine kept it from running, or us from reading.
         call.look_at = now + min(max(left, GRACE_S), wall_left)
