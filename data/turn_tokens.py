@@ -34,8 +34,14 @@ from data.chat_templates import Prompt as Prompt
 from data.chat_templates import as_messages as as_messages
 from data.chat_templates import encode_chat as encode_chat
 from data.chat_templates import pad_token_id as pad_token_id
-
-from data.conversation import PLACEHOLDER, Conversation, MarkedTools, TemplateRefusal, Tools, squashed
+from data.conversation import (
+    PLACEHOLDER,
+    Conversation,
+    MarkedTools,
+    TemplateRefusal,
+    Tools,
+    squashed,
+)
 from data.conversation import Join as Join
 from data.template_window import Window, window_of
 

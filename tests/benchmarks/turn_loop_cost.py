@@ -28,7 +28,7 @@ from custom.agent import AgentSpec
 from custom.env import BaseEnvironment
 from data.protocol import DataProto
 from data.seeds import step_info
-from data.turn_tokens import TurnTokens
+from tests.unit.test_turn_tokens import QWEN25, of_template
 from training.config import (
     AgentConfig,
     DataConfig,
@@ -42,7 +42,7 @@ from workers.rollout.engine import Completion, Sampling
 from workers.rollout.episode_descriptions import describe_episodes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-from prepare_tiny_prompts import make_tokenizer  # noqa: E402
+from prepare_tiny_prompts import make_tokenizer
 
 MOST_MS = {"thread": 0.25, "process": 0.8}
 # Environments at once: a process holds memory of its own.
@@ -142,10 +142,9 @@ def milliseconds_per_turn(isolation: Any, episodes: int, rounds: int) -> float:
 
 def milliseconds_per_join(turns: int, num_tools: int, rounds: int = 5) -> float:
     """Returns what joining the last of so many turns costs, the median over rounds."""
-    tokenizer = make_tokenizer()
-    tokens = TurnTokens(tokenizer, template_kwargs={}, eos_token_ids=[tokenizer.eos_token_id])
+    tokens = of_template(QWEN25)
     tools = [tool_schema(number) for number in range(num_tools)] or None
-    answer = tokenizer.encode("5 <|im_end|>")
+    answer = tokens.encode("5<|im_end|>")
     reply = [{"role": "user", "content": "higher"}]
     times = []
     for _ in range(rounds):

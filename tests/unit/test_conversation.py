@@ -107,14 +107,20 @@ def long_conversation(
         sampled = encode(turns, text())
         sampled += [turns.tokenizer.eos_token_id] * rng.randint(0, 1)
         kinds = [rng.choice(roles) for _ in range(rng.randint(1, 2) if len(roles) > 1 else 1)]
-        steps.append((sampled, [tool(text()) if kind == "tool" else user(text()) for kind in kinds]))
+        steps.append(
+            (sampled, [tool(text()) if kind == "tool" else user(text()) for kind in kinds])
+        )
     return [*first, user(text() or "Hi")], steps
 
 
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 @pytest.mark.parametrize("name", [*TEMPLATES, "alternating", "chatml", "think in prompt"])
 def test_many_turns_are_joined_as_if_everything_were_rendered_at_each(name, tools):
-    own = {"alternating": ALTERNATING, "chatml": CHATML_TEMPLATE, "think in prompt": THINK_IN_PROMPT}
+    own = {
+        "alternating": ALTERNATING,
+        "chatml": CHATML_TEMPLATE,
+        "think in prompt": THINK_IN_PROMPT,
+    }
     turns = of_template(own[name]) if name in own else turn_tokens(name)
     roles = ["user", "tool"] if name in ("qwen2.5", "qwen3", "smollm2", "chatml") else ["user"]
     for seed in range(6):
