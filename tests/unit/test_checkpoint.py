@@ -360,6 +360,9 @@ def test_a_single_rank_saves_and_loads_alone_beside_an_engines_process_group(
 
     It is not ours, and goes when the engine goes.
     """
+    if torch.distributed.is_initialized():
+        # An engine of an earlier test in this process left its own.
+        torch.distributed.destroy_process_group()
     parts = ("model", "optimizer", "extra")
     for engine in ("gone", "there"):
         torch.distributed.init_process_group(

@@ -579,6 +579,9 @@ def test_nothing_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
 
 @WORKERS
 def test_200_episodes_through_50_slots_leave_nothing(isolation: str) -> None:
+    # Runs of other tests in this process may have left some.
+    threads_before = threads()
+    processes_before = processes()
     with pool_of(isolation, step_timeout_s=20.0) as pool:
         waiting, calls, workers = list(range(200)), Counter[int](), set()
         for _ in range(50):
@@ -594,8 +597,10 @@ def test_200_episodes_through_50_slots_leave_nothing(isolation: str) -> None:
                     pool.finish(key, "done")
                 elif waiting:
                     pool.reset(waiting.pop(), 0, 0)
-        assert 1 < len(workers) <= 50 and threads() <= 51
-    assert threads() == 0 and processes() == 0
+        assert 1 < len(workers) <= 50
+        assert threads() <= threads_before + 51
+    assert threads() <= threads_before
+    assert processes() <= processes_before
 
 
 def some_answers(pool: EnvironmentPool) -> list[Answer]:
@@ -669,6 +674,7 @@ def test_an_environment_that_cannot_travel_is_refused_at_once() -> None:
 @pytest.mark.slow
 def test_ray_workers_play_crash_hang_and_go(cluster: None, tmp_path: Path) -> None:
     closes = tmp_path / "closes"
+    threads_before = threads()
     with pool_of("ray", step_timeout_s=3.0, closes=str(closes)) as pool:
         start(pool, *"abcd")
         actors = [psutil.Process(int(words(ask(pool, key, "who"))[0])) for key in "abcd"]
@@ -681,5 +687,6 @@ def test_ray_workers_play_crash_hang_and_go(cluster: None, tmp_path: Path) -> No
         assert ask(pool, "d", "garbage unpicklable").failure == ""
         start(pool, "a")
         actors.append(psutil.Process(int(words(ask(pool, "a", "who"))[0])))
-    assert threads() == 0 and closes.read_text() == "closed\n" * 3
+    assert threads() <= threads_before
+    assert closes.read_text() == "closed\n" * 3
     wait_until(lambda: not any(alive(actor) for actor in actors), 20.0)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -530,12 +531,26 @@ def run(code: str, **limits: Any) -> tuple[str, str]:
     return outcome.error_kind, outcome.value
 
 
+def running_children() -> set[psutil.Process]:
+    """Returns the processes below this one that have not ended.
+
+    A run that restarts by itself, tried earlier in this process, has made it the parent of
+    processes that lost theirs: they stay there, ended.
+    """
+    running = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                running.add(child)
+    return running
+
+
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Any:
     # Those of other tests, such as Ray's, are there before.
-    before = set(psutil.Process().children(recursive=True))
+    before = running_children()
     yield
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert running_children() <= before
 
 
 def test_a_snippet_prints_and_its_last_expression_is_shown() -> None:
