@@ -257,8 +257,9 @@ class _Reader(NodeVisitor):
 
     def _is_length(self, node: nodes.Node) -> bool:
         """Checks for `messages|length`."""
-        is_length = isinstance(node, nodes.Filter) and node.name in ("length", "count")
-        return is_length and self._rest(node.node) is not None
+        if not isinstance(node, nodes.Filter) or node.name not in ("length", "count"):
+            return False
+        return self._rest(node.node) is not None
 
     def _step(self, node: nodes.Node) -> int | None:
         """Returns how far `loop.index0 - 1` is from the message at hand; None: it is no place."""

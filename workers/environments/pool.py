@@ -26,7 +26,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -35,12 +34,11 @@ from custom.confine import Limits
 from custom.env import Task
 from custom.env_calls import Abandoned
 from custom.trial import MAX_TRIAL_S
+from workers.environments.calls import Answer as Answer
+from workers.environments.calls import PendingCall, Slot
 from workers.environments.fork_server import ForkServer
 from workers.environments.reply import Call, StepReply, WorkerLost, crashed, held_up, overdue
-from workers.environments.workers import EnvWorker, Isolation, make_worker, pickled
-
-# The episode's key, and the reply.
-Answer = tuple[Any, StepReply]
+from workers.environments.workers import Isolation, make_worker, pickled
 
 # The longest that closing an agent may take.
 MAX_CLOSE_S = 5.0
@@ -66,53 +64,6 @@ class CannotBuild(ValueError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
-
-
-@dataclass(eq=False)
-class Slot:
-    """Joins an env worker and the thread that makes its calls.
-
-    Attributes:
-        inbox: its calls; None ends the thread.
-        call: the one that runs; None: none, or it was answered in the worker's place.
-        built: its agent is made.
-        discarded: it serves no further episode.
-        used_s: the environment's own time in this episode.
-    """
-
-    spec_index: int
-    worker: EnvWorker
-    thread: threading.Thread = field(init=False)
-    inbox: "SimpleQueue[PendingCall | None]" = field(default_factory=SimpleQueue)
-    call: "PendingCall | None" = None
-    built: bool = False
-    discarded: bool = False
-    used_s: float = 0.0
-
-
-@dataclass(eq=False, slots=True)
-class PendingCall:
-    """Holds a call on its way to the reply.
-
-    Attributes:
-        key: the episode's.
-        answers: where the reply goes.
-        behind: of a build, the episode's call that waits for it.
-        limit: the longest that it may take on the environment's clock, in seconds.
-        begun_at, look_at: when it began, and when the watch looks at it, of time.monotonic.
-        is_new: it counts among those at their very beginning.
-    """
-
-    slot: Slot
-    key: Hashable
-    kind: Call
-    args: tuple[Any, ...]
-    answers: SimpleQueue[Answer]
-    behind: "PendingCall | None" = None
-    limit: float = math.inf
-    begun_at: float = 0.0
-    look_at: float = math.inf
-    is_new: bool = True
 
 
 class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]):
