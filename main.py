@@ -22,15 +22,9 @@ from training.config.checks import check_config
 from training.config.explain import explain, explain_run, sizes
 from training.config.loader import ConfigError, load_config
 from training.run.exit_codes import MEND, OUT_OF_MEMORY
+from training.run.out_of_memory import MemoryKills, ran_out_of_memory
 from training.run.signals import EndingSignals, give_signals_back
 
-# How the allocators of torch (CUDA, CPU) and vLLM say that memory ran out.
-MEMORY_RAN_OUT = (
-    "OutOfMemoryError",
-    "out of memory",
-    "can't allocate memory",
-    "No available memory",
-)
 # Of an error's text, in the line that a user reads.
 MAX_ERROR_CHARS = 300
 # Options of this file alone; the others are the loader's.
@@ -111,16 +105,18 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
     from custom.env import BadRewardFunction
     from training.run.abort_policy import EnvironmentsFail
     from training.run.alarms import AlarmStop
+    from training.run.checkpoint_folders import CannotResume
 
     # Found before training, which may change the folder.
     run_dir = Path(config.trainer.run_dir).absolute()
+    kills = MemoryKills()
     try:
         save_error = train(config, signals)
     except ConfigError as error:
         # Found by trying: environments that do not start.
         print(error, file=sys.stderr)
         return 2
-    except (AlarmStop, EnvironmentsFail) as error:
+    except (AlarmStop, CannotResume, EnvironmentsFail) as error:
         print(error, file=sys.stderr)
         return MEND
     except BadRewardFunction as error:
@@ -129,11 +125,17 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
         print(getattr(error, "cause", None) or error, file=sys.stderr)
         return 1
     except Exception as error:
+        why = kills.explain(error)
+        if why:
+            error.add_note(why)
         line = in_one_line(error, config)
-        if debug or line is None:
+        out_of_memory = line is not None and ran_out_of_memory(line)
+        if line is None or (debug and not out_of_memory):
             raise
+        if debug:
+            traceback.print_exc()
         print(f"{line}; --debug shows where", file=sys.stderr)
-        return OUT_OF_MEMORY if ran_out_of_memory(line) else 1
+        return OUT_OF_MEMORY if out_of_memory else 1
     if "file" in config.trainer.logger and not config.trainer.val_only:
         print_report(run_dir)
     if save_error is not None:
@@ -146,6 +148,7 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     """Trains; returns why the run's last checkpoint is missing, where it is."""
     from training.building import build_trainer
     from training.run.checkpoint import CheckpointError
+    from training.run.leftovers import ends_leftovers
     from training.run.ray_cluster import warn_of_busy_cores
 
     trainer = build_trainer(config)
@@ -154,7 +157,8 @@ def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     signals.postpone = lambda: trainer.in_step
     warn_of_busy_cores()
     name = "driver" if config.trainer.use_ray else "rank_0"
-    with watching(config.trainer.stall_timeout_s, trainer.run_dir / "stalls", name):
+    stalls = trainer.run_dir / "stalls"
+    with ends_leftovers(), watching(config.trainer.stall_timeout_s, stalls, name):
         try:
             trainer.fit()
         except CheckpointError as error:
@@ -184,9 +188,10 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
     """
     # A rank's error, as Ray hands it on, has its traceback for a text.
     cause = getattr(error, "cause", None) or error
-    message = " ".join(f"{type(cause).__name__}: {cause}".split())
+    kind = "MemoryError" if isinstance(cause, MemoryError) else type(cause).__name__
+    message = " ".join(f"{kind}: {cause}".split())
     text = "; ".join([*getattr(error, "__notes__", ()), message])
-    if isinstance(error, MemoryError) or ran_out_of_memory(text):
+    if ran_out_of_memory(text):
         budget = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
         return (
             f"{text[:MAX_ERROR_CHARS]}. Memory ran out: lower ppo_max_token_len_per_gpu "
@@ -200,11 +205,6 @@ def in_one_line(error: Exception, config: PPOConfig) -> str | None:
     if in_step or not isinstance(error, ValueError | OSError | ImportError):
         return None
     return text
-
-
-def ran_out_of_memory(text: str) -> bool:
-    """Checks whether an error's text is an allocator's."""
-    return any(words in text for words in MEMORY_RAN_OUT)
 
 
 def print_report(run_dir: Path) -> None:

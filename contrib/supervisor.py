@@ -17,6 +17,7 @@ from custom.confine import adopt_orphans, die_with_parent
 from data.watchdog import ATTEMPT, STALLED, end_children
 from training.config import PPOConfig
 from training.run.exit_codes import MEND, OUT_OF_MEMORY
+from training.run.out_of_memory import MemoryKills
 from training.run.signals import ENDING_SIGNALS, set_handlers
 
 logger = logging.getLogger(__name__)
@@ -66,8 +67,10 @@ class Supervisor:
     def _attempt(self, number: int) -> int:
         """Runs the command line once, until nothing of it is left.
 
-        Returns its exit code, as a shell would give it.
+        Returns its exit code, as a shell would give it; OUT_OF_MEMORY where the system killed it
+        for want of memory.
         """
+        kills = MemoryKills()
         # A session of its own: a terminal's signals then come here alone, and go on from here.
         self.child = subprocess.Popen(
             [*self.command, *self._overrides()],
@@ -79,6 +82,9 @@ class Supervisor:
             self.child.send_signal(self.received)
         code = self.child.wait()
         end_children()
+        if code == -signal.SIGKILL and kills.any_since():
+            logger.warning("the system killed the run: memory ran out")
+            return OUT_OF_MEMORY
         if code < 0:
             return 128 - code
         return code

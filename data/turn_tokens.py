@@ -13,8 +13,8 @@ can be joined: the whole prompt, as the template now has it, starts a new row.
 
 import logging
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any
 
 from jinja2 import TemplateError
 
@@ -34,32 +34,24 @@ from data.chat_templates import Prompt as Prompt
 from data.chat_templates import as_messages as as_messages
 from data.chat_templates import encode_chat as encode_chat
 from data.chat_templates import pad_token_id as pad_token_id
+from data.conversation import (
+    PLACEHOLDER,
+    Conversation,
+    MarkedTools,
+    TemplateRefusal,
+    Tools,
+    squashed,
+)
+from data.conversation import Join as Join
+from data.template_window import Window, window_of
 
 logger = logging.getLogger(__name__)
 
-Tools = Sequence[dict[str, Any]] | None
-
-# They stand for a turn's text where a rendering must not depend on it; plain letters, which no
-# template changes.
-PLACEHOLDER = "textofthisturn"
+# It stands for the text of a reply; see PLACEHOLDER.
 REPLY = "textofthereply"
-
-
-class TemplateRefusal(ValueError):
-    """Reports that the chat template does not take a conversation: its roles, order or content."""
-
-
-class Join(NamedTuple):
-    """Describes how a conversation goes on behind a sampled turn.
-
-    Attributes:
-        token_ids: to append behind the sampled ids, none of them sampled; empty where the history
-            is rewritten.
-        rewritten: None, or the ids of the whole new prompt, with which a new row starts.
-    """
-
-    token_ids: list[int]
-    rewritten: list[int] | None = None
+# The texts whose ids are remembered: how many, and of how many characters at most.
+NUM_REMEMBERED = 512
+REMEMBERED_CHARS = 4096
 
 
 def fold_system_message(messages: Messages) -> list[Message]:
@@ -98,13 +90,15 @@ class TurnTokens:
         self.name = tokenizer.name_or_path
         self.template_kwargs = dict(template_kwargs)
         self.eos_token_ids = frozenset(eos_token_ids)
+        self._known_tools: dict[int, MarkedTools] = {}
+        self._remembered_ids = lru_cache(NUM_REMEMBERED)(self._encode_anew)
 
     def prompt(self, messages: Messages, tools: Tools = None) -> list[int]:
         """Returns the ids that the model is asked to continue.
 
         All messages and the generation prompt.
         """
-        return self._encode(self._render(messages, tools))
+        return self.encode(self._render(messages, tools))
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Decodes a sampled turn as its environment reads it.
@@ -130,19 +124,13 @@ class TurnTokens:
             messages: the conversation before the sampled turn.
             sampled_ids: the turn as sampled, with or without the end-of-turn token.
             new_messages: the environment's reply.
-        The history counts as rewritten unless the new rendering is the prompt's text, then the
-        sampled text, then what stands behind any assistant's turn; white space does not count,
-        because templates strip turns.
+        Of a conversation that goes on, `conversation` keeps what the next join needs.
         """
-        sampled = list(sampled_ids)
-        text = self.text(sampled)
-        before = self._render(messages, tools).rstrip()
-        after = self._render([*messages, _assistant(text), *new_messages], tools)
-        closing = self._closing(messages, new_messages, tools)
-        marked_text = mark_specials(text, self._silent_texts)
-        if closing is None or not _consists_of(after, before, marked_text, closing):
-            return Join([], rewritten=self._encode(after))
-        return Join(self._without_sampled_end(self._encode(closing), sampled))
+        return self.conversation(messages, tools).join(sampled_ids, new_messages)
+
+    def conversation(self, messages: Messages, tools: Tools = None) -> Conversation:
+        """Begins a conversation with these messages, which then grows by joins."""
+        return Conversation(self, messages, tools)
 
     def check_template(
         self, *, tools: Tools = None, reply_roles: Sequence[Sequence[str]] = (("user",),)
@@ -182,7 +170,7 @@ class TurnTokens:
 
     def _moves_thinking(self, roles: Sequence[str], tools: Tools) -> bool:
         """Checks whether a reply in these roles makes the template rewrite a turn with thinking."""
-        thinking = self._encode("<think>\nHm.\n</think>\n\nYes.")
+        thinking = self.encode("<think>\nHm.\n</think>\n\nYes.")
         reply = [_message(role, REPLY) for role in roles]
         return self.join([_user("Hello")], thinking, reply, tools).rewritten is not None
 
@@ -233,7 +221,7 @@ class TurnTokens:
         after = self._render(following, tools)
         start = len(before.rstrip())
         if not after.startswith(before.rstrip()):
-            return self._encode(answer)
+            return self.encode(answer)
         header = after[start : after.index(answer, start)]
         if header.strip() and before == self._render(messages, tools, add_generation_prompt=False):
             raise ValueError(
@@ -241,10 +229,10 @@ class TurnTokens:
                 "but not with add_generation_prompt=True; set a template that starts the "
                 "assistant's turn"
             )
-        prompt_ids = self._encode(before)
-        ids = self._encode(after[:start] + header + answer)
+        prompt_ids = self.encode(before)
+        ids = self.encode(after[:start] + header + answer)
         if ids[: len(prompt_ids)] != prompt_ids:
-            return self._encode(answer)
+            return self.encode(answer)
         return ids[len(prompt_ids) :]
 
     def _check_row(self, row: list[int], full: list[int]) -> None:
@@ -255,7 +243,7 @@ class TurnTokens:
         around = slice(max(place - 4, 0), place + 4)
         joined = self._decode(row[around])
         whole = self._decode(full[around])
-        if _squashed(self._decode(row)) != _squashed(self._decode(full)):
+        if squashed(self._decode(row)) != squashed(self._decode(full)):
             raise ValueError(
                 f"turns joined under the chat template of {self.name!r} read {joined!r} where the "
                 f"template itself has {whole!r}; set a template that renders every turn alike"
@@ -270,12 +258,18 @@ class TurnTokens:
     def _render(
         self, messages: Messages, tools: Tools = None, *, add_generation_prompt: bool = True
     ) -> str:
-        if messages and messages[0]["role"] == "system" and not self.accepts_system:
-            messages = fold_system_message(messages)
-        marked_tools = mark_specials(tools, self._special_texts)
-        return self._render_as_is(self._marked(messages), marked_tools, add_generation_prompt)
+        marked = self.marked(self.foldable(messages))
+        return self._render_as_is(marked, self.marked_tools(tools).marked, add_generation_prompt)
 
-    def _marked(self, messages: Messages) -> list[Message]:
+    # What a conversation needs of the template and the tokenizer.
+
+    def foldable(self, messages: Messages) -> Messages:
+        """Folds the system message where the template refuses it."""
+        if messages and messages[0]["role"] == "system" and not self.accepts_system:
+            return fold_system_message(messages)
+        return messages
+
+    def marked(self, messages: Messages) -> list[Message]:
         """Marks the special tokens that messages spell.
 
         The policy's turns keep those that it may have sampled for its environment to read, such as
@@ -288,6 +282,28 @@ class TurnTokens:
                 texts = self._silent_texts
             marked.append(mark_specials(message, texts))
         return marked
+
+    def marked_tools(self, tools: Tools) -> MarkedTools:
+        """Marks the special tokens that tools' schemas spell; the same schemas are marked once."""
+        known = self._known_tools.get(id(tools))
+        if known is None or known.tools is not tools:
+            marked = mark_specials(tools, self._special_texts)
+            known = MarkedTools(tools, marked, written=str(marked))
+            if len(self._known_tools) == NUM_REMEMBERED:
+                self._known_tools.clear()
+            self._known_tools[id(tools)] = known
+        return known
+
+    def window(self, tools: Tools) -> Window | None:
+        """Returns what of a conversation its end depends on; None: all of it."""
+        template = self.template_kwargs.get("chat_template")
+        if template is None and self.tokenizer.chat_template is None:
+            return window_of(CHATML_TEMPLATE)
+        return window_of(self.tokenizer.get_chat_template(template, tools=tools))
+
+    def render_marked(self, messages: Messages, tools: Tools) -> str:
+        """Renders marked messages, up to the next generation prompt."""
+        return self._render_as_is(messages, tools, True)
 
     def _render_as_is(self, messages: Messages, tools: Tools, add_generation_prompt: bool) -> str:
         variables = dict(self.template_kwargs)
@@ -312,7 +328,16 @@ class TurnTokens:
         except ValueError:
             return ""
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Tokenises what was rendered; of short texts the ids are remembered, for they come again.
+
+        The members of a group have one prompt, and environments repeat themselves.
+        """
+        if len(text) <= REMEMBERED_CHARS:
+            return list(self._remembered_ids(text))
+        return self._encode_anew(text)
+
+    def _encode_anew(self, text: str) -> list[int]:
         # An environment may hand over halves of surrogate pairs, which no tokenizer takes.
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode("utf-8")
@@ -344,7 +369,7 @@ class TurnTokens:
         None where it leaves that text out.
         """
         placeholder = PLACEHOLDER
-        all_texts = str([self._marked([*messages, *new_messages]), tools])
+        all_texts = str([self.marked([*messages, *new_messages]), tools])
         while placeholder in all_texts:
             placeholder += "x"
         conversation = [*messages, _assistant(placeholder), *new_messages]
@@ -361,7 +386,7 @@ class TurnTokens:
         # Some templates close only turns that others follow.
         before_a_reply = self._closing(asked, [_user(REPLY)], None, add_generation_prompt=False)
         closing, *_ = (before_a_reply or "").split(REPLY)
-        candidates = [self._encode(at_the_end), self._through_stop(self._encode(closing))]
+        candidates = [self.encode(at_the_end), self._through_stop(self.encode(closing))]
         return max(candidates, key=len)
 
     def _through_stop(self, token_ids: list[int]) -> list[int]:
@@ -371,7 +396,7 @@ class TurnTokens:
                 return token_ids[: place + 1]
         return []
 
-    def _without_sampled_end(self, closing_ids: list[int], sampled: list[int]) -> list[int]:
+    def without_sampled_end(self, closing_ids: list[int], sampled: list[int]) -> list[int]:
         """Returns closing_ids without the end-of-turn tokens that were sampled.
 
         With the end-of-turn tokens E1 E2: behind `… E1` comes `E2 …`; behind a turn cut by its
@@ -397,7 +422,7 @@ class TurnTokens:
         turns = self._render_or_nothing(
             [_user("Hello"), _assistant("Hello"), _user("Hello")], False
         )
-        written = special.intersection(self._encode(turns))
+        written = special.intersection(self.encode(turns))
         return self.eos_token_ids.union(self.tokenizer.convert_tokens_to_ids(named), written)
 
     @cached_property
@@ -427,22 +452,9 @@ def _assistant(text: str) -> Message:
     return _message("assistant", text)
 
 
-def _consists_of(rendered: str, before: str, text: str, closing: str) -> bool:
-    """Checks whether rendered is before + text + closing, white space around and in it aside."""
-    middle = len(rendered) - len(closing)
-    if middle < len(before) or not (rendered.startswith(before) and rendered.endswith(closing)):
-        return False
-    return _squashed(rendered[len(before) : middle]) == _squashed(text)
-
-
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Measures the common prefix."""
     for place, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
             return place
     return min(len(first), len(second))
-
-
-def _squashed(text: str) -> str:
-    """Drops all white space."""
-    return "".join(text.split())

@@ -4,8 +4,9 @@ Heartbeats tell of progress wherever it happens (`beat`): a phase begins, a turn
 answered, a micro-batch computed, a reward scored. All processes add their beats to one number, so
 that who waits for another that works is not stalled. When none has moved for `timeout_s`, each
 writes to RUN_DIR/stalls/NAME.txt what it was at, the stack of every thread, and what there is to
-show (the oldest episode, the engine's queue); the driver gives the ranks time for theirs, says
-where they are, ends whatever descends from it, and leaves with code STALLED.
+show (the oldest episode, the engine's queue); an earlier attempt's become NAME.txt.old. The driver
+gives the ranks time for theirs and looks again: where something moves, the run goes on. Else it
+says where they are, ends whatever descends from it, and leaves with code STALLED.
 
 Invariant: no code of Python's need run for that. Where native code keeps the interpreter's lock (a
 regular expression is enough) the watchdog's thread cannot; then the system's timer of the process's
@@ -111,6 +112,8 @@ class Watchdog:
         self.settings = settings
         self.name = name
         self.driver = driver
+        if driver:
+            set_records_aside(settings.folder)
         if settings.store is not None:
             self.join(settings.store)
         # However many threads compute, less than `timeout_s` passes on the process's clock in a
@@ -149,34 +152,57 @@ class Watchdog:
     def _run(self) -> None:
         """Looks at the beats, tick by tick; ends the process where none has come for too long."""
         last_moved = time.monotonic()
-        seen_beats = self.beats
-        seen_total = 0
+        self._seen_beats = self.beats
+        self._seen_total = 0
         while not self._ended.wait(self._tick_s):
-            beats = self.beats
-            total = seen_total
-            # Its host may be gone.
-            with suppress(Exception):
-                if self.store is not None:
-                    total = self.store.add("beats", beats - seen_beats)
-            if beats != seen_beats or total != seen_total:
+            if self._has_moved():
                 last_moved = time.monotonic()
-                seen_beats = beats
-                seen_total = total
             still_s = time.monotonic() - last_moved
             self._set_timer()
             if still_s >= self.settings.timeout_s:
+                moves_on = False
                 try:
-                    self._end_stalled(still_s)
+                    moves_on = self._moves_on(still_s)
+                    if not moves_on and self.driver:
+                        self._end_run()
                 finally:
-                    os._exit(STALLED)
+                    if not moves_on:
+                        os._exit(STALLED)
+                last_moved = time.monotonic()
 
-    def _end_stalled(self, still_s: float) -> None:
-        """Writes this process's record; the driver then shows all of them, and ends the others."""
+    def _has_moved(self) -> bool:
+        """Checks whether a beat has come since the last look, here or in another process."""
+        beats = self.beats
+        total = self._seen_total
+        # Its host may be gone.
+        with suppress(Exception):
+            if self.store is not None:
+                total = self.store.add("beats", beats - self._seen_beats)
+        moved = beats != self._seen_beats or total != self._seen_total
+        self._seen_beats = beats
+        self._seen_total = total
+        return moved
+
+    def _moves_on(self, still_s: float) -> bool:
+        """Writes this process's record, and waits for the others'; True where a beat comes then."""
         self._write_record(still_s)
-        if not self.driver:
-            time.sleep(RANK_WAITS * self._tick_s)
-            return
-        time.sleep(DRIVER_WAITS * self._tick_s)
+        for _ in range(DRIVER_WAITS if self.driver else RANK_WAITS):
+            if self._ended.wait(self._tick_s):
+                return True
+            self._set_timer()
+            if self._has_moved():
+                if self.driver:
+                    print(
+                        f"nothing moved for {still_s:.0f} s, but now something does, and the run "
+                        f"goes on; where it stood is in {self.settings.folder}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                return True
+        return False
+
+    def _end_run(self) -> None:
+        """Shows the records of all processes, and ends what descends from this one."""
         lines = [
             f"nothing has moved for {self.settings.timeout_s:g} s (trainer.stall_timeout_s): "
             f"{self.where}; stacks, oldest episodes and queues are in {self.settings.folder}:"
@@ -215,6 +241,12 @@ def watching(timeout_s: float | None, folder: Path, name: str) -> Iterator[None]
         yield
     finally:
         WATCHDOG.stop()
+
+
+def set_records_aside(folder: Path) -> None:
+    """Renames the records of an attempt before, of which those that come are to be told apart."""
+    for path in folder.glob("*.txt"):
+        path.replace(path.with_name(f"{path.name}.old"))
 
 
 def end_children() -> None:

@@ -239,7 +239,7 @@ class RayPPOTrainer:
             self._warn_if_nothing_to_train()
             last_step = self.total_training_steps
             self._end_step()
-            try:
+            with self.saver.ends_saves(lambda: None if self.in_step else self.snapshot):
                 for step in self.training_batches():
                     metrics = self.train_step(step)
                     if self._validates_now():
@@ -253,12 +253,6 @@ class RayPPOTrainer:
                     self.alarms.stop_if_asked()
                     if self.signals.received:
                         raise KeyboardInterrupt
-            except KeyboardInterrupt:
-                # Weights in the midst of a step are of no use.
-                if not self.in_step:
-                    self.saver.save_interrupted(self.snapshot)
-                raise
-            self.saver.close()
         return metrics
 
     def training_batches(self) -> Iterator[PendingStep]:

@@ -212,6 +212,7 @@ def open_pool(config: PPOConfig, specs: AgentSpecs) -> EnvironmentPool:
         limits=Limits(network=home.network, memory_gb=home.memory_gb),
         step_timeout_s=config.agent.step_timeout_s,
         episode_timeout_s=config.agent.episode_timeout_s,
+        step_wall_timeout_s=config.agent.step_wall_timeout_s,
     )
 
 

@@ -253,3 +253,75 @@ def test_on_one_node_a_stranger_is_refused_and_a_signal_saves_and_ends_the_job(
     assert (state["ExitCode"], state["Restarts"]) == ("143:0", "0")
     assert (run_dir / "latest_checkpointed_iteration.txt").read_text() == str(step)
     assert left_of(job) == []
+
+
+# In the place of Ray's program on nodes whose number it is given; it says how often it was started.
+BROKEN_RAY = """#!/usr/bin/env bash
+echo started >>{folder}/started
+if ((SLURM_PROCID == {node})); then
+    sleep 4
+    echo "no room for Ray here" >&2
+    exit 1
+fi
+exec {ray} "$@"
+"""
+
+
+def broken_venv(folder: Path, node: int) -> Path:
+    """Makes a virtual environment whose Ray does not start on one node."""
+    programs = folder / "venv/bin"
+    programs.mkdir(parents=True)
+    python = programs / "python"
+    python.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n')
+    ray = programs / "ray"
+    ray.write_text(BROKEN_RAY.format(folder=folder, node=node, ray=Path(sys.prefix, "bin/ray")))
+    for program in (python, ray):
+        program.chmod(0o755)
+    return folder / "venv"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_on_which_ray_does_not_start_fails_the_job_which_is_not_requeued(
+    slurm: Slurm, tiny_task: Path, tmp_path: Path, node: int
+) -> None:
+    slurm.environment["VENV"] = str(broken_venv(tmp_path, node))
+    try:
+        job = submit(slurm, ["--nodes=2"], tiny_task, tmp_path / "run")
+        until(lambda: slurm.state(job)["JobState"] in ("COMPLETED", "FAILED"), "ended")
+        # A requeued job would be pending.
+        time.sleep(3)
+    finally:
+        slurm.environment["VENV"] = sys.prefix
+        slurm.ask("scancel", job)
+    state = slurm.state(job)
+    said = (tmp_path / "run.log").read_text()
+    assert (state["JobState"], state["ExitCode"], state["Restarts"]) == ("FAILED", "1:0", "0"), said
+    assert "Ray has not started on all of" in said and "notice" not in said
+    assert left_of(job) == []
+
+
+def test_a_setting_that_does_not_exist_is_found_before_ray_starts(
+    slurm: Slurm, tiny_task: Path, tmp_path: Path
+) -> None:
+    job = submit(slurm, ["--nodes=2"], tiny_task, tmp_path / "run", "trainer.total_steps=3")
+    until(lambda: slurm.state(job)["JobState"] in ("COMPLETED", "FAILED"), "ended")
+    assert slurm.state(job)["ExitCode"] == "2:0"
+    assert "trainer.total_steps" in (tmp_path / "run.log").read_text()
+    assert [file.name for file in (PROJECT / f"outputs/jobs/{job}").iterdir()] == ["settings.txt"]
+    assert left_of(job) == []
+
+
+@pytest.mark.parametrize("moment", ["starting", "training"])
+def test_scancel_leaves_no_token_and_no_folder(
+    slurm: Slurm, tiny_task: Path, tmp_path: Path, moment: str
+) -> None:
+    run_dir = tmp_path / "run"
+    steps = "trainer.total_training_steps=1000"
+    job = submit(slurm, ["--nodes=2"], tiny_task, run_dir, steps)
+    if moment == "training":
+        until(lambda: steps_logged(run_dir) >= 2, "training")
+    else:
+        until(Path(f"/tmp/ray-{job}").exists, "starting")
+    slurm.ask("scancel", job)
+    until(lambda: slurm.ask("squeue", "--noheader") == "", "gone", seconds=60.0)
+    assert left_of(job) == []

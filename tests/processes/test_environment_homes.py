@@ -26,7 +26,7 @@ from tests.unit.pool_environments import Guarded
 from training.config import EnvironmentChoice, PPOConfig
 from training.config.leaves import anchored
 from training.config.schema.agent import AgentConfig
-from workers.environments.clock import task_clock
+from workers.environments.clock import TaskClock
 from workers.environments.pool import EnvironmentPool
 from workers.environments.reply import StepReply, read_reply
 from workers.environments.server import EnvServer
@@ -142,10 +142,28 @@ def test_a_deadline_counts_the_environments_own_time_not_that_of_a_busy_machine(
             assert reply_to(pool, "compute 1.1").failure == "env_timeout"
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="other systems do not tell how long a thread waits for a processor",
+)
+def test_a_call_that_a_busy_machine_holds_up_has_a_ceiling_by_the_walls_clock() -> None:
+    with guarded_pool(step_timeout_s=0.8, step_wall_timeout_s=1.2) as pool:
+        assert not reply_to(pool, "compute 0.1").failure
+        with spinning(8):
+            started = time.monotonic()
+            reply = reply_to(pool, "compute 0.7")
+            assert 1.2 <= time.monotonic() - started < 5.0
+        assert reply.failure == "env_timeout"
+        assert "by the wall's clock (agent.step_wall_timeout_s)" in reply.error
+
+
 def test_the_task_clock_runs_while_a_thread_sleeps() -> None:
-    started = task_clock()
+    clock = TaskClock()
+    clock.begin(f"self/task/{threading.get_native_id()}")
     time.sleep(0.1)
-    assert 0.09 < task_clock() - started < 0.5
+    assert 0.09 < clock.elapsed() < 0.5
+    assert 0.09 < clock.end() < 0.5
+    assert clock.elapsed() == 0.0
 
 
 def test_generators_of_ones_own_are_waited_for_and_give_equal_seeds_equal_draws() -> None:

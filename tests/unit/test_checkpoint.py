@@ -18,7 +18,13 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from data.protocol import DataProto
 from training.config import OptimConfig, TrainerConfig
-from training.run import checkpoint, checkpoint_contents, checkpoint_folders
+from training.run import (
+    checkpoint,
+    checkpoint_contents,
+    checkpoint_folders,
+    checkpoint_manifest,
+    checkpoint_names,
+)
 from training.run.checkpoint_contents import CONTENTS, DriverSnapshot, DriverState
 from training.run.data_position import DataPosition
 from training.run.step_source import GeneratedStep
@@ -31,20 +37,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def write(run_dir: Path, step: int, parts: tuple[str, ...] = ("actor", "critic")) -> None:
-    folder = checkpoint_folders.start_checkpoint(run_dir, step)
+    folder = checkpoint_names.start_checkpoint(run_dir, step)
     for part in parts:
         (folder / part).mkdir()
         (folder / part / "weights").write_text(str(step))
     checkpoint_contents.save_driver_state(folder, DriverState(global_steps=step, kl_coef=0.5))
-    checkpoint_folders.complete_checkpoint(folder)
+    checkpoint_names.complete_checkpoint(folder)
 
 
 def test_a_checkpoint_is_seen_only_when_it_is_whole(tmp_path: Path) -> None:
     write(tmp_path, 1)
-    folder = checkpoint_folders.start_checkpoint(tmp_path, 2)
+    folder = checkpoint_names.start_checkpoint(tmp_path, 2)
     (folder / "actor").mkdir()
     assert checkpoint_folders.saved_steps(tmp_path) == [1]
-    assert checkpoint_folders.complete_checkpoint(folder) == 2
+    assert checkpoint_names.complete_checkpoint(folder) == 2
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         "global_step_1",
         "global_step_2",
@@ -280,7 +286,7 @@ def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, caplog, size: int)
         "global_step_1",
         checkpoint_contents.LATEST,
     ]
-    assert checkpoint_folders.damage(tmp_path / "global_step_1") is None
+    assert checkpoint_manifest.damage(tmp_path / "global_step_1") is None
     with pytest.raises(
         checkpoint.CheckpointError,
         match=r"the last checkpoint, of step 2, was not saved .* keeps the",
@@ -437,7 +443,7 @@ def test_a_manifest_that_does_not_list_the_files_is_damage(
 def test_a_checkpoint_without_a_manifest_is_damaged(tmp_path: Path) -> None:
     write(tmp_path, 1)
     (tmp_path / "global_step_1" / checkpoint_contents.MANIFEST).unlink()
-    assert "manifest.json" in str(checkpoint_folders.damage(tmp_path / "global_step_1"))
+    assert "manifest.json" in str(checkpoint_manifest.damage(tmp_path / "global_step_1"))
 
 
 def test_a_checkpoint_whose_driver_state_is_gone_is_damaged_too(tmp_path: Path, caplog) -> None:

@@ -21,8 +21,9 @@ import pytest
 from custom.agent import AgentSpec
 from tests.unit import pool_environments
 from tests.unit.pool_environments import Obedient, reward_fn
+from workers.environments import clock
 from workers.environments.fork_server import libraries_of
-from workers.environments.pool import Answer, EnvironmentPool
+from workers.environments.pool import PACED_CALLS, Answer, EnvironmentPool
 from workers.environments.reply import StepReply
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -84,7 +85,7 @@ def wait_until(reached: Callable[[], bool], seconds: float = 5.0) -> None:
 
 def pool_of(isolation: str = "thread", *, reward: Any = None, **settings: Any) -> EnvironmentPool:
     """A pool of obedient environments; what the pool does not take goes to the environment."""
-    names = ("num_workers", "step_timeout_s", "episode_timeout_s")
+    names = ("num_workers", "step_timeout_s", "episode_timeout_s", "step_wall_timeout_s")
     own = {name: settings.pop(name) for name in names if name in settings}
     spec = AgentSpec(Obedient, settings, reward_fn=reward)
     return EnvironmentPool([spec], isolation=isolation, **own)  # type: ignore[arg-type]
@@ -194,6 +195,51 @@ def test_an_episodes_deadline_cuts_the_call_that_would_exceed_it(isolation: str)
         assert reply.failure == "env_timeout" and reply.seconds < 2
         start(pool, "a")  # the next episode has its own time
         assert not ask(pool, "a", "sleep 0.4").failure
+
+
+def test_a_ceiling_by_the_walls_clock_does_not_cut_what_the_deadline_allows() -> None:
+    with pool_of(step_timeout_s=1.5, step_wall_timeout_s=0.2) as pool:
+        start(pool, "a")
+        assert not ask(pool, "a", "sleep 0.8").failure
+        assert ask(pool, "a", "sleep 5").failure == "env_timeout"
+
+
+def test_without_a_deadline_there_is_no_ceiling_either() -> None:
+    with pool_of(step_wall_timeout_s=0.1) as pool:
+        start(pool, "a")
+        assert not ask(pool, "a", "sleep 0.6").failure
+
+
+def test_instant_calls_are_timed_without_a_look_at_what_their_thread_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = Counter[str]()
+    look = clock.waited_for_processor
+
+    def counted(task: str) -> float:
+        looks[task] += 1
+        return look(task)
+
+    monkeypatch.setattr(clock, "waited_for_processor", counted)
+    with pool_of(step_timeout_s=60.0) as pool:
+        start(pool, "a")
+        looks.clear()
+        for _ in range(200):
+            assert ask(pool, "a", "say x").seconds < 0.5
+        assert looks.total() < 20
+        looks.clear()
+        assert ask(pool, "a", "sleep 0.1").seconds >= 0.09 and looks.total() >= 1
+
+
+def test_calls_that_sleep_begin_together_though_threads_wake_in_pace() -> None:
+    count = 16 * PACED_CALLS
+    with pool_of(step_timeout_s=60.0) as pool:
+        start(pool, *range(count))
+        begun = time.monotonic()
+        for key in range(count):
+            pool.step(key, "sleep 0.5")
+        collect(pool, count)
+        assert time.monotonic() - begun < 2.0
 
 
 def test_finish_has_a_deadline_of_its_own() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -98,3 +101,44 @@ def test_a_validation_alone_leaves_the_settings_of_the_training(tmp_path) -> Non
     record_config(tmp_path, config_with("trainer.val_only=true"), 5)
     assert (tmp_path / "config.yaml").read_text() == kept
     assert "val_only: true" in (tmp_path / "config.validation.yaml").read_text()
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "\0\0\0", "- 1", "seven"])
+def test_a_config_that_cannot_be_read_is_said_and_written_anew(tmp_path, caplog, text) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    record_config(tmp_path, PPOConfig(), step=3)
+    assert f"{tmp_path}/config.yaml cannot be read (" in caplog.text
+    caplog.clear()
+    record_config(tmp_path, PPOConfig(), step=4)
+    assert not caplog.text and [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_config_without_room_leaves_the_one_before_and_names_the_file(tmp_path) -> None:
+    record_config(tmp_path, PPOConfig(), step=0)
+    whole = (tmp_path / "config.yaml").read_text()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match=re.escape(f"{tmp_path}/config.yaml")):
+            record_config(tmp_path, PPOConfig(), step=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "config.yaml").read_text() == whole
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_no_room_at_the_start_names_the_file(tmp_path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    try:
+        with (tmp_path / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+            while filler.write(b"0" * 4096):
+                pass
+        with (
+            pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/owner.json'"),
+            run_lock(tmp_path),
+        ):
+            pytest.fail("there was room")
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)

@@ -4,9 +4,10 @@ import json
 import resource
 
 import numpy as np
+import pytest
 import torch
 
-from training.run.trackers import Tracking, cut_back, format_line
+from training.run.trackers import Tracking, cut_back, format_line, read_records
 
 
 def open_tracking(folder, backends="file", resume_step=0):
@@ -171,3 +172,41 @@ def test_console_shows_progress_and_the_time_left(tmp_path, capsys, monkeypatch)
     with Tracking("p", "e", "console", {}, tmp_path, resume_step=1, total_steps=6) as tracking:
         tracking.log({"critic/score/mean": 0.5}, step=3)
     assert capsys.readouterr().out == "step     3/6 | reward  0.5000 | left 0:00:15\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"step": null}', 'no "step"'),
+        ('{"step": "2"}', 'no "step"'),
+        ('{"step": true}', 'no "step"'),
+        ('{"step": 2, "a": [1]}', "'a' is no number"),
+        ('{"step": 2, "a": null}', "'a' is no number"),
+        ('{"step": 2, "a"', "Expecting"),
+        ("\0\0\0\0", "Expecting value"),
+        ("[" * 100_000, "recursion"),
+        ('{"step": 1e99}', 'no "step"'),
+    ],
+)
+def test_a_damaged_line_costs_itself_and_is_named(tmp_path, caplog, line, why):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{{"step": 1, "critic/score/mean": "nan"}}\n{line}\n{{"step": 3}}\n')
+    assert [record["step"] for record in read_records(file)] == [1, 3]
+    assert f"{file}, line 2, is damaged and left out" in caplog.text and why in caplog.text
+    with open_tracking(tmp_path, resume_step=3) as tracking:
+        tracking.log({"a": 1}, step=4)
+    assert [entry["step"] for entry in read_lines(tmp_path)] == [1, 3, 4]
+
+
+def test_a_line_without_room_leaves_the_next_one_whole(tmp_path, caplog):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_tracking(tmp_path) as tracking:
+        tracking.log({"a": 1}, step=1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40, before[1]))
+        try:
+            tracking.log({"a": 2, "b": 3}, step=2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        tracking.log({"a": 3}, step=3)
+    assert [entry["step"] for entry in read_lines(tmp_path)] == [1, 3]
+    assert f"{tmp_path}/metrics.jsonl" in caplog.text

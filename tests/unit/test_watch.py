@@ -53,7 +53,7 @@ def test_a_process_that_stands_still_says_where_and_ends_with_what_it_started(
     assert "nothing has moved for 1 s (trainer.stall_timeout_s): step 3, reward" in done.stderr
     assert "rank_0: step 3, reward; 1 s after: a turn was answered" in done.stderr
     written = (tmp_path / "rank_0.txt").read_text()
-    assert "in hanging_reward" in written and "in _end_stalled" in written
+    assert "in hanging_reward" in written and "in _write_record" in written
     assert not psutil.pid_exists(int(done.stdout))
 
 
@@ -67,6 +67,23 @@ def test_who_beats_is_left_alone_and_leaves_nothing(tmp_path: Path) -> None:
     done = run(tmp_path / "stalls", "[(beat('x'), time.sleep(0.1)) for _ in range(25)]")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "stalls").exists()
+
+
+def test_a_run_that_moves_on_before_it_is_ended_is_left_alone(tmp_path: Path) -> None:
+    moves_late = "[(time.sleep(2.3), beat('late')) for _ in range(2)]; time.sleep(0.5)"
+    done = run(tmp_path, moves_late, timeout=2.0)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("but now something does, and the run goes on") == 2
+    assert "in hanging_reward" in (tmp_path / "rank_0.txt").read_text()
+
+
+def test_records_of_an_attempt_before_are_not_shown_as_this_ones(tmp_path: Path) -> None:
+    for name in ("rank_0", "rank_1"):
+        (tmp_path / f"{name}.txt").write_text(f"{name}: step 77, of the attempt before")
+    done = run(tmp_path, "threading.Event().wait()")
+    assert done.returncode == STALLED
+    assert "rank_0: step 3, reward" in done.stderr and "step 77" not in done.stderr
+    assert "step 77" in (tmp_path / "rank_1.txt.old").read_text()
 
 
 def test_who_waits_for_a_rank_that_moves_is_left_alone_and_all_write_when_none_does(

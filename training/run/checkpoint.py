@@ -1,19 +1,23 @@
 """Saves a run's checkpoints while it goes on; `CheckpointSaver` does it, one at a time.
 
     checkpoint_contents.py   what a checkpoint holds
-    checkpoint_folders.py    how its folder gets its name, is found again, checked and pruned
+    checkpoint_names.py      how its folder gets its name
+    checkpoint_manifest.py   how its files are checked
+    checkpoint_folders.py    how it is found again, and pruned
 
 Invariant: a save that fails costs that checkpoint alone: training goes on, and the older
 checkpoints stay.
 """
 
 import logging
+import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 from training.config.schema.trainer import TrainerConfig
 from training.run.checkpoint_contents import (
@@ -22,12 +26,11 @@ from training.run.checkpoint_contents import (
     save_driver_state,
     save_in_flight,
 )
-from training.run.checkpoint_folders import (
+from training.run.checkpoint_folders import prune, saved_steps
+from training.run.checkpoint_names import (
     complete_checkpoint,
     give_name,
     make_temporary,
-    prune,
-    saved_steps,
     start_checkpoint,
 )
 from training.run.worker_group_protocol import TrainedGroup
@@ -37,6 +40,9 @@ logger = logging.getLogger(__name__)
 # With trainer.save_freq=null: seconds of training that a crash may cost, and checkpoints that stay.
 SAVE_EVERY_S = 600.0
 TIMED_SAVES_KEPT = 2
+# How long a save is waited for when a rank has failed: the others may stand in the midst of a
+# collective, and never come to answer.
+FAILED_RANK_WAIT_S = 60.0
 
 
 class CheckpointError(OSError):
@@ -122,6 +128,57 @@ class CheckpointSaver:
         give_name(temporary, folder)
         return folder
 
+    @contextmanager
+    def ends_saves(self, last_whole: Callable[[], DriverSnapshot | None]) -> Iterator[None]:
+        """Waits for the save under way, however the block ends; its error is what is raised.
+
+        Args:
+            last_whole: the end of the last step, which an interrupted block saves first; None: its
+                weights are in the midst of a step.
+        Raises:
+            CheckpointError: the block, or what interrupted it, ended well, and the last save did
+                not.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            snapshot = last_whole()
+            if snapshot is None:
+                self._wait_after_error(math.inf)
+            else:
+                self.save_interrupted(snapshot)
+            raise
+        except BaseException as error:
+            of_a_rank = type(error).__module__.startswith("ray.")
+            self._wait_after_error(FAILED_RANK_WAIT_S if of_a_rank else math.inf)
+            raise
+        self.close()
+
+    def _wait_after_error(self, longest_s: float) -> None:
+        """Waits for the save under way; what goes wrong with it is logged."""
+        if self._folder is None:
+            return
+        logger.warning("the checkpoint of step %d is being written: waiting for it", self.step)
+        if longest_s == math.inf:
+            self._poll_to_the_end()
+            return
+        waiting = Thread(target=self._poll_to_the_end, name="last checkpoint", daemon=True)
+        waiting.start()
+        waiting.join(longest_s)
+        if waiting.is_alive():
+            logger.error(
+                "no checkpoint of step %d: the ranks have not answered for %g s",
+                self.step,
+                longest_s,
+            )
+
+    def _poll_to_the_end(self) -> None:
+        try:
+            self.poll(wait=True)
+        # A rank that died raises errors of Ray's.
+        except Exception as error:
+            logger.error("no checkpoint of step %d in %s: %s", self.step, self.run_dir, error)
+
     def save_interrupted(self, snapshot: DriverSnapshot) -> None:
         """Saves the last step of a run that ends before its time, if that is not saved yet.
 
@@ -172,7 +229,10 @@ class CheckpointSaver:
 
     def _complete(self, folder: Path) -> None:
         step = complete_checkpoint(folder)
-        prune(self.run_dir, step, keep_actor=self._keep_actor, keep_critic=self._keep_critic)
+        try:
+            prune(self.run_dir, step, keep_actor=self._keep_actor, keep_critic=self._keep_critic)
+        except OSError as error:
+            logger.error("step %d is saved, but older ones cannot be removed: %s", step, error)
 
     def close(self) -> None:
         """Waits for the save under way.

@@ -89,8 +89,8 @@ CONTENTS: tuple[Entry, ...] = (
     Entry(
         MANIFEST,
         "size and CRC-32 of every other file",
-        "training/run/checkpoint_folders.py: give_name",
-        "training/run/checkpoint_folders.py: damage",
+        "training/run/checkpoint_manifest.py: write_manifest",
+        "training/run/checkpoint_manifest.py: damage",
     ),
 )
 

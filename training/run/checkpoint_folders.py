@@ -1,117 +1,37 @@
-"""Checkpoint folders: how they get their names, are found again, checked and pruned.
+"""Checkpoint folders: how they are found again, checked and pruned.
 
 Invariant: a folder with the name `global_step_N` is always whole, because a checkpoint is written
-under a temporary name, forced to disk and renamed; older ones go only when a newer one is complete.
-With several nodes the run's folder is one that all of them see. `checkpoint_contents.py` lists what
-a folder holds.
+under a temporary name (`checkpoint_names.py`); older ones go only when a newer one is complete, and
+a run whose checkpoints are gone is not begun anew without a word. With several nodes the run's
+folder is one that all of them see. `checkpoint_contents.py` lists what a folder holds.
 """
 
-import json
 import logging
-import math
 import re
 import shutil
-import uuid
-import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from training.run.checkpoint_contents import CRITIC, DRIVER_STATE, LATEST, MANIFEST
-from training.run.files import force_to_disk, write_atomically
+from training.run.checkpoint_contents import CRITIC, DRIVER_STATE, LATEST
+from training.run.checkpoint_manifest import damage, take_from_manifest
+from training.run.checkpoint_names import (
+    TEMPORARY,
+    finish_name,
+    finish_naming,
+    folder_of_step,
+    remove_checkpoint,
+)
+from training.run.trackers import read_records
 
 logger = logging.getLogger(__name__)
-
-TEMPORARY = ".incomplete"
-# Bytes of a file that are read at once for its checksum.
-BLOCK = 1 << 22
-
-
-def folder_of_step(run_dir: Path, step: int) -> Path:
-    """Returns the folder of a step's checkpoint."""
-    return run_dir / f"global_step_{step}"
+# Of the metrics of a step that began to save.
+SAVE_TIME = "timing_s/save_checkpoint"
+# The second save begins when the first has ended, so that there has been a checkpoint.
+SAVES_OF_A_CHECKPOINT = 2
 
 
-# Writing
-
-
-def start_checkpoint(run_dir: Path, step: int) -> Path:
-    """Makes a temporary folder, which `complete_checkpoint` renames to `global_step_N`."""
-    return make_temporary(folder_of_step(run_dir, step))
-
-
-def make_temporary(folder: Path) -> Path:
-    """Makes a temporary folder beside `folder`, in whose place it will be put.
-
-    Its name is used once: workers of a run that was killed may still be writing into theirs.
-    """
-    temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
-    temporary.mkdir(parents=True)
-    return temporary
-
-
-def complete_checkpoint(temporary: Path) -> int:
-    """Writes the manifest, forces the folder to disk, and gives it its name; returns the step.
-
-    It takes the place of an older checkpoint of this step.
-    """
-    final = temporary.with_name(temporary.name.split(".")[0])
-    give_name(temporary, final)
-    step = int(final.name.removeprefix("global_step_"))
-    write_atomically(final.with_name(LATEST), str(step))
-    return step
-
-
-def give_name(temporary: Path, final: Path) -> None:
-    """Writes the manifest, forces the folder to disk, and renames it; what had the name goes."""
-    files = {
-        str(path.relative_to(temporary)): _fingerprint(path)
-        for path in temporary.rglob("*")
-        if path.is_file()
-    }
-    (temporary / MANIFEST).write_text(json.dumps(files))
-    force_to_disk(temporary)
-    remove_checkpoint(final)
-    temporary.rename(final)
-
-
-def _fingerprint(path: Path) -> list[int]:
-    """Returns [bytes, CRC-32]: enough against accidents.
-
-    Reading a checkpoint runs no code, so none need be trusted.
-    """
-    checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            checksum = zlib.crc32(block, checksum)
-    return [path.stat().st_size, checksum]
-
-
-# Finding and checking
-
-
-def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
-    """Returns what is wrong with a checkpoint's files, None where nothing is.
-
-    Args:
-        needs: the workers' folders of which the manifest must list files.
-    """
-    try:
-        files = json.loads((folder / MANIFEST).read_text())
-        changed = [
-            name for name, written in files.items() if _fingerprint(folder / name) != written
-        ]
-    # The manifest, or a file of it, is gone, or it is no table of files.
-    except (OSError, ValueError, AttributeError) as error:
-        return str(error)
-    # The driver's state is a file of no folder, and stands for itself.
-    listed = {name.split("/")[0] for name in files}
-    missing = [name for name in (DRIVER_STATE, *needs) if name not in listed]
-    if missing:
-        return f"{MANIFEST} lists no {', '.join(missing)}"
-    if changed:
-        return f"{changed[0]} has changed since it was written"
-    return None
+class CannotResume(FileNotFoundError, ValueError):
+    """Reports that a run cannot go on as it is told to: what is there, and the fix."""
 
 
 def saved_steps(run_dir: Path, needs: Sequence[str] = ()) -> list[int]:
@@ -139,31 +59,35 @@ def find_checkpoint(
         needs: the workers' folders that it must hold.
         folder: the one to resume from, whatever the settings say.
     Raises:
-        FileNotFoundError: there is none with all that is needed, though there are checkpoints, or
-            `resume_path` names none.
-        ValueError: the one that `resume_path` names is damaged.
+        CannotResume: there is none with all that is needed, though there are checkpoints or were;
+            or the one that `resume_path` names is none, or damaged.
+    What a kill left whole without its name gets it first.
     """
-    if folder is not None:
-        return _named_checkpoint(folder, needs)
+    named = folder
+    if named is None and resume_mode == "resume_path":
+        named = Path(str(resume_from_path))
+    finish_naming(run_dir, go_on=named is None and resume_mode == "auto")
+    if named is not None:
+        return _named_checkpoint(named, needs)
     if resume_mode == "disable":
         return None
-    if resume_mode == "resume_path":
-        return _named_checkpoint(Path(str(resume_from_path)), needs)
     return _latest_checkpoint(run_dir, needs)
 
 
 def _named_checkpoint(path: Path, needs: Sequence[str]) -> Path:
     """Returns the checkpoint that `trainer.resume_from_path` names, once it is checked."""
+    if path.parent.is_dir():
+        finish_name(path)
     missing = [name for name in (DRIVER_STATE, *needs) if not (path / name).exists()]
     if missing:
-        raise FileNotFoundError(
+        raise CannotResume(
             f"trainer.resume_from_path={path} holds no {', '.join(missing)}; name a complete "
             "global_step_N folder, or have what is missing start anew with "
             "trainer.resume_with_changes=true"
         )
     problem = damage(path, needs)
     if problem is not None:
-        raise ValueError(f"trainer.resume_from_path={path} is damaged: {problem}")
+        raise CannotResume(f"trainer.resume_from_path={path} is damaged: {problem}")
     return path
 
 
@@ -172,42 +96,77 @@ def _latest_checkpoint(run_dir: Path, needs: Sequence[str]) -> Path | None:
 
     The folder may hold later steps of another, abandoned run.
     """
-    latest = math.inf
-    with suppress(FileNotFoundError, ValueError):
-        latest = int((run_dir / LATEST).read_text())
-    steps = [step for step in saved_steps(run_dir, needs) if step <= latest]
-    if not steps and saved_steps(run_dir):
-        raise FileNotFoundError(
+    steps = _steps_of_this_run(run_dir)
+    if not steps:
+        _require_that_none_was_saved(run_dir)
+        return None
+    fitting = [step for step in saved_steps(run_dir, needs) if step in steps]
+    if not fitting:
+        raise CannotResume(
             f"{run_dir} has checkpoints, but none with {', '.join(needs)} as this run needs; "
             "trainer.resume_with_changes=true starts what is missing anew, "
             "trainer.resume_mode=disable the whole run; or take another trainer.default_local_dir"
         )
-    for step in reversed(steps):
+    for step in reversed(fitting):
         folder = folder_of_step(run_dir, step)
         problem = damage(folder, needs)
         if problem is None:
             return folder
         logger.error("%s is damaged (%s) and left out; the one before it is taken", folder, problem)
-    if steps:
-        raise FileNotFoundError(
-            f"every checkpoint in {run_dir} is damaged; trainer.resume_mode=disable starts anew"
+    raise CannotResume(
+        f"every checkpoint in {run_dir} is damaged; trainer.resume_mode=disable starts anew"
+    )
+
+
+def _steps_of_this_run(run_dir: Path) -> list[int]:
+    """Lists the steps of the checkpoints up to the one that LATEST names, which must be there."""
+    steps = saved_steps(run_dir)
+    file = run_dir / LATEST
+    if not file.exists():
+        return steps
+    text = file.read_text(errors="replace").strip()
+    if not text.isdecimal():
+        logger.warning("%s names no step (%.40r); the newest checkpoint is taken", file, text)
+        return steps
+    latest = int(text)
+    if latest not in steps:
+        earlier = [step for step in steps if step < latest]
+        go_on = "its folder is to be put back"
+        if earlier:
+            before = folder_of_step(run_dir, earlier[-1])
+            go_on += (
+                "; trainer.resume_mode=resume_path with "
+                f"trainer.resume_from_path={before} goes on from that one"
+            )
+        raise CannotResume(
+            f"{file} names step {latest}, and {folder_of_step(run_dir, latest)} is not there: "
+            f"{go_on}; trainer.resume_mode=disable starts anew"
         )
-    return None
+    return [step for step in steps if step <= latest]
+
+
+def _require_that_none_was_saved(run_dir: Path) -> None:
+    """Raises CannotResume where the run's metrics tell of checkpoints, which are gone."""
+    metrics = run_dir / "metrics.jsonl"
+    if not metrics.exists():
+        return
+    records = list(read_records(metrics))
+    saves = [record["step"] for record in records if SAVE_TIME in record]
+    if len(saves) >= SAVES_OF_A_CHECKPOINT:
+        raise CannotResume(
+            f"{metrics} tells of {records[-1]['step']} steps and of saving steps {saves[0]} to "
+            f"{saves[-1]}, and {run_dir} holds no checkpoint: put its global_step_N folders back; "
+            "trainer.resume_mode=disable starts anew, and keeps the metrics as metrics.jsonl.old"
+        )
 
 
 # Removing
 
 
-def remove_checkpoint(folder: Path) -> None:
-    """Removes a checkpoint, so that a removal cut short never leaves half of one to be found."""
-    if folder.exists():
-        doomed = folder.rename(folder.with_name(f"{folder.name}.old{TEMPORARY}"))
-        shutil.rmtree(doomed, ignore_errors=True)
-
-
 def set_aside(run_dir: Path) -> None:
     """Renames another run's checkpoints to global_step_N.old, out of the way of one that begins."""
-    (run_dir / LATEST).unlink(missing_ok=True)
+    for name in (LATEST, f"{LATEST}.tmp"):
+        (run_dir / name).unlink(missing_ok=True)
     for step in saved_steps(run_dir):
         folder = folder_of_step(run_dir, step)
         shutil.rmtree(f"{folder}.old", ignore_errors=True)
@@ -228,7 +187,10 @@ def prune(run_dir: Path, step: int, *, keep_actor: int | None, keep_critic: int 
     for old in _all_but_newest(steps, keep_actor):
         remove_checkpoint(folder_of_step(run_dir, old))
     for old in _all_but_newest(steps, keep_critic):
-        remove_checkpoint(folder_of_step(run_dir, old) / CRITIC)
+        folder = folder_of_step(run_dir, old)
+        if (folder / CRITIC).exists():
+            take_from_manifest(folder, CRITIC)
+            remove_checkpoint(folder / CRITIC)
 
 
 def _all_but_newest(steps: Sequence[int], keep: int | None) -> Sequence[int]:

@@ -1,22 +1,46 @@
 """Writes files so that a kill or a crash leaves the old file or the new one, never a part."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes a file under a temporary name, forces it to disk, and renames it."""
+    temporary_beside(path, text).replace(path)
+
+
+def temporary_beside(path: Path, text: str) -> Path:
+    """Writes what a file is to hold to FILE.tmp, forces it to disk, and returns that."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    force_to_disk(temporary)
-    temporary.replace(path)
+    with naming(path):
+        temporary.write_text(text)
+        force_to_disk(temporary)
+    return temporary
 
 
-def force_to_disk(written: Path) -> None:
-    """Calls fsync on a file, or a folder and all below it, so that a rename cannot overtake it."""
-    for path in [written, *written.rglob("*")]:
+def force_to_disk(written: Path, *, below: bool = True) -> None:
+    """Calls fsync on a file, or a folder and all below it, so that a rename cannot overtake it.
+
+    Args:
+        below: with a folder, whatever lies in it, too; otherwise its names alone.
+    """
+    paths = [written, *written.rglob("*")] if below else [written]
+    for path in paths:
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names the file in an error of the block that names none, as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error

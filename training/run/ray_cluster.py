@@ -48,9 +48,16 @@ def ray_cluster(config: PPOConfig) -> Iterator[None]:
 
     handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     try:
-        ray.init(**settings)
-        # Ray has put a handler of its own.
-        set_handlers(handlers)
+        try:
+            ray.init(**settings)
+        except SystemExit as error:
+            # Of Ray's own handler: the signal was for the run.
+            set_handlers(handlers)
+            if error.code == signal.SIGTERM:
+                signal.raise_signal(signal.SIGTERM)
+            raise
+        finally:
+            set_handlers(handlers)
         yield
     finally:
         started = psutil.Process().children(recursive=True)

@@ -13,6 +13,7 @@ import yaml
 
 from training.config import PPOConfig
 from training.config.reference import to_yaml
+from training.run.files import write_atomically
 
 logger = logging.getLogger(__name__)
 # Settings that say how a run is resumed, not how it trains.
@@ -34,41 +35,55 @@ def record_config(run_dir: Path, config: PPOConfig, step: int) -> None:
     path = run_dir / "config.yaml"
     text = to_yaml(config)
     if config.trainer.val_only and path.exists():
-        (run_dir / "config.validation.yaml").write_text(text)
+        write_atomically(run_dir / "config.validation.yaml", text)
         return
     earlier = [file for file in run_dir.glob("config.*.yaml") if file.suffixes[0][1:].isdigit()]
     if step == 0:
         for file in earlier:
             file.unlink()
     elif path.exists():
-        changes = _changes(path.read_text(), text)
+        before = path.read_text(errors="replace")
+        changes = _changes(path, before, text)
         if changes:
             kept = run_dir / f"config.{len(earlier) + 1}.yaml"
             first = _last_recorded_step(earlier) + 1
-            kept.write_text(f"# steps {first} to {step}\n{path.read_text()}")
+            write_atomically(kept, f"# steps {first} to {step}\n{before}")
             logger.warning(
                 "the run goes on from step %s with other settings (those before: %s):\n  %s",
                 step,
                 kept.name,
                 "\n  ".join(changes),
             )
-    path.write_text(text)
+    write_atomically(path, text)
 
 
 def _last_recorded_step(files: list[Path]) -> int:
     """Reads the last step that earlier settings' first lines name; 0 where none does."""
     last = 0
     for file in files:
-        header = re.match(r"# steps \d+ to (\d+)", file.read_text())
+        header = re.match(r"# steps \d+ to (\d+)", file.read_text(errors="replace"))
         if header:
             last = max(last, int(header[1]))
     return last
 
 
-def _changes(before: str, after: str) -> list[str]:
-    """Lists the settings that differ between two files, as "key: old -> new"."""
-    old = _flat_settings(before)
+def _changes(path: Path, before: str, after: str) -> list[str]:
+    """Lists the settings that differ between a file's text and another, as "key: old -> new".
+
+    A file that cannot be read is said, and has no settings.
+    """
     new = _flat_settings(after)
+    try:
+        old = _flat_settings(before)
+    except (yaml.YAMLError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        logger.warning(
+            "%s cannot be read (%s), so that nothing tells with which settings the steps before "
+            "were made; it is written anew",
+            path,
+            reason,
+        )
+        return []
     changes = []
     for key in {**old, **new}:
         if key not in RESUME_SETTINGS and old.get(key) != new.get(key):
@@ -77,5 +92,12 @@ def _changes(before: str, after: str) -> list[str]:
 
 
 def _flat_settings(text: str) -> dict[str, Any]:
-    """Reads a YAML file's settings by dotted key."""
-    return pd.json_normalize(yaml.safe_load(text)).iloc[0].to_dict()
+    """Reads a YAML file's settings by dotted key.
+
+    Raises:
+        YAMLError, ValueError: it is not YAML, or holds no settings.
+    """
+    settings = yaml.safe_load(text)
+    if not isinstance(settings, dict):
+        raise ValueError("it is empty" if settings is None else "it holds no settings")
+    return pd.json_normalize(settings).iloc[0].to_dict()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from training.config.loader import ConfigError
+from training.run.files import naming
 
 logger = logging.getLogger(__name__)
 OWNER_FILE = "owner.json"
@@ -25,12 +26,13 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         ConfigError: another process holds it; it names process id and host.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / OWNER_FILE).open("a+") as file:
+    # Unbuffered: what has no room is not written again when the file is closed.
+    with (run_dir / OWNER_FILE).open("a+b", buffering=0) as file:
         file.seek(0)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            holder = file.read() or "another process"
+            holder = file.read().decode(errors="replace") or "another process"
             problem = (
                 f"trainer.default_local_dir={run_dir} is held by {holder}; end that run, or choose "
                 "another folder"
@@ -41,18 +43,19 @@ def run_lock(run_dir: Path) -> Iterator[None]:
                 "%s cannot be locked, so nothing keeps a second run out: %s", run_dir, error
             )
         else:
-            previous = file.read()
+            previous = file.read().decode(errors="replace")
             if previous:
                 logger.warning(
                     "%s: the run of %s did not come to its end; its folder is taken over",
                     run_dir,
                     previous,
                 )
-        file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-        file.flush()
-        # For other nodes of a shared file system, which look at it.
-        os.fsync(file.fileno())
+        with naming(run_dir / OWNER_FILE):
+            file.truncate(0)
+            owner = {"pid": os.getpid(), "host": socket.gethostname()}
+            file.write(json.dumps(owner).encode())
+            # For other nodes of a shared file system, which look at it.
+            os.fsync(file.fileno())
         try:
             yield
         finally:

@@ -14,15 +14,17 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from training.run.files import write_atomically
+from training.run.files import naming, write_atomically
 
 logger = logging.getLogger(__name__)
 
+# How metrics.jsonl writes numbers that JSON has no form for.
+NOT_FINITE = ("nan", "inf", "-inf")
 # What the console's line of a step shows, in this order: label -> metric, format.
 CONSOLE_COLUMNS = {
     "reward": ("critic/score/mean", "7.4f"),
@@ -131,7 +133,10 @@ class Tracking(AbstractContextManager["Tracking"]):
     def _warn(self, name: str, error: Exception) -> None:
         if name not in self._warned:
             logger.warning(
-                "tracker %s failed, the run goes on without its records: %r", name, error
+                "tracker %s failed, the run goes on without its records: %s: %s",
+                name,
+                type(error).__name__,
+                error,
             )
         self._warned.add(name)
 
@@ -198,16 +203,25 @@ class FileTracker:
                 cut_back(path, resume_step)
             else:
                 path.replace(path.with_name(path.name + ".old"))
-        self.file = path.open("a", encoding="utf-8")
+        self.path = path
+        # Unbuffered: what cannot be written is taken back, and does not come later.
+        self.file = path.open("ab", buffering=0)
 
     def log(self, data: Mapping[str, float], step: int) -> None:
-        """Writes the step's line and forces it to disk."""
+        """Writes the step's line and forces it to disk; a line without room leaves nothing."""
         record: dict[str, float | str] = {"step": step}
         for key, value in data.items():
             record[key] = value if math.isfinite(value) else str(value)
-        self.file.write(json.dumps(record) + "\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        line = (json.dumps(record) + "\n").encode()
+        before = self.file.seek(0, os.SEEK_END)
+        try:
+            with naming(self.path):
+                while line:
+                    line = line[self.file.write(line) :]
+                os.fsync(self.file.fileno())
+        except OSError:
+            self.file.truncate(before)
+            raise
 
     def close(self) -> None:
         """Closes the file."""
@@ -215,7 +229,7 @@ class FileTracker:
 
 
 def cut_back(path: Path, resume_step: int) -> None:
-    """Drops a metrics file's lines after `resume_step`, and partly written ones, in one rename."""
+    """Drops a metrics file's lines after `resume_step`, and damaged ones, in one rename."""
     lines = []
     for record in read_records(path):
         if record["step"] <= resume_step:
@@ -224,12 +238,36 @@ def cut_back(path: Path, resume_step: int) -> None:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the steps of a metrics file, without the lines that are only partly written."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError):
-            record = json.loads(line)
-            if isinstance(record, dict) and "step" in record:
-                yield record
+    """Yields the steps of a metrics file; a line that holds none, or part of one, is said."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    # Not splitlines, which counts characters within a line, too.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield _read_record(line)
+        except (ValueError, RecursionError) as error:
+            logger.warning("%s, line %d, is damaged and left out: %s", path, number, error)
+
+
+def _read_record(line: str) -> dict[str, Any]:
+    """Reads a line of a metrics file.
+
+    Raises:
+        ValueError: it is not JSON, has no step, or values other than numbers.
+    """
+    record = json.loads(line)
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
+        raise ValueError('it has no "step", which is a whole number')
+    wrong = [key for key, value in record.items() if not _is_number(value)]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is no number")
+    return record
+
+
+def _is_number(value: object) -> bool:
+    """Checks whether a value is a number, or names one that is not finite."""
+    return type(value) in (int, float) or value in NOT_FINITE
 
 
 class TensorBoardTracker:

@@ -5,24 +5,27 @@ worker with the thread of the pool that makes its calls. An episode holds a slot
 reply of its `finish`; the slot then serves the next episode of its spec. After a failure the slot
 is thrown away: its agent is closed in the background, its env worker killed if that takes too long.
 
-    caller's thread   reset/step/finish                                               poll
-    an event loop's   `_answer`: waits for a permit (num_workers at a time, FIFO)     -> replies
-    the slot's        `_serve`: worker.call -- or, at the call's deadline, env_timeout --^
+    caller's thread   reset/step/finish: the call begins, or waits for its turn (FIFO)    poll
+    the slot's        `_make_calls`: worker.call -----------------------------------> replies
+    the watch's       `_watch`: looks at calls near their deadline -- env_timeout -------^
 
-Invariant: every accepted call gets exactly one StepReply, whatever user code does: `_answer` is one
-coroutine a call, and puts out that of the env worker or that of the deadline; what a discarded
+A call begins when there is a permit (`num_workers` at a time), and in pace: threads that wake all
+at once would only fight for the interpreter, so no more than PACED_CALLS are at their very
+beginning. What is not answered after PACE_S is at work or asleep, and makes room.
+
+Invariant: every accepted call gets exactly one StepReply, whatever user code does: that of the env
+worker or that of the watch, whichever takes `slot.call` first under the lock; what a discarded
 slot's worker replies later is dropped.
 """
 
-import asyncio
 import contextlib
 import math
 import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -31,14 +34,11 @@ from custom.confine import Limits
 from custom.env import Task
 from custom.env_calls import Abandoned
 from custom.trial import MAX_TRIAL_S
+from workers.environments.calls import Answer as Answer
+from workers.environments.calls import PendingCall, Slot
 from workers.environments.fork_server import ForkServer
-from workers.environments.reply import Call, StepReply, WorkerLost, crashed, overdue
-from workers.environments.workers import EnvWorker, Isolation, make_worker, pickled
-
-# The episode's key, and the reply.
-Answer = tuple[Any, StepReply]
-# A call on its way to a slot's thread: the future of its reply, its kind, its arguments.
-PendingCall = tuple[asyncio.Future[StepReply], Call, tuple[Any, ...]]
+from workers.environments.reply import Call, StepReply, WorkerLost, crashed, held_up, overdue
+from workers.environments.workers import Isolation, make_worker, pickled
 
 # The longest that closing an agent may take.
 MAX_CLOSE_S = 5.0
@@ -51,6 +51,11 @@ MAX_TRIAL_STEP_S = 120.0
 GRACE_S = 0.25
 # How much longer shutdown waits for the threads of env workers that were killed.
 LAST_JOIN_S = {"thread": 0.5, "process": 5.0, "ray": 10.0}
+# So many calls are at their very beginning, and a call is for so many seconds.
+PACED_CALLS = max(4, os.cpu_count() or 1)
+PACE_S = 0.002
+# The watch looks at least so often: a call so rarely has to wake it.
+LOOK_S = 10.0
 
 
 class CannotBuild(ValueError):
@@ -59,26 +64,6 @@ class CannotBuild(ValueError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
-
-
-@dataclass(eq=False)
-class Slot:
-    """Joins an env worker and the thread that makes its calls.
-
-    Attributes:
-        inbox: its calls; None ends the thread.
-        built: its agent is made.
-        discarded: it serves no further episode.
-        used_s: the environment's own time in this episode.
-    """
-
-    spec_index: int
-    worker: EnvWorker
-    thread: threading.Thread = field(init=False)
-    inbox: SimpleQueue[PendingCall | None] = field(default_factory=SimpleQueue)
-    built: bool = False
-    discarded: bool = False
-    used_s: float = 0.0
 
 
 class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]):
@@ -94,10 +79,12 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         step_timeout_s: the longest that one reset, step or finish may take; None: for ever.
         episode_timeout_s: the longest that an episode's reset and steps may take together, and its
             finish if step_timeout_s is None.
+        step_wall_timeout_s: the longest that a call with a deadline may take by the wall's clock,
+            if that is longer; None: for ever.
         limits: what a process of an environment's may have.
 
-    Deadlines count the environment's own time (`task_clock`): what it computes, and what it waits
-    for; not the time for which a busy machine keeps it from running.
+    Deadlines count the environment's own time (`TaskClock`): what it computes, and what it waits
+    for; not the time for which a busy machine keeps it from running, but by `step_wall_timeout_s`.
 
     Raises:
         ValueError: a spec does not pickle for another process.
@@ -111,34 +98,46 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         num_workers: int | None = None,
         step_timeout_s: float | None = None,
         episode_timeout_s: float | None = None,
+        step_wall_timeout_s: float | None = None,
         limits: Limits | None = None,
     ) -> None:
         self.isolation = isolation
+        self.num_workers = num_workers or sys.maxsize
         self.step_timeout_s = math.inf if step_timeout_s is None else step_timeout_s
         self.episode_timeout_s = math.inf if episode_timeout_s is None else episode_timeout_s
+        self.wall_timeout_s = math.inf if step_wall_timeout_s is None else step_wall_timeout_s
         self.close_timeout_s = min(MAX_CLOSE_S, self.step_timeout_s)
         self._specs: list[AgentSpec] | list[bytes] = list(specs)
         if isolation != "thread":
             self._specs = [pickled(spec) for spec in specs]
         self._names = [environment_name(spec.source) for spec in specs]
         self._fork_server = ForkServer((spec.environment for spec in specs), limits or Limits())
-        self._schemas: dict[int, list[dict[str, Any]] | None] = {}
         self._replies: SimpleQueue[Answer] = SimpleQueue()
         # The slots whose threads live; nobody kills a worker whose thread has left them.
         self._slots: set[Slot] = set()
+        self._leaving = threading.Lock()
+        # All below is read and written under this lock; `_nearer` wakes the watch.
         self._lock = threading.Lock()
+        self._nearer = threading.Condition(self._lock)
+        self._schemas: dict[int, list[dict[str, Any]] | None] = {}
         # The slots of each spec that wait for an episode.
         self._free: list[list[Slot]] = [[] for _ in specs]
         self._episodes: dict[Hashable, Slot] = {}
-        # So many calls at once.
-        self._permits = asyncio.Semaphore(num_workers or sys.maxsize)
-        # So many agents are made at once: imports of many would starve each other.
-        self._builds = asyncio.Semaphore(os.cpu_count() or 1)
+        # Calls that wait for their turn; so many agents are made at once as there are processors:
+        # imports of many would starve each other.
+        self._waiting: deque[PendingCall] = deque()
+        self._to_build: deque[PendingCall] = deque()
+        self._num_building = 0
+        self._running: set[PendingCall] = set()
+        # Of those that run, the ones at their very beginning, and how many of these there may be.
+        self._num_new = 0
+        self._most_new = PACED_CALLS
+        # Discarded slots, and when each is killed.
+        self._closing: dict[Slot, float] = {}
+        self._next_look = math.inf
         self._closed = False
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="environments", daemon=True
-        )
+        self._stopped = False
+        self._thread = threading.Thread(target=self._watch, name="environments", daemon=True)
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
@@ -152,28 +151,32 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             CannotBuild: agents cannot be built; the pool is then shut down.
         """
         missing = [index for index in range(len(self._specs)) if index not in self._schemas]
-        slots = [self._new_slot(index) for index in missing]
-        building = [
-            asyncio.run_coroutine_threadsafe(self._build(slot), self._loop) for slot in slots
-        ]
+        built: SimpleQueue[Answer] = SimpleQueue()
+        for index in missing:
+            slot = self._new_slot(index)
+            # No episode's key is like it.
+            key = ("build", index)
+            build = PendingCall(slot, key, "build", (self._specs[index],), built)
+            with self._lock:
+                self._to_build.append(build)
+                self._begin_calls()
+        replies = dict(built.get() for _ in missing)
         problems = []
-        for slot, future in zip(slots, building, strict=True):
-            reply = future.result()
+        for index in missing:
+            reply = replies["build", index]
             if reply.failure:
-                name = self._names[slot.spec_index]
+                name = self._names[index]
                 problems.append(f"environment {name} cannot be built: {reply.error}")
         if problems:
             self.shutdown()
             raise CannotBuild(problems)
-        for slot in slots:
-            self._free[slot.spec_index].append(slot)
         return [self._schemas[index] for index in range(len(self._specs))]
 
     # The caller's side
 
     def reset(self, key: Hashable, spec_index: int, seed: int, task: Task | None = None) -> None:
         """Starts an episode of a spec under a key of the caller's choice."""
-        self._begin(key, spec_index, "reset", (seed, task))
+        self._begin_episode(key, spec_index, "reset", (seed, task))
 
     def trial(
         self,
@@ -185,7 +188,7 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         task: Task | None = None,
     ) -> None:
         """Lets an agent play some episodes by itself (custom/agent.py); needs no `finish`."""
-        self._begin(key, spec_index, "trial", (seed, episodes, max_turn, task))
+        self._begin_episode(key, spec_index, "trial", (seed, episodes, max_turn, task))
 
     def step(self, key: Hashable, text: str) -> None:
         """Sends the policy's response."""
@@ -206,99 +209,128 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
 
     def shutdown(self) -> None:
         """Closes every environment, all at once, and kills what does not close in time."""
-        if self._closed:
-            return
-        self._closed = True
-        slots = list(self._slots)
-        # Calls that have not begun are dropped.
-        for slot in slots:
-            slot.discarded = True
-        asyncio.run_coroutine_threadsafe(self._close(slots), self._loop).result()
-        # The loop kills what has not closed by then.
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            # Calls that have not begun are dropped, and so are the replies of those that have.
+            self._waiting.clear()
+            self._to_build.clear()
+            self._running.clear()
+            slots = list(self._slots)
+            for slot in slots:
+                slot.call = None
+                self._discard(slot)
+        # The watch kills what has not closed by then.
         killed_at = time.monotonic() + self.close_timeout_s + GRACE_S
         last = killed_at + LAST_JOIN_S[self.isolation]
         for slot in slots:
             slot.thread.join(max(0.0, last - time.monotonic()))
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._lock:
+            self._stopped = True
+            self._nearer.notify()
         self._thread.join()
-        self._loop.close()
         self._fork_server.stop()
 
-    def _begin(self, key: Hashable, spec_index: int, kind: Call, args: tuple[Any, ...]) -> None:
+    def _begin_episode(
+        self, key: Hashable, spec_index: int, kind: Call, args: tuple[Any, ...]
+    ) -> None:
         """Takes a slot for a new episode, and submits its first call."""
         if self._closed:
             raise RuntimeError("the environment pool is shut down")
-        free = self._free[spec_index]
-        slot = free.pop() if free else self._new_slot(spec_index)
+        with self._lock:
+            free = self._free[spec_index]
+            slot = free.pop() if free else None
+        if slot is None:
+            slot = self._new_slot(spec_index)
         slot.used_s = 0.0
         self._episodes[key] = slot
         self._submit(slot, key, kind, args)
 
     def _submit(self, slot: Slot, key: Hashable, kind: Call, args: tuple[Any, ...]) -> None:
-        asyncio.run_coroutine_threadsafe(self._answer(slot, key, kind, args), self._loop)
+        """Lets a call begin when it is its turn, behind the making of its agent."""
+        call = PendingCall(slot, key, kind, args, self._replies)
+        with self._lock:
+            if slot.built:
+                self._waiting.append(call)
+            else:
+                spec = self._specs[slot.spec_index]
+                build = PendingCall(slot, key, "build", (spec,), self._replies, behind=call)
+                self._to_build.append(build)
+            self._begin_calls()
 
     def _new_slot(self, spec_index: int) -> Slot:
         slot = Slot(spec_index, make_worker(self.isolation, self._fork_server))
         slot.thread = threading.Thread(
             target=self._serve, args=(slot,), name="environment", daemon=True
         )
-        with self._lock:
+        with self._leaving:
             self._slots.add(slot)
         slot.thread.start()
         return slot
 
-    # The loop's side
+    # Under the lock
 
-    async def _answer(self, slot: Slot, key: Hashable, kind: Call, args: tuple[Any, ...]) -> None:
-        """Answers a call and decides what becomes of the slot."""
-        ends_episode = kind in ("finish", "trial")
-        reply = StepReply() if slot.built else await self._build(slot)
-        if not reply.failure:
-            async with self._permits:
-                reply = await self._ask(slot, kind, args, self._limit(slot, kind))
+    def _begin_calls(self) -> None:
+        """Begins the calls whose turn it is."""
+        num_free = self.num_workers - len(self._running)
+        while self._to_build and num_free > 0 and self._num_building < (os.cpu_count() or 1):
+            self._num_building += 1
+            num_free -= 1
+            self._begin(self._to_build.popleft())
+        while self._waiting and num_free > 0 and self._num_new < self._most_new:
+            num_free -= 1
+            self._begin(self._waiting.popleft())
+        if not self._waiting:
+            self._most_new = PACED_CALLS
+        elif num_free > 0:
+            self._look_before(time.monotonic() + PACE_S)
+
+    def _begin(self, call: PendingCall) -> None:
+        slot = call.slot
+        slot.call = call
+        call.limit = self._limit(slot, call.kind)
+        call.begun_at = time.monotonic()
+        call.look_at = call.begun_at + min(call.limit + GRACE_S, self._wall_limit(call))
+        self._running.add(call)
+        self._num_new += 1
+        self._look_before(call.look_at)
+        slot.inbox.put(call)
+
+    def _answer(self, call: PendingCall, reply: StepReply) -> None:
+        """Answers a call that runs, and decides what becomes of its slot."""
+        slot = call.slot
+        slot.call = None
+        self._running.discard(call)
+        self._num_new -= call.is_new
+        if call.kind == "build":
+            self._num_building -= 1
+            if not reply.failure:
+                slot.built = True
+                self._schemas[slot.spec_index] = reply.tools
+        else:
             slot.used_s += reply.seconds
-            if reply.failure:
-                self._discard(slot)
-            elif ends_episode:
-                self._free[slot.spec_index].append(slot)
-        if reply.failure or ends_episode:
-            del self._episodes[key]
-        self._replies.put((key, reply))
+        if call.behind is not None and not reply.failure:
+            self._waiting.append(call.behind)
+        else:
+            self._hand_out(call, reply)
+        self._begin_calls()
 
-    async def _build(self, slot: Slot) -> StepReply:
-        """Makes the slot's agent."""
-        spec = self._specs[slot.spec_index]
-        async with self._builds, self._permits:
-            reply = await self._ask(slot, "build", (spec,), BUILD_TIMEOUT_S)
+    def _hand_out(self, call: PendingCall, reply: StepReply) -> None:
+        """Gives the reply to who awaits it; the slot is free, or of no use, if the episode ends."""
+        slot = call.slot
         if reply.failure:
             self._discard(slot)
-        else:
-            slot.built = True
-            self._schemas[slot.spec_index] = reply.tools
-        return reply
-
-    async def _ask(self, slot: Slot, kind: Call, args: tuple[Any, ...], limit: float) -> StepReply:
-        """Makes the slot's thread do a call; one that runs beyond its limit is answered here."""
-        answer: asyncio.Future[StepReply] = self._loop.create_future()
-        started = time.monotonic()
-        wait_s = limit + GRACE_S
-        slot.inbox.put((answer, kind, args))
-        while True:
-            done, _ = await asyncio.wait([answer], timeout=wait_s)
-            if done:
-                break
-            left = limit + GRACE_S - slot.worker.ran()
-            if left <= 0:
-                return overdue(kind, time.monotonic() - started)
-            # Else the machine kept it from running, or us from reading.
-            wait_s = max(left, GRACE_S)
-        reply = answer.result()
-        if reply.seconds <= limit:
-            return reply
-        return overdue(kind, reply.seconds)
+        elif call.kind not in ("reset", "step"):
+            self._free[slot.spec_index].append(slot)
+        if reply.failure or call.kind in ("finish", "trial"):
+            self._episodes.pop(call.key, None)
+        call.answers.put((call.key, reply))
 
     def _limit(self, slot: Slot, kind: Call) -> float:
         """Returns the longest that the next call may take, in seconds; inf: for ever."""
+        if kind == "build":
+            return BUILD_TIMEOUT_S
         has_step_timeout = self.step_timeout_s < math.inf
         if kind == "trial":
             step_s = self.step_timeout_s if has_step_timeout else MAX_TRIAL_STEP_S
@@ -308,51 +340,113 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         left_of_episode = max(0.0, self.episode_timeout_s - slot.used_s)
         return min(self.step_timeout_s, left_of_episode)
 
+    def _wall_limit(self, call: PendingCall) -> float:
+        """Returns the longest that a call may take by the wall's clock."""
+        if call.limit == math.inf:
+            return math.inf
+        return max(self.wall_timeout_s, call.limit) + GRACE_S
+
     def _discard(self, slot: Slot) -> None:
         """Makes the slot's thread close its agent and end."""
         slot.discarded = True
         slot.inbox.put(None)
-        self._loop.call_later(self.close_timeout_s + GRACE_S, self._kill, slot)
+        killed_at = time.monotonic() + self.close_timeout_s + GRACE_S
+        self._closing[slot] = killed_at
+        self._look_before(killed_at)
+
+    def _look_before(self, then: float) -> None:
+        """Wakes the watch where it would look too late."""
+        if then < self._next_look:
+            self._next_look = then
+            self._nearer.notify()
+
+    # The watch's thread
+
+    def _watch(self) -> None:
+        """Ends what is beyond its deadline, until the pool is shut down."""
+        while True:
+            with self._lock:
+                if self._stopped:
+                    return
+                overdue_slots = self._look(time.monotonic())
+                if not overdue_slots:
+                    self._nearer.wait(self._next_look - time.monotonic())
+            # Not under the lock: ending a process takes long.
+            for slot in overdue_slots:
+                self._kill(slot)
+
+    def _look(self, now: float) -> list[Slot]:
+        """Looks at calls near their deadline, and at new ones where others wait for these.
+
+        Returns:
+            Slots that should have closed by now.
+        """
+        for call in [call for call in self._running if call.look_at <= now]:
+            self._look_at(call, now)
+        has_old = False
+        if self._waiting:
+            for call in self._running:
+                if call.is_new and call.begun_at <= now - PACE_S:
+                    call.is_new = False
+                    self._num_new -= 1
+                    has_old = True
+        # Calls take long, and more and more of them may begin.
+        if has_old:
+            self._most_new *= 2
+        overdue_slots = [slot for slot, killed_at in self._closing.items() if killed_at <= now]
+        for slot in overdue_slots:
+            del self._closing[slot]
+        looks = [call.look_at for call in self._running]
+        self._next_look = min([now + LOOK_S, *looks, *self._closing.values()])
+        self._begin_calls()
+        return overdue_slots
+
+    def _look_at(self, call: PendingCall, now: float) -> None:
+        """Answers a call that is overdue; of one that the machine held up the deadline moves."""
+        wall = now - call.begun_at
+        wall_left = self._wall_limit(call) - wall
+        ran = call.slot.worker.ran()
+        left = call.limit + GRACE_S - ran
+        if left <= 0:
+            self._answer(call, overdue(call.kind, wall))
+            return
+        if wall_left <= 0:
+            self._answer(call, held_up(call.kind, wall, ran, call.limit))
+            return
+        # The machine kept it from running, or us from reading.
+        call.look_at = now + min(max(left, GRACE_S), wall_left)
 
     def _kill(self, slot: Slot) -> None:
-        with self._lock:
+        with self._leaving:
             if slot in self._slots:
                 slot.worker.kill()
-
-    async def _close(self, slots: list[Slot]) -> None:
-        """Drops the calls that wait, and discards all slots."""
-        calls = asyncio.all_tasks() - {asyncio.current_task()}
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
-        for slot in slots:
-            self._discard(slot)
 
     # A slot's thread
 
     def _serve(self, slot: Slot) -> None:
         """Makes the slot's calls until it is discarded, then closes its agent."""
-        # The loop may be closed.
-        with contextlib.suppress(Abandoned, RuntimeError):
+        with contextlib.suppress(Abandoned):
             self._make_calls(slot)
         with contextlib.suppress(Abandoned):
             slot.worker.end()
-        with self._lock:
+        with self._leaving:
             self._slots.discard(slot)
 
     def _make_calls(self, slot: Slot) -> None:
-        """Makes the calls that come, and hands their replies to the loop."""
+        """Makes the calls that come, and answers those that nobody has answered meanwhile."""
         while True:
-            pending = slot.inbox.get()
-            if pending is None or slot.discarded:
+            call = slot.inbox.get()
+            if call is None or slot.discarded:
                 return
-            answer, kind, args = pending
-            started = time.monotonic()
             try:
-                reply = slot.worker.call(kind, args)
+                reply = slot.worker.call(call.kind, call.args)
             except WorkerLost as lost:
-                reply = crashed(str(lost), time.monotonic() - started)
-            self._loop.call_soon_threadsafe(answer.set_result, reply)
+                reply = crashed(str(lost), time.monotonic() - call.begun_at)
+            if reply.seconds > call.limit:
+                reply = overdue(call.kind, reply.seconds)
+            with self._lock:
+                if slot.call is call:
+                    self._answer(call, reply)
 
 
 def environment_name(source: Any) -> str:

@@ -89,6 +89,19 @@ def overdue(kind: Call, seconds: float) -> StepReply:
     )
 
 
+def held_up(kind: Call, seconds: float, ran: float, limit: float) -> StepReply:
+    """Makes the reply of a call that a busy machine kept from its deadline for too long."""
+    return StepReply(
+        failure="env_timeout",
+        error=(
+            f"{kind} was still running after {seconds:.3g} s by the wall's clock "
+            f"(agent.step_wall_timeout_s), though for {ran:.3g} s of its {limit:.3g} s alone: the "
+            "machine is too busy; run fewer environments at once (agent.environment.num_workers)"
+        ),
+        seconds=seconds,
+    )
+
+
 def tool_calls(info: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Takes from a step's info the records of its tool calls, those that are well formed."""
     calls = info.get("tool_calls")

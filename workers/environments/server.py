@@ -7,6 +7,7 @@ imports torch.
 
 import contextlib
 import pickle
+import threading
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,28 +15,36 @@ from typing import Any
 from custom.env import BadRewardFunction, Task
 from custom.env_calls import describe
 from custom.trial import play_trial
-from workers.environments.clock import task_clock
+from workers.environments.clock import TaskClock
 from workers.environments.reply import Call, StepReply, crashed, numbers, tool_calls, write_reply
 
 
 class EnvServer:
-    """Holds one agent with its environment; each kind of `Call` is a method."""
+    """Holds one agent with its environment; each kind of `Call` is a method.
+
+    Args:
+        stale_s: see `TaskClock`, which times the calls.
+    """
 
     agent: Any = None
+
+    def __init__(self, stale_s: float = 0.0) -> None:
+        self.clock = TaskClock(stale_s)
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs one call.
 
         Whatever it raises, SystemExit and KeyboardInterrupt included, becomes the reply's error.
         """
-        started = task_clock()
+        self.clock.begin(f"self/task/{threading.get_native_id()}")
         try:
-            reply = getattr(self, kind)(*args)
-            return replace(reply, seconds=task_clock() - started)
+            reply: StepReply = getattr(self, kind)(*args)
         except BadRewardFunction as error:
-            return StepReply(failure="reward_fault", error=str(error))
+            seconds = self.clock.end()
+            return StepReply(failure="reward_fault", error=str(error), seconds=seconds)
         except BaseException as error:
-            return crashed(describe(error), task_clock() - started)
+            return crashed(describe(error), self.clock.end())
+        return replace(reply, seconds=self.clock.end())
 
     def answer(self, kind: Call, args: tuple[Any, ...]) -> bytes:
         """Runs one call and returns the reply as JSON."""

@@ -8,7 +8,6 @@ imported only where it is asked for.
 import contextlib
 import ctypes
 import logging
-import math
 import pickle
 import threading
 from abc import ABC, abstractmethod
@@ -19,7 +18,7 @@ import cloudpickle
 
 from custom.confine import kill_tree
 from custom.env_calls import Abandoned
-from workers.environments.clock import task_clock
+from workers.environments.clock import STALE_S, TaskClock
 from workers.environments.fork_server import ForkServer
 from workers.environments.reply import Call, StepReply, WorkerLost, read_reply
 from workers.environments.server import EnvServer
@@ -31,23 +30,25 @@ MAX_RAY_ERROR_CHARS = 500
 
 
 class EnvWorker(ABC):
-    """Keeps one agent and runs its calls."""
+    """Keeps one agent and runs its calls.
 
-    # The thread on whose `task_clock` a call's time is counted; None: the wall's clock.
-    _task: str | None = None
-    # What that clock showed when the running call began; inf: no call runs.
-    _began = math.inf
+    Attributes:
+        clock: times the running call, as far as that can be seen from here.
+    """
+
+    def __init__(self) -> None:
+        self.clock = TaskClock(STALE_S)
 
     @abstractmethod
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs a call of `EnvServer` there and waits for it. Raises WorkerLost."""
 
     def ran(self) -> float:
-        """Returns the seconds, on the agent's `task_clock`, since the running call began.
+        """Returns the seconds, on the agent's `TaskClock`, since the running call began.
 
         0 where its reply waits to be read. May be called from any thread.
         """
-        return max(0.0, task_clock(self._task) - self._began)
+        return self.clock.elapsed()
 
     @abstractmethod
     def kill(self) -> None:
@@ -78,13 +79,12 @@ class ThreadWorker(EnvWorker):
     _thread = 0
 
     def __init__(self) -> None:
-        self._server = EnvServer()
+        self._server = EnvServer(STALE_S)
+        self.clock = self._server.clock
 
     def call(self, kind: Call, args: tuple[Any, ...]) -> StepReply:
         """Runs the call here, in the calling thread."""
         self._thread = threading.get_ident()
-        self._task = f"self/task/{threading.get_native_id()}"
-        self._began = task_clock(self._task)
         return self._server.call(kind, args)
 
     def kill(self) -> None:
@@ -105,6 +105,7 @@ class ProcessWorker(EnvWorker):
     """
 
     def __init__(self, fork_server: ForkServer) -> None:
+        super().__init__()
         self._fork_server = fork_server
         self._connection: Connection | None = None
         self._pid: int | None = None
@@ -116,12 +117,11 @@ class ProcessWorker(EnvWorker):
         """Sends the call to the process, which is forked at the first, and waits for the reply."""
         if self._connection is None:
             self._pid, self._connection = self._fork_server.fork()
-            self._task = str(self._pid)
         if self._killed:
             raise WorkerLost("killed before it was ready")
         try:
             # Before sending: a process that does not read holds up who sends much.
-            self._began = task_clock(self._task)
+            self.clock.begin(str(self._pid))
             self._connection.send_bytes(pickle.dumps((kind, args), pickle.HIGHEST_PROTOCOL))
             return read_reply(self._connection.recv_bytes())
         except (EOFError, OSError):
@@ -129,7 +129,7 @@ class ProcessWorker(EnvWorker):
                 f"the environment's process ended during {kind} ({self._release()})"
             ) from None
         finally:
-            self._began = math.inf
+            self.clock.end()
 
     def ran(self) -> float:
         """Returns the seconds on the clock of the process's first thread; 0 before the call."""
@@ -180,7 +180,7 @@ class RayWorker(EnvWorker):
             if self._actor is None:
                 make_actor = ray.remote(num_cpus=0)(EnvServer)
                 self._actor = make_actor.remote()
-            self._began = task_clock(self._task)
+            self.clock.begin(None)
             return read_reply(ray.get(self._actor.answer.remote(kind, args)))
         # Ray's own errors have many classes.
         except Exception as error:

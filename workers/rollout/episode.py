@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from custom.env import BadRewardFunction, Message
+from data.conversation import Conversation
 from data.turn_tokens import TemplateRefusal, Tools, TurnTokens
 from workers.environments.reply import Call, StepReply
 from workers.rollout.engine import Completion, Sampling, VersionSpan
@@ -267,7 +268,8 @@ def take_turns(
     """Samples and steps until something ends the episode; returns the ending and the error."""
     reply = yield from ask(episode, "reset", episode.spec, episode.seed, episode.task)
     try:
-        if not begin_row(episode, reply.messages, limits, tokens, tools):
+        conversation = tokens.conversation(reply.messages, tools)
+        if not begin_row(episode, reply.messages, conversation, limits):
             return "overflow", ""
         while True:
             completion = yield from sample(episode, sampler, limits)
@@ -288,7 +290,7 @@ def take_turns(
                 return "done", ""
             if limits.max_turn is not None and len(episode.turns) >= limits.max_turn:
                 return "max_turns", ""
-            join(episode, reply.messages, limits, tokens, tools)
+            join(episode, reply.messages, conversation, limits)
     except Ended as end:
         return end.args
     # What the environment said does not fit into the conversation.
@@ -297,16 +299,12 @@ def take_turns(
 
 
 def begin_row(
-    episode: Episode,
-    messages: list[Message],
-    limits: TurnLimits,
-    tokens: TurnTokens,
-    tools: Tools,
+    episode: Episode, messages: list[Message], conversation: Conversation, limits: TurnLimits
 ) -> bool:
     """Begins the first row with the reset's messages; returns whether the prompt fits."""
     episode.initial_messages = messages
     episode.messages = list(messages)
-    prompt = tokens.prompt(messages, tools)
+    prompt = conversation.prompt()
     episode.rows.append(Row(prompt_ids=prompt[: limits.prompt_length]))
     return len(prompt) <= limits.prompt_length
 
@@ -355,11 +353,7 @@ def sample(
 
 
 def join(
-    episode: Episode,
-    new_messages: list[Message],
-    limits: TurnLimits,
-    tokens: TurnTokens,
-    tools: Tools,
+    episode: Episode, new_messages: list[Message], conversation: Conversation, limits: TurnLimits
 ) -> None:
     """Joins the environment's messages to the row.
 
@@ -367,7 +361,7 @@ def join(
     """
     row = episode.row
     sampled_ids = row.sampled_in(len(episode.turns) - 1)
-    joined = tokens.join(episode.messages, sampled_ids, new_messages, tools)
+    joined = conversation.join(sampled_ids, new_messages)
     answer = {"role": "assistant", "content": episode.turns[-1].text}
     episode.messages += [answer, *new_messages]
     rewritten_prompt = joined.rewritten

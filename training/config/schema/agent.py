@@ -92,6 +92,9 @@ class AgentConfig(Section):
     parser: Literal["json", "react", "function"] = "function"
     #: seconds for one call of the environment; null = no deadline
     step_timeout_s: PositiveFloat | None = 120.0
+    #: seconds for one call by the wall's clock, where a busy machine stretches step_timeout_s or
+    #: episode_timeout_s; at least as many as these; null = for ever
+    step_wall_timeout_s: PositiveFloat | None = 1200.0
     #: seconds for all of an episode's calls; null = no deadline
     episode_timeout_s: PositiveFloat | None = None
     #: a crash: reward 0, left out, or played again

@@ -1,0 +1,208 @@
+"""What a run ends with, as docs/failures.md says it, and how lack of memory is told."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+import main
+from data.watchdog import STALLED
+from tests.conftest import PROJECT
+from training.config import PPOConfig
+from training.config.loader import ConfigError
+from training.run import out_of_memory
+from training.run.abort_policy import EnvironmentsFail
+from training.run.alarms import AlarmStop
+from training.run.checkpoint import CheckpointError
+from training.run.checkpoint_folders import CannotResume
+from training.run.exit_codes import MEND, OUT_OF_MEMORY
+from training.run.leftovers import ends_leftovers
+from training.run.out_of_memory import MemoryKills
+from training.run.signals import ENDING_SIGNALS, set_handlers
+
+# Ray's own text of any actor that ends without a word.
+DIED = (
+    "The actor died unexpectedly before finishing this task. There are some potential root causes. "
+    "(1) The process is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop "
+    "--force is called. (3) The worker is crashed unexpectedly due to SIGSEGV"
+)
+
+
+class ActorDiedError(Exception):
+    """Plays Ray's."""
+
+
+class OutOfMemoryError(Exception):
+    """Plays Ray's, and torch's."""
+
+
+def too_much() -> Exception:
+    """What numpy raises in a process whose memory is limited (RLIMIT_AS, ulimit -v)."""
+    try:
+        np.ones(1 << 60, dtype=np.uint8)
+    except MemoryError as error:
+        return error
+    raise AssertionError
+
+
+@pytest.fixture
+def signals_back() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    set_handlers(dict.fromkeys(ENDING_SIGNALS, signal.SIG_DFL))
+    yield
+    set_handlers(before)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        (lambda: None, 0),
+        (lambda: CheckpointError("no room"), 1),
+        (ValueError("wrong"), 1),
+        (KeyError("own code"), "raises"),
+        (ConfigError(["no such environment"]), 2),
+        (AlarmStop("alarm"), MEND),
+        (EnvironmentsFail("they fail"), MEND),
+        (CannotResume("LATEST points at nothing"), MEND),
+        (MemoryError(), OUT_OF_MEMORY),
+        (too_much(), OUT_OF_MEMORY),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), OUT_OF_MEMORY),
+        (OSError(12, "Cannot allocate memory"), OUT_OF_MEMORY),
+        (OutOfMemoryError("Task was killed due to the node running low on memory."), OUT_OF_MEMORY),
+        (ActorDiedError(DIED), "raises"),
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 129),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_every_ending_has_the_code_that_the_docs_name(
+    monkeypatch, capsys, signals_back, ending, code
+) -> None:
+    def train(config: PPOConfig, signals: object) -> object:
+        if isinstance(ending, signal.Signals):
+            os.kill(os.getpid(), ending)
+            time.sleep(5)
+        if isinstance(ending, Exception):
+            raise ending
+        return ending()
+
+    config = PPOConfig()
+    loaded = SimpleNamespace(config=config, explain=False)
+    monkeypatch.setattr(main, "load_config", lambda words, check: loaded)
+    monkeypatch.setattr(main, "train", train)
+    monkeypatch.setattr(main, "print_report", lambda run_dir: None)
+    if code == "raises":
+        # The interpreter prints its traceback and ends with 1.
+        with pytest.raises(type(ending)):
+            main.main(["config.yaml"])
+        return
+    assert main.main(["config.yaml"]) == code
+    if code == OUT_OF_MEMORY:
+        assert "Memory ran out: lower ppo_max_token_len_per_gpu" in capsys.readouterr().err
+        assert main.main(["config.yaml", "--debug"]) == code
+        assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_docs_list_these_codes() -> None:
+    table = (PROJECT / "docs/failures.md").read_text()
+    rows = re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE)
+    listed = {int(code) for row in rows for code in row.split(",")}
+    assert listed == {0, 130, 143, 129, 2, MEND, OUT_OF_MEMORY}
+    assert f"({STALLED}: stalled" in table
+
+
+@pytest.mark.parametrize(
+    "counted", ["/proc/vmstat", "memory/group/memory.oom_control", "group/memory.events"]
+)
+def test_a_rank_that_the_system_killed_for_memory_says_so(
+    monkeypatch, tmp_path: Path, counted: str
+) -> None:
+    file = tmp_path / counted.lstrip("/")
+    file.parent.mkdir(parents=True)
+    file.write_text("low 0\noom 7\noom_kill 3\noom_group_kill 9\n")
+    monkeypatch.setattr(out_of_memory, "_files_of_own_group", lambda: iter([file]))
+    kills = MemoryKills()
+    error = ActorDiedError(DIED)
+    assert not kills.any_since() and kills.explain(error) == ""
+    file.write_text("low 0\noom 8\noom_kill 4\noom_group_kill 9\n")
+    assert kills.any_since() and kills.explain(ValueError("own")) == ""
+    error.add_note(f"rank 1 of 2, role actor, in update_actor, step 3; {kills.explain(error)}")
+    line = main.in_one_line(error, PPOConfig())
+    assert line is not None and "the system killed a process, out of memory" in line
+
+
+LIMITED = """
+import os, sys
+from pathlib import Path
+if os.environ["PPO_CORE_ATTEMPT"] == "1":
+    Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+    block = bytearray(400 << 20)
+    block[::4096] = b"x" * len(block[::4096])
+print(*sys.argv[2:])
+sys.exit(3)
+"""
+SUPERVISE = """
+import sys
+from pathlib import Path
+from contrib.supervisor import Supervisor
+from training.config.loader import load_config
+words = [f"trainer.default_local_dir={sys.argv[1]}/run", "trainer.max_restarts=1"]
+config = load_config([sys.argv[3], *words], check=False).config
+sys.exit(Supervisor(config, Path(sys.argv[1], "limited.py"), [sys.argv[2]]).run())
+"""
+
+
+def test_a_run_that_the_system_kills_for_memory_is_restarted_with_half_the_budget(
+    tmp_path: Path,
+) -> None:
+    """A group of processes of 60 MB, where the system ends who takes more."""
+    group = Path(f"/sys/fs/cgroup/memory/ppo_test_{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text("60M")
+    except OSError:
+        pytest.skip("no group of processes can be made here")
+    try:
+        (tmp_path / "limited.py").write_text(LIMITED)
+        command = [sys.executable, "-c", SUPERVISE, str(tmp_path), str(group)]
+        config = str(PROJECT / "configs/tiny_prompts.yaml")
+        done = subprocess.run(
+            [*command, config], cwd=PROJECT, capture_output=True, text=True, timeout=120
+        )
+    finally:
+        group.rmdir()
+    assert done.returncode == 3, done.stderr
+    assert "the system killed the run: memory ran out" in done.stderr
+    assert "the run ran out of memory (exit code 4" in done.stderr
+    assert re.search(r"actor\.ppo_max_token_len_per_gpu=\d+", done.stdout), done.stdout
+
+
+def test_what_an_environment_leaves_behind_is_ended_and_counted(caplog) -> None:
+    """A process in a session of its own, whose parent has ended."""
+    daemonize = (
+        "import subprocess; print(subprocess.Popen(['sleep', '300'], start_new_session=True, "
+        "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
+    )
+    with ends_leftovers():
+        done = subprocess.run([sys.executable, "-c", daemonize], capture_output=True, text=True)
+        left = psutil.Process(int(done.stdout))
+        assert left.is_running() and left.parent() != psutil.Process()
+    assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+    assert "1 processes that environments, tools or rewards had started" in caplog.text
+    assert f"sleep ({left.pid})" in caplog.text
+    caplog.clear()
+    with ends_leftovers():
+        subprocess.run(["true"], check=True)
+    assert not caplog.text

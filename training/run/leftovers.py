@@ -1,0 +1,75 @@
+"""Ends what a run's environments, tools and rewards started, and did not end.
+
+Such a process may have left its parent, its group and its session; what it keeps is the environment
+variable that all of a run's processes on this machine inherit.
+"""
+
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+
+logger = logging.getLogger(__name__)
+MARK = "PPO_CORE_RUN"
+# For those that are ending by themselves.
+GRACE_S = 1.0
+# It ends by itself, when it has removed the shared memory that was left.
+ENDS_BY_ITSELF = "multiprocessing.resource_tracker"
+# So many are named.
+MOST_NAMES = 5
+
+
+@contextmanager
+def ends_leftovers() -> Iterator[None]:
+    """Marks what is started in the block, and ends what of it is left behind it."""
+    mark = uuid.uuid4().hex
+    before = os.environ.get(MARK)
+    os.environ[MARK] = mark
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
+        if before is not None:
+            os.environ[MARK] = before
+        _end_marked(mark)
+
+
+def _end_marked(mark: str) -> None:
+    """Ends the processes that carry the mark, and says how many there were."""
+    if not _marked(mark):
+        return
+    psutil.wait_procs(_marked(mark), timeout=GRACE_S)
+    left = _marked(mark)
+    names = []
+    for process in left:
+        with suppress(psutil.Error):
+            names.append(f"{process.name()} ({process.pid})")
+            process.kill()
+    if names:
+        more = ", …" if len(names) > MOST_NAMES else ""
+        logger.warning(
+            "%d processes that environments, tools or rewards had started outlived the run and "
+            "were ended: %s%s",
+            len(names),
+            ", ".join(names[:MOST_NAMES]),
+            more,
+        )
+    psutil.wait_procs(left, timeout=GRACE_S)
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """Lists the processes that carry the mark and live, but those that end by themselves."""
+    found = []
+    for process in psutil.process_iter():
+        # It may end meanwhile, or be another user's.
+        with suppress(psutil.Error, OSError):
+            carries_mark = process.environ().get(MARK) == mark
+            if not carries_mark or process.pid == os.getpid():
+                continue
+            ends_by_itself = ENDS_BY_ITSELF in " ".join(process.cmdline())
+            if process.status() != psutil.STATUS_ZOMBIE and not ends_by_itself:
+                found.append(process)
+    return found

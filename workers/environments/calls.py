@@ -1,0 +1,61 @@
+"""What the pool knows of a call on its way, and of the slot whose env worker makes it."""
+
+import math
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from workers.environments.reply import Call, StepReply
+from workers.environments.workers import EnvWorker
+
+# The episode's key, and the reply.
+Answer = tuple[Any, StepReply]
+
+
+@dataclass(eq=False)
+class Slot:
+    """Joins an env worker and the thread that makes its calls.
+
+    Attributes:
+        inbox: its calls; None ends the thread.
+        call: the one that runs; None: none, or it was answered in the worker's place.
+        built: its agent is made.
+        discarded: it serves no further episode.
+        used_s: the environment's own time in this episode.
+    """
+
+    spec_index: int
+    worker: EnvWorker
+    thread: threading.Thread = field(init=False)
+    inbox: "SimpleQueue[PendingCall | None]" = field(default_factory=SimpleQueue)
+    call: "PendingCall | None" = None
+    built: bool = False
+    discarded: bool = False
+    used_s: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class PendingCall:
+    """Holds a call on its way to the reply.
+
+    Attributes:
+        key: the episode's.
+        answers: where the reply goes.
+        behind: of a build, the episode's call that waits for it.
+        limit: the longest that it may take on the environment's clock, in seconds.
+        begun_at, look_at: when it began, and when the watch looks at it, of time.monotonic.
+        is_new: it counts among those at their very beginning.
+    """
+
+    slot: Slot
+    key: Hashable
+    kind: Call
+    args: tuple[Any, ...]
+    answers: SimpleQueue[Answer]
+    behind: "PendingCall | None" = None
+    limit: float = math.inf
+    begun_at: float = 0.0
+    look_at: float = math.inf
+    is_new: bool = True
