@@ -6,16 +6,19 @@ problems of the configuration; and nobody's random draws change.
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from custom.env_calls import code_of, located, raised
 from custom.reward_managers.batch import BatchRewardManager
 from custom.reward_managers.naive import NaiveRewardManager
+from data.chat_templates import encode_chat, pad_token_id
+from data.prompt_rows import normalise_row
 from data.protocol import DataProto
 from training.config import PPOConfig
 from training.config.loader import ConfigError
@@ -67,7 +70,10 @@ def _made_up_batch(trainer: RayPPOTrainer, row: Any, answers: int) -> DataProto:
     """Makes a batch as the rollout would, of one prompt and as many equal answers."""
     collate: Any = trainer.train_dataloader.collate_fn
     batch = trainer.prompt_batch(collate([row]), answers)
-    prompts = batch.pop(batch_keys=["input_ids", "attention_mask", "position_ids"]).batch
+    if trainer.config.plays_dataset_rows:
+        prompts = _prompt_of_row(trainer, row, answers)
+    else:
+        prompts = batch.pop(batch_keys=["input_ids", "attention_mask", "position_ids"]).batch
     width = trainer.config.data.max_response_length
     token_ids = trainer.tokenizer.encode(ANSWER, add_special_tokens=False)[:width]
     mask = torch.zeros(answers, width, dtype=torch.int8)  # (answers, R)
@@ -84,6 +90,23 @@ def _made_up_batch(trainer: RayPPOTrainer, row: Any, answers: int) -> DataProto:
         "attention_mask": torch.cat([prompt_mask, mask], dim=1),
     }
     return batch.union(DataProto.from_dict(tensors=tensors))
+
+
+def _prompt_of_row(
+    trainer: RayPPOTrainer, row: Mapping[str, Any], answers: int
+) -> dict[str, Tensor]:
+    """Returns what an episode of the row begins with, cut to its last tokens: (answers, P)."""
+    data = trainer.config.data
+    token_ids = encode_chat(
+        trainer.tokenizer, row[data.prompt_key], **data.apply_chat_template_kwargs
+    )
+    prompt = normalise_row(
+        {"input_ids": token_ids, "attention_mask": [1] * len(token_ids)},
+        max_prompt_length=data.max_prompt_length,
+        pad_token_id=pad_token_id(trainer.tokenizer),
+        truncation="left",
+    )
+    return {name: prompt[name].expand(answers, -1) for name in ("input_ids", "attention_mask")}
 
 
 @contextmanager

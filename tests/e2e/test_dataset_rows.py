@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,14 +50,14 @@ SCHEMA = """
           properties: {answer: {type: string}}
           required: [answer]
 """
-SCORES = '''
+SCORES = """
 seen = []
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     seen.append((data_source, ground_truth, extra_info["index"], extra_info["num_turns"]))
     return {"score": len(solution_str) / 100, "length": len(solution_str)}
-'''
+"""
 
 
 def tool_file(folder: Path, name: str = "Checker") -> Path:
@@ -156,3 +157,13 @@ def test_it_trains_on_scores_of_the_reward_manager(tiny_task: Path, tmp_path: Pa
 def test_tools_without_rows_are_refused(tiny_task: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="agent.tools and data.train_files"):
         config_of(tiny_task, tmp_path, "data.train_files=[]")
+
+
+def test_a_score_function_that_fails_is_told_before_a_model_is_loaded(
+    tiny_task: Path, tmp_path: Path
+) -> None:
+    config = config_of(tiny_task, tmp_path)
+    (tmp_path / "wrong.py").write_text(SCORES.replace("len(solution_str) / 100", "None"))
+    function = replace(config.custom_reward_function, path=str(tmp_path / "wrong.py"))
+    with pytest.raises(ConfigError, match=r"wrong\.py:5.*None"):
+        build_trainer(replace(config, custom_reward_function=function))
