@@ -155,7 +155,7 @@ def test_it_trains_on_scores_of_the_reward_manager(tiny_task: Path, tmp_path: Pa
 
 
 def test_tools_without_rows_are_refused(tiny_task: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="agent.tools and data.train_files"):
+    with pytest.raises(ConfigError, match=r"agent\.tools and data\.train_files"):
         config_of(tiny_task, tmp_path, "data.train_files=[]")
 
 
