@@ -85,7 +85,7 @@ def signals_back() -> Iterator[None]:
         (signal.SIGTERM, 143),
         (signal.SIGHUP, 129),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: value.__name__ if callable(value) else str(value)[:40],
 )
 def test_every_ending_has_the_code_that_the_docs_name(
     monkeypatch, capsys, signals_back, ending, code
