@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from data.names import did_you_mean
+from data.verl_modules import verl_import_problem
 
 # Reentrant, because a file may load others.
 _LOADING = threading.RLock()
@@ -57,6 +58,7 @@ def load_object(source: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         # Another module that it imports may be missing: that error says more.
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            _raise_import_of_verl(error)
             raise
         raise ValueError(f"{what} {source}: there is no module {error.name!r}") from error
     if not hasattr(module, name):
@@ -107,5 +109,14 @@ def _execute(file: Path, path: str) -> ModuleType:
     except BaseException as error:
         del sys.modules[name]
         error.add_note(f"raised while loading {file}")
+        _raise_import_of_verl(error)
         raise
     return module
+
+
+def _raise_import_of_verl(error: BaseException) -> None:
+    """Raises ValueError where a user's file failed because it imports from verl."""
+    if isinstance(error, ModuleNotFoundError):
+        problem = verl_import_problem(error)
+        if problem is not None:
+            raise ValueError(problem) from error

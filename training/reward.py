@@ -53,9 +53,11 @@ def load_reward_manager(
     `kwargs` go to the manager beside reward_model.reward_kwargs and win over them.
     """
     settings = config.reward_model
+    # First, as its file may register the manager.
+    compute_score = get_custom_reward_fn(config)
     manager_class = get_reward_manager_cls(settings.reward_manager)
     arguments: dict[str, Any] = {
-        "compute_score": get_custom_reward_fn(config),
+        "compute_score": compute_score,
         "reward_fn_key": config.data.reward_fn_key,
     }
     if issubclass(manager_class, NaiveRewardManager):
