@@ -125,23 +125,33 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
         print(getattr(error, "cause", None) or error, file=sys.stderr)
         return 1
     except Exception as error:
-        why = kills.explain(error)
-        if why:
-            error.add_note(why)
-        line = in_one_line(error, config)
-        out_of_memory = line is not None and ran_out_of_memory(line)
-        if line is None or (debug and not out_of_memory):
+        exit_code = report_error(error, config, kills, debug=debug)
+        if exit_code is None:
             raise
-        if debug:
-            traceback.print_exc()
-        print(f"{line}; --debug shows where", file=sys.stderr)
-        return OUT_OF_MEMORY if out_of_memory else 1
+        return exit_code
     if "file" in config.trainer.logger and not config.trainer.val_only:
         print_report(run_dir)
     if save_error is not None:
         print(save_error, file=sys.stderr)
         return 1
     return 0
+
+
+def report_error(
+    error: Exception, config: PPOConfig, kills: MemoryKills, *, debug: bool
+) -> int | None:
+    """Prints what ended the run in one line and returns the exit code; None: it is to be raised."""
+    why = kills.explain(error)
+    if why:
+        error.add_note(why)
+    line = in_one_line(error, config)
+    out_of_memory = line is not None and ran_out_of_memory(line)
+    if line is None or (debug and not out_of_memory):
+        return None
+    if debug:
+        traceback.print_exc()
+    print(f"{line}; --debug shows where", file=sys.stderr)
+    return OUT_OF_MEMORY if out_of_memory else 1
 
 
 def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:

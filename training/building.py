@@ -57,14 +57,13 @@ def build_trainer(
         )
     acts = bool(config.environments) or brings_agents
     data = config.data
-    if data.train_files and "train_dataset" not in arguments:
-        arguments["train_dataset"] = _read_dataset(
-            data.train_files, data, tokenizer, data.train_max_samples, acts=acts
-        )
-    if data.val_files and "val_dataset" not in arguments:
-        arguments["val_dataset"] = _read_dataset(
-            data.val_files, data, tokenizer, data.val_max_samples, acts=acts
-        )
+    files_and_limits = {
+        "train_dataset": (data.train_files, data.train_max_samples),
+        "val_dataset": (data.val_files, data.val_max_samples),
+    }
+    for name, (files, most) in files_and_limits.items():
+        if files and name not in arguments:
+            arguments[name] = _read_dataset(files, data, tokenizer, most, acts=acts)
     if acts and (brings_agents or not config.plays_dataset_rows):
         return AgentTrainer(config, tokenizer, **arguments)
     if data.sampler.class_path and "train_sampler" not in arguments:

@@ -159,10 +159,8 @@ class DataParallelPPOActor(UpdateLoop):
             if config.entropy_coeff:
                 bonus = algos.agg_loss(entropy, mask, config.aggregation, **counts_of_policy)
                 loss = loss - config.entropy_coeff * bonus
-
             if config.use_kl_loss:
-                kl = algos.kl_penalty(log_prob, fields["ref_log_prob"], config.kl_loss_type)
-                kl_loss = algos.agg_loss(kl, mask, config.aggregation, **counts_of_policy)
+                kl_loss = self._kl_loss(fields, log_prob, counts_of_policy)
                 loss = loss + config.kl_loss_coef * kl_loss
                 metrics["actor/kl_loss"] = kl_loss / ranks
         metrics.update(weight_metrics)
@@ -175,9 +173,9 @@ class DataParallelPPOActor(UpdateLoop):
             metrics.update(compare_values(values[0], fields, counts, updates))
 
         if self.observation_loss_coef:
-            observed = fields["observation_mask"].bool()
-            observed_tokens = max(micro.meta_info["observation_tokens"], 1)
-            observation_loss = -torch.where(observed, log_prob, 0).sum() / observed_tokens
+            observation_loss = mean_observation_loss(
+                log_prob, fields["observation_mask"], micro.meta_info["observation_tokens"]
+            )
             loss = loss + self.observation_loss_coef * observation_loss * ranks
             metrics["actor/observation_loss"] = observation_loss
 
@@ -188,6 +186,11 @@ class DataParallelPPOActor(UpdateLoop):
         if updates:
             watch_gradient(log_prob, fields["advantages"], metrics)
         return MicroLoss(loss, metrics, maxima)
+
+    def _kl_loss(self, fields: LossFields, log_prob: Tensor, counts: GlobalBatchInfo) -> Tensor:
+        """Computes the mean KL to the reference policy, by `kl_loss_type`."""
+        kl = algos.kl_penalty(log_prob, fields["ref_log_prob"], self.config.kl_loss_type)
+        return algos.agg_loss(kl, fields["response_mask"], self.config.aggregation, **counts)
 
     def _policy_loss(self, fields: LossFields, log_prob: Tensor, counts: GlobalBatchInfo) -> Loss:
         """Computes the loss that `policy_loss.loss_mode` names, or bypass_mode's; and metrics."""
@@ -314,3 +317,13 @@ def _require_arguments(function: Any, name: str, arguments: dict[str, Any]) -> N
                 "in training/step_phases.py (_add_loss_fields) and list it in POLICY_LOSS_FIELDS "
                 "(workers/model/loss_fields.py), or give the parameter a default"
             )
+
+
+def mean_observation_loss(log_prob: Tensor, observation_mask: Tensor, tokens: int) -> Tensor:
+    """Returns the loss of predicting observations, of which a mini-batch has so many tokens.
+
+    Args:
+        log_prob, observation_mask: (rows, response_len).
+    """
+    observed = observation_mask.bool()
+    return -torch.where(observed, log_prob, 0).sum() / max(tokens, 1)
