@@ -141,14 +141,7 @@ def compute_turn_gae_advantage_return(
     rewards = rewards.index_put(last_tokens, after_turn, accumulate=True)
     false = torch.tensor(False, device=values.device)
     continues = torch.ones_like(turns.sampled).index_put_(last_tokens, false)
-    advantages, returns = gae_scan(
-        rewards,
-        values,
-        turns.sampled,
-        continues,
-        gamma=gamma,
-        lam=lam,
-    )
+    advantages, returns = gae_scan(rewards, values, turns.sampled, continues, gamma=gamma, lam=lam)
     if whiten:
         advantages = masked_whiten(advantages, turns.sampled)
     return advantages, returns
