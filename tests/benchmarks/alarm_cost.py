@@ -8,6 +8,7 @@ are not counted.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import sys
 import time
@@ -60,7 +61,9 @@ class Clock:
 
 def main(argv: list[str]) -> None:
     """Trains, and prints the seconds of each part and their share of the steps'."""
-    trainer = build_trainer(load_config(argv).config)
+    parser = argparse.ArgumentParser(description="What alarms cost of a step's CPU seconds.")
+    parser.add_argument("words", nargs="+", metavar="CONFIG.yaml key=value")
+    trainer = build_trainer(load_config(parser.parse_args(argv).words).config)
     alarms = Clock()
     steps = Clock()
     patches = [

@@ -52,6 +52,7 @@ TINY = (
 # stead.
 ELSEWHERE = {
     "python examples/prepare_gsm8k.py": "--help",
+    "python examples/prepare_quickstart.py": "--help",
     "python main.py configs/gsm8k_grpo.yaml": "--explain",
     "python main.py configs/smollm2_arithmetic.yaml": "--explain",
     "ray ": "tests/e2e/test_nodes.py",
