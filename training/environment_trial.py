@@ -109,8 +109,9 @@ class _EnvironmentTrial:
         reply = self._wait_for_reply()
         if reply.failure == "env_timeout":
             logger.warning(
-                f"environment {name}: {reply.error}; agent.step_timeout_s ends such a call of the "
-                "run's"
+                f"environment {name} hung in its trial: {reply.error}; in the run a call that "
+                f"hangs is ended after agent.step_timeout_s={agent.step_timeout_s} seconds, and "
+                "costs its episode"
             )
             return
         if reply.failure == "reward_fault":
@@ -125,9 +126,9 @@ class _EnvironmentTrial:
         first_error = next((outcome.error for outcome in outcomes if outcome.error), "")
         if played and crashed == played and agent.max_failure_rate < 1:
             yield (
-                f"environment {name} crashed in all {played} trial episodes; an answer that it "
-                "cannot read is to be answered, not raised (agent.max_failure_rate=1 trains all "
-                f"the same): {first_error}"
+                f"environment {name} crashed in all {played} trial episodes: {first_error}; "
+                "where only answers that it cannot read are raised, answer them instead "
+                "(agent.max_failure_rate=1 trains all the same)"
             )
             return
         if crashed:
