@@ -83,8 +83,8 @@ def default_compute_score(
         f"{REASONING_GYM}NAME",
     ]
     raise ValueError(
-        f"no scoring rule for data_source={data_source!r}; allowed: {', '.join(allowed)}. Set "
-        "custom_reward_function.path to a file with your compute_score"
+        f"no scoring rule for data_source={data_source!r}: set custom_reward_function.path to a "
+        f"file with your compute_score, or use one of {', '.join(allowed)}"
     )
 
 

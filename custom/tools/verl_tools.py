@@ -5,14 +5,17 @@ any other:
 
     tools:
       - class_name: package.module.Class      # or /path/to/file.py:Class
+                                              # a module may also lie beside the file
         config: {}
         tool_schema: {type: function, function: {name: search, description: …, parameters: {…}}}
 """
 
 import asyncio
+import importlib.util
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -117,15 +120,37 @@ class VerlTool(Tool):
 def read_tool_config(path: str) -> Iterator[Tool]:
     """Makes the tools that a file of verl's form describes."""
     for entry in OmegaConf.load(path).tools:
-        separator = ":" if ":" in entry.class_name else "."
-        module, _, name = entry.class_name.rpartition(separator)
-        tool_class = load_object(f"{module}:{name}", f"{path}:")
+        tool_class = _load_tool_class(path, entry.class_name)
         if issubclass(tool_class, Tool):
             yield tool_class()
         else:
             config = _as_dict(entry, "config")
             tool = tool_class(config, entry.tool_schema)
             yield VerlTool(tool, _as_dict(entry, "tool_schema"))
+
+
+def _load_tool_class(path: str, class_name: str) -> Any:
+    """Loads a class that a file of verl's form names; its module may lie beside that file."""
+    separator = ":" if ":" in class_name else "."
+    module, _, name = class_name.rpartition(separator)
+    if module and not module.endswith(".py") and not _can_be_found(module):
+        beside = Path(path).resolve().parent / f"{module.replace('.', '/')}.py"
+        if not beside.is_file():
+            raise ValueError(
+                f"{path}: class_name={class_name}: there is no module {module!r}, and no file "
+                f"{beside}; name the file, class_name: PATH.py:{name}, or start the run with "
+                "PYTHONPATH=FOLDER, the folder that the module is in"
+            )
+        module = str(beside)
+    return load_object(f"{module}:{name}", f"{path}:")
+
+
+def _can_be_found(module: str) -> bool:
+    """Checks whether Python's path has a module; what one above it lacks itself is no answer."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        return not f"{module}.".startswith(f"{error.name}.")
 
 
 def _as_dict(entry: Any, key: str) -> Any:

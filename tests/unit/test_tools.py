@@ -744,6 +744,21 @@ def test_tools_of_verls_form_come_from_its_file_and_answer_as_ours(tmp_path: Pat
     assert len(set(tool.tool.released)) == 2
 
 
+@pytest.mark.parametrize("place", ["scale_beside", "tools_beside.scale"])
+def test_a_tools_module_may_lie_beside_the_file_that_names_it(tmp_path: Path, place: str) -> None:
+    file = tmp_path / f"{place.replace('.', '/')}.py"
+    config = tmp_path / "tools.yaml"
+    config.write_text(
+        f"tools:\n- class_name: {place}.Scale\n  config: {{factor: 3}}\n"
+        "  tool_schema: {type: function, function: {name: scale}}\n"
+    )
+    with pytest.raises(ValueError, match=r"name the file, class_name: PATH\.py:Scale.*PYTHONPATH"):
+        load_tools([str(config)])
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(VERL_TOOL)
+    assert list(load_tools([str(config)]).tools) == ["scale"]
+
+
 def tool_with(parameters: dict[str, Any], execute: Any) -> Tool:
     definition = ToolDefinition(name="look", parameters={"type": "object", **parameters})
     return type("Look", (Tool,), {"definition": definition, "execute": execute})()
