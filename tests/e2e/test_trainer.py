@@ -138,25 +138,33 @@ def test_a_sampler_without_a_whole_batch_is_an_error_not_an_endless_loop(
         trainer.fit()
 
 
-def test_torchs_own_random_sampler_resumes_in_its_order(tiny_task: Path, tmp_path: Path) -> None:
-    def names(folder: Path, steps: int) -> list[str]:
-        seen: list[str] = []
-        trainer = custom_trainer(
-            tiny_task,
-            folder,
-            f"trainer.total_training_steps={steps}",
-            train_sampler=RandomSampler(Scored()),
-            reward_fn=lambda data: (
-                seen.extend(data.non_tensor_batch["name"]) or torch.ones(len(data))
-            ),
-        )
-        trainer.init_workers()
-        trainer.fit()
-        return seen
+def names_in_order(task: Path, folder: Path, steps: int, sampler: Sampler) -> list[str]:
+    """Trains, or goes on, up to so many steps; returns the rows that were scored."""
+    seen: list[str] = []
 
-    whole = names(tmp_path / "a", 4)
-    first = names(tmp_path / "b", 3)
-    assert first + names(tmp_path / "b", 4) == whole
+    def reward(data: DataProto) -> torch.Tensor:
+        seen.extend(data.non_tensor_batch["name"])
+        return torch.ones(len(data))
+
+    trainer = custom_trainer(
+        task,
+        folder,
+        f"trainer.total_training_steps={steps}",
+        train_sampler=sampler,
+        reward_fn=reward,
+    )
+    trainer.init_workers()
+    trainer.fit()
+    return seen
+
+
+def test_torchs_own_random_sampler_resumes_in_its_order(tiny_task: Path, tmp_path: Path) -> None:
+    def names(folder: str, steps: int) -> list[str]:
+        return names_in_order(tiny_task, tmp_path / folder, steps, RandomSampler(Scored()))
+
+    whole = names("a", 4)
+    first = names("b", 3)
+    assert first + names("b", 4) == whole
     assert whole[:16] != whole[16:]
 
 
@@ -169,29 +177,17 @@ def test_a_sampler_is_told_each_epoch_also_after_a_resume(
     An epoch has two steps: the run stops within the first one, at its end and within the second.
     """
 
-    def names(folder: Path, steps: int) -> list[str]:
-        seen: list[str] = []
-        trainer = custom_trainer(
-            tiny_task,
-            folder,
-            f"trainer.total_training_steps={steps}",
-            train_sampler=DistributedSampler(Scored(), num_replicas=1, rank=0, seed=3),
-            reward_fn=lambda data: (
-                seen.extend(data.non_tensor_batch["name"]) or torch.ones(len(data))
-            ),
-        )
-        trainer.init_workers()
-        trainer.fit()
-        return seen
+    def make_sampler() -> DistributedSampler:
+        return DistributedSampler(Scored(), num_replicas=1, rank=0, seed=3)
 
     expected = []
-    sampler = DistributedSampler(Scored(), num_replicas=1, rank=0, seed=3)
+    sampler = make_sampler()
     for epoch in range(2):
         sampler.set_epoch(epoch)
         expected += [f"row {number}" for number in sampler]
     assert expected[:16] != expected[16:]
-    first = names(tmp_path, stop)
-    assert first + names(tmp_path, 4) == expected
+    first = names_in_order(tiny_task, tmp_path, stop, make_sampler())
+    assert first + names_in_order(tiny_task, tmp_path, 4, make_sampler()) == expected
 
 
 def test_a_checkpoint_without_what_this_run_needs_is_an_error(

@@ -55,6 +55,7 @@ def test_a_checkpoint_is_seen_only_when_it_is_whole(tmp_path: Path) -> None:
         "global_step_1",
         "global_step_2",
         checkpoint_contents.LATEST,
+        checkpoint_contents.SAVED_STEPS,
     ]
     assert (tmp_path / checkpoint_contents.LATEST).read_text() == "2"
 
@@ -285,6 +286,7 @@ def test_a_full_disk_costs_the_one_checkpoint(tmp_path: Path, caplog, size: int)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "global_step_1",
         checkpoint_contents.LATEST,
+        checkpoint_contents.SAVED_STEPS,
     ]
     assert checkpoint_manifest.damage(tmp_path / "global_step_1") is None
     with pytest.raises(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,8 +15,8 @@ from typing import Any
 import pytest
 
 from training.run import checkpoint_contents, checkpoint_folders, checkpoint_manifest
-from training.run.checkpoint_contents import LATEST, MANIFEST, DriverState
-from training.run.checkpoint_folders import CannotResume, find_checkpoint, prune
+from training.run.checkpoint_contents import LATEST, MANIFEST, SAVED_STEPS, DriverState
+from training.run.checkpoint_folders import CannotResume, find_checkpoint, prune, set_aside
 from training.run.checkpoint_names import complete_checkpoint, give_name, start_checkpoint
 
 OPERATIONS = ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync", "open", "write")
@@ -137,7 +138,8 @@ def test_wherever_a_save_is_stopped_a_whole_checkpoint_is_found(
         assert find_checkpoint(run_dir, "auto", None, ("actor",)) == found
         save(run_dir, 5, "later")
         prune(run_dir, 5, keep_actor=1, keep_critic=1)
-        assert {path.name for path in run_dir.iterdir()} == {"global_step_5", LATEST}
+        left = {path.name for path in run_dir.iterdir()}
+        assert left == {"global_step_5", LATEST, SAVED_STEPS}
         if not was_stopped:
             break
     assert number > 5
@@ -217,18 +219,20 @@ def test_a_latest_that_names_no_step_leaves_the_newest(tmp_path: Path, caplog, t
     assert f"{LATEST} names no step" in caplog.text
 
 
-def test_metrics_of_saves_whose_checkpoints_are_gone_are_refused(tmp_path: Path) -> None:
-    lines = [f'{{"step": {step}, "timing_s/save_checkpoint": 0.1}}\n' for step in (1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    with pytest.raises(CannotResume) as refusal:
+def test_a_single_save_whose_checkpoint_is_gone_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 3, "old")
+    shutil.rmtree(tmp_path / "global_step_3")
+    (tmp_path / LATEST).unlink()
+    with pytest.raises(CannotResume, match=r"saved_steps\.txt tells of saving steps 3 to 3"):
         find_checkpoint(tmp_path, "auto", None, ("actor",))
-    said = str(refusal.value)
-    assert f"{tmp_path}/metrics.jsonl tells of 3 steps and of saving steps 1 to 3" in said
-    assert f"{tmp_path} holds no checkpoint" in said and "resume_mode=disable" in said
-    # The first save of a run that was killed in it, and a run that saves nothing.
-    for text in (lines[0], '{"step": 1}\n{"step": 2}\n'):
-        (tmp_path / "metrics.jsonl").write_text(text)
-        assert find_checkpoint(tmp_path, "auto", None, ("actor",)) is None
+    set_aside(tmp_path)
+    assert find_checkpoint(tmp_path, "auto", None, ("actor",)) is None
+
+
+def test_a_run_that_was_killed_before_its_first_save_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    start_checkpoint(tmp_path, 3)
+    assert find_checkpoint(tmp_path, "auto", None, ("actor",)) is None
 
 
 def test_a_checkpoint_whose_critic_was_pruned_is_sound_for_its_actor(tmp_path: Path) -> None:

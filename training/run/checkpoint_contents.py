@@ -22,6 +22,8 @@ from training.run.step_source import GeneratedStep
 
 # In the run's folder: the number of the step that was saved last.
 LATEST = "latest_checkpointed_iteration.txt"
+# The run's saves, a step a line, also of checkpoints that are pruned since.
+SAVED_STEPS = "saved_steps.txt"
 # In global_step_N/:
 ACTOR = "actor"
 CRITIC = "critic"

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.run.checkpoint_contents import CRITIC, DRIVER_STATE, LATEST
+from training.run.checkpoint_contents import CRITIC, DRIVER_STATE, LATEST, SAVED_STEPS
 from training.run.checkpoint_manifest import damage, take_from_manifest
 from training.run.checkpoint_names import (
     TEMPORARY,
@@ -21,13 +21,8 @@ from training.run.checkpoint_names import (
     folder_of_step,
     remove_checkpoint,
 )
-from training.run.trackers import read_records
 
 logger = logging.getLogger(__name__)
-# Of the metrics of a step that began to save.
-SAVE_TIME = "timing_s/save_checkpoint"
-# The second save begins when the first has ended, so that there has been a checkpoint.
-SAVES_OF_A_CHECKPOINT = 2
 
 
 class CannotResume(FileNotFoundError, ValueError):
@@ -146,17 +141,16 @@ def _steps_of_this_run(run_dir: Path) -> list[int]:
 
 
 def _require_that_none_was_saved(run_dir: Path) -> None:
-    """Raises CannotResume where the run's metrics tell of checkpoints, which are gone."""
-    metrics = run_dir / "metrics.jsonl"
-    if not metrics.exists():
+    """Raises CannotResume where the run has saved checkpoints, which are gone."""
+    file = run_dir / SAVED_STEPS
+    if not file.exists():
         return
-    records = list(read_records(metrics))
-    saves = [record["step"] for record in records if SAVE_TIME in record]
-    if len(saves) >= SAVES_OF_A_CHECKPOINT:
+    steps = file.read_text(errors="replace").split()
+    if steps:
         raise CannotResume(
-            f"{metrics} tells of {records[-1]['step']} steps and of saving steps {saves[0]} to "
-            f"{saves[-1]}, and {run_dir} holds no checkpoint: put its global_step_N folders back; "
-            "trainer.resume_mode=disable starts anew, and keeps the metrics as metrics.jsonl.old"
+            f"{file} tells of saving steps {steps[0]} to {steps[-1]}, and {run_dir} holds no "
+            "checkpoint: put its global_step_N folders back; trainer.resume_mode=disable starts "
+            "anew, and keeps the metrics as metrics.jsonl.old"
         )
 
 
@@ -165,7 +159,7 @@ def _require_that_none_was_saved(run_dir: Path) -> None:
 
 def set_aside(run_dir: Path) -> None:
     """Renames another run's checkpoints to global_step_N.old, out of the way of one that begins."""
-    for name in (LATEST, f"{LATEST}.tmp"):
+    for name in (LATEST, f"{LATEST}.tmp", SAVED_STEPS):
         (run_dir / name).unlink(missing_ok=True)
     for step in saved_steps(run_dir):
         folder = folder_of_step(run_dir, step)

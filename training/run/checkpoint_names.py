@@ -15,9 +15,10 @@ import logging
 import re
 import shutil
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
-from training.run.checkpoint_contents import LATEST
+from training.run.checkpoint_contents import LATEST, SAVED_STEPS
 from training.run.checkpoint_manifest import damage, write_manifest
 from training.run.files import force_to_disk, temporary_beside
 
@@ -67,9 +68,17 @@ def complete_checkpoint(temporary: Path) -> int:
     except OSError:
         intended.unlink(missing_ok=True)
         raise
+    _note_save(temporary.parent, step)
     force_to_disk(temporary.parent, below=False)
     _remove(replaced)
     return step
+
+
+def _note_save(run_dir: Path, step: int) -> None:
+    """Writes down that a step was saved, so that a run whose checkpoints are gone is known."""
+    # The checkpoint is there all the same.
+    with suppress(OSError), (run_dir / SAVED_STEPS).open("a") as file:
+        file.write(f"{step}\n")
 
 
 def give_name(temporary: Path, final: Path) -> None:
