@@ -11,7 +11,7 @@ PYTEST := $(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reo
 # A Python that may not keep bytecode compiles what it imports at every start, half of its seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup quickstart smollm2 smollm2-game test test-unit test-slow check learn-table format bench \
+.PHONY: setup quickstart smollm2 smollm2-game test test-again test-unit test-slow check learn-table format bench \
 	gpu-check clean
 
 setup: $(READY)
@@ -36,6 +36,9 @@ smollm2-game: $(READY)  ## the same model in textarena's GuessTheNumber, four gu
 
 test: $(READY)  ## every fast CPU test
 	$(PYTEST) -m "not slow and not gpu"
+
+test-again: $(READY)  ## those that failed the last time, one after another; a deadline is late on a busy machine
+	$(PY) -m pytest --last-failed --last-failed-no-failures none -m "not slow and not gpu"
 
 test-unit: $(READY)  ## what to run after an edit: no Ray, no vLLM, minutes on 2 cores
 	$(PYTEST) tests/unit -m "not slow and not gpu and not vllm"

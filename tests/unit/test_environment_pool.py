@@ -158,7 +158,8 @@ def test_a_slow_environment_does_not_hold_up_the_others(isolation: str) -> None:
         pool.step("fast", "say x")
         (first_key, first), (second_key, second) = answers(pool, 2)
         assert (first_key, second_key) == ("fast", "slow")
-        assert first.seconds < second.seconds and second.seconds >= 0.6
+        # A wait for a processor between the last look and the call is not the call's.
+        assert first.seconds < second.seconds and second.seconds >= 0.5
 
 
 @WORKERS
@@ -180,7 +181,7 @@ def test_a_call_that_hangs_is_a_timeout_at_its_deadline(isolation: str, where: s
             pool.step("a", "loop") if where == "step" else pool.finish("a", "done")
         [(key, reply)] = answers(pool, 1)
         assert (key, reply.failure) == ("a", "env_timeout")
-        assert where in reply.error and reply.seconds >= 0.4
+        assert where in reply.error and reply.seconds >= 0.3
         with pytest.raises(KeyError, match="a"):
             pool.finish("a", "env_timeout")
 
@@ -248,7 +249,7 @@ def test_finish_has_a_deadline_of_its_own() -> None:
         start(pool, "a")
         assert not ask(pool, "a", "sleep 0.2").failure
         [reply] = finish(pool, "a")
-        assert reply.failure == "env_timeout" and reply.seconds >= 0.4
+        assert reply.failure == "env_timeout" and reply.seconds >= 0.3
 
 
 def test_waiting_for_a_permit_counts_for_no_deadline() -> None:
