@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -24,6 +25,9 @@ from training.config.loader import ConfigError, load_config
 from training.run.exit_codes import MEND, OUT_OF_MEMORY
 from training.run.out_of_memory import MemoryKills, ran_out_of_memory
 from training.run.signals import EndingSignals, give_signals_back
+
+if TYPE_CHECKING:
+    from training.ray_trainer import RayPPOTrainer
 
 # Of an error's text, in the line that a user reads.
 MAX_ERROR_CHARS = 300
@@ -157,36 +161,52 @@ def report_error(
 def train(config: PPOConfig, signals: EndingSignals) -> OSError | None:
     """Trains; returns why the run's last checkpoint is missing, where it is."""
     from training.building import build_trainer
-    from training.run.checkpoint import CheckpointError
     from training.run.leftovers import ends_leftovers
     from training.run.ray_cluster import warn_of_busy_cores
 
-    trainer = build_trainer(config)
-    save_error = None
-    trainer.signals = signals
-    signals.postpone = lambda: trainer.in_step
-    warn_of_busy_cores()
     name = "driver" if config.trainer.use_ray else "rank_0"
-    stalls = trainer.run_dir / "stalls"
+    stalls = Path(config.trainer.run_dir).absolute() / "stalls"
+    # Building runs code of users', too: their environments' trial, their reward function.
     with ends_leftovers(), watching(config.trainer.stall_timeout_s, stalls, name):
-        try:
-            trainer.fit()
-        except CheckpointError as error:
-            save_error = error
-        except SystemExit as error:
-            raise RuntimeError("code of yours called sys.exit()") from error
-        except Exception as error:
-            # An error of a rank has its notes from there.
-            if not getattr(error, "__notes__", ()):
-                error.add_note(f"{name}, {WATCHDOG.where}")
+        trainer = build_trainer(config)
+        trainer.signals = signals
+        signals.postpone = lambda: trainer.in_step
+        warn_of_busy_cores()
+        return fit(trainer, signals, name)
+
+
+def fit(trainer: "RayPPOTrainer", signals: EndingSignals, name: str) -> OSError | None:
+    """Trains with a trainer and shuts it down; returns why the last checkpoint is missing.
+
+    Args:
+        name: of this process, in errors.
+    """
+    from training.run.checkpoint import CheckpointError
+
+    save_error = None
+    try:
+        trainer.fit()
+    except CheckpointError as error:
+        save_error = error
+    except SystemExit as error:
+        raise RuntimeError("code of yours called sys.exit()") from error
+    except KeyboardInterrupt as error:
+        if signals.received:
             raise
-        finally:
-            signals.close()
-            try:
-                trainer.shutdown()
-            except Exception:
-                # Whatever ended the run is what is raised or returned.
-                logging.exception("the workers did not end well")
+        # No signal has come.
+        raise RuntimeError("code of yours raised KeyboardInterrupt") from error
+    except Exception as error:
+        # An error of a rank has its notes from there.
+        if not getattr(error, "__notes__", ()):
+            error.add_note(f"{name}, {WATCHDOG.where}")
+        raise
+    finally:
+        signals.close()
+        try:
+            trainer.shutdown()
+        except Exception:
+            # Whatever ended the run is what is raised or returned.
+            logging.exception("the workers did not end well")
     return save_error
 
 

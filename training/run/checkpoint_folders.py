@@ -20,6 +20,7 @@ from training.run.checkpoint_names import (
     finish_naming,
     folder_of_step,
     remove_checkpoint,
+    step_in,
 )
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def _latest_checkpoint(run_dir: Path, needs: Sequence[str]) -> Path | None:
             "trainer.resume_with_changes=true starts what is missing anew, "
             "trainer.resume_mode=disable the whole run; or take another trainer.default_local_dir"
         )
-    for step in reversed(fitting):
+    for step in reversed(steps):
         folder = folder_of_step(run_dir, step)
         problem = damage(folder, needs)
         if problem is None:
@@ -117,13 +118,14 @@ def _steps_of_this_run(run_dir: Path) -> list[int]:
     """Lists the steps of the checkpoints up to the one that LATEST names, which must be there."""
     steps = saved_steps(run_dir)
     file = run_dir / LATEST
+    if not steps and not file.exists():
+        return steps
     if not file.exists():
-        return steps
+        return _up_to_the_last_save(run_dir, steps, f"{file} is not there")
     text = file.read_text(errors="replace").strip()
-    if not text.isdecimal():
-        logger.warning("%s names no step (%.40r); the newest checkpoint is taken", file, text)
-        return steps
-    latest = int(text)
+    latest = step_in(text)
+    if latest is None:
+        return _up_to_the_last_save(run_dir, steps, f"{file} names no step ({text[:40]!r})")
     if latest not in steps:
         earlier = [step for step in steps if step < latest]
         go_on = "its folder is to be put back"
@@ -138,6 +140,21 @@ def _steps_of_this_run(run_dir: Path) -> list[int]:
             f"{go_on}; trainer.resume_mode=disable starts anew"
         )
     return [step for step in steps if step <= latest]
+
+
+def _up_to_the_last_save(run_dir: Path, steps: list[int], problem: str) -> list[int]:
+    """Lists the steps up to the one that was saved last, where LATEST does not say which it was.
+
+    Later ones are of an abandoned run.
+    """
+    notes = run_dir / SAVED_STEPS
+    saves = notes.read_text(errors="replace").split() if notes.exists() else []
+    last = step_in(saves[-1]) if saves else None
+    if last not in steps:
+        logger.warning("%s; the newest checkpoint is taken", problem)
+        return steps
+    logger.warning("%s; the last one in %s, %d, is taken", problem, SAVED_STEPS, last)
+    return [step for step in steps if step <= last]
 
 
 def _require_that_none_was_saved(run_dir: Path) -> None:

@@ -28,6 +28,8 @@ TEMPORARY = ".incomplete"
 REPLACED = ".replaced" + TEMPORARY
 REMOVED = ".removed" + TEMPORARY
 UNIQUE = "[0-9a-f]{8}"
+# Of a step's number.
+MOST_DIGITS = 18
 
 
 def folder_of_step(run_dir: Path, step: int) -> Path:
@@ -177,7 +179,14 @@ def _whole(final: Path, ending: str) -> list[Path]:
 
 def _read_step(file: Path) -> int | None:
     """Reads a step's number; None where there is none."""
-    try:
-        return int(file.read_text())
-    except (FileNotFoundError, ValueError):
+    if not file.exists():
         return None
+    return step_in(file.read_text(errors="replace"))
+
+
+def step_in(text: str) -> int | None:
+    """Returns the step that a text names; None where it is no number, or none that a step has."""
+    text = text.strip()
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
+        return None
+    return int(text)

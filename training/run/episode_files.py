@@ -5,6 +5,7 @@ but the last whole.
 """
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,15 @@ from transformers import PreTrainedTokenizerBase
 
 from data.protocol import DataProto
 
+logger = logging.getLogger(__name__)
+
 
 def dump(
     batch: DataProto, folder: str | None, step: int, tokenizer: Any, anew: bool = True
 ) -> None:
     """Writes the batch's text and scores to FOLDER/STEP.jsonl, or adds them to what is there.
+
+    A full disk costs what is written here, not the run: it is logged.
 
     Args:
         folder: None: nothing is written.
@@ -26,10 +31,13 @@ def dump(
     if folder is None:
         return
     path = Path(folder) / f"{step}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w" if anew else "a") as file:
-        for row in readable_rows(batch, tokenizer):
-            file.write(json.dumps({"step": step, **row}) + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w" if anew else "a") as file:
+            for row in readable_rows(batch, tokenizer):
+                file.write(json.dumps({"step": step, **row}) + "\n")
+    except OSError as error:
+        logger.warning("%s was not written: %s", path, error)
 
 
 def readable_rows(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Any]]:

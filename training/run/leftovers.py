@@ -1,7 +1,9 @@
 """Ends what a run's environments, tools and rewards started, and did not end.
 
-Such a process may have left its parent, its group and its session; what it keeps is the environment
-variable that all of a run's processes on this machine inherit.
+Such a process may have left its parent, its group and its session. What it keeps is a mark: a
+program that was started has the environment variable that all of a run's processes on this machine
+inherit; a process that was only forked shows the environment of its parent's start, and has the
+parent's open file of that name.
 """
 
 import logging
@@ -9,6 +11,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 
@@ -29,12 +32,26 @@ def ends_leftovers() -> Iterator[None]:
     before = os.environ.get(MARK)
     os.environ[MARK] = mark
     try:
-        yield
+        with _open_mark(mark):
+            yield
     finally:
         del os.environ[MARK]
         if before is not None:
             os.environ[MARK] = before
         _end_marked(mark)
+
+
+@contextmanager
+def _open_mark(mark: str) -> Iterator[None]:
+    """Keeps a file in memory open that is named by the mark, where the system has such files."""
+    if not hasattr(os, "memfd_create"):
+        yield
+        return
+    file = os.memfd_create(f"{MARK}.{mark}")
+    try:
+        yield
+    finally:
+        os.close(file)
 
 
 def _end_marked(mark: str) -> None:
@@ -66,10 +83,19 @@ def _marked(mark: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         # It may end meanwhile, or be another user's.
         with suppress(psutil.Error, OSError):
-            carries_mark = process.environ().get(MARK) == mark
-            if not carries_mark or process.pid == os.getpid():
+            if process.pid == os.getpid() or not _carries(process, mark):
                 continue
             ends_by_itself = ENDS_BY_ITSELF in " ".join(process.cmdline())
             if process.status() != psutil.STATUS_ZOMBIE and not ends_by_itself:
                 found.append(process)
     return found
+
+
+def _carries(process: psutil.Process, mark: str) -> bool:
+    """Checks whether a process has the mark: in its environment, or as an open file."""
+    if process.environ().get(MARK) == mark:
+        return True
+    files = Path(f"/proc/{process.pid}/fd")
+    if not files.is_dir():
+        return False
+    return any(f"{MARK}.{mark}" in os.readlink(file) for file in files.iterdir())
