@@ -157,6 +157,7 @@ class RayPPOTrainer:
         self.total_training_steps = config.trainer.total_training_steps or steps_of_all_epochs
         self.alarms = Alarms(config, self.total_training_steps, self.row_stream.batches_per_epoch)
         self.alarms.eos_token_id = tokenizer.eos_token_id
+        self.alarms.vocabulary = len(tokenizer)
         self.generator = StepGenerator(self)
         self.step_source = self._make_step_source()
 

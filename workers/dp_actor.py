@@ -30,7 +30,7 @@ from training.config import (
 from training.core_algos import GlobalBatchInfo, PolicyLossConfig
 from training.rollout_correction import compute_rollout_correction_weights
 from training.rollout_mismatch import measure_mismatch
-from workers.dp_critic import compare_values, value_loss
+from workers.dp_critic import compare_values, value_loss, watch_values
 from workers.model.forward_settings import ForwardSettings
 from workers.model.gradient_alignment import watch_gradient
 from workers.model.loss_fields import FORWARD_FIELDS, LossFields, loss_fields
@@ -185,6 +185,8 @@ class DataParallelPPOActor(UpdateLoop):
         metrics.update(comparison)
         if updates:
             watch_gradient(log_prob, fields["advantages"], metrics)
+            if values:
+                watch_values(values[0], micro, metrics)
         return MicroLoss(loss, metrics, maxima)
 
     def _kl_loss(self, fields: LossFields, log_prob: Tensor, counts: GlobalBatchInfo) -> Tensor:

@@ -4,6 +4,8 @@ Invariant: the gradient of a mini-batch does not depend on how it is split into 
 mean is a sum divided by the count of the whole mini-batch, which is passed down.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -12,6 +14,7 @@ from training import core_algos as algos
 from training.config import CriticConfig, UpdatePlan
 from training.core_algos import GlobalBatchInfo
 from workers.model.forward_settings import ForwardSettings
+from workers.model.gradient_alignment import watch_gradient
 from workers.model.loss_fields import FORWARD_FIELDS, LossFields, loss_fields
 from workers.model.packing import ForwardBatch
 from workers.model.policy_model import ValueModel
@@ -67,6 +70,8 @@ class DataParallelPPOCritic(UpdateLoop):
         loss, metrics = value_loss(values, fields, self.config, counts)
         updates = micro.meta_info.get("updates_to_come") or 0
         metrics.update(compare_values(values, fields, counts, updates))
+        if updates:
+            watch_values(values, micro, metrics)
         return MicroLoss(loss, metrics)
 
 
@@ -113,3 +118,10 @@ def compare_values(
     difference = (vpreds.detach() - fields["values"]).abs() * fields["response_mask"]
     tokens = max(counts["batch_num_tokens"] or 0, 1)
     return {"critic/first_update_diff": difference.sum() * updates / tokens}
+
+
+def watch_values(vpreds: Tensor, micro: DataProto, metrics: dict[str, Any]) -> None:
+    """Measures, in a step's first update, whether values go towards the returns of the batch."""
+    fields = micro.batch
+    missing = (fields["returns"] - fields["values"]) * fields["response_mask"]
+    watch_gradient(vpreds, missing.to(vpreds.device), metrics, model="critic")

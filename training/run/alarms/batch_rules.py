@@ -165,11 +165,15 @@ def mixed_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> I
     """Finds groups that mix prompts.
 
     Args:
-        same_tasks: whether the members of a group begin with the same prompt.
+        same_tasks: whether the members of a group begin with the same prompt, and the same seed
+            of their environments.
     """
     compared = []
+    seeds = batch.non_tensor_batch.get("env_seed")
     if same_tasks:
         compared.append(batch.batch["prompts"].numpy())
+    if same_tasks and seeds is not None:
+        compared.append(seeds)
     tasks = batch.non_tensor_batch.get("group_index")
     if tasks is not None:
         compared.append(tasks)
@@ -181,7 +185,7 @@ def mixed_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> I
     if mixed:
         yield Finding(
             "groups_mixed",
-            f"{len(mixed)} of {len(groups)} groups have episodes of different prompts, "
+            f"{len(mixed)} of {len(groups)} groups have episodes of different prompts or tasks, "
             f"as {mixed[0]}",
         )
 

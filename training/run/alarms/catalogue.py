@@ -31,6 +31,10 @@ ADVICE = {
         "the tokens between turns: does the trainer read what the engine read? The chat template, "
         "tools"
     ),
+    "samples_biased": (
+        "the engine's temperature and filters against the log-probs that it reports, which are "
+        "those before them, perhaps (logprobs_mode)"
+    ),
     "ratio_not_one": (
         "dropout, temperature and masks of the two passes: before the first update they are one "
         "policy"
@@ -69,7 +73,7 @@ ADVICE = {
         "requires_grad, detach and no_grad on the way to these tensors, and the optimiser's groups"
     ),
     "gradients_kept": "optimizer.zero_grad: each update adds its gradient to that of the last one",
-    "gradient_misled": "the policy loss: its sign, and which rows' advantages it reads",
+    "gradient_misled": "the loss: its sign, and which rows' advantages, or returns, it reads",
     "tokens_missing": "how a batch is cut into mini-batches and micro-batches",
     "updates_differ": "what else calls optimizer.step: each mini-batch is one update",
     "values_differ": (

@@ -30,6 +30,7 @@ from training.run.alarms.rate_rules import RateRules
 from training.run.alarms.reference_rules import ReferenceRules
 from training.run.alarms.repeat_rules import RepeatRules
 from training.run.alarms.reward_rules import FEWEST_EPISODES, RewardRules, ScoreRules
+from training.run.alarms.sampling_rules import SamplingRules
 
 # The package's own name, as it is what users know.
 logger = logging.getLogger("training.run.alarms")
@@ -50,6 +51,7 @@ class Alarms:
     Attributes:
         paid_by_environment: the environment's rewards are the scores, and nothing else is.
         eos_token_id: ends a turn; None: not known.
+        vocabulary: tokens that the tokenizer has; 0: not known.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Alarms:
         self.config = config
         self.paid_by_environment = False
         self.eos_token_id: int | None = None
+        self.vocabulary = 0
         self.history = History()
         self.reward_rules = RewardRules(config.data.reward_fn_key)
         self.score_rules = ScoreRules()
@@ -68,6 +71,7 @@ class Alarms:
         self.rate_rules = RateRules(config, total_steps)
         self.reference_rules = ReferenceRules(config)
         self.engine_rules = EngineRules(config)
+        self.sampling_rules = SamplingRules(config)
         # The step since which each finding stands.
         self.since: dict[str, int] = {}
         self.broken_rules: set[str] = set()
@@ -201,6 +205,7 @@ class Alarms:
         return {
             "not_finite_numbers": update_rules.not_finite_numbers(metrics),
             "engine": self.engine_rules.check(metrics),
+            "samples": self.sampling_rules.check(batch, metrics, self.vocabulary),
             "reference": self.reference_rules.check(batch, metrics, step),
             "rates": self.rate_rules.check(metrics, step),
             "gradients_and_rates": update_rules.gradients_and_rates(config, metrics, history),

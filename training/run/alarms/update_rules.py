@@ -162,7 +162,7 @@ def constant_values(metrics: Metrics, history: History) -> Iterator[Finding]:
 
 
 def misled_gradient(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
-    """Finds a gradient that does not go where the advantages point."""
+    """Finds a gradient that does not go where the advantages, or the returns, point."""
     has_other_terms = (
         config.actor_rollout_ref.actor.use_kl_loss or config.agent.observation_loss_coef > 0
     )
@@ -173,6 +173,13 @@ def misled_gradient(config: PPOConfig, metrics: Metrics) -> Iterator[Finding]:
             "gradient_misled",
             f"the first gradient's cosine with the advantages is {alignment:.2g}; 1, or not much "
             "less, is normal",
+        )
+    of_critic = metrics.get("critic/gradient_alignment", 1.0)
+    if of_critic < LEAST_ALIGNMENT:
+        yield Finding(
+            "gradient_misled",
+            f"the cosine of the critic's first gradient with what its values lack to the returns "
+            f"is {of_critic:.2g}; 1, or not much less, is normal",
         )
 
 
