@@ -20,7 +20,7 @@ from training.building import build_trainer
 from training.config.loader import load_config
 from training.run.alarms import Alarms
 from workers import dp_actor, dp_critic, fsdp_workers
-from workers.model import gradient_alignment, movement, update_loop
+from workers.model import gradient_alignment, gradient_sum, movement, update_loop
 
 PARTS = (
     (Alarms, "check"),
@@ -31,7 +31,9 @@ PARTS = (
     (update_loop, "count_gradients"),
     (update_loop, "learnt_from"),
     (dp_actor, "watch_gradient"),
+    (dp_critic, "watch_gradient"),
     (gradient_alignment, "alignment_sums"),
+    (gradient_sum, "_gradient"),
     (dp_critic, "compare_values"),
 )
 

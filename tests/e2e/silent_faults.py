@@ -19,7 +19,7 @@ from data.protocol import DataProto
 from tests.e2e import seeded_faults
 from tests.e2e.seeded_faults import Fault, after, estimator, generated, scores, worker
 from training import advantage
-from workers import dp_actor
+from workers import dp_actor, dp_critic, hf_rollout
 from workers.model import update_loop
 from workers.rollout import base_rollout, episode
 
@@ -468,6 +468,49 @@ def prompts_of_the_step_before(trainer: Any) -> None:
     trainer.prompt_batch = same
 
 
+# Of a third look.
+
+
+def tasks_of_their_own(batch: DataProto) -> None:
+    """Each member of a group has a task of its own; how the game begins does not show it."""
+    batch.non_tensor_batch["env_seed"] = (
+        batch.non_tensor_batch["env_seed"] + batch.non_tensor_batch["sample_index"]
+    )
+
+
+def value_loss_negated(trainer: Any) -> None:
+    own = dp_critic.value_loss
+
+    def negative(*args: Any) -> Any:
+        loss, metrics = own(*args)
+        return -loss, metrics
+
+    patched(dp_critic, "value_loss", negative)
+    patched(dp_actor, "value_loss", negative)
+
+
+def zeroed_between_micro_batches(trainer: Any) -> None:
+    own = worker(trainer).actor
+    micro_loss = own.micro_loss
+
+    def after_zeroing(*args: Any) -> Any:
+        own.optimizer.zero_grad()
+        return micro_loss(*args)
+
+    own.micro_loss = after_zeroing
+
+
+def sharper_than_it_says(trainer: Any) -> None:
+    """The engine samples at another temperature than that of the log-probs that it reports."""
+    own = hf_rollout.sample_tokens
+
+    def sharper(logits: torch.Tensor, sampling: Any, generators: Any) -> Any:
+        tokens, _ = own(logits, replace(sampling, temperature=0.25), generators)
+        return tokens, logits.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
+
+    patched(hf_rollout, "sample_tokens", sharper)
+
+
 SLOW = ("actor_rollout_ref.actor.optim.lr=1e-6",)
 KL = ("actor_rollout_ref.actor.use_kl_loss=true",)
 KL_REWARD = ("algorithm.use_kl_in_reward=true",)
@@ -551,6 +594,17 @@ MORE: dict[str, Case] = {
         first_mini_batch_again,
         ("tokens_missing",),
         settings=("actor_rollout_ref.actor.ppo_mini_batch_size=4",),
+    ),
+    "tasks differ within a group": Case(described(tasks_of_their_own), ("groups_mixed",)),
+    "the critic's loss negated": Case(value_loss_negated, ("gradient_misled",), "gae"),
+    "a shared critic's loss negated": Case(value_loss_negated, ("gradient_misled",), "shared"),
+    "gradients zeroed between micro-batches": Case(
+        zeroed_between_micro_batches,
+        ("gradients_lost",),
+        settings=("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64",),
+    ),
+    "samples are sharper than reported": Case(
+        sharper_than_it_says, ("samples_biased",), settings=("data.train_batch_size=16",)
     ),
     "an embedding of the critic": Case(frozen("embed_tokens", "critic"), ("part_still",), "gae"),
 }

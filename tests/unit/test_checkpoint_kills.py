@@ -211,12 +211,38 @@ def test_a_latest_that_points_at_nothing_is_refused(tmp_path: Path, earlier: boo
     assert find_checkpoint(tmp_path, "disable", None) is None
 
 
-@pytest.mark.parametrize("text", ["", "\0\0", "seven", "²"])
+@pytest.mark.parametrize("text", ["", "\0\0", "seven", "²", "9" * 5000])
 def test_a_latest_that_names_no_step_leaves_the_newest(tmp_path: Path, caplog, text: str) -> None:
     save(tmp_path, 3, "old")
     (tmp_path / LATEST).write_text(text)
     assert find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_3"
     assert f"{LATEST} names no step" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", None])
+def test_without_a_latest_the_last_save_is_taken_not_a_step_of_an_abandoned_run(
+    tmp_path: Path, caplog, text: str | None
+) -> None:
+    for step in (3, 8, 4):
+        save(tmp_path, step, str(step))
+    (tmp_path / LATEST).unlink()
+    if text is not None:
+        (tmp_path / LATEST).write_text(text)
+    assert find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_4"
+    assert f"the last one in {SAVED_STEPS}, 4, is taken" in caplog.text
+    (tmp_path / SAVED_STEPS).unlink()
+    assert find_checkpoint(tmp_path, "auto", None, ("actor",)) == tmp_path / "global_step_8"
+
+
+def test_a_newer_checkpoint_that_lost_a_folder_is_left_out_with_a_word(
+    tmp_path: Path, caplog
+) -> None:
+    for step in (3, 4):
+        save(tmp_path, step, str(step))
+    shutil.rmtree(tmp_path / "global_step_4/critic")
+    found = find_checkpoint(tmp_path, "auto", None, ("actor", "critic"))
+    assert found == tmp_path / "global_step_3"
+    assert f"{tmp_path}/global_step_4 is damaged" in caplog.text
 
 
 def test_a_single_save_whose_checkpoint_is_gone_is_refused(tmp_path: Path) -> None:

@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
 import main
-from data.watchdog import STALLED
+from data.watchdog import NOT_WATCHING, STALLED, WATCHDOG, WatchdogSettings
 from tests.conftest import PROJECT
 from training.config import PPOConfig
 from training.config.loader import ConfigError
@@ -29,7 +31,7 @@ from training.run.checkpoint_folders import CannotResume
 from training.run.exit_codes import MEND, OUT_OF_MEMORY
 from training.run.leftovers import ends_leftovers
 from training.run.out_of_memory import MemoryKills
-from training.run.signals import ENDING_SIGNALS, set_handlers
+from training.run.signals import ENDING_SIGNALS, EndingSignals, set_handlers
 
 # Ray's own text of any actor that ends without a word.
 DIED = (
@@ -206,3 +208,50 @@ def test_what_an_environment_leaves_behind_is_ended_and_counted(caplog) -> None:
     with ends_leftovers():
         subprocess.run(["true"], check=True)
     assert not caplog.text
+
+
+def test_what_was_only_forked_is_ended_too(tmp_path: Path) -> None:
+    """Its environment, as others see it, is that of this process's start."""
+    number = tmp_path / "pid"
+    with ends_leftovers():
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            if os.fork() == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                number.write_text(str(os.getpid()))
+                time.sleep(300)
+            os._exit(0)
+        os.waitpid(child, 0)
+        while not number.exists() or not number.read_text():
+            time.sleep(0.01)
+        left = psutil.Process(int(number.read_text()))
+    assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+
+
+def test_building_is_watched_as_it_runs_code_of_users(monkeypatch, tmp_path: Path) -> None:
+    seen = []
+
+    def build(config: PPOConfig) -> None:
+        seen.append(WATCHDOG.settings)
+        raise ConfigError(["no such environment"])
+
+    monkeypatch.setattr("training.building.build_trainer", build)
+    trainer = replace(PPOConfig().trainer, default_local_dir=str(tmp_path), stall_timeout_s=500.0)
+    with pytest.raises(ConfigError):
+        main.train(replace(PPOConfig(), trainer=trainer), EndingSignals())
+    assert seen == [WatchdogSettings(500.0, tmp_path / "stalls")]
+    assert WATCHDOG.settings == NOT_WATCHING
+
+
+def test_an_interrupt_that_no_signal_made_is_a_failure_of_the_code_that_raised_it() -> None:
+    def fit() -> None:
+        raise KeyboardInterrupt
+
+    trainer: Any = SimpleNamespace(fit=fit, shutdown=lambda: None)
+    signals = EndingSignals()
+    with pytest.raises(RuntimeError, match="code of yours raised KeyboardInterrupt"):
+        main.fit(trainer, signals, "rank_0")
+    signals.received = signal.SIGINT
+    with pytest.raises(KeyboardInterrupt):
+        main.fit(trainer, signals, "rank_0")

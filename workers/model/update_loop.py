@@ -21,6 +21,7 @@ from training.config import MicroBatching, UpdatePlan
 from training.core_algos import GlobalBatchInfo, seeded_draws
 from workers.model.forward_settings import ForwardSettings
 from workers.model.gradient_alignment import read_alignment
+from workers.model.gradient_sum import watched_sum
 from workers.model.loss_fields import FORWARD_FIELDS
 from workers.model.micro_batches import iter_micro_batches, read_rows, scatter_tokens
 from workers.model.mini_batches import global_counts, rows_of_updates
@@ -285,13 +286,15 @@ class UpdateLoop(ABC):
     ) -> None:
         """Adds the gradients of rows to those that are there, and their metrics to `sums`."""
         micro_batches = iter_micro_batches(mini, self.settings, limits)
-        for number, (_, micro, inputs) in enumerate(micro_batches):
-            with seeded_draws(self._seed_of_draws(mini, number)):
-                result = self.micro_loss(micro, inputs, counts)
-            result.loss.backward()
-            sums.add(result.metrics, weight)
-            sums.add(learnt_from(micro, prefix))
-            sums.maximum(result.maxima)
+        with watched_sum(self.module) as missing:
+            for number, (_, micro, inputs) in enumerate(micro_batches):
+                with seeded_draws(self._seed_of_draws(mini, number)):
+                    result = self.micro_loss(micro, inputs, counts)
+                result.loss.backward()
+                sums.add(result.metrics, weight)
+                sums.add(learnt_from(micro, prefix))
+                sums.maximum(result.maxima)
+            sums.maximum({f"{prefix}/missing_gradient": missing()})
 
     def _seed_of_draws(self, mini: DataProto, micro_batch: int) -> int:
         """Derives the seed of what the loss of a micro-batch draws.

@@ -73,6 +73,7 @@ ADVICE = {
         "requires_grad, detach and no_grad on the way to these tensors, and the optimiser's groups"
     ),
     "gradients_kept": "optimizer.zero_grad: each update adds its gradient to that of the last one",
+    "gradients_lost": "what zeroes or scales gradients between micro-batches: they add up",
     "gradient_misled": "the loss: its sign, and which rows' advantages, or returns, it reads",
     "tokens_missing": "how a batch is cut into mini-batches and micro-batches",
     "updates_differ": "what else calls optimizer.step: each mini-batch is one update",

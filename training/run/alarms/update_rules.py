@@ -38,6 +38,8 @@ LARGEST_FIRST_STEP = 3.0
 # Shares of the batch's tokens, and of its advantages, that rounding may lose.
 TOKENS_LOST = 1e-4
 TARGETS_LOST = 1e-3
+# The same of a gradient, which adds up in the parameters' type.
+GRADIENT_LOST = 1e-2
 # Cosine of the first gradient with the advantages; where other terms of the loss reach the
 # log-probs, only one that goes the other way is a fault.
 LEAST_ALIGNMENT = 0.1
@@ -98,13 +100,20 @@ def still_parts(metrics: Metrics) -> Iterator[Finding]:
 
 
 def kept_gradients(metrics: Metrics) -> Iterator[Finding]:
-    """Finds gradients of an update before that are there when the next one begins."""
+    """Finds gradients that outlive their update, or are gone before it."""
     for model in ("actor", "critic"):
         count = metrics.get(f"{model}/kept_gradients", 0.0)
         if count:
             yield Finding(
                 "gradients_kept",
                 f"{count:g} gradients of the {model} were not zero when an update began",
+            )
+        missing = metrics.get(f"{model}/missing_gradient", 0.0)
+        if missing > GRADIENT_LOST:
+            yield Finding(
+                "gradients_lost",
+                f"an update of the {model} lacks {missing:.2g} of the gradient that its "
+                "micro-batches gave",
             )
 
 
