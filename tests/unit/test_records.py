@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from data.protocol import DataProto
 from training.config import PPOConfig
 from training.config.loader import ConfigError, load_config
+from training.run.episode_files import dump
 from training.run.recorded_config import record_config
 from training.run.run_lock import run_lock
 
@@ -142,3 +144,10 @@ def test_no_room_at_the_start_names_the_file(tmp_path) -> None:
             pytest.fail("there was room")
     finally:
         subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_costs_the_rows_that_are_dumped_not_the_run(tmp_path: Path, caplog) -> None:
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    dump(DataProto(), str(no_folder / "rows"), 3, tokenizer=None)
+    assert f"{no_folder}/rows/3.jsonl was not written: [Errno 20] Not a directory" in caplog.text
