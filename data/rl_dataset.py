@@ -29,6 +29,7 @@ from data.prompt_rows import collate_fn as collate_fn
 from data.prompt_rows import normalise_row as normalise_row
 from data.prompt_rows import overlong_error
 from data.prompt_rows import truncate as truncate
+from data.watchdog import beat
 
 logger = logging.getLogger(__name__)
 # The key under which a row says which file and line it comes from.
@@ -174,6 +175,7 @@ class RLHFDataset(Dataset):
         return encode_chat(self.tokenizer, messages, **self.config.apply_chat_template_kwargs)
 
     def _prompt_length(self, row: Mapping[str, Any]) -> int:
+        beat("a prompt read")
         return len(self._encode(self._build_messages(dict(row))))
 
     def _check_rows(self, rows: Sequence[dict[str, Any]]) -> None:
