@@ -147,3 +147,4 @@ def test_of_an_info_finite_numbers_leave_the_environments_home() -> None:
     }
     assert numbers(given) == {"won": 1.0, "steps": 4.0, "share": 0.5}
     assert len(numbers({str(i): i for i in range(100)})) == MAX_NUMBERS
+    assert numbers({"no float holds it": 10**400, "won": 1}) == {"won": 1.0}

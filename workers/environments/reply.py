@@ -132,7 +132,11 @@ def numbers(info: Mapping[str, Any]) -> dict[str, float]:
             continue
         if not isinstance(value, Real):
             continue
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            # An int that no float holds.
+            continue
         if math.isfinite(number) and len(finite) < MAX_NUMBERS:
             finite[key] = number
     return finite
