@@ -210,6 +210,12 @@ def test_what_an_environment_leaves_behind_is_ended_and_counted(caplog) -> None:
     assert not caplog.text
 
 
+def test_a_run_whose_environment_clears_the_environment_variables_ends_well(monkeypatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with ends_leftovers():
+        os.environ.clear()
+
+
 def test_what_was_only_forked_is_ended_too(tmp_path: Path) -> None:
     """Its environment, as others see it, is that of this process's start."""
     number = tmp_path / "pid"

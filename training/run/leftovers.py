@@ -35,7 +35,8 @@ def ends_leftovers() -> Iterator[None]:
         with _open_mark(mark):
             yield
     finally:
-        del os.environ[MARK]
+        # An environment may have cleared them all.
+        os.environ.pop(MARK, None)
         if before is not None:
             os.environ[MARK] = before
         _end_marked(mark)
