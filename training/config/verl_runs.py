@@ -74,7 +74,7 @@ def _set_asynchronous_run(layers: Layers) -> None:
 
 def _set_distillation(layers: Layers) -> None:
     """Sets the estimator that learns from a teacher, and the task's beside it."""
-    source = "verl's distillation.enabled"
+    source = "distillation.enabled=True"
     if not _is_true(layers, "distillation.enabled"):
         return
     task = layers.value_of(ESTIMATOR)
