@@ -23,8 +23,8 @@ from training.config.schema.ppo import PPOConfig
 from training.config.values import parse
 from training.config.verl_keys import (
     NULL_MEANS_NOTHING,
-    OTHER_WORDS,
     ONE_LIMIT,
+    OTHER_WORDS,
     READ_TOGETHER,
     holds_moved_keys,
     judge,

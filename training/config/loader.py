@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from training.config.checks import check_config
 from training.config.command_line import USAGE, asks_for_help, read_command_line
-from training.config.layers import COMMAND_LINE, Layers, SourcedValue
+from training.config.layers import COMMAND_LINE, Layers
 from training.config.leaves import build
 from training.config.reference import reference_yaml
 from training.config.resources.engines import describe_unasked_engine

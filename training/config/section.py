@@ -37,7 +37,7 @@ def located(path: str) -> str:
     """
     if path.startswith(PACKAGE_PREFIX):
         file = path.removeprefix(PACKAGE_PREFIX).replace(".", "/") + ".py"
-        places = [Path(folder, file) for folder in ("", PROJECT_ROOT, *sys.path)]
+        places = [Path(folder, file) for folder in ("", str(PROJECT_ROOT), *sys.path)]
     else:
         file = path.removeprefix(FILE_PREFIX)
         places = [Path(file).expanduser(), PROJECT_ROOT / file]
