@@ -8,7 +8,7 @@ from tests.unit.config.helpers import ACTOR, ROLLOUT, load
 from training.config import MicroBatching
 from training.config.loader import ConfigError
 
-# What scripts of verl 0.1 to 0.9.1 set beside sizes, paths and verl's defaults.
+# Values that launch scripts of several versions of verl set, beside sizes, paths and its defaults.
 PAIRS = (Path(__file__).parent / "verl_scripts.txt").read_text().splitlines()
 
 
