@@ -37,14 +37,14 @@ Reads = dict[str, dict[str, set[str]]]
 
 
 def explain_run(loaded: "LoadedConfig") -> str:
-    """Lists every value, what became of verl's keys, and what follows: sizes and the bias.
+    """Lists every value and what became of verl's keys, and what follows: sizes and the bias.
 
     The last line tells what the checks left out, if anything.
 
     Raises:
         ValueError: batch sizes do not divide.
     """
-    parts = [explain(loaded), *loaded.notes, sizes(loaded.config)]
+    parts = [explain(loaded), sizes(loaded.config)]
     bias = bias_line(loaded.config)
     if bias is not None:
         parts.append(bias)
@@ -54,14 +54,17 @@ def explain_run(loaded: "LoadedConfig") -> str:
 
 
 def explain(loaded: "LoadedConfig") -> str:
-    """Lists every value with where it came from and the file that reads it, one per line."""
+    """Lists every value with where it came from and the file that reads it, one per line.
+
+    Below them stands what became of verl's keys.
+    """
     reads = attribute_reads()
     lines = []
     for key, leaf in leaves(loaded.config):
         value = as_text(leaf.value)
         source = loaded.sources[key]
         lines.append(f"{key:<66} {value:<28} {source:<14} {reader(key, reads)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *loaded.notes])
 
 
 def attribute_reads() -> Reads:

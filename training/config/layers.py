@@ -24,7 +24,8 @@ from training.config.values import parse
 from training.config.verl_keys import (
     NULL_MEANS_NOTHING,
     ONE_LIMIT,
-    OWN_ENGINES,
+    OTHER_WORDS,
+    READ_TOGETHER,
     holds_moved_keys,
     judge,
     links_to,
@@ -41,6 +42,9 @@ RIVALS = {
     "path": ("name", "kwargs", "prompt_template"),
     "name": ("path", "cls", "kwargs", "prompt_template"),
 }
+# Names in a list of Hydra's defaults: verl's own file, and the values of the file with the list.
+VERLS_DEFAULTS = "ppo_trainer"
+THIS_FILE = "_self_"
 # Of verl's own way to build objects.
 CLASS_NAME = "_target_"
 # A key in the text of a problem; some texts shorten it, as in rollout.n.
@@ -49,6 +53,7 @@ DOTTED_KEY = re.compile(r"[a-z_]\w*(?:\.\w+)+")
 MISSING = "???"
 # Of one source so many of verl's keys are told one by one; verl's own files have a hundred.
 MAX_NOTES_SAID = 8
+NO_ADVICE = " --help lists all keys"
 # What is there instead of a missing file: at most so many names are shown.
 MAX_NAMES_SHOWN = 12
 
@@ -118,15 +123,39 @@ class Layers:
         if not isinstance(tree, dict):
             self.file_problems.append(f"{path.name} holds a list; it must hold keys with values")
             return
-        if tree.pop("defaults", None) is not None:
-            self.file_problems.append(
-                f"{path.name}: `defaults:` lists are Hydra's; write `extends: other.yaml` instead"
-            )
-        extended = tree.pop("extends", None)
-        if extended is not None:
-            self._read_parent((path.parent / str(extended)).resolve(), (*children, path))
+        for parent in self._parents(tree, path):
+            self._read_parent(parent, (*children, path))
         self.add_tree(tree, path.name)
         self.end_layer(path.name)
+
+    def _parents(self, tree: dict[Any, Any], path: Path) -> list[Path]:
+        """Takes out of a file's tree what it extends, and returns those files in their order.
+
+        A list of Hydra's `defaults:` may name verl's own file, whose values stand in the code here,
+        and files beside this one.
+        """
+        parents = []
+        extended = tree.pop("extends", None)
+        if extended is not None:
+            parents.append((path.parent / str(extended)).resolve())
+        names = tree.pop("defaults", None) or []
+        for place, name in enumerate(names):
+            parent = path.parent / f"{name}.yaml"
+            is_last = place == len(names) - 1
+            if isinstance(name, str) and parent.exists():
+                parents.append(parent.resolve())
+            elif name == VERLS_DEFAULTS:
+                self.note(
+                    f"`defaults: {name}` ({path.name}) has no effect here: what a file leaves out "
+                    "is at the defaults of this project",
+                    path.name,
+                )
+            elif name != THIS_FILE or not is_last:
+                self.file_problems.append(
+                    f"{path.name}: `defaults:` with {name!r} is Hydra's; write "
+                    "`extends: other.yaml`, whose values this file's win over"
+                )
+        return parents
 
     def _read_parent(self, parent: Path, children: tuple[Path, ...]) -> None:
         """Reads the file that the last of the children extends, unless it is one of them."""
@@ -185,7 +214,12 @@ class Layers:
 
     def _add(self, key: str, value: Any, source: str) -> None:
         """Adds the value of one key or of what is below it."""
-        if value == MISSING or (key in NULL_MEANS_NOTHING and _is_null(value)):
+        if value == MISSING:
+            return
+        if key in NULL_MEANS_NOTHING and _is_null(value):
+            if value:
+                at_rest = self.schema[key].value
+                self.note(f"{key}={value} ({source}) is null, not a name: {at_rest} stays", source)
             return
         value = own_links(value, key)
         if key in self.schema and isinstance(value, Mapping) and holds_moved_keys(key):
@@ -213,18 +247,18 @@ class Layers:
 
     def _add_foreign(self, key: str, value: Any, source: str) -> None:
         """Takes a key that is not ours: moved, without meaning here, or a mistake."""
-        new_key = moved_to(key)
-        if new_key is not None:
-            self._add_moved(key, new_key, value, source)
-            return
         translated = translation(key, value)
         if translated is not None:
             self.verl_values[key] = value
             for new_key, new_value in translated.items():
-                self._note(f"{key}={value} ({source}) is {new_key}={new_value} here; set", source)
+                self.note(f"{key}={value} ({source}) is {new_key}={new_value} here; set", source)
                 self.add_tree({new_key: new_value}, source)
             return
-        if any(key in keys for keys in OWN_ENGINES.values()):
+        moved_key = moved_to(key)
+        if moved_key is not None:
+            self._add_moved(key, moved_key, value, source)
+            return
+        if key in READ_TOGETHER:
             self.verl_values[key] = value
             return
         verdict = judge(key, value)
@@ -236,14 +270,14 @@ class Layers:
             return
         self.verl_values[key] = value
         if verdict.outcome == "warning":
-            self._note(f"{key}={value} ({source}) has no effect here: {verdict.reason}", source)
+            self.note(f"{key}={value} ({source}) has no effect here: {verdict.reason}", source)
 
     def _add_moved(self, key: str, new_key: str, value: Any, source: str) -> None:
         """Adds the value of verl's key under its name here."""
         if _is_null(value) or links_to(value, new_key):
             return
         if judge(new_key, value) is None:
-            self._note(f"{key} ({source}) is called {new_key} here; moved", source)
+            self.note(f"{key} ({source}) is called {new_key} here; moved", source)
         self.verl_values[key] = value
         # Two values of one limit are compared in the end: ours stays, whichever comes first.
         is_given = new_key in ONE_LIMIT.values() and new_key in self._layer
@@ -266,7 +300,13 @@ class Layers:
             self.values[key] = SourcedValue(value, source)
         self._layer = {}
 
-    def _note(self, text: str, source: str) -> None:
+    def replace(self, key: str, value: Any, source: str) -> None:
+        """Sets a key of ours after all layers, and says so."""
+        self.values[key] = SourcedValue(value, source)
+        self.note(f"{source} is {key}={value} here; set", source)
+
+    def note(self, text: str, source: str) -> None:
+        """Notes what became of a key of verl's, to be logged or listed."""
         self._notes.setdefault(source, []).append(text)
 
     def log_notes(self) -> list[str]:
@@ -315,17 +355,28 @@ class Layers:
 
     def _report_unknown(self, key: str, value: Any, source: str) -> None:
         """Notes a key that does not exist, with the nearest that does."""
-        last_word = key.split(".")[-1]
-        ending_alike = [name for name in self.schema if name.endswith(f".{key}")]
+        section, _, last_word = key.rpartition(".")
+        known_word = OTHER_WORDS.get(last_word, last_word)
+        known_key = f"{section}.{known_word}" if section else known_word
+        of_all_words = [name for name in self.schema if _has_words(name, known_key)]
         of_same_words = [name for name in self.schema if same_words(last_word, name.split(".")[-1])]
         of_same_last_word = [name for name in self.schema if name.endswith(f".{last_word}")]
         advice = (
-            did_you_mean(key, ending_alike, cutoff=0.0)
+            did_you_mean(key, of_all_words[:1], cutoff=0.0)
             or did_you_mean(key, of_same_words, cutoff=0.4)
             or did_you_mean(key, of_same_last_word, cutoff=0.0)
-            or " --help lists all keys"
         )
-        self.report(key, value, source, f"there is no such key.{advice}")
+        settings_of_users = f"{section}.custom_kwargs"
+        if not advice and settings_of_users in self.schema:
+            advice = f" A setting of your own code goes to {settings_of_users}.{last_word}"
+        self.report(key, value, source, f"there is no such key.{advice or NO_ADVICE}")
+
+
+def _has_words(name: str, words: str) -> bool:
+    """Checks whether a key has these words in their order, the last of them as its last one."""
+    left = iter(name.split("."))
+    wanted = words.split(".")
+    return name.split(".")[-1] == wanted[-1] and all(word in left for word in wanted)
 
 
 def _names_one_of(problem: str, keys: set[str]) -> bool:

@@ -18,13 +18,14 @@ from pydantic import ValidationError
 
 from training.config.checks import check_config
 from training.config.command_line import USAGE, asks_for_help, read_command_line
-from training.config.layers import COMMAND_LINE, Layers, SourcedValue
+from training.config.layers import COMMAND_LINE, Layers
 from training.config.leaves import build
 from training.config.reference import reference_yaml
 from training.config.resources.engines import describe_unasked_engine
 from training.config.schema.ppo import PPOConfig
 from training.config.values import convert, describe_fault, fault_location
-from training.config.verl_keys import ONE_LIMIT, OWN_ENGINES, SEVERAL_TURNS
+from training.config.verl_keys import ONE_LIMIT, SEVERAL_TURNS
+from training.config.verl_runs import set_runs_of_verl
 
 __all__ = ["ConfigError", "LoadedConfig", "load_config", "read_config"]
 
@@ -86,6 +87,7 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     for override in command_line.overrides:
         layers.add_override(override)
     layers.end_layer(COMMAND_LINE)
+    set_runs_of_verl(layers)
     notes = layers.log_notes()
     config = _make_config(layers)
     if check and not layers.file_problems:
@@ -126,6 +128,7 @@ def read_config(
     layers = Layers()
     layers.add_tree(tree, source)
     layers.end_layer(source)
+    set_runs_of_verl(layers)
     layers.log_notes()
     made = _make_config(layers)
     if check:
@@ -136,12 +139,7 @@ def read_config(
 
 def _make_config(layers: Layers) -> PPOConfig:
     """Makes the config, with defaults where values are wrong, which it reports to the layers."""
-    config: PPOConfig = build(PPOConfig(), _converted(layers) | _read_own_engines(layers))
-    if _is_off(layers, OWN_ENGINES["shared"]) and not config.trainer.rollout_n_gpus:
-        layers.problems.append(
-            f"{OWN_ENGINES['shared'][0]}=False gives engines ranks of their own: set how many, "
-            "trainer.rollout_n_gpus"
-        )
+    config: PPOConfig = build(PPOConfig(), _converted(layers))
     for verl_key, key in ONE_LIMIT.items():
         verl_value = layers.verl_values.get(verl_key)
         value = attrgetter(key)(config)
@@ -156,34 +154,6 @@ def _make_config(layers: Layers) -> PPOConfig:
             "or give tools and rows, agent.tools and data.train_files"
         )
     return config
-
-
-def _read_own_engines(layers: Layers) -> dict[str, int]:
-    """Returns trainer.rollout_n_gpus where verl's keys say it, and ours does not."""
-    key = "trainer.rollout_n_gpus"
-    nodes = _number_given(layers, OWN_ENGINES["nodes"])
-    if not nodes or key in layers.values:
-        return {}
-    ranks_per_node = _number_given(layers, OWN_ENGINES["ranks_per_node"])
-    if not ranks_per_node:
-        ranks_of_trainer = str(layers.value_of("trainer.n_gpus_per_node"))
-        # What is no number is reported where it is read.
-        ranks_per_node = int(ranks_of_trainer) if ranks_of_trainer.isdecimal() else 1
-    layers.values[key] = SourcedValue(nodes * ranks_per_node, "verl's rollout.nnodes")
-    return {key: nodes * ranks_per_node}
-
-
-def _number_given(layers: Layers, verl_keys: list[str]) -> int:
-    """Returns the number that was given for the first of verl's keys with one, else 0."""
-    for key in verl_keys:
-        text = str(layers.verl_values.get(key))
-        if text.isdecimal():
-            return int(text)
-    return 0
-
-
-def _is_off(layers: Layers, verl_keys: list[str]) -> bool:
-    return any(str(layers.verl_values.get(key)).lower() == "false" for key in verl_keys)
 
 
 def _raise_problems(layers: Layers, loaded: LoadedConfig) -> None:

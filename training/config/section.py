@@ -6,6 +6,7 @@ section's method `problems`. A section never changes once it is made.
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
@@ -18,6 +19,9 @@ from pydantic.dataclasses import dataclass
 if TYPE_CHECKING:
     from training.config.schema.ppo import PPOConfig
 
+# What verl's paths of files may begin with.
+PACKAGE_PREFIX = "pkg://"
+FILE_PREFIX = "file://"
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 # Why paths are read, given to pydantic as its context: to find them from any folder, or to make
 # them absolute, so that they hold wherever the run goes.
@@ -28,9 +32,16 @@ ANCHORING = "anchoring"
 def located(path: str) -> str:
     """Finds a path from the current folder, else inside the project.
 
-    What is in neither place is returned as it is: it may name a model of the hub.
+    What is in neither place is returned as it is: it may name a model of the hub. verl's
+    pkg://a.b names the file a/b.py beside what Python imports, and file://a.py the file a.py.
     """
-    for place in (Path(path).expanduser(), PROJECT_ROOT / path):
+    if path.startswith(PACKAGE_PREFIX):
+        file = path.removeprefix(PACKAGE_PREFIX).replace(".", "/") + ".py"
+        places = [Path(folder, file) for folder in ("", str(PROJECT_ROOT), *sys.path)]
+    else:
+        file = path.removeprefix(FILE_PREFIX)
+        places = [Path(file).expanduser(), PROJECT_ROOT / file]
+    for place in places:
         if place.exists():
             return str(place)
     return path
@@ -137,9 +148,15 @@ class Section:
         yield from ()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns the field, or `default` where the section has none of that name."""
-        return vars(self).get(name, default)
+        """Returns the field, else that entry of the section's custom_kwargs, else `default`."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the field; raises KeyError where there is none."""
-        return vars(self)[name]
+        """Returns the field, else that entry of custom_kwargs; raises KeyError without either."""
+        fields = vars(self)
+        if name in fields:
+            return fields[name]
+        return fields.get("custom_kwargs", {})[name]

@@ -21,11 +21,17 @@ _MOVED: dict[str, str] = _TABLE["moved"]
 ONE_LIMIT: dict[str, str] = _TABLE["one_limit"]
 # Our keys that a null in verl's form leaves as they are.
 NULL_MEANS_NOTHING: frozenset[str] = frozenset(_TABLE["null_means_nothing"])
+# A word that people write for a setting -> the words that it is called by here.
+OTHER_WORDS: dict[str, str] = _TABLE["other_words"]
 # verl's key -> its value, as lower-case text -> what is set here: {our key: value}.
 _TRANSLATED: dict[str, dict[str, dict[str, Any]]] = _TABLE["translated"]
 # verl's keys for engines that have ranks of their own: whether they share the actor's, their nodes,
 # and the ranks of a node.
 OWN_ENGINES: dict[str, list[str]] = _TABLE["own_engines"]
+# verl's keys of which only several together have a meaning.
+READ_TOGETHER: frozenset[str] = frozenset(
+    [*_TABLE["read_together"], *(key for keys in OWN_ENGINES.values() for key in keys)]
+)
 # verl's switch for episodes of several turns.
 SEVERAL_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
 # A link's beginning, and the key that it names: ${a.b}, ${.b}, ${oc.select:a.b,default}.

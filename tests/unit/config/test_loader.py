@@ -264,8 +264,12 @@ def test_yaml_extends_and_command_line_win_in_this_order(tmp_path: Path) -> None
     ("text", "problem"),
     [
         (
-            "defaults: [_self_]\n",
-            "run.yaml: `defaults:` lists are Hydra's; write `extends: other.yaml` instead",
+            "defaults: [{data: mine}]\n",
+            "run.yaml: `defaults:` with {'data': 'mine'} is Hydra's; write `extends: other.yaml`",
+        ),
+        (
+            "defaults: [ppo_megatron_trainer, _self_]\n",
+            "run.yaml: `defaults:` with 'ppo_megatron_trainer' is Hydra's; write",
         ),
         ("extends: run.yaml\n", "`extends` goes in a circle: run.yaml -> run.yaml"),
         ("- 1\n", "run.yaml holds a list; it must hold keys with values"),

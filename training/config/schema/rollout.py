@@ -111,8 +111,8 @@ class RolloutConfig(Section):
 
     def warnings(self, config: "PPOConfig") -> Iterator[str]:
         """Yields which settings are for other engines."""
-        for engine in self.engine_kwargs:
-            if engine != self.name:
+        for engine, kwargs in self.engine_kwargs.items():
+            if kwargs and engine != self.name:
                 yield (
                     f"actor_rollout_ref.rollout.engine_kwargs.{engine} has no effect with "
                     f"rollout.name={self.name}"

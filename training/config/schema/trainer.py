@@ -225,6 +225,13 @@ def _is_installed(logger: str) -> bool:
     return logger in ("console", "file") or importlib.util.find_spec(logger) is not None
 
 
+def _says_something(value: Any) -> bool:
+    """Returns whether a value, or one in a mapping, is given and not null."""
+    if isinstance(value, dict):
+        return any(map(_says_something, value.values()))
+    return value is not None
+
+
 class RayKwargs(Section):
     """Settings for Ray itself."""
 
@@ -238,7 +245,7 @@ class RayKwargs(Section):
 
     def warnings(self, config: "PPOConfig") -> Iterator[str]:
         """Yields that Ray is set up and not used."""
-        if self.ray_init and not config.trainer.use_ray:
+        if _says_something(self.ray_init) and not config.trainer.use_ray:
             yield (
                 "ray_kwargs.ray_init has no effect: the one rank runs in this process, without "
                 "Ray; set trainer.launcher=ray where it is to run in the cluster"
