@@ -148,7 +148,9 @@ def read_tool_config(path: str) -> Iterator[Tool]:
 
 def initialize_tools_from_config(tools_config_file: str) -> list[Any]:
     """Makes the tools that a file of verl's form describes, as their classes make them."""
-    return [_make_tool(tools_config_file, entry) for entry in OmegaConf.load(tools_config_file).tools]
+    return [
+        _make_tool(tools_config_file, entry) for entry in OmegaConf.load(tools_config_file).tools
+    ]
 
 
 def _make_tool(path: str, entry: Any) -> Any:
