@@ -6,6 +6,7 @@ the file is executed, and a name that is nowhere here is said to be missing.
 
 import ast
 import importlib
+import re
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ HERE = {
     "verl.base_config": ("contrib.verl.config",),
     "verl.protocol": ("data.protocol", "contrib.verl.protocol"),
     "verl.single_controller": ("workers.ranks.ray_group", "workers.ranks.resource_pool"),
-    "verl.tools": ("custom.tools.verl_tools", "custom.tools.verl_schemas"),
+    "verl.experimental.dataset.sampler": ("contrib.verl.sampler",),
+    "verl.tools": ("custom.tools.verl_tools",),
+    "verl.tools.schemas": ("custom.tools.verl_schemas",),
     "verl.trainer.config": ("contrib.verl.config", "training.config"),
     "verl.trainer.ppo.core_algos": ("contrib.verl.core_algos", "training.core_algos"),
     "verl.trainer.ppo.metric_utils": ("training.run.metric_utils",),
@@ -107,8 +110,15 @@ def translate(source: str) -> list[VerlImport]:
 
 
 def module_here(verl_module: str) -> str:
-    """Returns the module here for the longest part of verl's that is known."""
-    return modules_here(verl_module)[0]
+    """Returns the module here that stands for the longest part of verl's that is known.
+
+    Of several it is the one of contrib/verl, which has the names of the others too.
+    """
+    modules = modules_here(verl_module)
+    for module in modules:
+        if module.startswith("contrib.verl."):
+            return module
+    return modules[0]
 
 
 def modules_here(verl_module: str) -> tuple[str, ...]:
@@ -195,7 +205,8 @@ def rewritten(source: str) -> str:
     text = "\n".join(lines) + "\n"
     for entry in translate(source):
         if entry.renamed:
-            text = text.replace(*entry.renamed)
+            verls, ours = entry.renamed
+            text = re.sub(rf"(?<![\w./]){re.escape(verls)}(?=\.)", ours, text)
     return text
 
 

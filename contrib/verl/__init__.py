@@ -6,6 +6,7 @@
     rollout_corr     verl.trainer.ppo.rollout_corr_helper: beside training.rollout_correction
     reward_manager   verl.workers.reward_manager: the base class of managers
     torch_functional verl.utils.torch_functional: beside training.batch.torch_functional
+    sampler          verl.experimental.dataset.sampler
     utils            verl.utils, verl.utils.tokenizer, .model, .py_functional, .groupwise
 
 What a run uses has verl's name where it stands, as `data.protocol.DataProto` and

@@ -155,3 +155,8 @@ def _class_of(target: str) -> type:
     if cls is None:
         raise ValueError(f"_target_={target}: nothing here has that name; docs/verl_names.md")
     return cls
+
+
+def __getattr__(name: str) -> Any:
+    """Returns what training.config has."""
+    return getattr(sections, name)

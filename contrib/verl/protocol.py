@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from data import protocol
 from data.array_ops import union_dicts
 from data.protocol import DataProto
 
@@ -92,3 +93,8 @@ def deserialize_tensordict(arr: tuple[Any, Any, Mapping[str, Any]]) -> TensorDic
         else:
             tensors[key] = deserialize_single_tensor(content)
     return TensorDict(tensors, batch_size=batch_size, device=device)
+
+
+def __getattr__(name: str) -> Any:
+    """Returns what data.protocol has."""
+    return getattr(protocol, name)

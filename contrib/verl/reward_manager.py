@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from custom import reward_manager
 from data.protocol import DataProto
 
 
@@ -26,3 +27,8 @@ class AbstractRewardManager(ABC):
     @abstractmethod
     def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
         """Returns rewards (batch, response_len), or a dict with them as `reward_tensor`."""
+
+
+def __getattr__(name: str) -> Any:
+    """Returns what custom.reward_manager has."""
+    return getattr(reward_manager, name)

@@ -1,4 +1,4 @@
-"""Functions of verl's rollout_corr_helper on whole batches; the rest is training.rollout_correction.
+"""Functions of rollout_corr_helper on whole batches; the rest is training.rollout_correction.
 
 Invariant: numbers are those of training.rollout_correction, metrics have its names.
 """
@@ -10,6 +10,7 @@ from torch import Tensor
 from contrib.verl.config import RolloutCorrectionConfig
 from data.protocol import DataProto
 from training import config as sections
+from training import rollout_correction
 from training.rollout_correction import apply_correction
 from training.rollout_mismatch import Metrics, compute_offpolicy_metrics
 
@@ -36,3 +37,8 @@ def compute_rollout_corr_metrics_from_logprobs(
     """Measures how far the policy is from what sampled, as `rollout_corr/NAME`."""
     metrics = compute_offpolicy_metrics(log_prob, rollout_log_prob, response_mask)
     return {f"rollout_corr/{name}": value for name, value in metrics.items()}
+
+
+def __getattr__(name: str) -> Any:
+    """Returns what training.rollout_correction has."""
+    return getattr(rollout_correction, name)

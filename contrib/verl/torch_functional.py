@@ -4,9 +4,12 @@ Invariant: logits are (…, width, vocabulary), and results float32 of the shape
 unless a docstring says otherwise.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from training.batch import torch_functional
 from training.batch.head import entropy_from_logits, logprobs_from_logits
 
 logprobs_from_logits_naive = logprobs_from_logits
@@ -34,3 +37,8 @@ def log_probs_from_logits_response(
 def calculate_sum_pi_squared_from_logits(logits: Tensor) -> Tensor:
     """Sums the squares of the probabilities over the vocabulary."""
     return logits.softmax(dim=-1, dtype=torch.float32).square().sum(-1)
+
+
+def __getattr__(name: str) -> Any:
+    """Returns what training.batch.torch_functional has."""
+    return getattr(torch_functional, name)
