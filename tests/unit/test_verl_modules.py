@@ -74,7 +74,7 @@ def test_all_imports_of_a_file_are_translated_name_by_name() -> None:
 def test_a_file_that_imports_verl_is_told_all_its_imports_at_once(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(SOURCE)
-    with pytest.raises(ValueError, match="mine.py imports from verl, which is not") as caught:
+    with pytest.raises(ValueError, match=r"mine\.py imports from verl, which is not") as caught:
         load_extern_object(str(file), "late")
     said = str(caught.value)
     for line in (

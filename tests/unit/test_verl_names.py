@@ -35,7 +35,7 @@ from training.rollout_correction import correct_as, rejection_limits
 class Settings(BaseConfig):
     """A config of a user's own."""
 
-    _mutable_fields = {"size"}
+    _mutable_fields = frozenset({"size"})
     size: int = 1
     name: str = "a"
 
@@ -46,7 +46,7 @@ def test_a_config_of_ones_own_is_read_by_key_and_set_once() -> None:
     assert list(settings) == ["_target_", "size", "name"] and len(settings) == 3
     assert dict(settings)["size"] == 1
     settings.size = 2
-    with pytest.raises(FrozenInstanceError, match="Settings.name is set already"):
+    with pytest.raises(FrozenInstanceError, match=r"Settings\.name is set already"):
         settings.name = "c"
 
 
@@ -175,7 +175,7 @@ def test_a_batch_is_corrected_in_place() -> None:
         batch = DataProto.from_dict(tensors=dict(tensors))
         batch, metrics = compute_rollout_correction_and_add_to_batch(batch, config)
         assert batch.batch["response_mask"].tolist() == [[1, 0], [1, 1]]
-        assert "rollout_is_weights" not in batch.batch.keys()
+        assert "rollout_is_weights" not in batch.tensors()
         assert metrics["rollout_corr/rollout_rs_masked_fraction"] == 0.25
     measured = compute_rollout_corr_metrics_from_logprobs(old, engine, old + 1)
     assert measured["rollout_corr/log_ppl_diff_min"] == pytest.approx(-1.5)
