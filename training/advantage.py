@@ -36,7 +36,7 @@ def compute_response_mask(data: DataProto) -> Tensor:
 def apply_kl_penalty(
     data: DataProto,
     kl_ctrl: algos.AdaptiveKLController | algos.FixedKLController,
-    kl_penalty_kind: str = "kl",
+    kl_penalty: str = "kl",
 ) -> tuple[DataProto, dict[str, float]]:
     """Sets token_level_rewards = token_level_scores - coefficient x KL per token.
 
@@ -46,7 +46,7 @@ def apply_kl_penalty(
     data.require("token_level_scores", "old_log_probs", "ref_log_prob", by="apply_kl_penalty")
     fields = data.batch
     mask = fields["response_mask"]
-    kl = algos.kl_penalty(fields["old_log_probs"], fields["ref_log_prob"], kl_penalty_kind)
+    kl = algos.kl_penalty(fields["old_log_probs"], fields["ref_log_prob"], kl_penalty)
     kl = kl * mask  # (B, R)
     coefficient = kl_ctrl.value
     fields["token_level_rewards"] = fields["token_level_scores"] - coefficient * kl

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data.names import unknown_name
 from data.protocol import DataProto
-from training.batch.masked_ops import masked_mean
+from training.batch.masked_ops import masked_mean, masked_range
 from training.config import RolloutCorrectionConfig
 from training.rollout_mismatch import SAFETY_BOUND, Metrics, compute_offpolicy_metrics
 
@@ -83,8 +83,14 @@ def compute_rollout_correction_weights(
 
     mean = masked_mean(weights, mask)
     mean_square = masked_mean(weights**2, mask)
+    # Of sequences the ratios themselves; of tokens the weights, whose bounds are known.
+    measured = ratio if rollout_is == "sequence" else weights
+    lowest, highest = masked_range(measured, mask)
     metrics = {
         "rollout_is_mean": mean.item(),
+        "rollout_is_min": lowest.item(),
+        "rollout_is_max": highest.item(),
+        "rollout_is_std": (mean_square - mean**2).clamp(min=0).sqrt().item(),
         "rollout_is_eff_sample_size": (mean**2 / mean_square.clamp(min=1e-8)).item(),
         "rollout_is_oob_ratio": masked_mean((~inside).float(), mask).item(),
     }
@@ -111,8 +117,8 @@ def compute_rollout_rejection_mask(
         rollout_rs, rollout_rs_threshold: see `rejection_limits`; what breaks one of several is left
             out.
     Returns:
-        mask: (batch, response_len) in the dtype of `response_mask`; and metrics: the shares of
-        tokens that are left out.
+        mask: (batch, response_len) in the dtype of `response_mask`; and metrics: of each statistic
+        the mean over tokens, and the shares of tokens that are left out.
     """
     mask = response_mask.bool()
     log_ratio = torch.where(mask, log_ratio, 0).clamp(-SAFETY_BOUND, SAFETY_BOUND)
@@ -128,6 +134,8 @@ def compute_rollout_rejection_mask(
         statistic = _reduce_rows(per_token[kind], level, mask)
         is_inside = ((statistic >= lower) & (statistic <= upper)).expand_as(mask)
         kept = kept & is_inside
+        mean = masked_mean(statistic.expand_as(log_ratio), mask)
+        metrics[f"rollout_rs_{name}_mean"] = mean.item()
         share = masked_mean((~is_inside).float(), mask)
         metrics[f"rollout_rs_{name}_masked_fraction"] = share.item()
     metrics["rollout_rs_masked_fraction"] = masked_mean((~kept).float(), mask).item()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from data.array_ops import row_blocks
-from training.batch.masked_ops import at_least_float32, masked_mean
+from training.batch.masked_ops import at_least_float32, masked_mean, masked_range
 
 Metrics = dict[str, float]
 # Bound of a log-ratio before its exponential.
@@ -36,8 +36,9 @@ def compute_offpolicy_metrics(
     Args:
         old_log_prob, rollout_log_prob, response_mask: (batch, response_len); the trainer's and the
             engine's, nats.
-    Returns: perplexities of both (means over rows), kl and k3_kl (engine against trainer, nats per
-        token), chi2_token (mean r^2 - 1) and chi2_seq (of the rows' products).
+    Returns: perplexities of both (means over rows; of log_ppl_diff, the logarithm of their ratio,
+        the extremes too), kl and k3_kl (engine against trainer, nats per token), chi2_token (mean
+        r^2 - 1) and chi2_seq (of the rows' products).
     """
     sums = _row_sums(old_log_prob, rollout_log_prob, response_mask)
     lengths, training, rollout, k3, chi2 = sums  # (batch,) each
@@ -65,6 +66,9 @@ def compute_offpolicy_metrics(
     }
     for name, values in per_row.items():
         metrics[name] = masked_mean(values, lengths > 0)
+    lowest, highest = masked_range(log_ppl_difference, lengths > 0)
+    metrics["log_ppl_diff_min"] = lowest
+    metrics["log_ppl_diff_max"] = highest
     return {name: value.item() for name, value in metrics.items()}
 
 

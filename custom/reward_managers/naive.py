@@ -108,6 +108,7 @@ class NaiveRewardManager:
         rewards, "reward_extra_info": name -> list of length batch}; a row whose dict lacks a name
         that others have holds None there.
         """
+        data = _with_response_mask(data)
         data.require(
             "prompts",
             "responses",
@@ -204,6 +205,20 @@ class NaiveRewardManager:
             print(f"response: {sample.solution_str}")
             print(f"truth: {sample.ground_truth}")
             print(f"score: {score:g}")
+
+
+def _with_response_mask(data: DataProto) -> DataProto:
+    """Takes every response token for sampled where nothing says which are, as verl's managers do.
+
+    A batch of a run says it; one that is made by hand may have the attention mask alone.
+    """
+    tensors = data.tensors()
+    if "response_mask" in tensors or not {"attention_mask", "responses"} <= tensors.keys():
+        return data
+    masked = data.select()
+    width = tensors["responses"].shape[1]
+    masked.batch["response_mask"] = tensors["attention_mask"][:, -width:]
+    return masked
 
 
 def _ground_truth_of(reward_model: Any, row: int) -> Any:

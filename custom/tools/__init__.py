@@ -7,7 +7,7 @@
     calls, execution   a call, its record; arguments checked and a tool's code run
     registry, turns    single calls, and whole turns of them
     loading            from the names in `agent.tools` to a registry
-    verl_tools         tools written for verl
+    verl_tools         tools written for verl (verl_schemas: the models of their schemas)
 
 Invariant: whatever a model writes and a tool does, the episode goes on with an observation; only
 the environment's own failures are raised.
@@ -26,7 +26,8 @@ from custom.tools.parsers import (
 )
 from custom.tools.registry import ToolRegistry
 from custom.tools.turns import EpisodeSummary, MultiTurnManager, ToolTurn
-from custom.tools.verl_tools import BaseTool, ToolResponse
+from custom.tools.verl_schemas import OpenAIFunctionToolSchema, ToolResponse
+from custom.tools.verl_tools import BaseTool, initialize_tools_from_config
 
 __all__ = [
     "BUILTIN_TOOLS",
@@ -39,6 +40,7 @@ __all__ = [
     "FunctionCallingParser",
     "JSONActionParser",
     "MultiTurnManager",
+    "OpenAIFunctionToolSchema",
     "ReActActionParser",
     "Tool",
     "ToolCall",
@@ -48,5 +50,6 @@ __all__ = [
     "ToolResponse",
     "ToolTurn",
     "get_parser",
+    "initialize_tools_from_config",
     "load_tools",
 ]

@@ -26,8 +26,8 @@ def load_tools(sources: Iterable[str | Tool]) -> ToolRegistry:
     Args:
         sources: "calculator", "python", "environment_step", "/path/file.py:name" or "module:name",
             whose object is a Tool class, a function that returns a Tool or several, or a Tool; or
-            a .yaml of verl's form (verl_tools.py); or a Tool itself, of which the registry gets a
-            copy.
+            a .yaml or .json of verl's form (verl_tools.py); or a Tool itself, of which the registry
+            gets a copy.
     Raises:
         ValueError: a source is unknown, or what it names is no tool.
     """
@@ -47,7 +47,7 @@ def _make_tools(source: str | Tool) -> Iterable[Any]:
     """Makes what a source names; nothing says yet that these are tools."""
     if isinstance(source, Tool):
         made: Any = copy.deepcopy(source)
-    elif source.endswith((".yaml", ".yml")):
+    elif source.endswith((".yaml", ".yml", ".json")):
         made = read_tool_config(source)
     else:
         made = _make_by_name(source)

@@ -14,37 +14,43 @@ import asyncio
 import importlib.util
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from pydantic import ValidationError
 
 from custom.env import Task
 from custom.env_calls import takes_keyword
 from custom.tools.definition import Tool, ToolDefinition
+from custom.tools.verl_schemas import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
+from custom.tools.verl_schemas import ToolResponse as ToolResponse
 from data.loading import load_object
 
 
-@dataclass
-class ToolResponse:
-    """Holds the answer of a tool of verl's; only text is shown to the model."""
-
-    text: str | None = None
-    image: Any = None
-    video: Any = None
-
-
 class BaseTool:
-    """Stands for verl's base class: `execute` is a coroutine, between `create` and `release`."""
+    """Stands for verl's base class: `execute` is a coroutine, between `create` and `release`.
 
-    def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
+    Args:
+        config: the settings that the file has for the tool.
+        tool_schema: what the tool is called and takes, as a schema or as a mapping; None: what
+            `get_openai_tool_schema` of the class returns.
+    """
+
+    def __init__(self, config: dict[str, Any], tool_schema: Any = None) -> None:
         self.config = config
-        self.tool_schema = tool_schema
-        self.name = tool_schema["function"]["name"]
+        # What a subclass returns may need the schema to be there.
+        self.tool_schema = as_schema(tool_schema)
+        self.tool_schema = as_schema(self.tool_schema or self.get_openai_tool_schema())
+        if self.tool_schema is None:
+            raise ValueError(
+                f"{type(self).__name__} has no schema: give it tool_schema, or return one in "
+                "get_openai_tool_schema"
+            )
+        self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> Any:
-        """Returns the function schema, as the file has it."""
+        """Returns the schema that the tool was made with."""
         return self.tool_schema
 
     async def create(
@@ -117,16 +123,50 @@ class VerlTool(Tool):
         return await method(*arguments, **kwargs)
 
 
+def as_schema(tool_schema: Any) -> Any:
+    """Makes a schema of a mapping; a schema, another library's too, and None stay as they are."""
+    if isinstance(tool_schema, DictConfig):
+        tool_schema = OmegaConf.to_container(tool_schema, resolve=True)
+    if isinstance(tool_schema, Mapping):
+        return OpenAIFunctionToolSchema.model_validate(tool_schema)
+    return tool_schema
+
+
 def read_tool_config(path: str) -> Iterator[Tool]:
     """Makes the tools that a file of verl's form describes."""
     for entry in OmegaConf.load(path).tools:
-        tool_class = _load_tool_class(path, entry.class_name)
-        if issubclass(tool_class, Tool):
-            yield tool_class()
-        else:
-            config = _as_dict(entry, "config")
-            tool = tool_class(config, entry.tool_schema)
-            yield VerlTool(tool, _as_dict(entry, "tool_schema"))
+        tool = _make_tool(path, entry)
+        if isinstance(tool, Tool):
+            yield tool
+            continue
+        # What the file says, to the letter, is what the model reads.
+        schema = _as_dict(entry, "tool_schema")
+        if not schema:
+            schema = as_schema(tool.get_openai_tool_schema()).model_dump(exclude_unset=True)
+        yield VerlTool(tool, schema)
+
+
+def initialize_tools_from_config(tools_config_file: str) -> list[Any]:
+    """Makes the tools that a file of verl's form describes, as their classes make them."""
+    return [
+        _make_tool(tools_config_file, entry) for entry in OmegaConf.load(tools_config_file).tools
+    ]
+
+
+def _make_tool(path: str, entry: Any) -> Any:
+    """Makes an object of the class that an entry names: a Tool, or a tool of verl's form."""
+    tool_class = _load_tool_class(path, entry.class_name)
+    if issubclass(tool_class, Tool):
+        return tool_class()
+    try:
+        schema = as_schema(entry.get("tool_schema"))
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        raise ValueError(
+            f"{path}: tool_schema of {entry.class_name}: {'; '.join(faults)}. It is "
+            "{type: function, function: {name: …, description: …, parameters: {…}}}"
+        ) from error
+    return tool_class(_as_dict(entry, "config"), schema)
 
 
 def _load_tool_class(path: str, class_name: str) -> Any:

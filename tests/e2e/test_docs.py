@@ -53,6 +53,9 @@ TINY = (
 ELSEWHERE = {
     "python examples/prepare_gsm8k.py": "--help",
     "python examples/prepare_quickstart.py": "--help",
+    "python examples/prepare_tiny_prompts.py": "--help",
+    "python scripts/verl_imports.py": "tests/unit/test_verl_modules.py",
+    "python main.py algorithm.adv_estimator=grpo data.train_files=": "tests/e2e/test_docs.py",
     "python main.py configs/gsm8k_grpo.yaml": "--explain",
     "python main.py configs/smollm2_arithmetic.yaml": "--explain",
     "ray ": "tests/e2e/test_nodes.py",
@@ -162,6 +165,14 @@ def run_training(words: list[str], game: Path, folder: Path) -> None:
     # In this process: the imports are most of a command's time.
     assert main.run([*given[2:], *own, *TINY], EndingSignals()) == 0
     assert (folder / "run/metrics.jsonl").is_file()
+
+
+def test_the_launch_command_of_the_verl_page_trains(tiny_task: Path, tmp_path: Path) -> None:
+    (command,) = [text for page, text in COMMANDS if page == "docs/verl.md" and "n=4" in text]
+    words = words_of(command.replace("outputs/tiny_prompts/task", str(tiny_task)))
+    own = [f"trainer.default_local_dir={tmp_path}/run"]
+    assert main.run([*words[2:], *own, *TINY], EndingSignals()) == 0
+    assert (tmp_path / "run/metrics.jsonl").is_file()
 
 
 def test_there_are_commands_and_each_exception_is_needed() -> None:

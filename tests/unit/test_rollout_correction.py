@@ -33,6 +33,9 @@ def test_tokens_weigh_their_ratio_up_to_the_threshold() -> None:
     squares = 0.25 + 4 + 1 + 2.25 + 0.01
     assert metrics["rollout_is_eff_sample_size"] == pytest.approx((5.1 / 5) ** 2 / (squares / 5))
     assert metrics["rollout_is_oob_ratio"] == pytest.approx(1 / 5)
+    assert metrics["rollout_is_max"] == 2.0, "of the weights as they are"
+    assert metrics["rollout_is_min"] == pytest.approx(0.1)
+    assert metrics["rollout_is_std"] == pytest.approx((squares / 5 - (5.1 / 5) ** 2) ** 0.5)
 
 
 def test_tokens_outside_a_band_weigh_nothing() -> None:
@@ -44,6 +47,10 @@ def test_tokens_outside_a_band_weigh_nothing() -> None:
 
 
 def test_a_sequence_weighs_the_product_of_its_tokens() -> None:
+    weights, metrics = compute_rollout_correction_weights(RATIOS.log(), MASK, "sequence", 1.5)
+    torch.testing.assert_close(weights[:, 0], torch.tensor([1.5, 0.15]))
+    assert metrics["rollout_is_max"] == pytest.approx(2.0), "of the ratios, before the threshold"
+    assert metrics["rollout_is_min"] == pytest.approx(0.15)
     weights, _ = compute_rollout_correction_weights(RATIOS.log(), MASK, "sequence")
     torch.testing.assert_close(weights, torch.tensor([[2.0, 2.0, 2.0], [0.15, 0.15, 0.0]]))
     normalised, metrics = compute_rollout_correction_weights(
@@ -94,6 +101,8 @@ def test_tokens_too_far_apart_are_left_out_by_their_log_ratio() -> None:
     # k1 is -log r: a band of 0.4 to 5 for 1 / r.
     assert kept.tolist() == [[1, 0, 1], [1, 0, 0]]
     assert metrics["rollout_rs_masked_fraction"] == pytest.approx(2 / 5)
+    k1 = [math.log(2), -math.log(4), 0.0, -math.log(1.5), math.log(10)]
+    assert metrics["rollout_rs_token_k1_mean"] == pytest.approx(sum(k1) / 5)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +124,12 @@ def test_tokens_too_far_apart_are_left_out_by_their_log_ratio() -> None:
 def test_a_row_is_left_out_by_a_sum_mean_or_maximum(
     name: str, threshold: str, rows_kept: list[int]
 ) -> None:
-    kept, _ = compute_rollout_rejection_mask(RATIOS.log(), MASK, name, threshold)
+    kept, metrics = compute_rollout_rejection_mask(RATIOS.log(), MASK, name, threshold)
     assert torch.equal(kept, MASK * torch.tensor(rows_kept)[:, None])
+    if name == "seq_max_k2":
+        # By token, as verl has it: three of the first row, two of the second.
+        mean = (3 * 0.5 * math.log(4) ** 2 + 2 * 0.5 * math.log(10) ** 2) / 5
+        assert metrics["rollout_rs_seq_max_k2_mean"] == pytest.approx(mean)
 
 
 def test_limits_are_one_for_all_or_one_for_each() -> None:
@@ -187,3 +200,13 @@ def test_of_a_batch_without_tokens_mismatch_is_zero():
     shares, _ = measure_mismatch(empty, empty, empty)
     read = read_mismatch({name: share.item() for name, share in shares.items()})
     assert not any(read[f"training/rollout_ratio_p{percent}"] for percent in ("01", "50", "99"))
+
+
+def test_the_rows_that_differ_most_are_measured() -> None:
+    metrics = compute_offpolicy_metrics(RATIOS.log(), torch.zeros(2, 3), MASK)
+    # Minus the mean log-ratio of each row: of 2 over three tokens, and of 0.15 over two.
+    assert metrics["log_ppl_diff_min"] == pytest.approx(-math.log(2) / 3)
+    assert metrics["log_ppl_diff_max"] == pytest.approx(-math.log(0.15) / 2)
+    half = MASK * torch.tensor([[1], [0]])
+    metrics = compute_offpolicy_metrics(RATIOS.log(), torch.zeros(2, 3), half)
+    assert metrics["log_ppl_diff_min"] == metrics["log_ppl_diff_max"], "rows without tokens are out"

@@ -41,6 +41,15 @@ def masked_mean(values: Tensor, mask: Tensor, axis: int | tuple[int, ...] | None
     return (total / count.clamp(min=1)).to(values.dtype)
 
 
+def masked_range(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Finds the lowest and the highest value where the mask is not zero; 0 over an empty mask."""
+    kept = values[mask.bool()]
+    if kept.numel() == 0:
+        kept = values.new_zeros(1)
+    lowest, highest = kept.aminmax()
+    return lowest, highest
+
+
 def masked_var(
     values: Tensor, mask: Tensor, unbiased: bool = True, mean: Tensor | None = None
 ) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from training.config import RolloutCorrectionConfig
 from training.core_algos.aggregation import LossAggMode
 from training.core_algos.loss_inputs import Loss, LossInputs, PolicyLossConfig, policy_loss
 from training.core_algos.registry import register_policy_loss
@@ -210,6 +211,8 @@ def compute_policy_loss_dro(inputs: LossInputs) -> Loss:
     DRO (arXiv:2405.19107); beta is config.policy_loss.dro_beta, above 0.
     """
     beta = inputs.config.policy_loss.dro_beta
+    if beta is None:
+        raise ValueError("policy_loss.dro_beta=None: the loss dro needs it, above 0")
     policy_gradient = -inputs.advantages * inputs.log_prob
     return inputs.aggregate(policy_gradient + 0.5 * beta * inputs.log_ratio.square())
 
@@ -234,7 +237,7 @@ def compute_policy_loss_bypass_mode(
     """
     if config is None:
         config = PolicyLossConfig()
-    correction = config.rollout_correction
+    correction = _correction_of(config)
     with torch.no_grad():
         weights, mask, correction_metrics = correct_as(
             correction, log_prob.detach(), old_log_prob, response_mask.bool()
@@ -259,3 +262,13 @@ def compute_policy_loss_bypass_mode(
             rollout_is_weights=None if weights is None else weights.batch["rollout_is_weights"],
         )
     return loss, correction_metrics | metrics
+
+
+def _correction_of(config: Any) -> RolloutCorrectionConfig:
+    """Reads how to correct: as verl has it, among the loss's own settings, or beside them."""
+    of_loss = config.policy_loss.get("rollout_correction")
+    if of_loss is None:
+        return config.rollout_correction
+    if isinstance(of_loss, RolloutCorrectionConfig):
+        return of_loss
+    return RolloutCorrectionConfig(**of_loss)

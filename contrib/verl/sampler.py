@@ -1,0 +1,15 @@
+"""The base class of samplers written for verl; `data.sampler` takes any torch Sampler."""
+
+from abc import abstractmethod
+from collections.abc import Sized
+from typing import Any
+
+from torch.utils.data import Sampler
+
+
+class AbstractSampler(Sampler[int]):
+    """Says what a sampler is built with: the dataset, and the config's section `data`."""
+
+    @abstractmethod
+    def __init__(self, data_source: Sized, data_config: Any) -> None:
+        """Keeps what it needs."""
