@@ -68,6 +68,12 @@ def load_reward_manager(
     return manager_class(tokenizer, num_examine, **arguments)
 
 
+def lend_tokenizer(reward_fn: RewardFunction, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Gives the tokenizer to a reward function that has an empty place for one."""
+    if getattr(reward_fn, "tokenizer", tokenizer) is None:
+        reward_fn.tokenizer = tokenizer  # type: ignore[attr-defined]
+
+
 def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, RewardInfos]:
     """Scores a batch by the reward function.
 

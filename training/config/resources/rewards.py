@@ -1,7 +1,7 @@
 """Checks that the reward function and the reward manager are there, and take their arguments."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from custom.env_calls import located, takes_keyword
@@ -27,11 +27,15 @@ CALLED_WITH = {
 MOST_ARGUMENTS_WITH_ENVIRONMENT = 2
 
 
-def check_reward(config: PPOConfig) -> Iterator[str]:
+def check_reward(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
     """Requires that the scoring function loads, and that the manager finds what it needs.
 
     The function's file may register the manager, and a manager may hand its reward_kwargs on to
     the function.
+
+    Args:
+        own_data: datasets and environments are passed as objects: only the trainer then knows
+            what the function is to score, and tries it.
     """
     settings = config.custom_reward_function
     problems = []
@@ -45,7 +49,7 @@ def check_reward(config: PPOConfig) -> Iterator[str]:
     problems += _manager_problems(config)
     yield from problems
     if not problems:
-        yield from _check_reward_arguments(config)
+        yield from _check_reward_arguments(config, own_data)
 
 
 def _manager_problems(config: PPOConfig) -> list[str]:
@@ -69,7 +73,7 @@ def _manager_problems(config: PPOConfig) -> list[str]:
     return list(check(config)) if callable(check) else []
 
 
-def _check_reward_arguments(config: PPOConfig) -> Iterator[str]:
+def _check_reward_arguments(config: PPOConfig, own_data: bool) -> Iterator[str]:
     """Requires that the scoring function and the manager take their reward_kwargs."""
     from custom.reward_score import default_compute_score
 
@@ -82,8 +86,8 @@ def _check_reward_arguments(config: PPOConfig) -> Iterator[str]:
     parameters = list(inspect.signature(function).parameters.values())
     if settings.path is not None:
         if config.environments and not config.plays_dataset_rows:
-            yield from _check_trajectory_function(config, parameters)
-        else:
+            yield from _check_trajectory_function(config, function)
+        elif not own_data:
             yield from _check_row_function(config, function)
         yield from unknown_arguments(
             "custom_reward_function.reward_kwargs",
@@ -142,11 +146,10 @@ def _check_row_function(config: PPOConfig, function: Callable[..., Any]) -> Iter
         )
 
 
-def _check_trajectory_function(
-    config: PPOConfig, parameters: Sequence[inspect.Parameter]
-) -> Iterator[str]:
+def _check_trajectory_function(config: PPOConfig, function: Callable[..., Any]) -> Iterator[str]:
     """Requires that a scoring function can be called with a trajectory and an environment."""
     settings = config.custom_reward_function
+    parameters = inspect.signature(function).parameters.values()
     needed = [
         parameter.name
         for parameter in parameters
@@ -156,7 +159,8 @@ def _check_trajectory_function(
     left_open = set(needed) - settings.reward_kwargs.keys()
     if len(left_open) > MOST_ARGUMENTS_WITH_ENVIRONMENT:
         yield (
-            f"custom_reward_function.name={settings.name} takes ({', '.join(needed)}); with an "
+            f"custom_reward_function.name={settings.name}: {located(function, settings.name)} "
+            f"takes ({', '.join(needed)}); with an "
             "environment it is called as reward_fn(trajectory) or reward_fn(trajectory, "
             "environment)"
         )
