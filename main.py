@@ -120,6 +120,8 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
         print(error, file=sys.stderr)
         return MEND
     except BadRewardFunction as error:
+        if debug:
+            raise
         # A rank's error, as Ray hands it on, has its traceback for a text. It may be a server's
         # that did not answer, so that the run may be started again.
         print(getattr(error, "cause", None) or error, file=sys.stderr)

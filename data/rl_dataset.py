@@ -88,7 +88,7 @@ class RLHFDataset(Dataset):
             )
         if config is None or isinstance(config, Mapping):
             config = _as_data_config(config or {})
-        self.tokenizer_kwargs = dict(tokenizer_kwargs or {})
+        self.tokenizer_kwargs: Mapping[str, Any] = dict(tokenizer_kwargs or {})
         self.tokenizer: Tokenizer = tokenizer
         self.config = config
         self.processor = processor

@@ -68,7 +68,7 @@ def described(prompts: DataProto, samples: int, first_group: int, *, rollout: An
         prompts.meta_info,
         first_group=first_group,
         suite=rollout.suite,
-        tasks=columns.get("task", [])[::samples],
+        tasks=list(columns["task"][::samples]) if "task" in columns else [],
     )
     for name, column in columns.items():
         if name not in episodes.non_tensor_batch or name == "data_source":

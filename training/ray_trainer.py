@@ -134,13 +134,13 @@ class RayPPOTrainer:
         rollout_of_base = RayPPOTrainer._generate_multi_turn_sequences
         overrides = type(self)._generate_multi_turn_sequences is not rollout_of_base
         plays_agents = overrides and train_dataset is None
-        if not plays_agents and (reward_fn is None or train_dataset is None):
-            raise ValueError("RayPPOTrainer needs reward_fn and train_dataset")
         config = read_config(config, own_data=True, own_agents=plays_agents)
         config = anchored(config).with_correction
         if plays_agents:
             train_dataset = range(config.prompts_per_step)
             reward_fn = reward_fn or environment_rewards
+        if reward_fn is None or train_dataset is None:
+            raise ValueError("RayPPOTrainer needs reward_fn and train_dataset")
         self.config: PPOConfig = config
         self.tokenizer = tokenizer
         self.processor = processor

@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
+from custom.env import BadRewardFunction, RewardFunctionRaised
 from custom.env_calls import located, raised, shown
 from custom.reward_managers.decoding import decode_prompt, decode_sampled
 from custom.reward_managers.registry import register_reward_manager
@@ -178,7 +179,7 @@ class NaiveRewardManager:
                     **self.reward_kwargs,
                 )
             except Exception as error:
-                raise RuntimeError(
+                raise RewardFunctionRaised(
                     f"{self.score_name} failed with {raised(error, self.compute_score)} "
                     f"on {sample.describe()}"
                 ) from error
@@ -231,7 +232,7 @@ def _score_of(result: Any, sample: Sample, function: str) -> float:
         cause: Exception | None = None
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         cause = error
-    raise ValueError(
+    raise BadRewardFunction(
         f"{function} returned {shown(result)} on {sample.describe()}; allowed: a finite number "
         "that fits a float, or a dict with it as 'score'"
     ) from cause

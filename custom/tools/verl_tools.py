@@ -86,9 +86,7 @@ class VerlTool(Tool):
 
     def begin_episode(self, task: Task) -> None:
         """Reads the row's arguments for this tool."""
-        extra_info = task.get("extra_info") or {}
-        of_row = task.get("tools_kwargs") or extra_info.get("tools_kwargs") or {}
-        self.row_kwargs = of_row.get(self.definition.name) or {}
+        self.row_kwargs = tools_kwargs_of(task).get(self.definition.name) or {}
 
     def execute(self, **arguments: Any) -> Any:
         """Runs the call to its end."""
@@ -115,6 +113,12 @@ class VerlTool(Tool):
             # verl's newer tools read them out of one dictionary, its older ones by name.
             kwargs[name] = dict(kwargs)
         return await method(*arguments, **kwargs)
+
+
+def tools_kwargs_of(task: Task) -> Mapping[str, Any]:
+    """Returns a row's arguments by tool, from a column of its own or of `extra_info`."""
+    extra_info = task.get("extra_info") or {}
+    return task.get("tools_kwargs") or extra_info.get("tools_kwargs") or {}
 
 
 def read_tool_config(path: str) -> Iterator[Tool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -252,12 +253,11 @@ def test_a_reward_function_of_agents_that_is_none_is_told_before_generation(
     (tmp_path / "mine.py").write_text(REWARDS)
     settings["custom_reward_function"] = {"path": str(tmp_path / "mine.py"), "name": name}
     tokenizer = AutoTokenizer.from_pretrained(settings["actor_rollout_ref"]["model"]["path"])
-    with pytest.raises(ConfigError, match=words) as told:
+    with contextlib.ExitStack() as stack, pytest.raises(ConfigError, match=words) as told:
         trainer = kind(settings, tokenizer, None, None, agent_cls=Owner)
+        stack.callback(trainer.shutdown)
         trainer.init_workers()
     assert "cannot be built" not in str(told.value) and "crash" not in str(told.value)
-    if "trainer" in locals():
-        trainer.shutdown()
 
 
 def test_prompts_without_a_collate_fn_and_without_init_workers(settings: dict[str, Any]) -> None:
