@@ -2,16 +2,19 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from custom.env_calls import located, takes_keyword
 from data.loading import load_extern_object
 from training.config.resources.user_code import (
     unknown_arguments,
+    unusable_file,
     unusable_object,
     value_errors,
 )
 from training.config.schema.ppo import PPOConfig
+from training.config.schema.reward import CustomRewardFunctionConfig
 
 # What the trainer passes to a reward manager; everything else comes from reward_kwargs.
 ARGUMENTS_OF_MANAGERS = ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
@@ -39,7 +42,7 @@ def check_reward(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
     """
     settings = config.custom_reward_function
     problems = []
-    if settings.path is not None:
+    if settings.path is not None and not registers_manager_alone(config):
         problems += unusable_object(
             "custom_reward_function.path",
             settings.path,
@@ -50,6 +53,29 @@ def check_reward(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
     yield from problems
     if not problems:
         yield from _check_reward_arguments(config, own_data)
+
+
+def registers_manager_alone(config: PPOConfig) -> bool:
+    """Checks whether the scoring function's file has the reward manager, and no such function.
+
+    The manager is then made without one.
+    """
+    settings = config.custom_reward_function
+    manager = config.reward_model.reward_manager
+    names_another = settings.name != CustomRewardFunctionConfig().name
+    if settings.path is None or names_another or manager in MANAGERS_WITHOUT_NEEDS:
+        return False
+    if unusable_file("custom_reward_function.path", settings.path):
+        return False
+    if not value_errors(load_extern_object, settings.path, settings.name):
+        return False
+    # Imports torch: late.
+    from custom.reward_manager import REWARD_MANAGER_REGISTRY
+
+    manager_class = REWARD_MANAGER_REGISTRY.get(manager)
+    if manager_class is None:
+        return False
+    return Path(inspect.getfile(manager_class)) == Path(settings.path).expanduser().resolve()
 
 
 def _manager_problems(config: PPOConfig) -> list[str]:
@@ -80,11 +106,12 @@ def _check_reward_arguments(config: PPOConfig, own_data: bool) -> Iterator[str]:
     settings = config.custom_reward_function
     function: Callable[..., Any] = default_compute_score
     function_name = "default_compute_score"
-    if settings.path is not None:
-        function = load_extern_object(settings.path, settings.name)
+    has_function = settings.path is not None and not registers_manager_alone(config)
+    if has_function:
+        function = load_extern_object(str(settings.path), settings.name)
         function_name = settings.name
     parameters = list(inspect.signature(function).parameters.values())
-    if settings.path is not None:
+    if has_function:
         if config.environments and not config.plays_dataset_rows:
             yield from _check_trajectory_function(config, function)
         elif not own_data:
