@@ -58,7 +58,7 @@ def try_reward(trainer: RayPPOTrainer) -> None:
 def made_up_answer(tokenizer: Any) -> tuple[list[int], str]:
     """Returns ANSWER as token ids and as a reward function then reads it.
 
-    A tokenizer of few words may have none for it: then its first token that is a text.
+    A tokenizer of few words may have none for it: then its first token that is a word.
     """
     answers = itertools.chain(
         [tokenizer.encode(ANSWER, add_special_tokens=False)],
@@ -66,7 +66,7 @@ def made_up_answer(tokenizer: Any) -> tuple[list[int], str]:
     )
     for token_ids in answers:
         text = tokenizer.decode(token_ids, skip_special_tokens=True)
-        if text.strip():
+        if text.strip().isalnum():
             return token_ids, text
     return [], ""
 

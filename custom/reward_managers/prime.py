@@ -97,11 +97,9 @@ class PrimeRewardManager(NaiveRewardManager):
             return 0.0
         if failure:
             what, _, trace = failure.partition("\n")
-            raised = RewardFunctionRaised(
+            raise RewardFunctionRaised(
                 f"{self.score_name} failed with {what} on {sample.describe()}"
-            )
-            raised.add_note(f"in its process:\n{trace}")
-            raise raised
+            ) from RuntimeError(f"in its process\n{trace}")
         return result
 
 
