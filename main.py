@@ -124,9 +124,12 @@ def run_training(config: PPOConfig, signals: EndingSignals, *, debug: bool) -> i
         print(error, file=sys.stderr)
         return MEND
     except BadRewardFunction as error:
+        if debug:
+            raise
         # A rank's error, as Ray hands it on, has its traceback for a text. It may be a server's
         # that did not answer, so that the run may be started again.
-        print(getattr(error, "cause", None) or error, file=sys.stderr)
+        notes = getattr(error, "__notes__", ())
+        print(getattr(error, "cause", None) or error, *notes, sep="; ", file=sys.stderr)
         return 1
     except Exception as error:
         exit_code = report_error(error, config, kills, debug=debug)

@@ -11,6 +11,7 @@ state description:
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -40,6 +41,7 @@ from custom.env_calls import (
     takes_keyword,
 )
 from custom.env_factory import make_environment
+from custom.envs.dataset_row import DatasetRowEnvironment
 from custom.tools import ActionParser, MultiTurnManager, Tool, ToolRegistry, get_parser, load_tools
 from data.loading import load_extern_object
 
@@ -95,7 +97,10 @@ class Agent:
         self.trajectory = Trajectory(seed=seed)
         if self.manager is not None:
             self.manager.begin_episode(task)
-        first = reset_environment(self.environment, seed, self.max_observation_chars, task)
+        # A dataset's prompt is no observation: its length is for data.max_prompt_length to bound.
+        whole = isinstance(self.environment, DatasetRowEnvironment)
+        max_chars = sys.maxsize if whole else self.max_observation_chars
+        first = reset_environment(self.environment, seed, max_chars, task)
         observation = self._with_state(_with_text_before(first, self.initial_prompt))
         prefix = self.system_prompt or _text_of(self.environment, "get_prompt_prefix")
         self.trajectory.states.append(observation)

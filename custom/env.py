@@ -34,6 +34,10 @@ class BadRewardFunction(BadEnvironment):
     """
 
 
+class RewardFunctionRaised(BadRewardFunction, RuntimeError):
+    """Raised where a function that scores rows raised: its sentence has the file, line and row."""
+
+
 @dataclass
 class EnvironmentConfig:
     """Holds an environment's parameters.

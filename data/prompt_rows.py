@@ -67,6 +67,9 @@ def _real_tokens(row: Mapping[str, Any], where: str) -> list[int]:
         )
     input_ids = torch.as_tensor(row["input_ids"])
     mask = torch.as_tensor(row["attention_mask"])
+    if input_ids.ndim == 2 and len(input_ids) == 1 and mask.shape == input_ids.shape:
+        # As tokenizers return it with return_tensors="pt".
+        input_ids, mask = input_ids[0], mask[0]
     if input_ids.ndim != 1 or input_ids.shape != mask.shape:
         raise ValueError(
             f"{where}: input_ids and attention_mask must be 1-D and of one length; their shapes: "

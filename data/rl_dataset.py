@@ -34,6 +34,8 @@ from data.watchdog import beat
 logger = logging.getLogger(__name__)
 # The key under which a row says which file and line it comes from.
 ORIGIN = "__origin__"
+# Of a dataset that makes its rows itself and says no number.
+ROWS_WITHOUT_FILES = 1000
 # Bad rows that an error shows.
 MOST_SHOWN = 3
 Files = str | Sequence[str]
@@ -49,10 +51,13 @@ class RLHFDataset(Dataset):
             are prompt_key, reward_fn_key, max_prompt_length, truncation, return_raw_chat,
             filter_overlong_prompts, filter_overlong_prompts_workers and
             apply_chat_template_kwargs.
+        data_files, tokenizer, config: None for a subclass that has its own `__getitem__`; without
+            files it has `num_rows` rows, unless it has a `__len__`, too.
         processor: kept for subclasses that read images; rows of text need none.
         max_samples: use the first rows only; -1 uses all.
         require_ground_truth: every row must have `reward_model.ground_truth` and the column
             config.reward_fn_key, which the rules that score it read.
+        tokenizer_kwargs: kept for subclasses that call the tokenizer themselves.
 
     Rows are dicts of `input_ids`, `attention_mask`, `position_ids` (max_prompt_length,) int64,
     `raw_prompt_ids`, `index` (extra_info.index, or the row's number), `raw_prompt` if
@@ -66,17 +71,26 @@ class RLHFDataset(Dataset):
 
     def __init__(
         self,
-        data_files: Files,
-        tokenizer: Tokenizer,
-        config: Any,
+        data_files: Files | None = None,
+        tokenizer: Any = None,
+        config: Any = None,
         processor: Processor = None,
         max_samples: int = -1,
         *,
         require_ground_truth: bool = True,
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        num_rows: int = ROWS_WITHOUT_FILES,
     ) -> None:
-        if isinstance(config, Mapping):
-            config = _as_data_config(config)
-        self.tokenizer = tokenizer
+        makes_rows = type(self).__getitem__ is not RLHFDataset.__getitem__
+        if data_files is None and not makes_rows:
+            raise ValueError(
+                f"{type(self).__name__} needs data_files, tokenizer and config; a subclass that "
+                "makes its rows itself, by a __getitem__ of its own, needs no files"
+            )
+        if config is None or isinstance(config, Mapping):
+            config = _as_data_config(config or {})
+        self.tokenizer_kwargs: Mapping[str, Any] = dict(tokenizer_kwargs or {})
+        self.tokenizer: Tokenizer = tokenizer
         self.config = config
         self.processor = processor
         # Subclasses written for verl read them here.
@@ -84,10 +98,12 @@ class RLHFDataset(Dataset):
         if isinstance(data_files, str | Path):
             self.data_files = [data_files]
         else:
-            self.data_files = list(data_files)
+            self.data_files = list(data_files or [])
         self.max_samples = max_samples
         self.require_ground_truth = require_ground_truth
-        self.dataframe: Any = []
+        self.dataframe: Any = range(num_rows)
+        if makes_rows and not self.data_files:
+            return
         self._read_files_and_tokenize()
         if len(self.dataframe) == 0:
             files = ", ".join(map(str, self.data_files))

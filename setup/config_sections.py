@@ -99,7 +99,7 @@ class InferenceConfig(CheckedFields):
     temperature: float = trainer_field(1.0, "actor_rollout_ref.rollout.temperature")
     #: sample among the likeliest tokens of this total probability
     top_p: float = trainer_field(1.0, "actor_rollout_ref.rollout.top_p")
-    #: whether episodes are played; None = where there is an environment
+    #: False: one turn in an environment; True needs one; None = as max_turns says
     multi_turn: bool | None = None
     #: turns of an episode
     max_turns: int = trainer_field(10, "agent.max_turn")

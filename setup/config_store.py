@@ -69,6 +69,8 @@ class ConfigStore(CheckedFields):
         settings = {item.key: item.value for item in self._trainer_fields()}
         settings["actor_rollout_ref.model.path"] = self.model.local_path or self.model.model_name
         settings |= self._response_lengths()
+        if self.inference.multi_turn is False:
+            settings["agent.max_turn"] = 1
         settings["actor_rollout_ref.rollout.n"] = self._group_size()
         settings["trainer.total_training_steps"] = self.training.num_epochs * steps_per_epoch
         settings["trainer.save_freq"] = self.checkpoint.save_interval * steps_per_epoch
@@ -78,9 +80,7 @@ class ConfigStore(CheckedFields):
         return settings | self.overrides
 
     def plays_episodes(self) -> bool:
-        """Checks whether episodes of several turns are played, rather than prompts answered."""
-        if self.inference.multi_turn is not None:
-            return self.inference.multi_turn
+        """Checks whether episodes are played in an environment, rather than prompts answered."""
         names_environment = self.overrides.get("agent.environment.name")
         names_file = self.overrides.get("agent.environment.path")
         return "environment" in self._objects or bool(names_environment or names_file)
@@ -105,6 +105,8 @@ class ConfigStore(CheckedFields):
         longest = inference.max_response_length
         if not self.plays_episodes():
             return {"data.max_response_length": longest or inference.max_tokens}
+        if not longest and inference.multi_turn is False:
+            longest = inference.max_tokens
         if not longest:
             longest = inference.max_turns * (inference.max_tokens + REPLY_TOKENS)
         return {

@@ -193,6 +193,13 @@ class RayPPOTrainer(AbstractContextManager["RayPPOTrainer"]):
         return self.core
 
     def _build_core(self, iterations: int | None) -> None:
+        if self.config.inference.multi_turn and not self.config.plays_episodes():
+            raise ConfigError(
+                [
+                    "config.inference.multi_turn=True has nothing to play in: give environment=, "
+                    "or leave it at None, which answers the dataset's prompts"
+                ]
+            )
         rows = self._rows()
         if iterations is None and self.dataset is not None:
             iterations = max(len(self.dataset) // self.config.training.batch_size, 1)

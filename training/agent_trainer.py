@@ -8,7 +8,6 @@ resumed run meets what it would have met.
 """
 
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -16,19 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
 from custom.env_suite import EnvironmentSuite
-from data.array_ops import object_array
 from data.loading import load_extern_object
 from data.protocol import DataProto
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
-from training.config.schema.agent import PASSED_AS_OBJECT
 from training.environment_trial import try_agents
+from training.episode_batches import add_row_columns, as_tasks, environment_rewards
 from training.ray_trainer import Collate, RayPPOTrainer
 from training.run.abort_policy import FailureWatch, require_same_tasks
 from training.run.checkpoint_contents import DriverState
@@ -43,8 +40,6 @@ from workers.rollout.episode_descriptions import describe_episodes
 
 logger = logging.getLogger(__name__)
 
-# Seconds for the environments to be closed at a run's end.
-CLOSING_S = 15.0
 # Of an episode metric's names, those that validation shows too begin with one of these.
 VALIDATION_METRICS = (
     "agent/episodes",
@@ -54,12 +49,6 @@ VALIDATION_METRICS = (
     "agent/ending/",
 )
 EpisodeFacts = Mapping[str, Any]
-
-
-def environment_rewards(data: DataProto) -> Tensor:
-    """Returns the environments' rewards, (B, R), each on the last sampled token of its turn."""
-    data.require("environment_rewards", by="environment_rewards")
-    return data.batch["environment_rewards"]
 
 
 class AgentTrainer(RayPPOTrainer):
@@ -84,11 +73,9 @@ class AgentTrainer(RayPPOTrainer):
         specs: Sequence[AgentSpec] | None = None,
         **kwargs: Any,
     ) -> None:
-        config = anchored(read_config(config, own_data=True)).with_correction
-        names_none = not config.environments or config.plays_dataset_rows
-        if names_none and (specs or agent_cls):
-            environment = replace(config.agent.environment, name=PASSED_AS_OBJECT)
-            config = replace(config, agent=replace(config.agent, environment=environment))
+        brings_agents = bool(specs or agent_cls)
+        config = read_config(config, own_data=True, own_agents=brings_agents)
+        config = anchored(config).with_correction
         self.specs = agent_specs(config, agent_cls) if specs is None else list(specs)
         if not self.specs:
             raise ValueError(
@@ -110,8 +97,6 @@ class AgentTrainer(RayPPOTrainer):
         self.alarms.paid_by_environment = (
             self.reward_fn is environment_rewards and not config.reward_model.enable
         )
-        self.processor = kwargs.get("processor")
-        self.multi_turn_rollout: Any = None
 
     def _collator(self, collate_fn: Collate) -> Callable[..., Rows]:
         return as_tasks
@@ -128,23 +113,6 @@ class AgentTrainer(RayPPOTrainer):
         self.multi_turn_rollout = SyncMultiTurnRollout(
             self.rollout_wg, self.config, self.tokenizer, self.processor, specs=self.specs
         )
-
-    def shutdown(self) -> None:
-        """Closes the environments, then ends the workers as RayPPOTrainer does."""
-        # Workers that are busy, or gone, close nothing; their environments then end with them.
-        closing = threading.Thread(target=self._close_environments, daemon=True)
-        closing.start()
-        closing.join(CLOSING_S)
-        super().shutdown()
-
-    def _close_environments(self) -> None:
-        if self.multi_turn_rollout is None:
-            return
-        try:
-            self.multi_turn_rollout.close()
-        # A worker may be gone.
-        except Exception as error:
-            logger.warning("environments were not closed: %s", error)
 
     # Episodes
 
@@ -258,29 +226,6 @@ class AgentTrainer(RayPPOTrainer):
         super().load_driver_state(state)
         if state.suite is not None:
             self.suite.load_state_dict(state.suite)
-
-
-def as_tasks(rows: Sequence[Any]) -> Rows:
-    """Collates a dataset's rows, which are the environment's tasks.
-
-    A number stands for an episode without a task.
-    """
-    tasks = [dict(row) if isinstance(row, Mapping) else {} for row in rows]
-    return {"task": object_array(tasks)}
-
-
-def add_row_columns(described: DataProto) -> None:
-    """Adds the tasks' columns to the described episodes, as a reward manager reads them.
-
-    What the description has keeps its value, but for `data_source`, which is the row's.
-    """
-    columns = described.non_tensor_batch
-    tasks = columns["task"]
-    # A dict keeps the order in which columns appear.
-    names = dict.fromkeys(name for task in tasks for name in task)
-    for name in names:
-        if name not in columns or name == "data_source":
-            columns[name] = object_array([task.get(name) for task in tasks])
 
 
 def make_suite(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentSuite:

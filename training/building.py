@@ -45,7 +45,8 @@ def build_trainer(
     """
     arguments = {name: value for name, value in kwargs.items() if value is not None}
     brings_agents = not ACTING.isdisjoint(arguments)
-    config = read_config(config, own_data=brings_agents or "train_dataset" in arguments)
+    own_data = brings_agents or "train_dataset" in arguments
+    config = read_config(config, own_data=own_data, own_agents=brings_agents)
     limit_caches()
     keep_heap()
     if config.custom_algorithm:

@@ -18,13 +18,10 @@ from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
 from training.config.loader import ConfigError
 from workers.environments.pool import CannotBuild, EnvironmentPool, environment_name
-from workers.environments.reply import StepReply
-from workers.multi_turn_rollout import open_pool
+from workers.multi_turn_rollout import open_pool, reward_problems
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which a reply is waited for at a time.
-POLL_S = 1.0
 # What each player of a trial (custom.agent.PLAYERS) answers with.
 PLAYER_ANSWERS = {
     "random": "random answers",
@@ -66,7 +63,7 @@ def try_agents(
         trial = _EnvironmentTrial(config, pool, tokens, task)
         for index, tools in enumerate(schemas):
             tokens.check_template(tools=tools)
-            problems += trial.problems(index, specs[index], tools)
+            problems += trial.problems(index, specs, tools)
     if problems:
         raise ConfigError(problems)
 
@@ -80,11 +77,12 @@ class _EnvironmentTrial:
     tokens: TurnTokens
     task: Task | None
 
-    def problems(self, index: int, spec: AgentSpec, tools: Tools) -> Iterator[str]:
+    def problems(self, index: int, specs: Sequence[AgentSpec], tools: Tools) -> Iterator[str]:
         """Yields what keeps a run with this environment from beginning."""
+        spec = specs[index]
         name = environment_name(spec.source)
         self.pool.reset(index, index, self.config.data.run_seed, self.task)
-        reply = self._wait_for_reply()
+        reply = self.pool.wait_for_reply()
         if reply.failure:
             yield f"environment {name} failed in its first reset ({reply.failure}): {reply.error}"
             return
@@ -96,17 +94,22 @@ class _EnvironmentTrial:
                 f"data.max_prompt_length={limit}: raise it, or shorten the observation"
             )
         self.pool.finish(index, "max_turns")
-        self._wait_for_reply()
+        self.pool.wait_for_reply()
         # Rows are paid by the reward manager, which the trial does not ask.
-        if self.config.agent.trial_episodes and not self.config.plays_dataset_rows:
+        if self.config.plays_dataset_rows:
+            return
+        if self.config.agent.trial_episodes:
             yield from self._play(index, name, spec.max_turn or self.config.agent.max_turn)
+        else:
+            seed = self.config.data.run_seed
+            yield from reward_problems(self.pool, specs, index, seed, self.task)
 
     def _play(self, index: int, name: str, max_turn: int) -> Iterator[str]:
         """Lets an environment play its trial and reports on it; yields its problems."""
         agent = self.config.agent
         seed = self.config.data.run_seed
         self.pool.trial(index, index, seed, agent.trial_episodes, max_turn, self.task)
-        reply = self._wait_for_reply()
+        reply = self.pool.wait_for_reply()
         if reply.failure == "env_timeout":
             logger.warning(
                 f"environment {name} hung in its trial: {reply.error}; in the run a call that "
@@ -149,14 +152,6 @@ class _EnvironmentTrial:
                 f"{name}: no second turn fits: an observation has about {length} tokens, and "
                 f"data.max_response_length={longest} is for all turns and observations together"
             )
-
-    def _wait_for_reply(self) -> StepReply:
-        """Waits for the reply to the one call that was made."""
-        while True:
-            answers = self.pool.poll(POLL_S)
-            if answers:
-                _, reply = answers[0]
-                return reply
 
 
 def report_trial(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:

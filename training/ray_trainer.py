@@ -14,7 +14,6 @@ no generator's state.
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,15 @@ from training.async_rollout.prefetch import Prefetch
 from training.config import PPOConfig
 from training.config.leaves import anchored
 from training.config.loader import read_config
+from training.episode_batches import (
+    as_tasks,
+    close_environments,
+    described,
+    environment_rewards,
+    metrics_of_episodes,
+)
 from training.generation import StepGenerator
-from training.reward import RewardFunction
+from training.reward import RewardFunction, lend_tokenizer
 from training.rollout_mismatch import read_mismatch
 from training.run.alarms import Alarms
 from training.run.checkpoint import CheckpointSaver
@@ -69,7 +75,7 @@ from training.run.run_lock import run_lock
 from training.run.signals import EndingSignals
 from training.run.step_source import GeneratedStep, OnDemandSource, PendingStep, StepSource
 from training.run.step_timer import StepTimer
-from training.run.trackers import Tracking
+from training.run.trackers import open_trackers
 from training.run.worker_group_protocol import RolloutGroup
 from training.step_phases import StepPhases
 from training.validation import validate
@@ -91,10 +97,11 @@ class RayPPOTrainer:
         role_worker_mapping: worker class per role; None: what the config needs.
         resource_pool_manager: pool per role; None: one pool of all ranks.
         ray_worker_group_cls: how workers are run; None: as `trainer.launcher` says.
-        processor, device_name: not used here, for verl's sake.
+        processor, device_name: kept for subclasses, not used; for verl's sake.
         reward_fn, val_reward_fn: DataProto -> rewards, see `training.reward.compute_reward`.
         train_dataset, val_dataset: torch Datasets of prompts, as token ids or as text; None: no
-            validation.
+            validation. A subclass that plays agents by itself needs no train_dataset (it plays
+            `agent.agent_length` tasks a step), nor a reward_fn (the environments' rewards).
         collate_fn: list of rows -> dict of tensors and object arrays; None:
             `data.rl_dataset.collate_fn`.
         train_sampler: order of the training rows; None: as `data.shuffle` says.
@@ -105,6 +112,7 @@ class RayPPOTrainer:
             be ahead of it.
         in_step: the weights are in the midst of a step, which must come to its end before a run can
             be saved.
+        multi_turn_rollout: plays the agents of a subclass, which makes it in `init_workers`.
     """
 
     def __init__(
@@ -123,19 +131,28 @@ class RayPPOTrainer:
         train_sampler: Sampler[int] | None = None,
         device_name: str | None = None,
     ) -> None:
+        rollout_of_base = RayPPOTrainer._generate_multi_turn_sequences
+        overrides = type(self)._generate_multi_turn_sequences is not rollout_of_base
+        plays_agents = overrides and train_dataset is None
+        config = read_config(config, own_data=True, own_agents=plays_agents)
+        config = anchored(config).with_correction
+        if plays_agents:
+            train_dataset = range(config.prompts_per_step)
+            reward_fn = reward_fn or environment_rewards
         if reward_fn is None or train_dataset is None:
             raise ValueError("RayPPOTrainer needs reward_fn and train_dataset")
-        self.config: PPOConfig = anchored(read_config(config, own_data=True)).with_correction
-        config = self.config
+        self.config: PPOConfig = config
         self.tokenizer = tokenizer
+        self.processor = processor
+        self.multi_turn_rollout: Any = None
         self.role_worker_mapping = role_worker_mapping or default_role_mapping(config)
         self.resource_pool_manager = resource_pool_manager or default_resource_pool(config)
         default_group_cls = RayWorkerGroup if config.trainer.use_ray else LocalWorkerGroup
         self.worker_group_cls = ray_worker_group_cls or default_group_cls
         self.reward_fn = reward_fn
         self.val_reward_fn = val_reward_fn or reward_fn
-        self._lend_tokenizer(self.reward_fn)
-        self._lend_tokenizer(self.val_reward_fn)
+        for function in (self.reward_fn, self.val_reward_fn):
+            lend_tokenizer(function, tokenizer)
         self.run_dir = Path(config.trainer.run_dir).absolute()
         self.seed = config.data.run_seed
         self.plan = config.batch_plan
@@ -149,7 +166,8 @@ class RayPPOTrainer:
         self.resources: ExitStack | None = None
         self.groups: WorkerGroups | None = None
 
-        collator = self._collator(collate_fn or default_collate_fn)
+        usual = self._collator(collate_fn or default_collate_fn)
+        collator = as_tasks if plays_agents else usual
         self.row_stream = open_row_stream(config, train_dataset, collator, train_sampler)
         self.train_dataloader = self.row_stream.loader
         self.val_dataloader = make_val_dataloader(config, val_dataset, collator)
@@ -160,11 +178,6 @@ class RayPPOTrainer:
         self.alarms.vocabulary = len(tokenizer)
         self.generator = StepGenerator(self)
         self.step_source = self._make_step_source()
-
-    def _lend_tokenizer(self, reward_fn: Any) -> None:
-        """Gives the tokenizer to a reward function that has an empty place for one."""
-        if getattr(reward_fn, "tokenizer", self.tokenizer) is None:
-            reward_fn.tokenizer = self.tokenizer
 
     def _collator(self, collate_fn: Collate) -> Callable[..., Rows]:
         return PromptCollator(self.config.data, self.tokenizer, collate_fn)
@@ -213,7 +226,8 @@ class RayPPOTrainer:
         return self.resources
 
     def shutdown(self) -> None:
-        """Ends the workers' processes and frees their places; the trainer is of no use then."""
+        """Closes environments and ends the workers' processes; the trainer is of no use then."""
+        close_environments(self.multi_turn_rollout)
         self.step_source.shutdown()
         if self.resources is not None:
             self.resources.close()
@@ -229,7 +243,10 @@ class RayPPOTrainer:
         if self.global_steps == 0:
             self.load_checkpoint()
         record_config(self.run_dir, self.config, self.global_steps)
-        with self.signals, self._open_trackers() as tracking:
+        tracking = open_trackers(
+            self.config, self.run_dir, self.global_steps, self.total_training_steps
+        )
+        with self.signals, tracking:
             metrics: Metrics = {}
             if trainer.val_only or (trainer.val_before_train and self.global_steps == 0):
                 metrics = self.validate()
@@ -364,7 +381,7 @@ class RayPPOTrainer:
         batch.non_tensor_batch |= sample_ids(
             groups, repeat, step=batch.meta_info["global_steps"], validate=validate
         )
-        return batch
+        return described(batch, repeat, first_group, rollout=self.multi_turn_rollout)
 
     def _step_info(self, validate: bool, step: int | None = None) -> dict[str, Any]:
         """Makes the meta_info of a batch of this step, by default the current one."""
@@ -405,21 +422,8 @@ class RayPPOTrainer:
             **compute_data_metrics(batch, use_critic="values" in batch.batch),
             **compute_timing_metrics(batch, timer.seconds),
             **compute_throughout_metrics(batch, timer.seconds, ranks),
+            **metrics_of_episodes(self.multi_turn_rollout, self.global_steps),
         }
-
-    def _open_trackers(self) -> Tracking:
-        trainer = self.config.trainer
-        # A validation alone must not cut the run's files back.
-        backends = ["console"] if trainer.val_only else list(trainer.trackers)
-        return Tracking(
-            trainer.project_name,
-            trainer.experiment_name,
-            backends,
-            config=asdict(self.config),
-            local_dir=self.run_dir,
-            resume_step=self.global_steps,
-            total_steps=self.total_training_steps,
-        )
 
     def _validates_now(self) -> bool:
         """Checks whether this step is the last, or one of those that `test_freq` names."""

@@ -26,6 +26,7 @@ from data.outcome_rewards import move_to_sampled_tokens, place_outcome_rewards
 from data.protocol import DataProto
 from training.batch.episode_rows import real_rows
 from training.config import PPOConfig
+from training.config.resources.rewards import registers_manager_alone
 
 RewardFunction = Callable[..., Any]
 RewardInfos = dict[str, list[Any]]
@@ -34,10 +35,10 @@ RewardInfos = dict[str, list[Any]]
 def get_custom_reward_fn(config: PPOConfig) -> RewardFunction | None:
     """Loads the function that `custom_reward_function` names and binds its reward_kwargs.
 
-    Returns None where no path is set.
+    Returns None where no path is set, or the file there has a reward manager alone.
     """
     settings = config.custom_reward_function
-    if settings.path is None:
+    if settings.path is None or registers_manager_alone(config):
         return None
     function = load_extern_object(settings.path, settings.name)
     if settings.reward_kwargs:
@@ -66,6 +67,12 @@ def load_reward_manager(
     arguments.update(settings.reward_kwargs)
     arguments.update(kwargs)
     return manager_class(tokenizer, num_examine, **arguments)
+
+
+def lend_tokenizer(reward_fn: RewardFunction, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Gives the tokenizer to a reward function that has an empty place for one."""
+    if getattr(reward_fn, "tokenizer", tokenizer) is None:
+        reward_fn.tokenizer = tokenizer  # type: ignore[attr-defined]
 
 
 def compute_reward(data: DataProto, reward_fn: RewardFunction) -> tuple[Tensor, RewardInfos]:

@@ -4,6 +4,7 @@ Invariant: what is wrong with the function is one sentence with its file and lin
 problems of the configuration; and nobody's random draws change.
 """
 
+import itertools
 import logging
 import random
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,7 @@ from training.reward import compute_reward
 
 logger = logging.getLogger(__name__)
 
-# What the policy is taken to have said.
+# What the policy is taken to have said, where its tokenizer can say so.
 ANSWER = "42"
 
 
@@ -43,14 +44,31 @@ def try_reward(trainer: RayPPOTrainer) -> None:
     if not _scores(trainer.config) or not hasattr(dataset, "__getitem__"):
         return
     reward_fn = trainer.reward_fn
-    logger.info("the reward function is called on the made-up answer %r", ANSWER)
+    answer_ids, answer = made_up_answer(trainer.tokenizer)
+    logger.info("the reward function is called on the made-up answer %r", answer)
     with _generators_left_alone():
-        batch = _made_up_batch(trainer, dataset[0], answers=_answers(trainer))
+        batch = _made_up_batch(trainer, dataset[0], answer_ids, answers=_answers(trainer))
         try:
             compute_reward(batch, reward_fn)
         # Whatever a user's function does.
         except (Exception, SystemExit) as error:
-            raise ConfigError([_sentence(error, reward_fn)]) from error
+            raise ConfigError([_sentence(error, reward_fn, answer)]) from error
+
+
+def made_up_answer(tokenizer: Any) -> tuple[list[int], str]:
+    """Returns ANSWER as token ids and as a reward function then reads it.
+
+    A tokenizer of few words may have none for it: then its first token that is a word.
+    """
+    answers = itertools.chain(
+        [tokenizer.encode(ANSWER, add_special_tokens=False)],
+        ([token_id] for token_id in range(len(tokenizer))),
+    )
+    for token_ids in answers:
+        text = tokenizer.decode(token_ids, skip_special_tokens=True)
+        if text.strip().isalnum():
+            return token_ids, text
+    return [], ""
 
 
 def _scores(config: PPOConfig) -> bool:
@@ -66,7 +84,9 @@ def _answers(trainer: RayPPOTrainer) -> int:
     return max(trainer.config.actor_rollout_ref.rollout.n, 2)
 
 
-def _made_up_batch(trainer: RayPPOTrainer, row: Any, answers: int) -> DataProto:
+def _made_up_batch(
+    trainer: RayPPOTrainer, row: Any, answer_ids: list[int], answers: int
+) -> DataProto:
     """Makes a batch as the rollout would, of one prompt and as many equal answers."""
     collate: Any = trainer.train_dataloader.collate_fn
     batch = trainer.prompt_batch(collate([row]), answers)
@@ -75,7 +95,7 @@ def _made_up_batch(trainer: RayPPOTrainer, row: Any, answers: int) -> DataProto:
     else:
         prompts = batch.pop(batch_keys=["input_ids", "attention_mask", "position_ids"]).batch
     width = trainer.config.data.max_response_length
-    token_ids = trainer.tokenizer.encode(ANSWER, add_special_tokens=False)[:width]
+    token_ids = answer_ids[:width]
     mask = torch.zeros(answers, width, dtype=torch.int8)  # (answers, R)
     mask[:, : len(token_ids)] = 1
     responses = torch.zeros(answers, width, dtype=torch.int32)  # (answers, R)
@@ -123,15 +143,14 @@ def _generators_left_alone() -> Iterator[None]:
         torch.set_rng_state(torch_state)
 
 
-def _sentence(error: BaseException, reward_fn: Any) -> str:
+def _sentence(error: BaseException, reward_fn: Any, answer: str) -> str:
     """Tells what a reward function did, and where it stands."""
     function = user_function(reward_fn)
     code = code_of(function)
-    # Prime's has a traceback from another process behind it.
     text = str(error).partition("\n")[0]
     if code is None or code.co_filename not in text:
         text = f"{located(function, 'the reward function')}: {raised(error, function)}"
-    return f"{text}; seen before the first step, with the made-up answer {ANSWER!r}"
+    return f"{text}; seen before the first step, with the made-up answer {answer!r}"
 
 
 def user_function(reward_fn: Any) -> Any:

@@ -19,12 +19,14 @@ import torch.distributed as dist
 
 from custom.agent import AgentSpec
 from custom.confine import Limits
+from custom.env import Task
 from custom.env_suite import EnvironmentSuite
 from data.array_ops import object_array
 from data.protocol import DataProto
 from data.seeds import step_info
 from data.turn_tokens import Tools, TurnTokens
 from training.config import PPOConfig
+from training.config.loader import ConfigError
 from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.reward import CustomRewardFunctionConfig
 from workers.environments.pool import EnvironmentPool, environment_name
@@ -219,8 +221,15 @@ def open_pool(config: PPOConfig, specs: AgentSpecs) -> EnvironmentPool:
 def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentSpec]:
     """Returns how the config's agents are built, one spec an environment.
 
-    `agent_cls` wins over `agent.cls`.
+    `agent_cls` wins over `agent.cls`. ValueError where there is nothing to act in.
     """
+    if agent_cls is not None:
+        config = config.acting_in_given
+    if not config.environments:
+        raise ValueError(
+            "there is nothing to act in: set agent.environment or agent.cls, or give agent_cls or "
+            "specs"
+        )
     agent = config.agent
     reward = config.custom_reward_function
     if config.plays_dataset_rows:
@@ -247,6 +256,40 @@ def agent_specs(config: PPOConfig, agent_cls: type | None = None) -> list[AgentS
         )
         specs.append(spec)
     return specs
+
+
+def try_reward_functions(config: PPOConfig, specs: AgentSpecs) -> None:
+    """Has each spec with a reward function of its own play an episode of one turn, and be paid.
+
+    Raises:
+        ConfigError: a function raises, returns no reward, or takes other arguments.
+    """
+    problems = []
+    with open_pool(config, specs) as pool:
+        for index in range(len(specs)):
+            problems += reward_problems(pool, specs, index, config.data.run_seed)
+    if problems:
+        raise ConfigError(problems)
+
+
+def reward_problems(
+    pool: EnvironmentPool, specs: AgentSpecs, index: int, seed: int, task: Task | None = None
+) -> list[str]:
+    """Says what is wrong with a spec's reward function, if it has one, after an episode of a turn.
+
+    Args:
+        task: what the reset is given beside the seed.
+    What else fails in the episode shows when it is played.
+    """
+    spec = specs[index]
+    if spec.reward_fn is None and spec.reward_path is None:
+        return []
+    pool.trial(index, index, seed, episodes=1, max_turn=1, task=task)
+    reply = pool.wait_for_reply()
+    if reply.failure != "reward_fault":
+        return []
+    name = environment_name(spec.source)
+    return [f"{reply.error}; seen before the first step, in an episode of {name}"]
 
 
 def _source(environment: EnvironmentChoice) -> str | None:
@@ -290,7 +333,10 @@ class SyncMultiTurnRollout:
         self.facts: dict[tuple[bool, int], list[dict[str, Any]]] = {}
         self.episodes: DataProto | None = None
         self.batch: DataProto | None = None
-        specs = list(specs) if specs is not None else agent_specs(cfg, agent_cls)
+        if specs is None:
+            specs = agent_specs(cfg, agent_cls)
+            if any(spec.reward_fn or spec.reward_path for spec in specs):
+                try_reward_functions(cfg, specs)
         names = [environment_name(spec.source) for spec in specs]
         self.suite = EnvironmentSuite(names, [1.0] * len(names))
         actor_rollout_wg.start_agents(specs)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from custom.env import BadRewardFunction, RewardFunctionRaised
 from custom.env_calls import raised
 from custom.reward_managers.naive import NaiveRewardManager, Sample
 from custom.reward_managers.registry import register_reward_manager
@@ -36,12 +37,12 @@ class BatchRewardManager(NaiveRewardManager):
             )
             results = list(answer)
         except Exception as error:
-            raise RuntimeError(
+            raise RewardFunctionRaised(
                 f"{self.score_name} failed with {raised(error, self.compute_score)} "
                 f"on {len(samples)} rows; the first: {samples[0].describe()}"
             ) from error
         if len(results) != len(samples):
-            raise ValueError(
+            raise BadRewardFunction(
                 f"{self.score_name} returned {len(results)} results; "
                 f"allowed: one per row, {len(samples)}"
             )

@@ -4,7 +4,7 @@ Invariant: a batch that was played in environments keeps the rewards that it got
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from custom.agent import reward_of
 from custom.env import Observation, StepResult, Trajectory
 from custom.env_calls import check_reward, reset_environment, step_environment
 from custom.env_factory import make_environment
-from custom.reward_managers.decoding import decode_prompt, decode_sampled
+from custom.reward_managers.decoding import decode_prompt, decode_sampled, mask_of_responses
 from custom.reward_managers.registry import register_reward_manager
 from data.outcome_rewards import place_outcome_rewards
 from data.protocol import DataProto
@@ -26,11 +26,13 @@ class CustomRewardManager:
     """Lets an environment score the responses: `CustomRewardManager(environment)`.
 
     A batch that has `environment_rewards` was played in an environment: they are its rewards, and
-    nothing is asked again.
+    nothing is asked again. To try the manager by itself a batch needs `responses` alone, as token
+    ids (batch, response_len), or as texts in non_tensor_batch, which need no tokenizer.
 
     Args:
         environment: where it has `compute_reward(state, action)`, that scores the row's `state`;
-            else the environment is reset to the row's `seed` and steps once. None: each row's
+            else the environment is reset to the row's `seed` (without prompts in the batch: to its
+            number) and steps once. None: each row's
             `environment` column describes it, as CustomEnvDataset writes it from a file.
         tokenizer: decodes the responses, without special tokens; the trainer lends its own where it
             is None.
@@ -47,12 +49,14 @@ class CustomRewardManager:
         return text.strip()
 
     def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
-        """Returns rewards (batch, response_len) float32.
+        """Returns rewards (batch, response_len) float32; (batch,) for responses that are texts.
 
         With return_dict: {"reward_tensor": rewards, "reward_extra_info": {}}.
         """
-        data.require("responses", "response_mask", by=type(self).__name__)
-        if "environment_rewards" in data.batch:
+        data.require("responses", by=type(self).__name__)
+        if "responses" in data.non_tensor_batch:
+            rewards = self._score_texts(data, data.non_tensor_batch["responses"])
+        elif "environment_rewards" in data.batch:
             rewards = data.batch["environment_rewards"]
         else:
             rewards = self._score_responses(data)
@@ -62,13 +66,24 @@ class CustomRewardManager:
 
     def _score_responses(self, data: DataProto) -> torch.Tensor:
         if self.tokenizer is None:
+            name = type(self).__name__
             raise ValueError(
-                "CustomRewardManager has no tokenizer to decode responses; "
-                "give it: (env, tokenizer)"
+                f"{name} has no tokenizer to decode responses: give {name}(…, tokenizer=…), or "
+                "responses as texts in non_tensor_batch; a trainer lends its own"
             )
-        texts = decode_sampled(self.tokenizer, data.batch)
-        scores = [self._score(data, row, text) for row, text in enumerate(texts)]
-        return place_outcome_rewards(torch.tensor(scores), data.batch["response_mask"])
+        scores = self._score_texts(data, decode_sampled(self.tokenizer, data.batch))
+        return place_outcome_rewards(scores, mask_of_responses(data.batch))
+
+    def _score_texts(self, data: DataProto, texts: Iterable[str]) -> torch.Tensor:
+        """Returns the rewards of the responses: (batch,)."""
+        return torch.tensor([self._score(data, row, text) for row, text in enumerate(texts)])
+
+    def _seed_of(self, data: DataProto, row: int) -> int:
+        """Returns the row's seed; its number where no prompt is there that it may contradict."""
+        if "prompts" not in data.tensors():
+            return int(data.non_tensor_batch.get("seed", range(len(data)))[row])
+        data.require("seed", by=type(self).__name__)
+        return int(data.non_tensor_batch["seed"][row])
 
     def _score(self, data: DataProto, row: int, text: str) -> float:
         """Returns the environment's reward for one response; an error names the row."""
@@ -79,8 +94,7 @@ class CustomRewardManager:
                 data.require("state", by=type(self).__name__)
                 reward = environment.compute_reward(data.non_tensor_batch["state"][row], action)
                 return check_reward(reward, f"{type(environment).__name__}.compute_reward")
-            data.require("seed", by=type(self).__name__)
-            reset_environment(environment, int(data.non_tensor_batch["seed"][row]))
+            reset_environment(environment, self._seed_of(data, row))
             return step_environment(environment, action).reward
         except Exception as error:
             response = text[:MAX_SHOWN_CHARS]
@@ -166,7 +180,9 @@ class EnvironmentRewardWrapper(CustomRewardManager):
         columns = {name: values[row] for name, values in data.non_tensor_batch.items()}
         first_state: Observation
         if self.environment is None:
-            first_state = decode_prompt(self.tokenizer, data.batch, row)
+            first_state = ""
+            if "prompts" in data.tensors():
+                first_state = decode_prompt(self.tokenizer, data.batch, row)
             result = StepResult(observation="", reward=0.0, done=True, info=columns)
         else:
             first_state = reset_environment(self.environment, int(columns.get("seed", row)))

@@ -18,8 +18,9 @@ import torch
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
+from custom.env import BadRewardFunction, RewardFunctionRaised
 from custom.env_calls import located, raised, shown
-from custom.reward_managers.decoding import decode_prompt, decode_sampled
+from custom.reward_managers.decoding import decode_prompt, decode_sampled, mask_of_responses
 from custom.reward_managers.registry import register_reward_manager
 from custom.reward_score import default_compute_score
 from data.outcome_rewards import place_outcome_rewards
@@ -108,11 +109,9 @@ class NaiveRewardManager:
         rewards, "reward_extra_info": name -> list of length batch}; a row whose dict lacks a name
         that others have holds None there.
         """
-        data = _with_response_mask(data)
         data.require(
             "prompts",
             "responses",
-            "response_mask",
             "attention_mask",
             "reward_model",
             self.reward_fn_key,
@@ -125,7 +124,7 @@ class NaiveRewardManager:
             for result, sample in zip(results, samples, strict=True)
         ]
         infos = _extra_infos(results, scores)
-        response_mask = data.batch["response_mask"]
+        response_mask = mask_of_responses(data.batch)
         if self.buffer is not None:
             overlong_rewards = self._overlong_rewards(response_mask.sum(-1).tolist())
             scores = [
@@ -179,7 +178,7 @@ class NaiveRewardManager:
                     **self.reward_kwargs,
                 )
             except Exception as error:
-                raise RuntimeError(
+                raise RewardFunctionRaised(
                     f"{self.score_name} failed with {raised(error, self.compute_score)} "
                     f"on {sample.describe()}"
                 ) from error
@@ -207,20 +206,6 @@ class NaiveRewardManager:
             print(f"score: {score:g}")
 
 
-def _with_response_mask(data: DataProto) -> DataProto:
-    """Takes every response token for sampled where nothing says which are, as verl's managers do.
-
-    A batch of a run says it; one that is made by hand may have the attention mask alone.
-    """
-    tensors = data.tensors()
-    if "response_mask" in tensors or not {"attention_mask", "responses"} <= tensors.keys():
-        return data
-    masked = data.select()
-    width = tensors["responses"].shape[1]
-    masked.batch["response_mask"] = tensors["attention_mask"][:, -width:]
-    return masked
-
-
 def _ground_truth_of(reward_model: Any, row: int) -> Any:
     if not isinstance(reward_model, Mapping) or "ground_truth" not in reward_model:
         raise ValueError(
@@ -246,7 +231,7 @@ def _score_of(result: Any, sample: Sample, function: str) -> float:
         cause: Exception | None = None
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         cause = error
-    raise ValueError(
+    raise BadRewardFunction(
         f"{function} returned {shown(result)} on {sample.describe()}; allowed: a finite number "
         "that fits a float, or a dict with it as 'score'"
     ) from cause

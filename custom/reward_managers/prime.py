@@ -17,6 +17,7 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from custom.confine import die_with_parent
+from custom.env import RewardFunctionRaised
 from custom.reward_managers.naive import NaiveRewardManager, Sample
 from custom.reward_managers.prime_process import score_from_file
 from custom.reward_managers.registry import register_reward_manager
@@ -96,9 +97,9 @@ class PrimeRewardManager(NaiveRewardManager):
             return 0.0
         if failure:
             what, _, trace = failure.partition("\n")
-            raise RuntimeError(
-                f"{self.score_name} failed with {what} on {sample.describe()}\n{trace}"
-            )
+            raise RewardFunctionRaised(
+                f"{self.score_name} failed with {what} on {sample.describe()}"
+            ) from RuntimeError(f"in its process\n{trace}")
         return result
 
 

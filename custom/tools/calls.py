@@ -22,13 +22,15 @@ class ToolCall:
     """Holds a call as the model wrote it.
 
     `arguments` is text where the model gave only that; it then stands for the tool's one parameter.
-    With an `error_kind` the call cannot be executed, and `error` tells the model why.
+    With an `error_kind` the call cannot be executed, and `error` tells the model why. What
+    `may_be_text`, since data or code is written so, too, is a call only of a tool that there is.
     """
 
     name: str
     arguments: dict[str, Any] | str = field(default_factory=dict)
     error_kind: ErrorKind = ""
     error: str = ""
+    may_be_text: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

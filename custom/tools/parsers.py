@@ -8,9 +8,11 @@ call wherever it stands.
 
 import re
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 from custom.tools.calls import ToolCall as ToolCall
+from custom.tools.function_calls import function_calls
 from custom.tools.json_values import (
     BrokenValue,
     JSONReader,
@@ -35,7 +37,9 @@ NAMES_WITH_ARGUMENTS = ("name", "function", "action")
 
 _CALL_KEY = re.compile(r'"(?:name|tool|tool_name|function|function_call|tool_calls?|action)"\s*:')
 _REACT_LABEL = re.compile(
-    r"(?m)^[ \t*]*(Thought|Action Input|Action|Observation|Final Answer)[ \t*\d]*:[ \t*]*"
+    r"(?m)^[ \t*]*(Thought|Action Input|Action|Input|Observation|Final Answer)[ \t*\d]*:[ \t*]*"
+    # Or an action and its input on a line that begins otherwise.
+    r"|(?<=[ \t])Action:[ \t]*(?P<on_one_line>[\w.-]+)[ \t]+(?:Action )?Input:[ \t]*"
 )
 # Brackets within the brackets are closed, too.
 _REACT_BRACKETS = re.compile(r"([\w.-]+) ?\[((?:[^][]|\[[^][]*+\])*+)(\]?)")
@@ -75,26 +79,35 @@ class FunctionCallingParser(ActionParser):
     and with a tag in the text nothing outside of tags is a call.
     OpenAI's: `{"tool_calls": [{"function": {"name": …, "arguments": "{…}"}}]}`, the single entry or
     `function_call`.
+    A text with neither may have a bare `{"name": …, "arguments": {…}}`, as JSONActionParser reads
+    it, or else `name(a=1, b="x")` on lines of their own. Only tools that there are are called so.
     """
 
     def parse(self, text: str) -> list[ToolCall]:
-        """Returns the calls in tags, else those in OpenAI's form."""
+        """Returns the calls in tags, else those in OpenAI's form, else bare ones."""
         calls = []
         if TAG in text:
             for value in tagged_values(text, TAG):
                 calls += _calls_in(value, certain=True)
-        elif any(f'"{key}"' in text for key in OPENAI_KEYS):
-            for value in outermost_objects(text, _CALL_KEY):
+            return calls
+        values = list(outermost_objects(text, _CALL_KEY))
+        if any(f'"{key}"' in text for key in OPENAI_KEYS):
+            for value in values:
                 if _may_be_openai(value):
                     calls += _calls_in(value)
-        return calls
+        if not calls:
+            for value in values:
+                if not isinstance(value, BrokenValue):
+                    calls += [replace(call, may_be_text=True) for call in _calls_in(value)]
+        return calls or function_calls(text)
 
 
 class ReActActionParser(ActionParser):
-    """Reads `Action: add` and, on the next line, `Action Input: {"a": 1}`.
+    """Reads `Action: add` and, on the next line, `Action Input: {"a": 1}`, or `Input: {"a": 1}`.
 
-    Reads `Action: search[some text]`, too. An input that is no JSON object is passed on as text,
-    without a code fence around it. Without an input the action must be a single word.
+    Reads `Action: search[some text]` and `Thought: so Action: add Action Input: {"a": 1}`, too. An
+    input that is no JSON object is passed on as text, without a code fence around it. Without an
+    input the action must be a single word.
     """
 
     def parse(self, text: str) -> list[ToolCall]:
@@ -102,7 +115,7 @@ class ReActActionParser(ActionParser):
         if "Action" not in text:
             return []
         reader = JSONReader(text)
-        labels = list(_REACT_LABEL.finditer(text))
+        labels = _react_labels(text)
         ends = [label.start() for label in labels[1:]]
         ends.append(len(text))
         calls = []
@@ -115,7 +128,11 @@ class ReActActionParser(ActionParser):
             if label.start() < position:
                 continue
             kind = label.group(1)
-            if action and kind == "Action Input":
+            if label["on_one_line"]:
+                calls += _react_alone(action)
+                action = label["on_one_line"]
+                kind = "Action Input"
+            if action and kind in ("Action Input", "Input"):
                 arguments, position = _react_input(reader, label.end(), end)
                 calls.append(_make_call(action, arguments))
                 action = ""
@@ -228,6 +245,16 @@ def _may_be_openai(value: Any) -> bool:
 
 
 # --- ReAct ---
+
+
+def _react_labels(text: str) -> list[re.Match[str]]:
+    """Returns the labels in a text; `Input:` is one behind an action alone, else prose."""
+    labels: list[re.Match[str]] = []
+    for label in _REACT_LABEL.finditer(text):
+        follows_action = bool(labels) and labels[-1].group(1) == "Action"
+        if label.group(1) != "Input" or follows_action:
+            labels.append(label)
+    return labels
 
 
 def _react_input(reader: JSONReader, start: int, end: int) -> tuple[Any, int]:

@@ -30,6 +30,8 @@ from custom.tools.execution import (
     make_validator,
     require_same_arguments,
 )
+from custom.tools.verl_tools import tools_kwargs_of
+from data.warn_once import warn_once
 
 # Calls of one tool that have run into its deadline and still run; while there are so many it is not
 # called again.
@@ -75,7 +77,17 @@ class ToolRegistry:
         self.tools[definition.name] = tool
 
     def begin_episode(self, task: Task) -> None:
-        """Tells the tools that an episode of this task begins."""
+        """Tells the tools that an episode of this task begins.
+
+        Warns once of a row that has arguments for a tool that there is not.
+        """
+        unknown = sorted(tools_kwargs_of(task).keys() - self.tools.keys())
+        if unknown:
+            warn_once(
+                __name__,
+                f"tools_kwargs of the rows are for {', '.join(unknown)}, and no tool is called so; "
+                f"the tools are: {', '.join(self.tools) or 'none'}",
+            )
         for tool in self.tools.values():
             tool.begin_episode(task)
 

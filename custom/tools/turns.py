@@ -124,7 +124,11 @@ class MultiTurnManager:
         )
 
     def _play(self, text: str) -> ToolTurn:
-        calls = self.parser.parse(text)
+        calls = [
+            call
+            for call in self.parser.parse(text)
+            if call.name in self.registry.tools or not call.may_be_text
+        ]
         if calls:
             return self._execute(calls)
         if self.environment is None:

@@ -92,9 +92,7 @@ class VerlTool(Tool):
 
     def begin_episode(self, task: Task) -> None:
         """Reads the row's arguments for this tool."""
-        extra_info = task.get("extra_info") or {}
-        of_row = task.get("tools_kwargs") or extra_info.get("tools_kwargs") or {}
-        self.row_kwargs = of_row.get(self.definition.name) or {}
+        self.row_kwargs = tools_kwargs_of(task).get(self.definition.name) or {}
 
     def execute(self, **arguments: Any) -> Any:
         """Runs the call to its end."""
@@ -130,6 +128,12 @@ def as_schema(tool_schema: Any) -> Any:
     if isinstance(tool_schema, Mapping):
         return OpenAIFunctionToolSchema.model_validate(tool_schema)
     return tool_schema
+
+
+def tools_kwargs_of(task: Task) -> Mapping[str, Any]:
+    """Returns a row's arguments by tool, from a column of its own or of `extra_info`."""
+    extra_info = task.get("extra_info") or {}
+    return task.get("tools_kwargs") or extra_info.get("tools_kwargs") or {}
 
 
 def read_tool_config(path: str) -> Iterator[Tool]:

@@ -167,3 +167,25 @@ def test_a_score_function_that_fails_is_told_before_a_model_is_loaded(
     function = replace(config.custom_reward_function, path=str(tmp_path / "wrong.py"))
     with pytest.raises(ConfigError, match=r"wrong\.py:5.*None"):
         build_trainer(replace(config, custom_reward_function=function))
+
+
+def test_a_long_prompt_of_a_row_is_not_cut(tmp_path: Path) -> None:
+    agent = Agent(DatasetRowEnvironment(), max_observation_chars=100)
+    long = row(1) | {"prompt": [{"role": "user", "content": "word " * 8000}]}
+    assert agent.reset(0, long) == long["prompt"]
+
+
+def test_arguments_for_a_tool_that_there_is_not_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tools = load_tools([str(tool_file(tmp_path))])
+    agent = Agent(DatasetRowEnvironment(), tools=tools, parser=get_parser("function"))
+    misspelt = row(1)
+    misspelt["extra_info"]["tools_kwargs"] = {"chekc": {}, "check": {}}
+    for _ in range(2):
+        agent.reset(0, misspelt)
+    agent.reset(0, row(1))
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "tools_kwargs of the rows are for chekc, and no tool is called so; the tools are: check"
+    ]

@@ -12,10 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+import main
 from data.watchdog import STALLED
 from tests.conftest import PROJECT
 from tests.e2e.test_resume import listen_to_ctrl_c, own_environment, steps_logged
 from tests.e2e.test_training import read_steps, tiny_argv
+from training.run.signals import EndingSignals
 
 # Reads its name from a file, and does each of what is written there once, at the call that stands
 # before it.
@@ -120,9 +122,9 @@ def test_a_run_that_fails_goes_on_from_its_last_checkpoint(
     first, second = (int(start.removeprefix("step ")) for _, start in found)
     assert first in (1, 2) and second in (first + 1, first + 2), run.said
     assert [step["step"] for step in read_steps(run.folder)] == [1, 2, 3, 4, 5]
-    assert "in compute_score" in run.said + "".join(
-        path.read_text() for path in run.folder.glob("stalls/rank_0.txt")
-    )
+    if "raise" in faults:
+        assert "failed with ValueError: no score today in" in run.said
+        assert "Traceback" not in run.said.partition("no score today")[2]
     if codes[0] == STALLED:
         assert "nothing has moved for 10 s (trainer.stall_timeout_s): step 3, reward" in run.said
         assert f"rank_0, step {first + 3}, reward" in run.said, "an error says where it came"
@@ -218,3 +220,30 @@ def test_an_engine_that_hangs_shows_its_queue_and_the_oldest_episode(
     assert "workers/rollout/turn_loop.py" in record
     assert re.search(r"the engine's queue: \d turns; tokens by episode: \{\d: \d+", record)
     assert re.search(r"the oldest: episode \d .*, \d turns, the last: Turn\(text='", record)
+
+
+@pytest.mark.parametrize("manager", ["naive", "prime"])
+def test_a_reward_function_that_raises_in_a_step_ends_the_run_in_one_line(
+    tiny_task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], manager: str
+) -> None:
+    """It may bear the answer that is made up before the first step."""
+    source = """def compute_score(data_source, solution_str, ground_truth, extra_info):
+    if extra_info["index"]:
+        return {}["missing"]
+    return 0.0
+"""
+    (tmp_path / "mine.py").write_text(source)
+    argv = tiny_argv(
+        tiny_task,
+        tmp_path / "run",
+        f"custom_reward_function.path={tmp_path}/mine.py",
+        f"reward_model.reward_manager={manager}",
+        "trainer.val_before_train=false",
+        "data.shuffle=false",
+    )
+    assert main.run(argv, EndingSignals()) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert re.search(r"compute_score \(\S+mine.py:1\) failed with KeyError\W+missing", said), said
+    with pytest.raises(RuntimeError, match="failed with KeyError"):
+        main.run([*argv, "--debug"], EndingSignals())

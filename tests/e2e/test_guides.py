@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from transformers import AutoTokenizer
 from custom.envs.simple_game import SimpleGameEnvironment
 from data.loading import load_extern_object
 from data.protocol import DataProto
+from tests.conftest import PROJECT
 from training.agent_trainer import AgentTrainer
 from training.building import build_trainer
+from training.config.loader import ConfigError
 from training.ray_trainer import RayPPOTrainer
 from workers.multi_turn_rollout import SyncMultiTurnRollout
 
@@ -124,6 +127,137 @@ def test_a_rollout_by_itself_and_its_other_names(settings: dict[str, Any]) -> No
     assert not np.array_equal(first, rollout.build_update_batch().non_tensor_batch["env_seed"])
     rollout.close()
     trainer.shutdown()
+
+
+class GuidesTrainer(RayPPOTrainer):
+    """Written as the guide has it, on the trainer of prompts."""
+
+    def __init__(
+        self, config, tokenizer, role_worker_mapping, resource_pool_manager, agent_cls, **kwargs
+    ):
+        self.agent_cls = agent_cls
+        super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, **kwargs)
+
+    def init_workers(self):
+        super().init_workers()
+        self.multi_turn_rollout = SyncMultiTurnRollout(
+            actor_rollout_wg=self.actor_rollout_wg,
+            cfg=self.config,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            agent_cls=self.agent_cls,
+        )
+
+    def _generate_multi_turn_sequences(self, gen_batch):
+        gen_batch.meta_info.update({"do_sample": True})
+        self.multi_turn_rollout.reset()
+        self.multi_turn_rollout.rollout()
+        batch = self.multi_turn_rollout.build_update_batch()
+        return DataProto(
+            batch=batch.batch, non_tensor_batch=batch.non_tensor_batch, meta_info=batch.meta_info
+        )
+
+
+def guides_run(
+    settings: dict[str, Any], **given: Any
+) -> tuple[dict[str, float], list[DataProto], GuidesTrainer]:
+    tokenizer = AutoTokenizer.from_pretrained(settings["actor_rollout_ref"]["model"]["path"])
+    trainer = GuidesTrainer(settings, tokenizer, None, None, processor="mine", **given)
+    batches: list[DataProto] = []
+    trainer.on_batch = batches.append  # type: ignore[method-assign]
+    try:
+        trainer.init_workers()
+        return trainer.fit(), batches, trainer
+    finally:
+        trainer.shutdown()
+
+
+@pytest.mark.parametrize("form", ["class", "rows", "names"])
+def test_the_guides_own_agent_trainer_trains_as_written(
+    settings: dict[str, Any], form: str
+) -> None:
+    settings["agent"]["agent_length"] = 4
+    settings["trainer"] |= {"total_training_steps": 2, "deterministic": True}
+    given: dict[str, Any] = {"agent_cls": Owner}
+    episodes = 8
+    if form == "rows":
+        # Their number is the step's.
+        episodes = 4
+        given |= {
+            "train_dataset": [{"prompt": f"{i} 3", "data_source": "mine"} for i in range(4)],
+            "reward_fn": lambda data: data.batch["environment_rewards"],
+        }
+    elif form == "names":
+        given["agent_cls"] = None
+        settings["env_template"] = [
+            "custom.envs.simple_game:SimpleGameEnvironment",
+            str(PROJECT / "custom/envs/guess_number.py:GuessNumber"),
+        ]
+    metrics, batches, trainer = guides_run(settings, **given)
+    assert trainer.processor == "mine" and trainer.multi_turn_rollout.processor == "mine"
+    assert metrics["agent/episodes"] == episodes
+    assert [len(batch) for batch in batches] == [episodes] * 2
+    seeds = [set(batch.non_tensor_batch["env_seed"]) for batch in batches]
+    assert all(len(of_step) == episodes // 2 for of_step in seeds) and seeds[0] != seeds[1]
+    if form == "rows":
+        assert set(batches[0].non_tensor_batch["data_source"]) == {"mine"}
+    if form == "names":
+        assert metrics["env/GuessNumber/episodes"] == 4
+    else:
+        # What our own trainer of agents plays and scores is the same.
+        settings["data"]["train_batch_size"] = episodes // 2
+        del settings["agent"]["agent_length"]
+        ours = AgentTrainer(settings, trainer.tokenizer, agent_cls=Owner)
+        seen: list[DataProto] = []
+        ours.on_batch = seen.append  # type: ignore[method-assign]
+        ours.fit()
+        ours.shutdown()
+        for one, other in zip(batches, seen, strict=True):
+            for name in ("responses", "token_level_scores", "advantages"):
+                assert torch.equal(one.batch[name], other.batch[name])
+
+
+def test_agents_that_are_given_have_the_number_that_the_config_says(
+    settings: dict[str, Any],
+) -> None:
+    settings["agent"]["agent_length"] = 4
+    settings["actor_rollout_ref"]["actor"] = {"ppo_mini_batch_size": 4}
+    tokenizer = AutoTokenizer.from_pretrained(settings["actor_rollout_ref"]["model"]["path"])
+    trainer = AgentTrainer(settings, tokenizer, agent_cls=Owner, processor="mine")
+    assert trainer.processor == "mine" and trainer.config.prompts_per_step == 4
+    settings["actor_rollout_ref"]["actor"] = {"ppo_mini_batch_size": 3}
+    with pytest.raises(ValueError, match=r"agent\.agent_length=4 must be a multiple"):
+        AgentTrainer(settings, tokenizer, agent_cls=Owner)
+
+
+REWARDS = """
+def nothing(trajectory):
+    return None
+
+def of_rows(data_source, solution_str, ground_truth):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nothing", r"mine.py:2\) returned the reward None"),
+        ("of_rows", r"mine.py:5\) takes \(data_source, solution_str, ground_truth\)"),
+    ],
+)
+@pytest.mark.parametrize("kind", [AgentTrainer, GuidesTrainer])
+def test_a_reward_function_of_agents_that_is_none_is_told_before_generation(
+    settings: dict[str, Any], tmp_path: Path, name: str, words: str, kind: type
+) -> None:
+    (tmp_path / "mine.py").write_text(REWARDS)
+    settings["custom_reward_function"] = {"path": str(tmp_path / "mine.py"), "name": name}
+    tokenizer = AutoTokenizer.from_pretrained(settings["actor_rollout_ref"]["model"]["path"])
+    with contextlib.ExitStack() as stack, pytest.raises(ConfigError, match=words) as told:
+        trainer = kind(settings, tokenizer, None, None, agent_cls=Owner)
+        stack.callback(trainer.shutdown)
+        trainer.init_workers()
+    assert "cannot be built" not in str(told.value) and "crash" not in str(told.value)
 
 
 def test_prompts_without_a_collate_fn_and_without_init_workers(settings: dict[str, Any]) -> None:

@@ -95,6 +95,11 @@ def test_a_wrong_reward_function_is_told_before_a_model_is_loaded(
     assert main.run(argv, EndingSignals()) == 2
     said = capsys.readouterr().err
     assert re.search(words, said), said
+    # This tokenizer has no word for 42.
+    answer = re.search(r"made-up answer '(.+)'", said)
+    assert bool(answer) == (name != "swapped")
+    if answer and " on row 0" in said:
+        assert f"response: '{answer[1]}'" in said
     assert "Traceback" not in said and said.startswith("1 problem")
 
 

@@ -197,6 +197,19 @@ def test_it_trains_on_prompts(config: ConfigStore, reward_fn: Any) -> None:
         assert trainer.metrics_history[0]["reward"] > 0
 
 
+def test_multi_turn_false_plays_one_turn_and_true_needs_an_environment(
+    config: ConfigStore,
+) -> None:
+    turns = {}
+    for multi_turn in (False, None, True):
+        config.inference.multi_turn = multi_turn
+        with RayPPOTrainer(config, TextGameEnv(), compute_reward) as trainer:
+            turns[multi_turn] = {len(texts) for texts in trainer.rollout().texts}
+    assert turns == {False: {1}, None: {2}, True: {2}}
+    with pytest.raises(ConfigError, match=r"config\.inference\.multi_turn=True has nothing"):
+        RayPPOTrainer(config, reward_fn=compute_reward, dataset=["3 5", "4 7"]).fit()
+
+
 def test_one_trainer_by_three_names_with_an_engines_tools(
     config: ConfigStore, tiny_game: Path
 ) -> None:

@@ -202,7 +202,8 @@ def test_reinforce_plus_plus_equals_a_loop_and_is_whitened():
 def test_estimate_advantages_stops_at_episode_ends():
     # Two episodes in a row of steps: 1 step of reward 1, then 2 steps; gamma 0.5, lam 1, values 0.
     rewards, dones = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[1, 0, 1]])
-    advantages, returns = algos.estimate_advantages(rewards, torch.zeros(1, 3), dones, 0.5, 1.0)
+    # By the older of its names, too.
+    advantages, returns = algos.advantage_estimation(rewards, torch.zeros(1, 3), dones, 0.5, 1.0)
     torch.testing.assert_close(advantages, torch.tensor([[1.0, 4.0, 4.0]]))
     torch.testing.assert_close(returns, advantages)
     # With values [.5, .5, .5]: deltas .5, 2 + .25 - .5 = 1.75, 3.5; A_1 = 1.75 + 0.5 * 3.5

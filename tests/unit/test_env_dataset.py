@@ -17,7 +17,7 @@ from custom.env import BadEnvironment, BaseEnvironment
 from custom.env_dataset import CustomEnvDataset
 from custom.envs.guess_number import GuessNumber
 from custom.envs.tool_arithmetic import ToolArithmetic
-from custom.reward_manager import CustomRewardManager
+from custom.reward_manager import CustomRewardManager, EnvironmentRewardWrapper
 from data.protocol import DataProto
 from data.rl_dataset import RLHFDataset, collate_fn, create_dataset, normalise_row
 from examples.prepare_quickstart import make_tokenizer
@@ -339,3 +339,65 @@ def test_both_train_from_a_config(tiny_task, tmp_path):
     assert [key for key in metrics if key.startswith("val-core/")] == [
         "val-core/between.py:Between/reward/mean@1"
     ]
+
+
+# As guides write them, and by themselves
+
+
+class GuidesDataset(RLHFDataset):
+    def __init__(self, your_env, **kwargs):
+        self.env = your_env
+        super().__init__(**kwargs)
+
+    def __getitem__(self, idx):
+        state = self.env.get_state(idx)
+        tokens = self.tokenizer(f"above {state['above']}", **self.tokenizer_kwargs)
+        return {
+            "input_ids": tokens["input_ids"],
+            "attention_mask": tokens["attention_mask"],
+            "prompt": "a text",
+            "state": state,
+            "expected_action": self.env.get_action(idx),
+        }
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"return_tensors": "pt"}])
+def test_a_guides_dataset_makes_its_rows_without_files(tokenizer, kwargs):
+    dataset = GuidesDataset(Between(), tokenizer=tokenizer, tokenizer_kwargs=kwargs, num_rows=7)
+    assert len(dataset) == 7 and dataset.tokenizer_kwargs == kwargs
+    row = normalise_row(
+        dataset[3], max_prompt_length=4, pad_token_id=tokenizer.pad_token_id, truncation="error"
+    )
+    assert tokenizer.decode(row["raw_prompt_ids"]) == "above 3"
+    assert row["attention_mask"].tolist() == [0, 0, 1, 1]
+    assert len(GuidesDataset(Between(), tokenizer=tokenizer)) == 1000
+
+
+def test_a_dataset_that_reads_files_needs_them(tokenizer):
+    with pytest.raises(ValueError, match="RLHFDataset needs data_files, tokenizer and config"):
+        RLHFDataset(tokenizer=tokenizer)
+
+
+def test_managers_score_what_was_made_by_hand(tokenizer):
+    texts = ["guess 4", "guess 3"]
+    states = np.array([{"above": 3}, {"above": 3}], dtype=object)
+    by_text = DataProto.from_dict(
+        tensors={}, non_tensors={"responses": np.array(texts, dtype=object), "state": states}
+    )
+    ids = torch.tensor([tokenizer.encode(text) for text in texts])
+    by_id = DataProto.from_dict(tensors={"responses": ids}, non_tensors={"state": states})
+    assert CustomRewardManager(Between())(by_text).tolist() == [1.0, 0.0]
+    assert CustomRewardManager(Between(), tokenizer)(by_id).tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    with pytest.raises(ValueError, match="has no tokenizer to decode responses"):
+        CustomRewardManager(Between())(by_id)
+
+    # Their numbers are the seeds: below 1 and below 2.
+    plain = by_text.select(non_tensor_batch_keys=["responses"])
+    plain.non_tensor_batch["responses"][:] = ["guess 1", "guess 1"]
+    assert CustomRewardManager(Plain())(plain).tolist() == [1.0, 0.0]
+    assert EnvironmentRewardWrapper(Plain())(plain).tolist() == [1.0, 0.0]
+    length = EnvironmentRewardWrapper(None, lambda trajectory: len(trajectory.actions[0]))
+    assert length(plain).tolist() == [7.0, 7.0]
+    with_prompts = DataProto.from_dict(tensors={"responses": ids, "prompts": ids})
+    with pytest.raises(KeyError, match="needs 'seed'"):
+        CustomRewardManager(Plain(), tokenizer)(with_prompts)

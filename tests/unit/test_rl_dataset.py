@@ -349,7 +349,7 @@ def test_normalising_twice_changes_nothing():
         ([True, False], [1, 1], r"input_ids are torch\.bool; allowed: integers"),
         ([5, -100], [1, 1], "input_ids has -100; token ids start at 0"),
         ([5, 6], [1], r"of one length; their shapes: \(2,\) and \(1,\)"),
-        (torch.ones(1, 2), torch.ones(1, 2), r"1-D .*\(1, 2\)"),
+        (torch.ones(2, 2), torch.ones(2, 2), r"1-D .*\(2, 2\)"),
         ([], [], "no tokens"),
     ],
 )

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from custom.env import BaseEnvironment
+from custom.tools import MultiTurnManager, ToolRegistry
+from custom.tools.calculator import CalculatorTool
 from custom.tools.parsers import PARSERS, ActionParser, ToolCall, get_parser
 
 ALL = [get_parser(name) for name in PARSERS]
@@ -56,15 +59,72 @@ def test_json_calls_are_found_anywhere_in_a_text(text: str) -> None:
         '{"role": "assistant", "function_call": '
         '{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}}',
         '{"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}',
+        'I add them: {"name": "add", "arguments": {"a": 1, "b": 2}}',
+        '<function_calls>{"tool_name": "add", "parameters": {"a": 1, "b": 2}}</function_calls>',
+        "add(a=1, b=2)",
+        'I add them.\n```python\nadd(\n  {"a": 1, "b": 2},\n)\n```\nThat is all.',
     ],
 )
-def test_function_calls_are_found_in_tags_and_in_openai_form(text: str) -> None:
+def test_function_calls_are_found_in_tags_in_openai_form_and_bare(text: str) -> None:
     assert FUNCTION.parse(text) == [ADD]
 
 
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [
+        ("say('it\\'s\\n', x=True)", None),
+        ("say(t='it\\'s\\n', x=True, y=null)", {"t": "it's\n", "x": True, "y": None}),
+        ("`say('two words')`;", "two words"),
+        ('say("a\nb")', "a\nb"),
+        ("say()", {}),
+        ("say(t=[1, {\"a\": 'b'}])", None),
+        ("say(x)", None),
+        ("say(1 + 2)", None),
+        ("say(t=='a')", None),
+        ("He may say('so').", None),
+        ("say('so') and go", None),
+        ("say(t=1", None),
+    ],
+)
+def test_a_call_as_in_python_stands_on_a_line_of_its_own_with_values_alone(
+    text: str, arguments: Any
+) -> None:
+    calls = [call for call in FUNCTION.parse(text) if not call.error_kind]
+    assert calls == ([] if arguments is None else [ToolCall("say", arguments)])
+
+
+def test_what_may_be_text_calls_only_a_tool_that_there_is() -> None:
+    class Said(BaseEnvironment):
+        def reset(self) -> str:
+            return ""
+
+        def step(self, action: str) -> tuple:
+            return f"heard {action}", 0.0, False, {}
+
+    registry = ToolRegistry([CalculatorTool()])
+    manager = MultiTurnManager(registry, FUNCTION, Said())
+    for text in ("go('north')", '{"name": "go", "arguments": {"to": "north"}}'):
+        assert manager.step(text).observation == f"heard {text}"
+    for text in (
+        "calculator('1 + 2')",
+        'calculator(expression="1 + 2")',
+        '{"name": "calculator", "arguments": {"expression": "1 + 2"}}',
+    ):
+        assert manager.step(text).tool_call.result == "3"
+    assert manager.step("calculator(1, 2)").tool_call.error_kind == "bad_arguments"
+    tagged = '<tool_call>{"name": "go", "arguments": {}}</tool_call>'
+    assert manager.step(tagged).tool_call.error_kind == "unknown_tool"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('Thought: I add.\nAction: add\nInput: {"a": 1}', {"a": 1}),
+        ("Thought: I add.\nAction: add\nInput: 1 and 2\nObservation: 3", "1 and 2"),
+        ("Action: add\nAction Input: 1\nInput: 2", "1\nInput: 2"),
+        ("Input: 1\nAction: add", {}),
+        ('Thought: I add. Action: add Action Input: {"a": 1}', {"a": 1}),
+        ("Thought: I add. Action: add Input: 1 and 2", "1 and 2"),
         (
             'Thought: I add.\nAction: add\nAction Input: {"a": 1, "b": 2}\nObservation: 3',
             {"a": 1, "b": 2},
@@ -237,6 +297,8 @@ SEEDS = [
     "Thought: done\nAction: finish[the answer is 42]\nFinal Answer: 42",
     '{"thought": "x", "action": {"tool": "calc", "input": {"expression": "2+3"}}}',
     "Action: python\nAction Input: ```python\nprint('a')\n```",
+    'So Action: say Action Input: {"t": "hi"}\nThought: x\nAction: say\nInput: hi',
+    "So:\nsay(t=\"hi\", n=2)\nsay('ho')",
     'I think <tool_call>{"name": "a", "arguments": {"x": {"y": {"z": "deep"}}}}</tool_call>'
     '<tool_call>{"name": "b"}</tool_call>',
     "The answer is \\boxed{42} and {x | x > 0}.",
@@ -442,6 +504,19 @@ PIECES += [
     "9",
     '"tool_calls":',
     '{"name":"a","arguments":"{',
+    "f(",
+    "\nf(",
+    "\nf('",
+    '\nf(a="',
+    "\nf(1,",
+    "\nf(1 ",
+    "\nf([",
+    "f(a=",
+    ",",
+    "(",
+    "'",
+    " Action: a Input:",
+    " Action: a ",
 ]
 
 

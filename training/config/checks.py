@@ -50,11 +50,11 @@ def check_config(
     problems += files.check_tasks(config, own_data)
     problems += engines.check_engine(config, ask_engine)
     problems += packages.check_packages(config)
-    problems += rewards.check_reward(config)
+    problems += rewards.check_reward(config, own_data)
     problems += user_code.check_classes(config)
     problems += files.check_data(config)
     problems += files.check_run_folders(config)
-    problems += agents.check_agents(config)
+    problems += agents.check_agents(config, own_data)
     problems += models.check_models(config, ask_hub)
     # Actor and critic may have the same.
     return list(dict.fromkeys(problems))

@@ -108,6 +108,7 @@ def read_config(
     config: PPOConfig | Mapping[str, Any] | DictConfig,
     *,
     own_data: bool = False,
+    own_agents: bool = False,
     check: bool = True,
 ) -> PPOConfig:
     """Reads an OmegaConf or a mapping, in verl's form too, and checks it.
@@ -117,12 +118,14 @@ def read_config(
     Args:
         own_data: datasets and environments are given as objects, so that the config need not name
             any.
+        own_agents: agents are given as objects, which are then what the config acts in where it
+            names no environment.
         check: as of `load_config`.
     Raises:
         ConfigError: with all problems together.
     """
     if isinstance(config, PPOConfig):
-        return config
+        return config.acting_in_given if own_agents else config
     tree = OmegaConf.to_container(config) if OmegaConf.is_config(config) else config
     source = "the given config"
     layers = Layers()
@@ -130,16 +133,18 @@ def read_config(
     layers.end_layer(source)
     set_runs_of_verl(layers)
     layers.log_notes()
-    made = _make_config(layers)
+    made = _make_config(layers, own_agents)
     if check:
         layers.report_checked(check_config(made, own_data=own_data))
     _raise_problems(layers, LoadedConfig(made, layers.sources()))
     return made
 
 
-def _make_config(layers: Layers) -> PPOConfig:
+def _make_config(layers: Layers, own_agents: bool = False) -> PPOConfig:
     """Makes the config, with defaults where values are wrong, which it reports to the layers."""
     config: PPOConfig = build(PPOConfig(), _converted(layers))
+    if own_agents:
+        config = config.acting_in_given
     for verl_key, key in ONE_LIMIT.items():
         verl_value = layers.verl_values.get(verl_key)
         value = attrgetter(key)(config)

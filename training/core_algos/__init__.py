@@ -103,6 +103,7 @@ from training.core_algos.turn_advantages import (
 )
 from training.core_algos.value_loss import compute_value_loss
 from training.core_algos.verl_names import (
+    advantage_estimation,
     compute_entropy_loss,
     compute_grpo_vectorized_outcome_advantage,
     compute_kl_penalty,

@@ -54,6 +54,9 @@ def estimate_advantages(
     return gae_scan(rewards, values, no_mask, continues=dones == 0, gamma=gamma, lam=lam)
 
 
+advantage_estimation = estimate_advantages
+
+
 def compute_policy_loss(
     old_log_prob: Tensor,
     log_prob: Tensor,

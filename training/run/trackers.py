@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -139,6 +140,23 @@ class Tracking(AbstractContextManager["Tracking"]):
                 error,
             )
         self._warned.add(name)
+
+
+def open_trackers(config: Any, run_dir: Path, resume_step: int, total_steps: int) -> Tracking:
+    """Opens the trackers that a run's config names.
+
+    A validation alone gets the console: it must not cut the run's files back.
+    """
+    trainer = config.trainer
+    return Tracking(
+        trainer.project_name,
+        trainer.experiment_name,
+        ["console"] if trainer.val_only else list(trainer.trackers),
+        config=asdict(config),
+        local_dir=run_dir,
+        resume_step=resume_step,
+        total_steps=total_steps,
+    )
 
 
 class ConsoleTracker:

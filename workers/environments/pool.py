@@ -44,6 +44,8 @@ from workers.environments.workers import Isolation, make_worker, pickled
 MAX_CLOSE_S = 5.0
 # The longest that making an agent may take, imports included; it is part of no episode.
 BUILD_TIMEOUT_S = 120.0
+# Seconds for which a reply is waited for at a time.
+POLL_S = 1.0
 # For one call within a trial, where calls have no deadline.
 MAX_TRIAL_STEP_S = 120.0
 # How long after its deadline a call is ended: what comes till then is judged by the time that it
@@ -164,8 +166,10 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         problems = []
         for index in missing:
             reply = replies["build", index]
-            if reply.failure:
-                name = self._names[index]
+            name = self._names[index]
+            if reply.failure == "reward_fault":
+                problems.append(f"{reply.error}; it is to pay episodes of {name}")
+            elif reply.failure:
                 problems.append(f"environment {name} cannot be built: {reply.error}")
         if problems:
             self.shutdown()
@@ -206,6 +210,14 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
                 block = timeout > 0 and not replies
                 replies.append(self._replies.get(block, timeout))
         return replies
+
+    def wait_for_reply(self) -> StepReply:
+        """Waits for the reply to the one call that was made."""
+        while True:
+            answers = self.poll(POLL_S)
+            if answers:
+                _, reply = answers[0]
+                return reply
 
     def shutdown(self) -> None:
         """Closes every environment, all at once, and kills what does not close in time."""

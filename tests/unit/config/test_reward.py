@@ -8,7 +8,9 @@ import pytest
 
 from custom.reward_manager import get_reward_manager_cls
 from tests.unit.config.helpers import assert_refused, checked
+from training.config.loader import load_config
 from training.config.resources.rewards import MANAGERS_WITHOUT_NEEDS
+from training.reward import load_reward_manager
 
 
 @pytest.mark.parametrize(
@@ -100,3 +102,21 @@ def test_a_manager_of_ones_own_takes_its_reward_kwargs(runnable: list[str], tmp_
         "reward_model.reward_kwargs.scael: there is no such argument; Manager takes scale. Did "
         "you mean 'scale'?"
     ]
+
+
+def test_the_functions_file_may_hold_the_manager_alone(runnable: list[str], tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(
+        "from custom.reward_manager import register_reward_manager\n\n"
+        "@register_reward_manager('manager_alone')\nclass Manager:\n"
+        "    def __init__(self, tokenizer, num_examine, compute_score=None, reward_fn_key=''):\n"
+        "        self.compute_score = compute_score\n"
+    )
+    path = f"custom_reward_function.path={tmp_path / 'alone.py'}"
+    mine = [path, "reward_model.reward_manager=manager_alone"]
+    assert checked(runnable, *mine) == []
+    config = load_config([*runnable, *mine], check=False).config
+    manager = load_reward_manager(config, None, num_examine=0)
+    assert type(manager).__name__ == "Manager" and manager.compute_score is None
+    for others in ([path], [*mine, "custom_reward_function.name=score"]):
+        (problem,) = checked(runnable, *others)
+        assert "does not define" in problem

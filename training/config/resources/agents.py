@@ -13,14 +13,19 @@ from training.config.schema.ppo import PPOConfig
 log = logging.getLogger(__name__)
 
 
-def check_agents(config: PPOConfig) -> Iterator[str]:
-    """Yields what is wrong with the environments and tools that the config names, if any."""
+def check_agents(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
+    """Yields what is wrong with the environments and tools that the config names, if any.
+
+    Args:
+        own_data: datasets and environments are passed as objects.
+    """
     agent = config.agent
     if not config.environments or (config.env_template and agent.environment.is_set):
         return
     for number, environment in enumerate(config.environments):
         key = f"env_template[{number}]" if config.env_template else "agent.environment"
-        yield from _check_environment(key, environment)
+        if not own_data or environment.name != PASSED_AS_OBJECT:
+            yield from _check_environment(key, environment)
     yield from _check_tools(config)
     if agent.episodes_dir is not None:
         yield from unwritable_folder("agent.episodes_dir", agent.episodes_dir)

@@ -1,17 +1,20 @@
 """Checks that the reward function and the reward manager are there, and take their arguments."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from custom.env_calls import located, takes_keyword
 from data.loading import load_extern_object
 from training.config.resources.user_code import (
     unknown_arguments,
+    unusable_file,
     unusable_object,
     value_errors,
 )
 from training.config.schema.ppo import PPOConfig
+from training.config.schema.reward import CustomRewardFunctionConfig
 
 # What the trainer passes to a reward manager; everything else comes from reward_kwargs.
 ARGUMENTS_OF_MANAGERS = ("tokenizer", "num_examine", "compute_score", "reward_fn_key")
@@ -27,15 +30,19 @@ CALLED_WITH = {
 MOST_ARGUMENTS_WITH_ENVIRONMENT = 2
 
 
-def check_reward(config: PPOConfig) -> Iterator[str]:
+def check_reward(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
     """Requires that the scoring function loads, and that the manager finds what it needs.
 
     The function's file may register the manager, and a manager may hand its reward_kwargs on to
     the function.
+
+    Args:
+        own_data: datasets and environments are passed as objects: only the trainer then knows
+            what the function is to score, and tries it.
     """
     settings = config.custom_reward_function
     problems = []
-    if settings.path is not None:
+    if settings.path is not None and not registers_manager_alone(config):
         problems += unusable_object(
             "custom_reward_function.path",
             settings.path,
@@ -45,7 +52,30 @@ def check_reward(config: PPOConfig) -> Iterator[str]:
     problems += _manager_problems(config)
     yield from problems
     if not problems:
-        yield from _check_reward_arguments(config)
+        yield from _check_reward_arguments(config, own_data)
+
+
+def registers_manager_alone(config: PPOConfig) -> bool:
+    """Checks whether the scoring function's file has the reward manager, and no such function.
+
+    The manager is then made without one.
+    """
+    settings = config.custom_reward_function
+    manager = config.reward_model.reward_manager
+    names_another = settings.name != CustomRewardFunctionConfig().name
+    if settings.path is None or names_another or manager in MANAGERS_WITHOUT_NEEDS:
+        return False
+    if unusable_file("custom_reward_function.path", settings.path):
+        return False
+    if not value_errors(load_extern_object, settings.path, settings.name):
+        return False
+    # Imports torch: late.
+    from custom.reward_manager import REWARD_MANAGER_REGISTRY
+
+    manager_class = REWARD_MANAGER_REGISTRY.get(manager)
+    if manager_class is None:
+        return False
+    return Path(inspect.getfile(manager_class)) == Path(settings.path).expanduser().resolve()
 
 
 def _manager_problems(config: PPOConfig) -> list[str]:
@@ -69,21 +99,22 @@ def _manager_problems(config: PPOConfig) -> list[str]:
     return list(check(config)) if callable(check) else []
 
 
-def _check_reward_arguments(config: PPOConfig) -> Iterator[str]:
+def _check_reward_arguments(config: PPOConfig, own_data: bool) -> Iterator[str]:
     """Requires that the scoring function and the manager take their reward_kwargs."""
     from custom.reward_score import default_compute_score
 
     settings = config.custom_reward_function
     function: Callable[..., Any] = default_compute_score
     function_name = "default_compute_score"
-    if settings.path is not None:
-        function = load_extern_object(settings.path, settings.name)
+    has_function = settings.path is not None and not registers_manager_alone(config)
+    if has_function:
+        function = load_extern_object(str(settings.path), settings.name)
         function_name = settings.name
     parameters = list(inspect.signature(function).parameters.values())
-    if settings.path is not None:
+    if has_function:
         if config.environments and not config.plays_dataset_rows:
-            yield from _check_trajectory_function(config, parameters)
-        else:
+            yield from _check_trajectory_function(config, function)
+        elif not own_data:
             yield from _check_row_function(config, function)
         yield from unknown_arguments(
             "custom_reward_function.reward_kwargs",
@@ -142,11 +173,10 @@ def _check_row_function(config: PPOConfig, function: Callable[..., Any]) -> Iter
         )
 
 
-def _check_trajectory_function(
-    config: PPOConfig, parameters: Sequence[inspect.Parameter]
-) -> Iterator[str]:
+def _check_trajectory_function(config: PPOConfig, function: Callable[..., Any]) -> Iterator[str]:
     """Requires that a scoring function can be called with a trajectory and an environment."""
     settings = config.custom_reward_function
+    parameters = inspect.signature(function).parameters.values()
     needed = [
         parameter.name
         for parameter in parameters
@@ -156,7 +186,8 @@ def _check_trajectory_function(
     left_open = set(needed) - settings.reward_kwargs.keys()
     if len(left_open) > MOST_ARGUMENTS_WITH_ENVIRONMENT:
         yield (
-            f"custom_reward_function.name={settings.name} takes ({', '.join(needed)}); with an "
+            f"custom_reward_function.name={settings.name}: {located(function, settings.name)} "
+            f"takes ({', '.join(needed)}); with an "
             "environment it is called as reward_fn(trajectory) or reward_fn(trajectory, "
             "environment)"
         )

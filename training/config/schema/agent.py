@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from pydantic import model_validator
+
 from training.config.schema.common import CustomClassConfig
 from training.config.section import (
     Fraction,
@@ -51,6 +53,17 @@ class EnvironmentChoice(Section):
     max_turn: PositiveInt | None = None
     #: in env_template: tokens of a turn; null = agent.max_turn_tokens
     max_turn_tokens: PositiveInt | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_name(cls, entry: Any) -> Any:
+        """Reads a text as the environment's name, or as FILE.py:CLASS."""
+        if not isinstance(entry, str):
+            return entry
+        path, _, class_name = entry.rpartition(":")
+        if path.endswith(".py"):
+            return {"path": path, "cls": class_name}
+        return {"name": entry}
 
     @property
     def is_set(self) -> bool:

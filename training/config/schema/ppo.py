@@ -10,6 +10,7 @@ from training.config.estimator_needs import estimator_needs
 from training.config.schema.actor import ActorConfig
 from training.config.schema.agent import (
     DATASET_ROWS,
+    PASSED_AS_OBJECT,
     AgentConfig,
     EnvironmentChoice,
     EnvironmentHome,
@@ -39,7 +40,7 @@ class PPOConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     agent: AgentConfig = AgentConfig()
-    #: environments as in agent.environment, in turn over the agents
+    #: environments as in agent.environment, or their names, in turn over the agents
     env_template: tuple[EnvironmentChoice, ...] = ()
     #: Python file that registers estimators and losses of your own
     custom_algorithm: InputPath | None = None
@@ -108,6 +109,14 @@ class PPOConfig(Section):
             prompt_key = {"prompt_key": self.data.prompt_key}
             return (replace(self.agent.environment, name=DATASET_ROWS, kwargs=prompt_key),)
         return ()
+
+    @property
+    def acting_in_given(self) -> Self:
+        """Returns the config of agents that a program gives, where it names no environment."""
+        if self.environments and not self.plays_dataset_rows:
+            return self
+        given = replace(self.agent.environment, name=PASSED_AS_OBJECT)
+        return replace(self, agent=replace(self.agent, environment=given))
 
     @property
     def plays_dataset_rows(self) -> bool:
