@@ -6,6 +6,8 @@ of problems of the configuration.
 """
 
 import logging
+import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,11 +15,17 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
 from custom.env import Message, Task
-from custom.trial import Trial
+from custom.trial import MAX_TRIAL_S, Trial
 from data.turn_tokens import Tools, TurnTokens
+from data.watchdog import ATTEMPT
 from training.config import PPOConfig
 from training.config.loader import ConfigError
-from workers.environments.pool import CannotBuild, EnvironmentPool, environment_name
+from workers.environments.pool import (
+    CannotBuild,
+    EnvironmentPool,
+    environment_name,
+    environment_source,
+)
 from workers.environments.reply import StepReply
 from workers.multi_turn_rollout import open_pool
 
@@ -25,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds for which a reply is waited for at a time.
 POLL_S = 1.0
+# Seconds after which it is said that one is still waited for; a whole trial should have ended.
+LONG_S = MAX_TRIAL_S + 5.0
 # What each player of a trial (custom.agent.PLAYERS) answers with.
 PLAYER_ANSWERS = {
     "random": "random answers",
@@ -83,10 +93,14 @@ class _EnvironmentTrial:
     def problems(self, index: int, spec: AgentSpec, tools: Tools) -> Iterator[str]:
         """Yields what keeps a run with this environment from beginning."""
         name = environment_name(spec.source)
+        source = environment_source(spec.source)
         self.pool.reset(index, index, self.config.data.run_seed, self.task)
-        reply = self._wait_for_reply()
+        reply = self._wait_for_reply(index, f"the first reset of environment {source}")
         if reply.failure:
-            yield f"environment {name} failed in its first reset ({reply.failure}): {reply.error}"
+            yield (
+                f"environment {source} failed in its first reset ({reply.failure}): {reply.error}"
+                f"{self._advice(reply)}"
+            )
             return
         length = len(self.tokens.prompt(reply.messages, tools))
         limit = self.config.data.max_prompt_length
@@ -96,23 +110,26 @@ class _EnvironmentTrial:
                 f"data.max_prompt_length={limit}: raise it, or shorten the observation"
             )
         self.pool.finish(index, "max_turns")
-        self._wait_for_reply()
+        self._wait_for_reply(index, f"the end of an episode of environment {source}")
         # Rows are paid by the reward manager, which the trial does not ask.
         if self.config.agent.trial_episodes and not self.config.plays_dataset_rows:
-            yield from self._play(index, name, spec.max_turn or self.config.agent.max_turn)
+            yield from self._play(index, spec, spec.max_turn or self.config.agent.max_turn)
 
-    def _play(self, index: int, name: str, max_turn: int) -> Iterator[str]:
+    def _play(self, index: int, spec: AgentSpec, max_turn: int) -> Iterator[str]:
         """Lets an environment play its trial and reports on it; yields its problems."""
         agent = self.config.agent
         seed = self.config.data.run_seed
+        name = environment_name(spec.source)
+        source = environment_source(spec.source)
         self.pool.trial(index, index, seed, agent.trial_episodes, max_turn, self.task)
-        reply = self._wait_for_reply()
+        reply = self._wait_for_reply(index, f"the trial of environment {source}")
         if reply.failure == "env_timeout":
-            logger.warning(
-                f"environment {name} hung in its trial: {reply.error}; in the run a call that "
-                f"hangs is ended after agent.step_timeout_s={agent.step_timeout_s} seconds, and "
-                "costs its episode"
-            )
+            problem = f"environment {source} hung in its trial: {reply.error}{self._advice(reply)}"
+            # One that hangs now and then must not end a run that is started again by itself.
+            if agent.max_failure_rate < 1 and os.environ.get(ATTEMPT, "1") == "1":
+                yield f"{problem}; agent.trial_episodes=0 starts without a trial"
+            else:
+                logger.warning("%s", problem)
             return
         if reply.failure == "reward_fault":
             yield f"{reply.error}; seen in the trial of environment {name}"
@@ -150,13 +167,37 @@ class _EnvironmentTrial:
                 f"data.max_response_length={longest} is for all turns and observations together"
             )
 
-    def _wait_for_reply(self) -> StepReply:
-        """Waits for the reply to the one call that was made."""
+    def _advice(self, reply: StepReply) -> str:
+        """Returns what to do about a call that did not end; "" of any other reply."""
+        if reply.failure != "env_timeout":
+            return ""
+        return (
+            "; mend what does not end there, or where a call may take so long raise "
+            f"agent.step_timeout_s={self.config.agent.step_timeout_s}"
+        )
+
+    def _wait_for_reply(self, index: int, what: str) -> StepReply:
+        """Waits for the reply to the one call that was made; says so once where that takes long.
+
+        Args:
+            index: the environment's, and the key of its episode.
+            what: is waited for.
+        """
+        begun_at = time.monotonic()
+        is_said = False
         while True:
             answers = self.pool.poll(POLL_S)
             if answers:
                 _, reply = answers[0]
                 return reply
+            waited_s = time.monotonic() - begun_at
+            if waited_s > LONG_S and not is_said:
+                is_said = True
+                line = self.pool.line_of(index)
+                logger.warning(
+                    f"{what} takes long: {waited_s:.0f} s so far{line and ', now in '}{line}; a "
+                    f"call may take agent.step_timeout_s={self.config.agent.step_timeout_s}"
+                )
 
 
 def report_trial(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:

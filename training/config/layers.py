@@ -20,6 +20,7 @@ from data.names import did_you_mean, same_words
 from training.config.command_line import Override
 from training.config.leaves import Leaf, leaves
 from training.config.schema.ppo import PPOConfig
+from training.config.section import PROJECT_ROOT, located
 from training.config.values import parse
 from training.config.verl_keys import (
     NULL_MEANS_NOTHING,
@@ -124,7 +125,7 @@ class Layers:
             )
         extended = tree.pop("extends", None)
         if extended is not None:
-            self._read_parent((path.parent / str(extended)).resolve(), (*children, path))
+            self._read_parent(_find_parent(path, str(extended)), (*children, path))
         self.add_tree(tree, path.name)
         self.end_layer(path.name)
 
@@ -334,6 +335,15 @@ def _names_one_of(problem: str, keys: set[str]) -> bool:
     return any(f".{key}".endswith(endings) for key in keys)
 
 
+def _find_parent(child: Path, extended: str) -> Path:
+    """Finds the file that a YAML extends: beside it, or else where other paths are looked for."""
+    beside = child.parent / extended
+    if beside.exists():
+        return beside.resolve()
+    elsewhere = Path(located(extended))
+    return elsewhere.resolve() if elsewhere.exists() else beside.resolve()
+
+
 def _describe_missing_file(path: Path) -> str:
     """Explains that a YAML file, or a folder on the way to it, is not there, and what is."""
     missing = next(place for place in (path, *path.parents) if place.parent.is_dir())
@@ -349,6 +359,8 @@ def _describe_missing_file(path: Path) -> str:
     if len(names) > MAX_NAMES_SHOWN:
         shown.append("…")
     hint = did_you_mean(missing.name, names)
+    if not hint and (PROJECT_ROOT / "configs" / path.name).is_file():
+        hint = f" Did you mean 'configs/{path.name}' of the project?"
     return f"{path} does not exist; {kind} in {folder}: {', '.join(shown) or 'none'}.{hint}"
 
 

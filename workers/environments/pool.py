@@ -35,7 +35,7 @@ from custom.env import Task
 from custom.env_calls import Abandoned
 from custom.trial import MAX_TRIAL_S
 from workers.environments.calls import Answer as Answer
-from workers.environments.calls import PendingCall, Slot
+from workers.environments.calls import PendingCall, Slot, users_line
 from workers.environments.fork_server import ForkServer
 from workers.environments.reply import Call, StepReply, WorkerLost, crashed, held_up, overdue
 from workers.environments.workers import Isolation, make_worker, pickled
@@ -189,6 +189,13 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
     ) -> None:
         """Lets an agent play some episodes by itself (custom/agent.py); needs no `finish`."""
         self._begin_episode(key, spec_index, "trial", (seed, episodes, max_turn, task))
+
+    def line_of(self, key: Hashable) -> str:
+        """Returns FILE:LINE of the user's line that an episode's call is in; "" in processes."""
+        slot = self._episodes.get(key)
+        if slot is None or self.isolation != "thread":
+            return ""
+        return users_line(slot.thread)
 
     def step(self, key: Hashable, text: str) -> None:
         """Sends the policy's response."""
@@ -408,7 +415,9 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         ran = call.slot.worker.ran()
         left = call.limit + GRACE_S - ran
         if left <= 0:
-            self._answer(call, overdue(call.kind, wall))
+            # In another process nothing is seen of it.
+            line = users_line(call.slot.thread) if self.isolation == "thread" else ""
+            self._answer(call, overdue(call.kind, wall, line))
             return
         if wall_left <= 0:
             self._answer(call, held_up(call.kind, wall, ran, call.limit))
@@ -447,6 +456,11 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             with self._lock:
                 if slot.call is call:
                     self._answer(call, reply)
+
+
+def environment_source(source: Any) -> str:
+    """Returns where an environment comes from, for errors: FILE.py:CLASS, or its name."""
+    return source if isinstance(source, str) else environment_name(source)
 
 
 def environment_name(source: Any) -> str:
