@@ -1,8 +1,8 @@
 """Trains: `python main.py CONFIG.yaml key=value ...`.
 
-`--explain` shows the values that were given and what follows from them, `--explain-all` every value,
-where it came from and what reads it; `--plan` prints how much memory the run would take, phase by
-phase, and loads no model. What is wrong before the first step ends the
+`--explain` shows the values that were given and what follows from them, `--explain-all` every
+value, where it came from and what reads it; `--plan` prints how much memory the run would take,
+phase by phase, and loads no model. What is wrong before the first step ends the
 run with one line, as lack of memory does; `--debug` shows the traceback.
 """
 

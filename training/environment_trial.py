@@ -137,24 +137,38 @@ class _EnvironmentTrial:
         if reply.trial is None:
             yield f"environment {name} failed in its trial ({reply.failure}): {reply.error}"
             return
-        outcomes = reply.trial.outcomes.values()
-        crashed = sum(outcome.crashes for outcome in outcomes)
-        played = sum(outcome.episodes for outcome in outcomes)
-        first_error = next((outcome.error for outcome in outcomes if outcome.error), "")
-        if played and crashed == played and agent.max_failure_rate < 1:
-            yield (
-                f"environment {name} crashed in all {played} trial episodes: {first_error}; "
-                "where only answers that it cannot read are raised, answer them instead "
-                "(agent.max_failure_rate=1 trains all the same)"
-            )
+        crash_problems = list(self._check_crashes(source, reply.trial))
+        yield from crash_problems
+        if crash_problems:
             return
-        if crashed:
-            logger.warning(
-                f"environment {name} crashed in {crashed} of {played} trial episodes: {first_error}"
-            )
         report_trial(self.config, reply.trial, name, max_turn)
         if max_turn > 1:
             self._warn_where_no_second_turn_fits(name, reply.trial.first_reply)
+
+    def _check_crashes(self, source: str, trial: Trial) -> Iterator[str]:
+        """Yields that an environment crashed whenever it was played; warns where it did at times.
+
+        Unreadable answers may end an episode before it comes to what crashes the others.
+        """
+        crashed = sum(outcome.crashes for outcome in trial.outcomes.values())
+        if not crashed:
+            return
+        played = sum(outcome.episodes for outcome in trial.outcomes.values())
+        errors = [outcome.error for outcome in trial.outcomes.values() if outcome.error]
+        of_play = [outcome for player, outcome in trial.outcomes.items() if player != "garbage"]
+        always = all(outcome.crashes == outcome.episodes for outcome in of_play)
+        how_many = f"all {played}" if crashed == played else f"{crashed} of {played}"
+        if not always or self.config.agent.max_failure_rate == 1:
+            logger.warning(
+                f"environment {source} crashed in {how_many} trial episodes: {errors[0]}"
+            )
+            return
+        which = "" if crashed == played else ", in all that began with a random answer"
+        yield (
+            f"environment {source} crashed in {how_many} trial episodes{which} (what it cannot "
+            "read it must answer, not raise; agent.max_failure_rate=1 trains all the same): "
+            f"{errors[0]}"
+        )
 
     def _warn_where_no_second_turn_fits(self, name: str, observation: list[Message]) -> None:
         """Warns where what answers the first action is as long as a whole response may be."""

@@ -64,10 +64,9 @@ def test_picture_is_written(tmp_path):
 
 def test_a_run_of_one_step_with_nothing_but_a_reward_works(tmp_path):
     table = write_report(write_run(tmp_path, [{"step": 1, "critic/score/mean": 0.5}]))
-    assert (
-        [line.split() for line in table.splitlines()] == [["step", "1"], ["reward", "0.5"]]
-        and (tmp_path / "report.png").exists()
-    )
+    assert [line.split() for line in table.splitlines()] == [["step", "1"], ["reward", "0.5"]] and (
+        tmp_path / "report.png"
+    ).exists()
 
 
 @pytest.mark.parametrize(

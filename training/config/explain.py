@@ -41,7 +41,8 @@ Reads = dict[str, dict[str, set[str]]]
 def explain_run(loaded: "LoadedConfig") -> str:
     """Lists values, what became of verl's keys, and what follows: sizes and the bias.
 
-    The values are those that were given; with --explain-all every one, and its reader. The last line tells what the checks left out, if anything.
+    The values are those that were given; with --explain-all every one, and its reader. The last
+    line tells what the checks left out, if anything.
 
     Raises:
         ValueError: batch sizes do not divide.

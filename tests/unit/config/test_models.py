@@ -89,17 +89,17 @@ def test_a_name_that_the_hub_lacks_is_first_of_all_no_folder(
 ) -> None:
     """Where a path of one slash is meant, nobody thinks of a hub."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "models/tiny").mkdir(parents=True)
+    (tmp_path / "nets/tiny").mkdir(parents=True)
 
     def ask_hub(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise OSError(f"{path} is not a local folder and is not a valid model identifier")
 
     monkeypatch.setattr(transformers.PretrainedConfig, "get_config_dict", ask_hub)
-    (problem,) = checked(runnable, "critic.model.path=model/tiny")
+    (problem,) = checked(runnable, "critic.model.path=net/tiny")
     assert problem == (
-        f"critic.model.path=model/tiny is not a folder (seen from {tmp_path}); did you mean "
-        "'models/tiny'?; nor is it found on the hub: model/tiny is not a local folder and is not a "
-        "valid model identifier"
+        f"critic.model.path=net/tiny is not a folder (seen from {tmp_path}), nor is it found on "
+        "the hub (net/tiny is not a local folder and is not a valid model identifier); did you "
+        "mean 'nets/tiny'?"
     )
 
 
@@ -119,8 +119,8 @@ def test_a_hub_model_is_asked_for_its_context_and_its_failure_is_a_problem(
     assert check_config(config) == [
         "data.max_prompt_length + data.max_response_length = 1024 tokens, but "
         "actor_rollout_ref.model.path=org/name reads at most 512",
-        f"critic.model.path=org/other is not a folder (seen from {Path.cwd()}); nor is it found on "
-        "the hub: no connection",
+        f"critic.model.path=org/other is not a folder (seen from {Path.cwd()}), nor is it found on "
+        "the hub (no connection)",
     ]
     assert asked == ["org/name", "org/other"]
 

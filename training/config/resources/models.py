@@ -52,7 +52,7 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
 
 
 def _missing_model(path: str, reason: str) -> str:
-    """Says that a path is no folder, with the nearest that is, and why the hub has none, if asked.
+    """Says that a path is no folder, why the hub has none where it is asked, and what may be meant.
 
     Args:
         reason: of the hub, where the path could be a name there; else what is wrong with it.
@@ -61,7 +61,7 @@ def _missing_model(path: str, reason: str) -> str:
     fix = how_to_make(path) or nearest_in_folder(path)
     if not _may_be_hub_name(path):
         return f"{place} and cannot be a hub name{fix}"
-    return f"{place}{fix}; nor is it found on the hub: {reason}"
+    return f"{place}, nor is it found on the hub ({reason}){fix}"
 
 
 def _may_be_hub_name(path: str) -> bool:
