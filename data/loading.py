@@ -1,12 +1,15 @@
 """Loads users' objects: a name out of a Python file that belongs to no package, or out of a module.
 
-Invariant: a file is executed once per process, so that its classes keep their identity.
+Invariant: a file is executed once per process, so that its classes keep their identity. Modules
+that lie beside a user's file can be imported; they come last, behind the project's own and those
+that are installed.
 """
 
 import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import threading
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +18,11 @@ from typing import Any
 from data.names import did_you_mean
 from data.verl_modules import verl_import_problem
 
+# The project's own code, installed packages and Python's own; every other file is a user's.
+_PROJECT = Path(__file__).resolve().parents[1]
+_OWN_FOLDERS = ("data", "custom", "training", "workers", "contrib", "setup")
+_INSTALLED = {"site-packages", "dist-packages"}
+_LIBRARIES = [Path(sysconfig.get_path("stdlib")), *(_PROJECT / name for name in _OWN_FOLDERS)]
 # Reentrant, because a file may load others.
 _LOADING = threading.RLock()
 
@@ -66,6 +74,14 @@ def load_object(source: str, what: str) -> Any:
     return getattr(module, name)
 
 
+def is_users_file(filename: str) -> bool:
+    """Checks whether a file of code is neither Python's, nor installed, nor of the project's."""
+    path = Path(filename)
+    if not path.is_file() or not _INSTALLED.isdisjoint(path.parts):
+        return False
+    return not any(path.is_relative_to(folder) for folder in _LIBRARIES)
+
+
 def _lacks(module: ModuleType, name: str) -> str:
     """Says that a module lacks a name, which ones it defines itself, and the nearest of them."""
     own = [known for known in vars(module) if _is_defined_in(module, known)]
@@ -102,6 +118,10 @@ def _execute(file: Path, path: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ValueError(f"{path!r} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
+    folder = str(file.parent)
+    # For good: functions may import when they are called.
+    if folder not in sys.path:
+        sys.path.append(folder)
     # Registered before it runs: dataclasses and pickle look a class's module up by name.
     sys.modules[name] = module
     try:

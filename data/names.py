@@ -22,10 +22,16 @@ def did_you_mean(name: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
         allowed: the names to choose from.
         cutoff: the likeness, from 0 to 1, that the nearest must have.
     """
-    nearest = difflib.get_close_matches(name, list(allowed), n=1, cutoff=cutoff)
-    if not nearest:
+    nearest = nearest_name(name, allowed, cutoff)
+    if nearest is None:
         return ""
-    return f" Did you mean {nearest[0]!r}?"
+    return f" Did you mean {nearest!r}?"
+
+
+def nearest_name(name: str, allowed: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Returns the allowed name that is most like the given one, None where none is near enough."""
+    nearest = difflib.get_close_matches(name, list(allowed), n=1, cutoff=cutoff)
+    return nearest[0] if nearest else None
 
 
 def same_words(name: str, other: str) -> bool:

@@ -34,7 +34,7 @@ from training.run.episode_files import write_episodes
 from training.run.metrics.episode_metrics import episode_metrics
 from training.run.roles import ResourcePoolManager, Role
 from training.run.step_timer import StepTimer
-from workers.environments.pool import environment_name
+from workers.environments.pool import environment_name, environment_source
 from workers.multi_turn_rollout import SyncMultiTurnRollout, agent_specs
 from workers.rollout.episode_descriptions import describe_episodes
 
@@ -83,7 +83,10 @@ class AgentTrainer(RayPPOTrainer):
                 "specs"
             )
         self.suite = make_suite(config, self.specs)
-        self.failures = FailureWatch(config.agent.max_failure_rate)
+        self.failures = FailureWatch(
+            config.agent.max_failure_rate,
+            [environment_source(spec.source) for spec in self.specs],
+        )
         defaults = {
             "reward_fn": environment_rewards,
             "val_reward_fn": environment_rewards,

@@ -6,6 +6,7 @@ of problems of the configuration.
 """
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,15 +14,24 @@ from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
 from custom.env import Message, Task
-from custom.trial import Trial
+from custom.trial import MAX_TRIAL_S, Trial
 from data.turn_tokens import Tools, TurnTokens
+from data.watchdog import ATTEMPT
 from training.config import PPOConfig
 from training.config.loader import ConfigError
-from workers.environments.pool import CannotBuild, EnvironmentPool, environment_name
+from workers.environments.pool import (
+    CannotBuild,
+    EnvironmentPool,
+    environment_name,
+    environment_source,
+)
+from workers.environments.reply import StepReply
 from workers.multi_turn_rollout import open_pool, reward_problems
 
 logger = logging.getLogger(__name__)
 
+# Seconds after which it is said that one is still waited for; a whole trial should have ended.
+LONG_S = MAX_TRIAL_S + 5.0
 # What each player of a trial (custom.agent.PLAYERS) answers with.
 PLAYER_ANSWERS = {
     "random": "random answers",
@@ -81,10 +91,14 @@ class _EnvironmentTrial:
         """Yields what keeps a run with this environment from beginning."""
         spec = specs[index]
         name = environment_name(spec.source)
+        source = environment_source(spec.source)
         self.pool.reset(index, index, self.config.data.run_seed, self.task)
-        reply = self.pool.wait_for_reply()
+        reply = self._wait_for_reply(index, f"the first reset of environment {source}")
         if reply.failure:
-            yield f"environment {name} failed in its first reset ({reply.failure}): {reply.error}"
+            yield (
+                f"environment {source} failed in its first reset ({reply.failure}): {reply.error}"
+                f"{self._advice(reply)}"
+            )
             return
         length = len(self.tokens.prompt(reply.messages, tools))
         limit = self.config.data.max_prompt_length
@@ -94,28 +108,31 @@ class _EnvironmentTrial:
                 f"data.max_prompt_length={limit}: raise it, or shorten the observation"
             )
         self.pool.finish(index, "max_turns")
-        self.pool.wait_for_reply()
+        self._wait_for_reply(index, f"the end of an episode of environment {source}")
         # Rows are paid by the reward manager, which the trial does not ask.
         if self.config.plays_dataset_rows:
             return
         if self.config.agent.trial_episodes:
-            yield from self._play(index, name, spec.max_turn or self.config.agent.max_turn)
+            yield from self._play(index, spec, spec.max_turn or self.config.agent.max_turn)
         else:
             seed = self.config.data.run_seed
             yield from reward_problems(self.pool, specs, index, seed, self.task)
 
-    def _play(self, index: int, name: str, max_turn: int) -> Iterator[str]:
+    def _play(self, index: int, spec: AgentSpec, max_turn: int) -> Iterator[str]:
         """Lets an environment play its trial and reports on it; yields its problems."""
         agent = self.config.agent
         seed = self.config.data.run_seed
+        name = environment_name(spec.source)
+        source = environment_source(spec.source)
         self.pool.trial(index, index, seed, agent.trial_episodes, max_turn, self.task)
-        reply = self.pool.wait_for_reply()
+        reply = self._wait_for_reply(index, f"the trial of environment {source}")
         if reply.failure == "env_timeout":
-            logger.warning(
-                f"environment {name} hung in its trial: {reply.error}; in the run a call that "
-                f"hangs is ended after agent.step_timeout_s={agent.step_timeout_s} seconds, and "
-                "costs its episode"
-            )
+            problem = f"environment {source} hung in its trial: {reply.error}{self._advice(reply)}"
+            # One that hangs now and then must not end a run that is started again by itself.
+            if agent.max_failure_rate < 1 and os.environ.get(ATTEMPT, "1") == "1":
+                yield f"{problem}; agent.trial_episodes=0 starts without a trial"
+            else:
+                logger.warning("%s", problem)
             return
         if reply.failure == "reward_fault":
             yield f"{reply.error}; seen in the trial of environment {name}"
@@ -123,24 +140,38 @@ class _EnvironmentTrial:
         if reply.trial is None:
             yield f"environment {name} failed in its trial ({reply.failure}): {reply.error}"
             return
-        outcomes = reply.trial.outcomes.values()
-        crashed = sum(outcome.crashes for outcome in outcomes)
-        played = sum(outcome.episodes for outcome in outcomes)
-        first_error = next((outcome.error for outcome in outcomes if outcome.error), "")
-        if played and crashed == played and agent.max_failure_rate < 1:
-            yield (
-                f"environment {name} crashed in all {played} trial episodes: {first_error}; "
-                "where only answers that it cannot read are raised, answer them instead "
-                "(agent.max_failure_rate=1 trains all the same)"
-            )
+        crash_problems = list(self._check_crashes(source, reply.trial))
+        yield from crash_problems
+        if crash_problems:
             return
-        if crashed:
-            logger.warning(
-                f"environment {name} crashed in {crashed} of {played} trial episodes: {first_error}"
-            )
         report_trial(self.config, reply.trial, name, max_turn)
         if max_turn > 1:
             self._warn_where_no_second_turn_fits(name, reply.trial.first_reply)
+
+    def _check_crashes(self, source: str, trial: Trial) -> Iterator[str]:
+        """Yields that an environment crashed whenever it was played; warns where it did at times.
+
+        Unreadable answers may end an episode before it comes to what crashes the others.
+        """
+        crashed = sum(outcome.crashes for outcome in trial.outcomes.values())
+        if not crashed:
+            return
+        played = sum(outcome.episodes for outcome in trial.outcomes.values())
+        errors = [outcome.error for outcome in trial.outcomes.values() if outcome.error]
+        of_play = [outcome for player, outcome in trial.outcomes.items() if player != "garbage"]
+        always = all(outcome.crashes == outcome.episodes for outcome in of_play)
+        how_many = f"all {played}" if crashed == played else f"{crashed} of {played}"
+        if not always or self.config.agent.max_failure_rate == 1:
+            logger.warning(
+                f"environment {source} crashed in {how_many} trial episodes: {errors[0]}"
+            )
+            return
+        which = "" if crashed == played else ", in all that began with a random answer"
+        yield (
+            f"environment {source} crashed in {how_many} trial episodes{which} (what it cannot "
+            "read it must answer, not raise; agent.max_failure_rate=1 trains all the same): "
+            f"{errors[0]}"
+        )
 
     def _warn_where_no_second_turn_fits(self, name: str, observation: list[Message]) -> None:
         """Warns where what answers the first action is as long as a whole response may be."""
@@ -152,6 +183,37 @@ class _EnvironmentTrial:
                 f"{name}: no second turn fits: an observation has about {length} tokens, and "
                 f"data.max_response_length={longest} is for all turns and observations together"
             )
+
+    def _advice(self, reply: StepReply) -> str:
+        """Returns what to do about a call that did not end; "" of any other reply."""
+        if reply.failure != "env_timeout":
+            return ""
+        return (
+            "; mend what does not end there, or where a call may take so long raise "
+            f"agent.step_timeout_s={self.config.agent.step_timeout_s}"
+        )
+
+    def _wait_for_reply(self, index: int, what: str) -> StepReply:
+        """Waits for the reply to the one call that was made; says so once where that takes long.
+
+        Args:
+            index: the environment's, and the key of its episode.
+            what: is waited for.
+        """
+        is_said = False
+
+        def say_where_long(waited_s: float) -> None:
+            nonlocal is_said
+            if waited_s <= LONG_S or is_said:
+                return
+            is_said = True
+            line = self.pool.line_of(index)
+            logger.warning(
+                f"{what} takes long: {waited_s:.0f} s so far{line and ', now in '}{line}; a "
+                f"call may take agent.step_timeout_s={self.config.agent.step_timeout_s}"
+            )
+
+        return self.pool.wait_for_reply(say_where_long)
 
 
 def report_trial(config: PPOConfig, trial: Trial, name: str, max_turn: int) -> None:

@@ -49,8 +49,8 @@ def test_the_table_has_means_of_the_first_steps_and_of_the_last(tmp_path):
         line.split("  ")[0]: line.split()
         for line in write_report(write_run(tmp_path, records)).splitlines()
     }
-    # (0.1 + 0.2 + 2 + 0.4 + 0.5) / 5 and the mean of 0.5 … 0.9
-    assert lines["reward"][1:] == ["0.64", "0.7"]
+    # (0.1 + 0.2 + 2 + 0.4) / 4 and the mean of 0.6 … 0.9: no step counts in both.
+    assert lines["reward"][1:] == ["0.675", "0.75"]
     assert lines["time per step, s"][4:] == ["10", "10"]
     assert "KL to the reference, nats" not in lines
 
@@ -64,10 +64,22 @@ def test_picture_is_written(tmp_path):
 
 def test_a_run_of_one_step_with_nothing_but_a_reward_works(tmp_path):
     table = write_report(write_run(tmp_path, [{"step": 1, "critic/score/mean": 0.5}]))
-    assert (
-        table.splitlines()[-1].split() == ["reward", "0.5", "0.5"]
-        and (tmp_path / "report.png").exists()
-    )
+    assert [line.split() for line in table.splitlines()] == [["step", "1"], ["reward", "0.5"]] and (
+        tmp_path / "report.png"
+    ).exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "columns", "reward"),
+    [
+        (2, "first step last step", ["0.1", "0.2"]),
+        (5, "first 2 steps last 2 steps", ["0.15", "0.45"]),
+        (12, "first 5 steps last 5 steps", ["0.3", "1"]),
+    ],
+)
+def test_the_columns_of_a_short_run_are_not_the_same_steps(tmp_path, count, columns, reward):
+    header, row, *_ = write_report(write_run(tmp_path, steps(count))).splitlines()
+    assert header.split() == columns.split() and row.split()[1:] == reward
 
 
 def test_missing_file_and_missing_metric_say_what_there_is(tmp_path):

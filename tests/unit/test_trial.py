@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,12 @@ from custom.agent import Agent, AgentSpec
 from custom.env import BaseEnvironment
 from custom.env_factory import make_environment
 from custom.trial import GARBAGE, Trial, play_trial
+from data.watchdog import ATTEMPT
+from training import environment_trial
 from training.config import AgentConfig, DataConfig, PPOConfig
+from training.config.loader import ConfigError
 from training.environment_trial import report_trial, try_agents
+from workers.environments import pool
 
 
 class Marathon(BaseEnvironment):
@@ -220,6 +226,82 @@ def test_crashes_in_a_part_of_the_trial_are_counted(
 ) -> None:
     (warning,) = tried(caplog, tiny_game, Choosy)
     assert warning.startswith("environment Choosy crashed in 1 of 4 trial episodes: KeyError")
+
+
+class Hanging(BaseEnvironment):
+    """Never answers."""
+
+    def reset(self, seed: int | None = None) -> str:
+        return "hello"
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        while True:
+            time.sleep(0.01)
+
+
+def trial_problems(
+    game: Path, environment: type | str, monkeypatch: pytest.MonkeyPatch, **agent: Any
+) -> list[str]:
+    """Returns why a run with an environment may not begin; a trial may take half a second."""
+    monkeypatch.setattr(pool, "MAX_TRIAL_S", 0.25)
+    monkeypatch.setattr(environment_trial, "LONG_S", 0.2)
+    monkeypatch.setattr(environment_trial, "POLL_S", 0.1)
+    settings = AgentConfig(max_turn=4, trial_episodes=1, step_timeout_s=0.25, **agent)
+    tokenizer = AutoTokenizer.from_pretrained(game / "model")
+    try:
+        try_agents(PPOConfig(agent=settings), [AgentSpec(environment)], tokenizer)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def test_a_trial_that_hangs_is_a_problem_that_names_file_line_and_setting(
+    caplog: pytest.LogCaptureFixture,
+    tiny_game: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "lift.py"
+    file.write_text(
+        "import time\nfrom custom.env import BaseEnvironment\n\n\n"
+        "class Lift(BaseEnvironment):\n    def reset(self, seed=None):\n        return 'hello'\n\n"
+        "    def step(self, action):\n        while True:\n            time.sleep(0.01)\n"
+    )
+    (problem,) = trial_problems(tiny_game, f"{file}:Lift", monkeypatch)
+    assert problem.startswith(f"environment {file}:Lift hung in its trial: trial was still running")
+    assert re.search(rf"in {file}:1[01]; .*agent.step_timeout_s=0.25; agent.trial_episodes=0", problem)
+    assert re.search(rf"the trial of environment {file}:Lift takes long: .*{file}:1[01]", caplog.text)
+
+
+@pytest.mark.parametrize("tolerated", ["by its rate", "when started again"])
+def test_a_trial_that_hangs_may_be_a_warning(
+    tolerated: str,
+    caplog: pytest.LogCaptureFixture,
+    tiny_game: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rate = 1.0 if tolerated == "by its rate" else 0.5
+    if tolerated == "when started again":
+        monkeypatch.setenv(ATTEMPT, "2")
+    assert trial_problems(tiny_game, Hanging, monkeypatch, max_failure_rate=rate) == []
+    assert "environment Hanging hung in its trial" in caplog.text
+
+
+def test_an_environment_that_crashes_whenever_it_is_played_is_a_problem(
+    tiny_game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Marathon):
+        def step(self, action: str) -> tuple[Any, ...]:
+            if action not in ("left", "right"):
+                return "left or right?", 0.0, True, {}
+            raise NameError("txt")
+
+    (problem,) = trial_problems(tiny_game, Broken, monkeypatch)
+    assert problem.startswith(
+        "environment Broken crashed in 3 of 4 trial episodes, in all that began with a random "
+        "answer (what it cannot read it must answer, not raise; agent.max_failure_rate=1 trains "
+        "all the same): NameError: txt\n"
+    )
 
 
 def test_an_observation_that_leaves_no_room_for_a_second_turn_is_named(

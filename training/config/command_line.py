@@ -15,7 +15,8 @@ USAGE = """\
     python main.py --config-path DIR --config-name NAME key=value ...
     +key=value, ++key=value   the same as key=value
     ~key         back to the default
-    --explain    print every value, its source and its reader
+    --explain    print the values that were given, with their source, and what follows from them
+    --explain-all   print every value, its source and its reader
     --plan       print the memory that the run would take, phase by phase; loads no model
     --debug      show the traceback of an error
     -h, --help   print every key with its documentation
@@ -40,7 +41,8 @@ class CommandLine:
     Attributes:
         file: the YAML file, absolute; None where none is named.
         overrides: of keys, in their order.
-        explain: whether --explain is among the words.
+        explain: whether --explain is among the words, or --explain-all.
+        explain_all: whether --explain-all is.
         problems: words that mean nothing.
         file_problems: why no file can be read; the values in it are then missing.
     """
@@ -48,6 +50,7 @@ class CommandLine:
     file: Path | None
     overrides: list[Override]
     explain: bool
+    explain_all: bool
     problems: list[str]
     file_problems: list[str]
 
@@ -63,6 +66,7 @@ def read_command_line(argv: list[str]) -> CommandLine:
     parser.add_argument("--config-path", nargs="?", const="")
     parser.add_argument("--config-name", nargs="?", const="")
     parser.add_argument("--explain", action="store_true")
+    parser.add_argument("--explain-all", action="store_true")
     parser.add_argument("words", nargs="*")
     options, unknown = parser.parse_known_intermixed_args(argv)
     overrides = [word for word in options.words if _is_override(word)]
@@ -83,7 +87,8 @@ def read_command_line(argv: list[str]) -> CommandLine:
     return CommandLine(
         file=file,
         overrides=[_override(word) for word in overrides],
-        explain=options.explain,
+        explain=options.explain or options.explain_all,
+        explain_all=options.explain_all,
         problems=[f"{word!r} is no option (see --help)" for word in unknown],
         file_problems=file_problems,
     )

@@ -1,4 +1,4 @@
-"""Writes what `--explain` prints: every value with its source and its reader, sizes, and the bias.
+"""Writes what `--explain` prints: values with their source, sizes, and the bias.
 
 The reader of a setting is the file whose code reads an attribute of its name, `….entropy_coeff`,
 from something that is called as its section is. It is found in the source whenever it is asked for,
@@ -32,19 +32,22 @@ ONLOOKERS = (
 )
 # What a section may be called, beside its own name, where its settings are read.
 WORDS_OF_ANY_SECTION = {"config", "cfg", "settings", "spec", "choice", "own", "given", "self"}
+# In the list of the values that were given, in characters.
+MAX_VALUE_WIDTH = 32
 # By the name of an attribute: the files that read one, and what it is an attribute of in each.
 Reads = dict[str, dict[str, set[str]]]
 
 
 def explain_run(loaded: "LoadedConfig") -> str:
-    """Lists every value and what became of verl's keys, and what follows: sizes and the bias.
+    """Lists values, what became of verl's keys, and what follows: sizes and the bias.
 
-    The last line tells what the checks left out, if anything.
+    The values are those that were given; with --explain-all every one, and its reader. The last
+    line tells what the checks left out, if anything.
 
     Raises:
         ValueError: batch sizes do not divide.
     """
-    parts = [explain(loaded), sizes(loaded.config)]
+    parts = [explain_values(loaded), "", sizes(loaded.config)]
     bias = bias_line(loaded.config)
     if bias is not None:
         parts.append(bias)
@@ -53,18 +56,40 @@ def explain_run(loaded: "LoadedConfig") -> str:
     return "\n".join(parts)
 
 
-def explain(loaded: "LoadedConfig") -> str:
-    """Lists every value with where it came from and the file that reads it, one per line.
+def explain_values(loaded: "LoadedConfig") -> str:
+    """Lists the values that were asked for, given or all, and what became of verl's keys."""
+    values = explain(loaded) if loaded.explain_all else explain_given(loaded)
+    return "\n".join([values, *loaded.notes])
 
-    Below them stands what became of verl's keys.
-    """
+
+def explain_given(loaded: "LoadedConfig") -> str:
+    """Lists the values that a YAML or the command line gives, with their source."""
+    given = {
+        key: as_text(leaf.value)
+        for key, leaf in leaves(loaded.config)
+        if loaded.sources[key] != "default"
+    }
+    key_width = max(map(len, given), default=0)
+    # Of long values, as texts, the sources do not stand below each other.
+    value_width = min(max(map(len, given.values()), default=0), MAX_VALUE_WIDTH)
+    lines = [
+        f"{key:<{key_width}}  {value:<{value_width}}  {loaded.sources[key]}"
+        for key, value in given.items()
+    ]
+    others = len(loaded.sources) - len(given)
+    lines.append(f"{others} other settings are at their defaults: --explain-all lists them too")
+    return "\n".join(lines)
+
+
+def explain(loaded: "LoadedConfig") -> str:
+    """Lists every value with where it came from and the file that reads it, one per line."""
     reads = attribute_reads()
     lines = []
     for key, leaf in leaves(loaded.config):
         value = as_text(leaf.value)
         source = loaded.sources[key]
         lines.append(f"{key:<66} {value:<28} {source:<14} {reader(key, reads)}")
-    return "\n".join([*lines, *loaded.notes])
+    return "\n".join(lines)
 
 
 def attribute_reads() -> Reads:

@@ -20,6 +20,7 @@ from data.names import did_you_mean, same_words
 from training.config.command_line import Override
 from training.config.leaves import Leaf, leaves
 from training.config.schema.ppo import PPOConfig
+from training.config.section import PROJECT_ROOT, located
 from training.config.values import parse
 from training.config.verl_keys import (
     NULL_MEANS_NOTHING,
@@ -137,7 +138,7 @@ class Layers:
         parents = []
         extended = tree.pop("extends", None)
         if extended is not None:
-            parents.append((path.parent / str(extended)).resolve())
+            parents.append(_find_parent(path, str(extended)))
         names = tree.pop("defaults", None) or []
         for place, name in enumerate(names):
             parent = path.parent / f"{name}.yaml"
@@ -385,6 +386,15 @@ def _names_one_of(problem: str, keys: set[str]) -> bool:
     return any(f".{key}".endswith(endings) for key in keys)
 
 
+def _find_parent(child: Path, extended: str) -> Path:
+    """Finds the file that a YAML extends: beside it, or else where other paths are looked for."""
+    beside = child.parent / extended
+    if beside.exists():
+        return beside.resolve()
+    elsewhere = Path(located(extended))
+    return elsewhere.resolve() if elsewhere.exists() else beside.resolve()
+
+
 def _describe_missing_file(path: Path) -> str:
     """Explains that a YAML file, or a folder on the way to it, is not there, and what is."""
     missing = next(place for place in (path, *path.parents) if place.parent.is_dir())
@@ -400,6 +410,8 @@ def _describe_missing_file(path: Path) -> str:
     if len(names) > MAX_NAMES_SHOWN:
         shown.append("…")
     hint = did_you_mean(missing.name, names)
+    if not hint and (PROJECT_ROOT / "configs" / path.name).is_file():
+        hint = f" Did you mean 'configs/{path.name}' of the project?"
     return f"{path} does not exist; {kind} in {folder}: {', '.join(shown) or 'none'}.{hint}"
 
 

@@ -37,7 +37,8 @@ class LoadedConfig:
     Attributes:
         config: all settings.
         sources: for each dotted key "default", the name of a YAML file, or "command line".
-        explain: whether the command line asks for --explain.
+        explain: whether the command line asks for --explain, or --explain-all.
+        explain_all: whether it asks for --explain-all.
         notes: what became of verl's keys, where those were too many to be logged one by one.
         unchecked: a sentence of what the checks left out, for --explain to end with.
     """
@@ -45,6 +46,7 @@ class LoadedConfig:
     config: PPOConfig
     sources: dict[str, str]
     explain: bool = False
+    explain_all: bool = False
     unchecked: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -98,7 +100,12 @@ def load_config(argv: list[str], *, check: bool = True) -> LoadedConfig:
     if check and command_line.explain:
         unchecked = describe_unasked_engine(config)
     loaded = LoadedConfig(
-        config, layers.sources(), command_line.explain, unchecked, notes=tuple(notes)
+        config,
+        layers.sources(),
+        explain=command_line.explain,
+        explain_all=command_line.explain_all,
+        unchecked=unchecked,
+        notes=tuple(notes),
     )
     _raise_problems(layers, loaded)
     return loaded

@@ -63,10 +63,15 @@ class Attempts:
 
 
 class FailureWatch:
-    """Ends a run whose environments fail in more than `limit` of the attempts of three steps."""
+    """Ends a run whose environments fail in more than `limit` of the attempts of three steps.
 
-    def __init__(self, limit: float) -> None:
+    Args:
+        sources: what errors call each environment.
+    """
+
+    def __init__(self, limit: float, sources: Sequence[str] = ()) -> None:
         self.limit = limit
+        self.sources = sources
         self._steps: deque[Attempts] = deque(maxlen=WATCHED_STEPS)
 
     def check(self, episodes: Sequence[EpisodeFacts]) -> None:
@@ -78,11 +83,24 @@ class FailureWatch:
         all_tried = sum(step.tried for step in self._steps)
         all_failed = sum(step.failed for step in self._steps)
         if len(self._steps) == WATCHED_STEPS and all_failed > self.limit * all_tried:
-            error = next((episode["error"] for episode in episodes if episode["error"]), "")
             raise EnvironmentsFail(
                 f"{all_failed} of {all_tried} attempts of the last three steps failed, above "
-                f"agent.max_failure_rate={self.limit:g}; the first of this step: {error}"
+                f"agent.max_failure_rate={self.limit:g}; the first of this step: "
+                f"{self._first_error(episodes)}"
             )
+
+    def _first_error(self, episodes: Sequence[EpisodeFacts]) -> str:
+        """Describes a step's first error: in which environment, what, and a deadline's key."""
+        first = next((episode for episode in episodes if episode["error"]), None)
+        if first is None:
+            return ""
+        error = str(first["error"])
+        if first["ending"] == "env_timeout":
+            error += "; deadlines are agent.step_timeout_s and agent.episode_timeout_s"
+        number = first["environment"]
+        if number >= len(self.sources):
+            return error
+        return f"environment {self.sources[number]}: {error}"
 
 
 def count_crashes(episode: EpisodeFacts) -> int:

@@ -11,7 +11,9 @@ checkpoints stay.
 
 import logging
 import math
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +22,7 @@ from pathlib import Path
 from threading import Thread
 
 from training.config.schema.trainer import TrainerConfig
+from training.config.section import PROJECT_ROOT
 from training.run.checkpoint_contents import (
     MANIFEST,
     DriverSnapshot,
@@ -33,6 +36,7 @@ from training.run.checkpoint_names import (
     make_temporary,
     start_checkpoint,
 )
+from training.run.files import from_here
 from training.run.worker_group_protocol import TrainedGroup
 
 logger = logging.getLogger(__name__)
@@ -188,9 +192,14 @@ class CheckpointSaver:
             self.begin(snapshot)
         self.close()
         if self.step:
+            command = [
+                from_here(Path(sys.executable)),
+                from_here(PROJECT_ROOT / "main.py"),
+                str(self.run_dir / "config.yaml"),
+                "trainer.resume_mode=auto",
+            ]
             logger.warning(
-                f"saved step {self.step} in {self.run_dir}; it goes on with: "
-                f"python main.py {self.run_dir}/config.yaml trainer.resume_mode=auto"
+                f"saved step {self.step} in {self.run_dir}; it goes on with: {shlex.join(command)}"
             )
 
     def load_groups(self, checkpoint: Path) -> None:

@@ -35,6 +35,13 @@ def force_to_disk(written: Path, *, below: bool = True) -> None:
             os.close(handle)
 
 
+def from_here(path: Path) -> str:
+    """Returns a path as a command that is given here may name it: short where it lies below."""
+    absolute = path.absolute()
+    here = Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Names the file in an error of the block that names none, as that of a full disk."""

@@ -24,7 +24,7 @@ TABLE_ROWS = {
     "throughput, tokens/s": "perf/throughput",
     "time per step, s": "timing_s/step",
 }
-# So many steps are averaged.
+# So many steps are averaged, and at most half of them all in the table.
 WINDOW = 5
 # So many validation rewards are drawn at most.
 MOST_VALIDATION_CURVES = 3
@@ -53,14 +53,25 @@ def write_report(run_dir: str | Path) -> str:
         names = ", ".join(sorted(metrics)) or "nothing"
         raise ValueError(f"metrics.jsonl has no {REWARD_KEY!r}; it has: {names}")
     _draw(metrics, Path(run_dir))
+    return _make_table(metrics).to_string(float_format="{:.4g}".format)
+
+
+def _make_table(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Averages the first steps and the last; no step is in both, but where there is only one."""
+    rewarded = metrics[REWARD_KEY].dropna()
+    window = max(1, min(WINDOW, len(rewarded) // 2))
+    columns = ["first step", "last step"]
+    if window > 1:
+        columns = [f"first {window} steps", f"last {window} steps"]
     rows = {}
     for label, key in TABLE_ROWS.items():
         if key in metrics:
             values = metrics[key].dropna()
-            rows[label] = (values[:WINDOW].mean(), values[-WINDOW:].mean())
-    columns = [f"first {WINDOW} steps", f"last {WINDOW} steps"]
+            rows[label] = (values[:window].mean(), values[-window:].mean())
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
-    return table.to_string(float_format="{:.4g}".format)
+    if len(rewarded) == 1:
+        table = table[columns[1:]].set_axis([f"step {rewarded.index[0]}"], axis="columns")
+    return table
 
 
 def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:

@@ -1,12 +1,14 @@
 """What the pool knows of a call on its way, and of the slot whose env worker makes it."""
 
 import math
+import sys
 import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
+from data.loading import is_users_file
 from workers.environments.reply import Call, StepReply
 from workers.environments.workers import EnvWorker
 
@@ -59,3 +61,13 @@ class PendingCall:
     begun_at: float = 0.0
     look_at: float = math.inf
     is_new: bool = True
+
+
+def users_line(thread: threading.Thread) -> str:
+    """Returns FILE:LINE of the innermost line of a user's that a thread is in; "": of none."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if is_users_file(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -35,7 +35,7 @@ from custom.env import Task
 from custom.env_calls import Abandoned
 from custom.trial import MAX_TRIAL_S
 from workers.environments.calls import Answer as Answer
-from workers.environments.calls import PendingCall, Slot
+from workers.environments.calls import PendingCall, Slot, users_line
 from workers.environments.fork_server import ForkServer
 from workers.environments.reply import Call, StepReply, WorkerLost, crashed, held_up, overdue
 from workers.environments.workers import Isolation, make_worker, pickled
@@ -194,6 +194,13 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         """Lets an agent play some episodes by itself (custom/agent.py); needs no `finish`."""
         self._begin_episode(key, spec_index, "trial", (seed, episodes, max_turn, task))
 
+    def line_of(self, key: Hashable) -> str:
+        """Returns FILE:LINE of the user's line that an episode's call is in; "" in processes."""
+        slot = self._episodes.get(key)
+        if slot is None or self.isolation != "thread":
+            return ""
+        return users_line(slot.thread)
+
     def step(self, key: Hashable, text: str) -> None:
         """Sends the policy's response."""
         self._submit(self._episodes[key], key, "step", (text,))
@@ -211,13 +218,20 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
                 replies.append(self._replies.get(block, timeout))
         return replies
 
-    def wait_for_reply(self) -> StepReply:
-        """Waits for the reply to the one call that was made."""
+    def wait_for_reply(self, on_wait: Callable[[float], None] | None = None) -> StepReply:
+        """Waits for the reply to the one call that was made.
+
+        Args:
+            on_wait: is told now and then for how many seconds it has been waited for.
+        """
+        begun_at = time.monotonic()
         while True:
             answers = self.poll(POLL_S)
             if answers:
                 _, reply = answers[0]
                 return reply
+            if on_wait is not None:
+                on_wait(time.monotonic() - begun_at)
 
     def shutdown(self) -> None:
         """Closes every environment, all at once, and kills what does not close in time."""
@@ -420,7 +434,9 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
         ran = call.slot.worker.ran()
         left = call.limit + GRACE_S - ran
         if left <= 0:
-            self._answer(call, overdue(call.kind, wall))
+            # In another process nothing is seen of it.
+            line = users_line(call.slot.thread) if self.isolation == "thread" else ""
+            self._answer(call, overdue(call.kind, wall, line))
             return
         if wall_left <= 0:
             self._answer(call, held_up(call.kind, wall, ran, call.limit))
@@ -459,6 +475,11 @@ class EnvironmentPool(contextlib.AbstractContextManager["EnvironmentPool", None]
             with self._lock:
                 if slot.call is call:
                     self._answer(call, reply)
+
+
+def environment_source(source: Any) -> str:
+    """Returns where an environment comes from, for errors: FILE.py:CLASS, or its name."""
+    return source if isinstance(source, str) else environment_name(source)
 
 
 def environment_name(source: Any) -> str:

@@ -80,11 +80,12 @@ def crashed(error: str, seconds: float = 0.0) -> StepReply:
     return StepReply(failure="env_crash", error=error[:MAX_ERROR_CHARS], seconds=seconds)
 
 
-def overdue(kind: Call, seconds: float) -> StepReply:
-    """Makes the reply of a call that ran beyond its deadline."""
+def overdue(kind: Call, seconds: float, line: str = "") -> StepReply:
+    """Makes the reply of a call that ran beyond its deadline; `line` is the one that it was in."""
+    where = f", in {line}" if line else ""
     return StepReply(
         failure="env_timeout",
-        error=f"{kind} was still running at its deadline, after {seconds:.3g} s",
+        error=f"{kind} was still running at its deadline, after {seconds:.3g} s{where}",
         seconds=seconds,
     )
 

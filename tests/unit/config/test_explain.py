@@ -12,7 +12,7 @@ import transformers
 
 from tests.conftest import PROJECT
 from training.config import PPOConfig
-from training.config.explain import explain
+from training.config.explain import explain, explain_run
 from training.config.leaves import leaves
 from training.config.loader import ConfigError, load_config
 from training.config.reference import reference_yaml
@@ -29,6 +29,22 @@ def test_explain_says_where_each_value_came_from(tmp_path: Path) -> None:
     assert lines["trainer.logger"][:3] == ["[file]", "command", "line"]
     assert lines["critic.optim.lr"] == ["1e-05", "default", "workers/model/optimizer.py"]
     assert len(lines) == len(list(leaves(PPOConfig())))
+
+
+def test_explain_shows_first_what_was_given_and_counts_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("data: {seed: 5, train_batch_size: 1024}\n")
+    argv = [str(tmp_path / "run.yaml"), "trainer.logger=[file]"]
+    lines = explain_run(load_config([*argv, "--explain"], check=False)).splitlines()
+    others = len(list(leaves(PPOConfig()))) - 3
+    assert [line.split() for line in lines[:5]] == [
+        ["data.train_batch_size", "1024", "run.yaml"],
+        ["data.seed", "5", "run.yaml"],
+        ["trainer.logger", "[file]", "command", "line"],
+        f"{others} other settings are at their defaults: --explain-all lists them too".split(),
+        [],
+    ]
+    every = explain_run(load_config([*argv, "--explain-all"], check=False)).splitlines()
+    assert len(every) == len(lines) - 4 + others + 3
 
 
 def test_explain_asks_no_hub(

@@ -65,6 +65,22 @@ def test_a_missing_file_is_named(
     )
 
 
+def test_a_misspelt_file_is_named_with_the_nearest_that_is_there(
+    runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "games").mkdir()
+    (tmp_path / "games/lift.py").touch()
+    for given in ("games/lfit.py", "game/lift.py"):
+        (problem,) = checked(runnable, f"custom_algorithm={given}")
+        assert problem == (
+            f"custom_algorithm={given} is not a file (seen from {tmp_path}); did you mean "
+            "'games/lift.py'?"
+        )
+    absolute = f"custom_algorithm={tmp_path}/games/lfit.py"
+    assert checked(runnable, absolute)[0].endswith(f"; did you mean '{tmp_path}/games/lift.py'?")
+
+
 @pytest.mark.parametrize(
     ("name", "key", "program"),
     [

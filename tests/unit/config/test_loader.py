@@ -295,6 +295,27 @@ def test_a_bad_yaml_is_explained_and_what_it_left_out_is_not_called_missing(
     assert problem.replace("{0}", str(tmp_path)) in found
 
 
+def test_what_a_yaml_extends_is_beside_it_or_where_other_paths_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    run = tmp_path / "mine/run.yaml"
+    run.write_text("extends: configs/quickstart.yaml\n")
+    assert load(str(run)).trainer.project_name == "quickstart"
+    (tmp_path / "mine/configs").mkdir()
+    (tmp_path / "mine/configs/quickstart.yaml").write_text("data: {seed: 77}\n")
+    assert load(str(run)).data.seed == 77
+    run.write_text("extends: agent.yaml\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config([str(run)])
+    (problem,) = caught.value.problems
+    assert problem == (
+        f"{tmp_path}/mine/agent.yaml does not exist; YAML files in {tmp_path}/mine: run.yaml. Did "
+        "you mean 'configs/agent.yaml' of the project?"
+    )
+
+
 def test_inputs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = load(

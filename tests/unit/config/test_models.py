@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from tests.unit.config.helpers import (
     ROLLOUT,
@@ -68,15 +69,37 @@ def test_a_missing_model_is_named(
     (problem,) = checked(runnable, "critic.model.path=./gone/model")
     assert (
         problem
-        == f"critic.model.path=./gone/model: is not a folder (seen from {tmp_path}) and cannot be "
+        == f"critic.model.path=./gone/model is not a folder (seen from {tmp_path}) and cannot be "
         "a hub name"
     )
     # No hub is asked for what is misspelt in a folder that is there.
     (problem,) = checked(runnable, "critic.model.path=empty/modle")
     assert (
         problem
-        == f"critic.model.path=empty/modle: is not a folder (seen from {tmp_path}) and cannot be "
+        == f"critic.model.path=empty/modle is not a folder (seen from {tmp_path}) and cannot be "
         "a hub name"
+    )
+    (tmp_path / "empty/model").mkdir()
+    (problem,) = checked(runnable, "critic.model.path=empty/modle")
+    assert problem.endswith("cannot be a hub name; did you mean 'empty/model'?")
+
+
+def test_a_name_that_the_hub_lacks_is_first_of_all_no_folder(
+    runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a path of one slash is meant, nobody thinks of a hub."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets/tiny").mkdir(parents=True)
+
+    def ask_hub(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        raise OSError(f"{path} is not a local folder and is not a valid model identifier")
+
+    monkeypatch.setattr(transformers.PretrainedConfig, "get_config_dict", ask_hub)
+    (problem,) = checked(runnable, "critic.model.path=net/tiny")
+    assert problem == (
+        f"critic.model.path=net/tiny is not a folder (seen from {tmp_path}), nor is it found on "
+        "the hub (net/tiny is not a local folder and is not a valid model identifier); did you "
+        "mean 'nets/tiny'?"
     )
 
 
@@ -96,7 +119,8 @@ def test_a_hub_model_is_asked_for_its_context_and_its_failure_is_a_problem(
     assert check_config(config) == [
         "data.max_prompt_length + data.max_response_length = 1024 tokens, but "
         "actor_rollout_ref.model.path=org/name reads at most 512",
-        "critic.model.path=org/other: no connection",
+        f"critic.model.path=org/other is not a folder (seen from {Path.cwd()}), nor is it found on "
+        "the hub (no connection)",
     ]
     assert asked == ["org/name", "org/other"]
 

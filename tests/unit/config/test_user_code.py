@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from data.loading import load_extern_object
 from tests.unit.config.helpers import assert_refused, checked, warned
 
 
@@ -49,9 +50,57 @@ def test_a_file_that_cannot_be_loaded_is_a_problem(
     wanted = (
         f"{key}={tmp_path / 'mine.py'} cannot be loaded: {reason}; mend the file, or take it out"
     )
+    if "ModuleNotFoundError" in reason:
+        wanted = wanted.replace(
+            "mend the file, or take it out",
+            "install it, or, where it is a file of yours, put that beside this one or start the "
+            "run with PYTHONPATH=FOLDER, the folder that it is in",
+        )
     assert wanted in found
     # Whether the estimator exists is known only where custom_algorithm has run.
     assert len(found) == (2 if key == "custom_reward_function.path" else 1)
+
+
+def test_modules_beside_a_users_file_are_found_also_later(
+    runnable: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "beside_one.py").write_text("SCORE = 2.0\n")
+    (tmp_path / "beside_two.py").write_text("SCORE = 3.0\n")
+    (tmp_path / "score.py").write_text(
+        "from beside_one import SCORE\n\n\n"
+        "def compute_score(**_):\n    import beside_two\n\n    return SCORE + beside_two.SCORE\n"
+    )
+    path = str(tmp_path / "score.py")
+    assert checked(runnable, f"custom_reward_function.path={path}") == []
+    assert load_extern_object(path, "compute_score")() == 5.0
+
+
+def test_a_fault_in_a_module_beside_a_users_file_has_that_ones_line(
+    runnable: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "beside_faulty.py").write_text("import math\n\nmath.sqrt(-1)\n")
+    (tmp_path / "mine.py").write_text("import beside_faulty\n")
+    (problem, *_) = checked(runnable, f"custom_algorithm={tmp_path / 'mine.py'}")
+    assert f"ValueError in {tmp_path / 'beside_faulty.py'}, line 3: " in problem
+
+
+def test_a_fault_in_the_file_of_a_tool_has_its_line_where_a_yaml_names_the_tool(
+    runnable: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "scale.py").write_text("class Scale:\n    x = {}['schema']\n")
+    (tmp_path / "tools.yaml").write_text(
+        f"tools:\n- class_name: {tmp_path}/scale.py:Scale\n  config: {{}}\n"
+        "  tool_schema: {type: function, function: {name: scale}}\n"
+    )
+    found = checked(
+        runnable,
+        f"agent.tools=[{tmp_path / 'tools.yaml'}]",
+        "agent.environment.name=custom.envs.tool_arithmetic:ToolArithmetic",
+    )
+    assert any(
+        f"cannot be loaded: KeyError in {tmp_path / 'scale.py'}, line 2: 'schema'" in text
+        for text in found
+    ), found
 
 
 def test_a_file_must_be_python_and_hold_what_is_named(runnable: list[str], tmp_path: Path) -> None:

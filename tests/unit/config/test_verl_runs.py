@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import PROJECT
 from tests.unit.config.helpers import ACTOR, ROLLOUT, checked, load, problems_of
 from training.config import AlgoConfig
-from training.config.explain import explain
+from training.config.explain import explain_values
 from training.config.loader import ConfigError, load_config
 
 ASYNCHRONOUS = [
@@ -107,7 +107,7 @@ def test_the_list_of_verls_keys_stands_under_explain_with_errors_too() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([*many, "data.seed=x", "--explain"])
     assert caught.value.loaded is not None
-    assert "profiler.key8=1 (command line) has no effect here" in explain(caught.value.loaded)
+    assert "profiler.key8=1 (command line) has no effect here" in explain_values(caught.value.loaded)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Checks the environments and tools that a configuration names; makes none of them."""
 
+import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from custom.env_factory import ENVIRONMENT_NAMES, LIBRARIES, taker_of
 from data.loading import load_object
@@ -67,12 +69,30 @@ def _check_environment_object(
     kwargs = dict(environment.kwargs)
     if environment.prompt_template is not None:
         kwargs["prompt_template"] = environment.prompt_template
-    if failures or not kwargs:
+    if failures:
         return
     make = load_object(source, "environment")
-    if callable(make):
-        for refusal in value_errors(taker_of, make, kwargs):
-            yield f"{key}.kwargs: {refusal}"
+    if not callable(make):
+        return
+    if not kwargs:
+        yield from _check_needs_no_arguments(key, make)
+        return
+    for refusal in value_errors(taker_of, make, kwargs):
+        yield f"{key}.kwargs: {refusal}"
+
+
+def _check_needs_no_arguments(key: str, make: Callable[..., Any]) -> Iterator[str]:
+    """Requires that an environment can be made without arguments."""
+    try:
+        signature = inspect.signature(make)
+    except ValueError:
+        # What is written in C may have none.
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        name = getattr(make, "__name__", type(make).__name__)
+        yield f"{key}.kwargs is empty, and {name} takes {signature}: {error}; give it there"
 
 
 def _check_tools(config: PPOConfig) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from data.names import nearest_name
 from training.config.schema.ppo import PPOConfig
 from training.config.section import PROJECT_ROOT
 
@@ -30,9 +31,37 @@ def how_to_make(path: str) -> str:
 
 
 def missing_file(key: str, path: str) -> Iterator[str]:
-    """Yields that there is no such file, and from where it was looked for."""
+    """Yields that there is no such file, from where it was looked for, and what is there."""
     if not Path(path).is_file():
-        yield f"{key}={path} is not a file (seen from {Path.cwd()}){how_to_make(path)}"
+        fix = how_to_make(path) or nearest_in_folder(path)
+        yield f"{key}={path} is not a file (seen from {Path.cwd()}){fix}"
+
+
+def nearest_in_folder(path: str) -> str:
+    """Returns "; did you mean 'FOLDER/x'?" with the name in the path's folder that is nearest.
+
+    Where the folder itself is missing, the nearest of the folders beside it is named; "" where
+    nothing there is called alike.
+    """
+    place = Path(path).expanduser()
+    missing = place
+    while not missing.parent.is_dir():
+        missing = missing.parent
+    names = [entry.name for entry in _entries(missing.parent)]
+    nearest = nearest_name(missing.name, names)
+    if nearest is None:
+        return ""
+    # As the path was written: relative, or from its root.
+    found = missing.parent / nearest / place.relative_to(missing)
+    return f"; did you mean {str(found)!r}?"
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Lists a folder; nothing where it may not be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def unwritable_folder(key: str, folder: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.names import did_you_mean
-from training.config.resources.files import how_to_make
+from training.config.resources.files import how_to_make, nearest_in_folder
 from training.config.schema.model import CriticModelConfig
 from training.config.schema.ppo import PPOConfig
 
@@ -37,9 +37,11 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
         try:
             entries = read_model_config(path)
         except (OSError, ValueError) as error:
-            reason = str(error) or repr(error)
-            hint = "" if is_folder else how_to_make(path)
-            yield f"{key}.path={path}: {reason.splitlines()[0]}{hint}"
+            reason = (str(error) or repr(error)).splitlines()[0]
+            if is_folder:
+                yield f"{key}.path={path}: {reason}"
+            else:
+                yield f"{key}.path={path} {_missing_model(path, reason)}"
             continue
         # transformers would make an empty tokenizer; missing weights it names itself.
         if key == POLICY_KEY and is_folder and not any(Path(path).glob("tokenizer*")):
@@ -47,6 +49,25 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
         if key in trained:
             _warn_of_unknown_entries(key, trained[key], entries)
             yield from _check_fit(config, key, trained[key], entries)
+
+
+def _missing_model(path: str, reason: str) -> str:
+    """Says that a path is no folder, why the hub has none where it is asked, and what may be meant.
+
+    Args:
+        reason: of the hub, where the path could be a name there; else what is wrong with it.
+    """
+    place = f"is not a folder (seen from {Path.cwd()})"
+    fix = how_to_make(path) or nearest_in_folder(path)
+    if not _may_be_hub_name(path):
+        return f"{place} and cannot be a hub name{fix}"
+    return f"{place}, nor is it found on the hub ({reason}){fix}"
+
+
+def _may_be_hub_name(path: str) -> bool:
+    """Checks the form of a name; the hub is not asked for what a folder that is there lacks."""
+    in_a_folder = "/" in path and Path(path).parent.is_dir()
+    return HUB_NAME.fullmatch(path) is not None and not in_a_folder
 
 
 def trained_models(config: PPOConfig) -> dict[str, CriticModelConfig]:
@@ -79,8 +100,7 @@ def read_model_config(path: str) -> dict[str, Any]:
     """
     if Path(path).is_dir():
         entries = _read_local_config(Path(path, "config.json"))
-    # A hub is not asked for what is misspelt in a folder that is there.
-    elif not HUB_NAME.fullmatch(path) or ("/" in path and Path(path).parent.is_dir()):
+    elif not _may_be_hub_name(path):
         raise ValueError(f"is not a folder (seen from {Path.cwd()}) and cannot be a hub name")
     else:
         from transformers import PretrainedConfig

@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from data.loading import load_extern_object
+from data.loading import is_users_file, load_extern_object
 from data.names import did_you_mean
 from training.config.resources.files import missing_file
 from training.config.schema.ppo import PPOConfig
@@ -35,18 +35,34 @@ def loading_failure(
     except (Exception, SystemExit) as error:
         sources = [source] if isinstance(source, str) else list(source)
         files = [str(Path(re.sub(r":\w+$", "", str(s))).expanduser().resolve()) for s in sources]
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename in files]
-        if isinstance(error, ValueError) and not lines:
+        where = _place_of_fault(error, files)
+        if isinstance(error, ValueError) and not where:
             # A sentence of the loader's own, which may name the setting itself.
             key = setting.partition("=")[0]
             yield str(error) if str(error).startswith(key) else f"{setting}: {error}"
             return
-        where = f" in line {lines[-1]}" if lines else ""
-        yield (
-            f"{setting} cannot be loaded: {type(error).__name__}{where}: {error}; mend the file, "
-            "or take it out"
-        )
+        fix = "mend the file, or take it out"
+        if isinstance(error, ModuleNotFoundError):
+            fix = (
+                "install it, or, where it is a file of yours, put that beside this one or start "
+                "the run with PYTHONPATH=FOLDER, the folder that it is in"
+            )
+        yield f"{setting} cannot be loaded: {type(error).__name__}{where}: {error}; {fix}"
+
+
+def _place_of_fault(error: BaseException, files: list[str]) -> str:
+    """Says in which line of a user's file something was raised; "" where none is on the way.
+
+    Args:
+        files: those that a setting names; another one, as a module beside them, is named.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename in files or is_users_file(frame.filename)]
+    if not own:
+        return ""
+    if own[-1].filename in files:
+        return f" in line {own[-1].lineno}"
+    return f" in {own[-1].filename}, line {own[-1].lineno}"
 
 
 def value_errors(call: Callable[..., Any], *arguments: Any) -> list[str]:
