@@ -52,7 +52,7 @@ check: $(READY)  ## lint, format, types
 	$(VENV)/bin/mypy
 
 
-learn-table: $(READY)  ## trains every estimator and loss for three seeds and writes their table in docs/algorithms.md
+learn-table: $(READY)  ## trains every estimator and loss for three seeds and writes their table in docs/learning.md
 	$(PY) scripts/learn_table.py --jobs 2
 
 format: $(READY)

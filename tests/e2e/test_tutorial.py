@@ -42,7 +42,10 @@ def written(page: str, folder: Path) -> list[str]:
     lines = [
         line.strip().partition("  #")[0] for line in page.splitlines() if line.startswith("    ")
     ]
-    return [line.strip() for line in lines if line.startswith("python ")]
+    starts = ("python ", "PYTHONPATH=. python ", "OMP_NUM_THREADS=1 python ")
+    return [
+        line.strip().removeprefix("OMP_NUM_THREADS=1 ") for line in lines if line.startswith(starts)
+    ]
 
 
 @pytest.fixture

@@ -53,8 +53,8 @@ ENDINGS = {
 | STATISTIC of validation | of the N samples of a prompt, then averaged over prompts |
 |---|---|
 | `mean@N`, `std@N` | mean and standard deviation |
-| `best@k/mean`, `worst@k/mean` | expected best and worst of k draws, exact; `/std`: its deviation |
-| `maj@k/mean` | what the most frequent `pred` of k draws gets, by resampling; `/std`: its deviation |
+| `best@k/mean`, `worst@k/mean` | expected best and worst of k draws; `/std` is the deviation |
+| `maj@k/mean` | what the most frequent `pred` of k draws gets, by resampling |
 """,
     "metrics_checks.md": "",
 }
