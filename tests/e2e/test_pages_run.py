@@ -5,16 +5,20 @@ Each page's commands need the files that it shows, so that they are run together
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import PROJECT
 from tests.e2e.test_docs import run
 from tests.e2e.test_tutorial import carry_out, written
+from training.core_algos import registry
 
 README = (PROJECT / "README.md").read_text()
 REWARDS = (PROJECT / "docs/rewards.md").read_text()
@@ -76,8 +80,6 @@ def test_the_readmes_environment_trains_and_its_episodes_are_read(
 
 
 def test_every_entry_of_an_episode_is_on_its_page(game_folder: Path) -> None:
-    import json
-
     written(small(README), game_folder)
     written(small(EPISODES), game_folder)
     carry_out("python main.py count.yaml agent.episodes_dir=episodes", game_folder)
@@ -100,6 +102,21 @@ def test_the_managers_and_samplers_of_the_page_train(
         # The variable before the command is the folder that is importable here.
         words = shlex.split(command.removeprefix("PYTHONPATH=. "))
         carry_out(shlex.join([*words, *FEW_STEPS]), folder)
+
+
+def test_the_estimator_of_the_page_gives_advantages() -> None:
+    page = (PROJECT / "docs/custom_algorithm.md").read_text()
+    source = re.search(r"```python\n(.*?)```", page, re.S)
+    assert source is not None
+    names: dict[str, Any] = {}
+    exec(source[1], names)
+    registries = (registry.ADV_ESTIMATOR_REGISTRY, registry.ESTIMATOR_NEEDS)
+    for table in (*registries, registry.ESTIMATOR_SPANS, registry.ESTIMATOR_WHITENS_BATCH):
+        table.pop("centred", None)
+    rewards = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
+    mask = torch.tensor([[1, 1], [0, 1]])
+    advantages, _ = names["centred"](rewards, mask, index=["a", "a"])
+    assert advantages.tolist() == [[-1, -1], [0, 1]]
 
 
 @pytest.mark.slow
