@@ -56,6 +56,7 @@ ELSEWHERE = {
     "python examples/prepare_quickstart.py": "--help",
     "python examples/prepare_tiny_prompts.py": "--help",
     "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/e2e/test_pages_run.py",
+    "python main.py ARGS": "tests/unit/config/test_verl_keys.py",
     "python main.py configs/tiny_prompts.yaml custom_algorithm=": "tests/e2e/test_trainer.py",
     "python -m training.run.metric_names": "tests/unit/test_metric_names.py",
     "python scripts/bias_table.py": "tests/unit/test_bias.py",
@@ -65,7 +66,6 @@ ELSEWHERE = {
     "export RAY_AUTH_MODE": "tests/e2e/test_nodes.py",
     "source .venv/bin/activate": "scripts/setup_env.sh",
     "python -m sglang.launch_server": "tests/e2e/test_sglang.py",
-    "python scripts/replay.py": "tests/e2e/test_replay.py",
 }
 
 
