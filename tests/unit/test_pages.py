@@ -1,4 +1,4 @@
-"""What every page of the docs keeps to: its length, its beginning, its links and the files it names."""
+"""What every page of the docs keeps to: length, beginning, links and the files that it names."""
 
 from __future__ import annotations
 
