@@ -63,7 +63,7 @@ check: $(READY)  ## lint, format, types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-learn-table: $(READY)  ## trains every estimator and loss for three seeds and writes their table in docs/algorithms.md
+learn-table: $(READY)  ## trains every estimator and loss for three seeds and writes their table in docs/learning.md
 	$(PY) scripts/learn_table.py --jobs 2
 
 format: $(READY)  ## formats the code, and mends what ruff can

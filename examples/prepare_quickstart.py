@@ -1,4 +1,4 @@
-"""Makes what configs/quickstart.yaml trains: a tokenizer of 40 words and a two-layer Llama.
+"""Makes what configs/quickstart.yaml trains: a tokenizer of 24 words and a two-layer Llama.
 
 The Llama is warmed up on transcripts of the game. The game takes several turns: a number from 1 to
 10 is hidden, and each guess is answered by `higher` or `lower`. The transcripts are a poor

@@ -1,4 +1,4 @@
-"""Makes what configs/tiny_prompts.yaml trains: a tokenizer of 40 words, a small Llama, and prompts.
+"""Makes what configs/tiny_prompts.yaml trains: a tokenizer of 24 words, a small Llama, and prompts.
 
 The task is one turn of a guessing game: a number from 1 to 10 is hidden, the prompt says what is
 known (`above 3 below 8`), and the best guess halves what is left. The Llama of two layers is warmed

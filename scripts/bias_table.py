@@ -5,7 +5,7 @@ probabilities. Each group goes through the estimators, corrections and losses of
 float64, so that the expected gradient is exact, and not an average over samples.
 
     python scripts/bias_table.py    # scripts/bias_table.csv, which --explain reads, and the two
-                                    # short tables of docs/algorithms.md
+                                    # short tables of docs/bias.md
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from training.core_algos import (
 )
 from training.rollout_correction import correct_as
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/algorithms.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs/bias.md"
 MARKERS = ("<!-- bias-table -->", "<!-- /bias-table -->")
 # How many updates old samples are: 0 to 2.
 STALE = 3

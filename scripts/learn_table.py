@@ -2,7 +2,7 @@
 
 Each advantage estimator is trained with the vanilla loss, each policy loss with grpo, with SEEDS
 each, in the quickstart's game (smaller: three numbers, two guesses), on one thread a run, and the
-table goes into docs/algorithms.md. Finished runs are not made again (scripts/learn_runs.py); after
+table goes into docs/learning.md. Finished runs are not made again (scripts/learn_runs.py); after
 a change of the code, delete outputs/learn_table/runs.jsonl.
 
     python scripts/learn_table.py --jobs 2                     # what is missing, then the table
@@ -58,10 +58,10 @@ from scripts.learn_runs import (
     names,
 )
 
-PAGE = PROJECT / "docs/algorithms.md"
+PAGE = PROJECT / "docs/learning.md"
 BEGIN = "<!-- learn-table -->"
 END = "<!-- /learn-table -->"
-PAGE_WIDTH = 120
+PAGE_WIDTH = 100
 # Of each kind of run, the head of its table's first column.
 TITLES = {
     "estimator": "estimator, with the loss vanilla",
@@ -150,7 +150,7 @@ def table(lines: Lines) -> str:
 
 
 def write_table(lines: Lines) -> None:
-    """Puts the table between the markers of docs/algorithms.md, in the place of the one there."""
+    """Puts the table between the markers of docs/learning.md, in the place of the one there."""
     if not lines:
         raise SystemExit(f"{RUNS} has no run with today's settings")
     before, begin, rest = PAGE.read_text().partition(BEGIN)

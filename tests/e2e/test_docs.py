@@ -21,8 +21,9 @@ from tests.conftest import PROJECT
 from training.run.signals import EndingSignals
 
 DOCS = sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "docs").glob("*.md"))
-# tests/e2e/test_tutorial.py runs the tutorial, whose commands need each other.
-PAGES = ("README.md", *(page for page in DOCS if page != "docs/tutorial.md"))
+# Pages whose commands need each other are run by tests/e2e/test_tutorial.py and test_pages_run.py.
+WALKED = ("docs/tutorial.md", "docs/rewards.md", "docs/episodes.md")
+PAGES = ("README.md", *(page for page in DOCS if page not in WALKED))
 # Beginnings of indented lines that are commands, and of commands within a text.
 STARTS = (
     "python ",
@@ -56,13 +57,17 @@ ELSEWHERE = {
     "python examples/prepare_tiny_prompts.py": "--help",
     "python scripts/verl_imports.py": "tests/unit/test_verl_modules.py",
     "python main.py algorithm.adv_estimator=grpo data.train_files=": "tests/e2e/test_docs.py",
+    "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/e2e/test_pages_run.py",
+    "python main.py ARGS": "tests/unit/config/test_verl_keys.py",
+    "python main.py configs/tiny_prompts.yaml custom_algorithm=": "tests/e2e/test_trainer.py",
+    "python -m training.run.metric_names": "tests/unit/test_metric_names.py",
+    "python scripts/bias_table.py": "tests/unit/test_bias.py",
     "python main.py configs/gsm8k_grpo.yaml": "--explain",
     "python main.py configs/smollm2_arithmetic.yaml": "--explain",
     "ray ": "tests/e2e/test_nodes.py",
     "export RAY_AUTH_MODE": "tests/e2e/test_nodes.py",
     "source .venv/bin/activate": "scripts/setup_env.sh",
     "python -m sglang.launch_server": "tests/e2e/test_sglang.py",
-    "python scripts/replay.py": "tests/e2e/test_replay.py",
 }
 
 

@@ -51,7 +51,7 @@ ROOMS = (
     "setup",
     "main",
 )
-# The exceptions, which the README names: (from, to).
+# The exceptions, which docs/architecture.md names: (from, to).
 UPWARD = {
     # A config's checks ask the registries of algorithms and engines, where they run.
     ("training.config", "training.core_algos"),

@@ -31,7 +31,7 @@ def bias_line(config: PPOConfig) -> str | None:
     table = _read_table()
     combination = _combination(config, table)
     if combination not in table:
-        return f"bias: {', '.join(combination)} was not enumerated (docs/algorithms.md)"
+        return f"bias: {', '.join(combination)} was not enumerated (docs/bias.md)"
     estimator, loss, correction = combination
     mode = _column_mode(config)
     row = table[combination]
@@ -39,7 +39,7 @@ def bias_line(config: PPOConfig) -> str | None:
     corrected = "uncorrected" if correction == "old" else f"rollout correction {correction}"
     return (
         f"bias of {estimator}, {loss}, {mode}, {corrected}, on a toy MDP, groups of 4, "
-        "all else at its default (docs/algorithms.md): "
+        "all else at its default (docs/bias.md): "
         f"cosine to the policy gradient and length in lengths of it {'; '.join(cells)}"
     )
 

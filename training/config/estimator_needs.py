@@ -1,8 +1,8 @@
 """Lists what each advantage estimator reads, and which can work on a part of a batch.
 
 These are names alone, so that a configuration is judged without torch. `register_adv_est`
-(training/core_algos) enters a user's own estimator into ESTIMATOR_NEEDS; docs/algorithms.md tells
-what each input is.
+(training/core_algos) enters a user's own estimator into ESTIMATOR_NEEDS;
+docs/custom_algorithm.md tells what each input is.
 """
 
 # What an estimator may ask for beside rewards and mask.

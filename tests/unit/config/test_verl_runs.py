@@ -107,7 +107,9 @@ def test_the_list_of_verls_keys_stands_under_explain_with_errors_too() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([*many, "data.seed=x", "--explain"])
     assert caught.value.loaded is not None
-    assert "profiler.key8=1 (command line) has no effect here" in explain_values(caught.value.loaded)
+    assert "profiler.key8=1 (command line) has no effect here" in explain_values(
+        caught.value.loaded
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""What metrics mean: the table has what the code logs, and the pages are the table's."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+from training.run.alarms.catalogue import ADVICE
+from training.run.metric_names import all_metrics, find_metric, main, read_table, write_page
+
+# A metric in the code: a text with a slash behind one of these words.
+FAMILIES = "actor|critic|agent|env|tool|tool_failures|training|rollout_corr|async|canary|alarms"
+FAMILIES += "|filter_groups|perf|timing_s|timing_per_token_ms|response_length|prompt_length"
+LITERAL = re.compile(rf'f?"((?:{FAMILIES}|response|\{{prefix\}}|\{{model\}})/[^"= ]+)"')
+# What looks so and is none: names whose ending the code fills in (tests/e2e/conftest.py sees
+# those), folders, parts that are joined before anyone sees them, what only an alarm reads.
+NO_METRICS = re.compile(
+    r"[a-z_]+/x(/max|/mean)?$|perf/driver_memory_gib|critic/(advantages|returns|rewards|score|values)$|.*/$|.*\.(py|yaml|csv)$"
+    r"|training/run/alarms|training/rollout_ratio_(bin|square)|actor/gradient_alignment/"
+)
+
+
+def metrics_in_the_code() -> set[str]:
+    """Lists the metrics that the code names, with `x` for what it puts into a name."""
+    found = set()
+    for folder in ("training", "workers"):
+        for file in (PROJECT / folder).rglob("*.py"):
+            if file.name == "rank_layout.py":
+                continue  # verl's log_seqlen_unbalance, which no run of this project logs
+            for name in LITERAL.findall(file.read_text()):
+                name = re.sub(r"^\{(prefix|model)\}", "actor", name)
+                found.add(re.sub(r"\{[^}]*\}", "x", name))
+    return {name for name in found if not NO_METRICS.match(name)}
+
+
+def test_every_metric_that_the_code_names_has_a_sentence() -> None:
+    names = metrics_in_the_code()
+    assert len(names) > 80
+    assert [name for name in sorted(names) if find_metric(name) is None] == []
+    assert find_metric("actor/nothing_such") is None
+
+
+def test_every_alarm_is_explained_on_its_page() -> None:
+    page = (PROJECT / "docs/alarms.md").read_text()
+    assert [alarm for alarm in ADVICE if f"`{alarm}`" not in page] == []
+
+
+def test_the_pages_are_the_table() -> None:
+    for page in read_table():
+        assert (PROJECT / "docs" / page).read_text() == write_page(page), (
+            "python -m training.run.metric_names --pages writes the pages"
+        )
+
+
+def test_a_sentence_is_one_and_no_name_is_hidden_by_another() -> None:
+    for metric in all_metrics():
+        assert metric.meaning.endswith(".") and metric.unit, metric.name
+        assert find_metric(metric.name) == metric
+
+
+def test_a_run_and_a_name_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"step": 1, "actor/ppo_kl": 0.25, "mine": 2.0, "agent/ending/done": "nan"}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    assert main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("actor/ppo_kl = 0.25 (nats/token): How far")
+    assert said[1].startswith("agent/ending/done = nan (episodes): ")
+    assert said[2] == "mine = 2.0: a metric of this run's own code"
+    assert main(["timing_s/gen"]) == 0 and "seconds" in capsys.readouterr().out
+    assert main(["timing_s/nothing"]) == 1 and "docs/metrics.md" in capsys.readouterr().err
+    assert main([]) == 2

@@ -1,0 +1,150 @@
+"""Says what every metric means: one sentence and a unit for each name of metrics.jsonl.
+
+    python -m training.run.metric_names RUN_DIR        # a run's metrics, with their last values
+    python -m training.run.metric_names actor/ppo_kl   # what this one means
+    python -m training.run.metric_names --pages        # writes docs/metrics.md, metrics_checks.md
+
+The table is metric_names.yaml. Invariant: what this project's own code logs is in it; metrics of
+losses, reward functions and trainers of one's own are not.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from training.run.trackers import read_records
+
+TABLE = Path(__file__).with_name("metric_names.yaml")
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+# What stands on a page around its tables.
+BEGINNINGS = {
+    "metrics.md": """\
+# What every metric means
+
+A run writes its metrics to `metrics.jsonl`, a line a step, and to TensorBoard. These commands show
+what they mean: all of a run's, with their last values, or one.
+
+    python -m training.run.metric_names outputs/quickstart/run
+    python -m training.run.metric_names actor/ppo_kl
+
+Capital letters in a name stand for any text. Shares lie between 0 and 1. Time, memory, and checks
+of the update, the engine and the weight sync: [metrics_checks.md](metrics_checks.md). What to do
+about a number that looks wrong: [troubleshooting_runs.md](troubleshooting_runs.md). Metrics that a
+loss, a reward function or a trainer of your own adds are not listed.
+""",
+    "metrics_checks.md": """\
+# What every metric means: time, memory and checks
+
+The metrics of rewards, updates, lengths, episodes and validation, and what capital letters stand
+for, are in [metrics.md](metrics.md). What one of them means, by a command:
+
+    python -m training.run.metric_names canary/lag
+
+Alarms read most of these: [alarms.md](alarms.md).
+""",
+}
+ENDINGS = {
+    "metrics.md": """
+| STATISTIC of validation | of the N samples of a prompt, then averaged over prompts |
+|---|---|
+| `mean@N`, `std@N` | mean and standard deviation |
+| `best@k/mean`, `worst@k/mean` | expected best and worst of k draws; `/std` is the deviation |
+| `maj@k/mean` | what the most frequent `pred` of k draws gets, by resampling |
+""",
+    "metrics_checks.md": "",
+}
+
+
+class Metric(NamedTuple):
+    """Describes the metrics of one name, or of one pattern."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+@cache
+def read_table() -> Mapping[str, Mapping[str, list[Metric]]]:
+    """Reads the table: page -> heading -> its metrics."""
+    pages = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    table: dict[str, dict[str, list[Metric]]] = {}
+    for page, sections in pages.items():
+        table[page] = {}
+        for title, metrics in sections.items():
+            table[page][title] = [Metric(name=name, **entry) for name, entry in metrics.items()]
+    return table
+
+
+def all_metrics() -> Iterator[Metric]:
+    """Yields every entry of the table."""
+    for sections in read_table().values():
+        for metrics in sections.values():
+            yield from metrics
+
+
+def find_metric(name: str) -> Metric | None:
+    """Returns the entry that describes a metric; None if there is none."""
+    return next((metric for metric in all_metrics() if _fits(metric.name, name)), None)
+
+
+def _fits(entry: str, name: str) -> bool:
+    """Checks whether an entry's name is a metric's; its words in capitals stand for any text."""
+    parts = [re.escape(part) for part in re.split("[A-Z]{2,}", entry)]
+    return re.fullmatch(".+".join(parts), name) is not None
+
+
+def write_page(page: str) -> str:
+    """Returns the text of a page of docs/."""
+    lines = [BEGINNINGS[page]]
+    for title, metrics in read_table()[page].items():
+        lines += [f"## {title}", "| metric | unit | meaning |", "|---|---|---|"]
+        lines += [f"| `{name}` | {unit} | {meaning} |" for name, unit, meaning in metrics]
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n" + ENDINGS[page]
+
+
+def describe_run(folder: Path) -> Iterator[str]:
+    """Yields a line for each metric of a run: its last value, its unit, what it means."""
+    last: dict[str, float] = {}
+    for record in read_records(folder / "metrics.jsonl"):
+        last.update(record)
+    last.pop("step", None)
+    for name, value in sorted(last.items()):
+        metric = find_metric(name)
+        if metric is None:
+            yield f"{name} = {value}: a metric of this run's own code"
+        else:
+            yield f"{name} = {float(value):.6g} ({metric.unit}): {metric.meaning}"
+
+
+def main(words: list[str]) -> int:
+    """Answers the command line; returns the exit code."""
+    if words == ["--pages"]:
+        for page in read_table():
+            (DOCS / page).write_text(write_page(page), encoding="utf-8")
+        return 0
+    if len(words) != 1 or words[0].startswith("-"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    if (Path(words[0]) / "metrics.jsonl").is_file():
+        print("\n".join(describe_run(Path(words[0]))))
+        return 0
+    metric = find_metric(words[0])
+    if metric is None:
+        print(
+            f"{words[0]} is no folder with a metrics.jsonl, and no metric of this project; "
+            "docs/metrics.md and docs/metrics_checks.md list them",
+            file=sys.stderr,
+        )
+        return 1
+    print(f"{words[0]} ({metric.unit}): {metric.meaning}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
