@@ -166,8 +166,7 @@ class RayPPOTrainer:
         self.resources: ExitStack | None = None
         self.groups: WorkerGroups | None = None
 
-        usual = self._collator(collate_fn or default_collate_fn)
-        collator = as_tasks if plays_agents else usual
+        collator = as_tasks if plays_agents else self._collator(collate_fn or default_collate_fn)
         self.row_stream = open_row_stream(config, train_dataset, collator, train_sampler)
         self.train_dataloader = self.row_stream.loader
         self.val_dataloader = make_val_dataloader(config, val_dataset, collator)

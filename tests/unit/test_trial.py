@@ -245,7 +245,7 @@ def trial_problems(
     """Returns why a run with an environment may not begin; a trial may take half a second."""
     monkeypatch.setattr(pool, "MAX_TRIAL_S", 0.25)
     monkeypatch.setattr(environment_trial, "LONG_S", 0.2)
-    monkeypatch.setattr(environment_trial, "POLL_S", 0.1)
+    monkeypatch.setattr(pool, "POLL_S", 0.1)
     settings = AgentConfig(max_turn=4, trial_episodes=1, step_timeout_s=0.25, **agent)
     tokenizer = AutoTokenizer.from_pretrained(game / "model")
     try:

@@ -409,7 +409,8 @@ def _describe_missing_file(path: Path) -> str:
     shown = names[:MAX_NAMES_SHOWN]
     if len(names) > MAX_NAMES_SHOWN:
         shown.append("…")
-    hint = did_you_mean(missing.name, names)
+    # Files that have their ending alone in common are not alike.
+    hint = did_you_mean(missing.name, names, cutoff=0.7)
     if not hint and (PROJECT_ROOT / "configs" / path.name).is_file():
         hint = f" Did you mean 'configs/{path.name}' of the project?"
     return f"{path} does not exist; {kind} in {folder}: {', '.join(shown) or 'none'}.{hint}"

@@ -2,7 +2,7 @@
 
     python -m training.run.metric_names RUN_DIR        # a run's metrics, with their last values
     python -m training.run.metric_names actor/ppo_kl   # what this one means
-    python -m training.run.metric_names --pages        # writes docs/metrics.md, metrics_checks.md
+    python -m training.run.metric_names --pages        # writes docs/metrics.md and those beside it
 
 The table is metric_names.yaml. Invariant: what this project's own code logs is in it; metrics of
 losses, reward functions and trainers of one's own are not.
@@ -21,7 +21,7 @@ from training.run.trackers import read_records
 
 TABLE = Path(__file__).with_name("metric_names.yaml")
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
-# What stands on a page around its tables.
+# What stands on a page before its tables, and behind them.
 BEGINNINGS = {
     "metrics.md": """\
 # What every metric means
@@ -32,16 +32,27 @@ what they mean: all of a run's, with their last values, or one.
     python -m training.run.metric_names outputs/quickstart/run
     python -m training.run.metric_names actor/ppo_kl
 
-Capital letters in a name stand for any text. Shares lie between 0 and 1. Time, memory, and checks
-of the update, the engine and the weight sync: [metrics_checks.md](metrics_checks.md). What to do
-about a number that looks wrong: [troubleshooting_runs.md](troubleshooting_runs.md). Metrics that a
-loss, a reward function or a trainer of your own adds are not listed.
+Capital letters in a name stand for any text. Shares lie between 0 and 1. Checks of an update, time
+and memory: [metrics_checks.md](metrics_checks.md); engine against trainer, weight sync and alarms:
+[metrics_engine.md](metrics_engine.md). What to do about a number that looks wrong:
+[troubleshooting_runs.md](troubleshooting_runs.md). Metrics that a loss, a reward function or a
+trainer of your own adds are not listed.
 """,
     "metrics_checks.md": """\
-# What every metric means: time, memory and checks
+# What every metric means: checks of an update, time and memory
 
-The metrics of rewards, updates, lengths, episodes and validation, and what capital letters stand
-for, are in [metrics.md](metrics.md). What one of them means, by a command:
+The other metrics, and what capital letters stand for, are in [metrics.md](metrics.md). What one of
+them means, by a command:
+
+    python -m training.run.metric_names actor/still_tensors
+
+Alarms read the checks: [alarms.md](alarms.md).
+""",
+    "metrics_engine.md": """\
+# What every metric means: engine against trainer, weight sync
+
+The other metrics, and what capital letters stand for, are in [metrics.md](metrics.md). What one of
+them means, by a command:
 
     python -m training.run.metric_names canary/lag
 
@@ -56,7 +67,6 @@ ENDINGS = {
 | `best@k/mean`, `worst@k/mean` | expected best and worst of k draws; `/std` is the deviation |
 | `maj@k/mean` | what the most frequent `pred` of k draws gets, by resampling |
 """,
-    "metrics_checks.md": "",
 }
 
 
@@ -105,7 +115,7 @@ def write_page(page: str) -> str:
         lines += [f"## {title}", "| metric | unit | meaning |", "|---|---|---|"]
         lines += [f"| `{name}` | {unit} | {meaning} |" for name, unit, meaning in metrics]
         lines.append("")
-    return "\n".join(lines[:-1]) + "\n" + ENDINGS[page]
+    return "\n".join(lines[:-1]) + "\n" + ENDINGS.get(page, "")
 
 
 def describe_run(folder: Path) -> Iterator[str]:
@@ -138,7 +148,7 @@ def main(words: list[str]) -> int:
     if metric is None:
         print(
             f"{words[0]} is no folder with a metrics.jsonl, and no metric of this project; "
-            "docs/metrics.md and docs/metrics_checks.md list them",
+            "docs/metrics.md and those beside it list them",
             file=sys.stderr,
         )
         return 1
