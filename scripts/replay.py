@@ -84,15 +84,14 @@ def player_of(config: PPOConfig, place: Path) -> Player:
     Raises:
         ValueError: the config, read from `place`, names no environment.
     """
-    specs = agent_specs(config)
-    if not specs:
+    if not config.environments:
         raise ValueError(f"{place} names no environment: agent.environment.name, or .path and .cls")
     model = ModelSpec(
         config.actor_rollout_ref.model,
         str(config.actor_rollout_ref.model.path),
         torch.device("cpu"),
     )
-    return Player(config, model, specs)
+    return Player(config, model, agent_specs(config))
 
 
 def summary(episodes: Sequence[Recorded], lines: Sequence[str]) -> str:

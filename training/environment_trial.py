@@ -129,8 +129,12 @@ class _EnvironmentTrial:
         if reply.failure == "env_timeout":
             problem = f"environment {source} hung in its trial: {reply.error}{self._advice(reply)}"
             # One that hangs now and then must not end a run that is started again by itself.
-            if agent.max_failure_rate < 1 and os.environ.get(ATTEMPT, "1") == "1":
-                yield f"{problem}; agent.trial_episodes=0 starts without a trial"
+            may_end = agent.max_failure_rate < 1 and os.environ.get(ATTEMPT, "1") == "1"
+            if may_end and self._hangs_again(index, max_turn):
+                yield (
+                    f"{problem}; so it did with another seed; agent.trial_episodes=0 starts "
+                    "without a trial"
+                )
             else:
                 logger.warning("%s", problem)
             return
@@ -147,6 +151,14 @@ class _EnvironmentTrial:
         report_trial(self.config, reply.trial, name, max_turn)
         if max_turn > 1:
             self._warn_where_no_second_turn_fits(name, reply.trial.first_reply)
+
+    def _hangs_again(self, index: int, max_turn: int) -> bool:
+        """Plays a seed that was not played yet: does the environment hang there, too?"""
+        agent = self.config.agent
+        other_seed = self.config.data.run_seed + agent.trial_episodes
+        self.pool.trial(index, index, other_seed, 1, max_turn, self.task)
+        reply = self._wait_for_reply(index, "a second trial of an environment that hung")
+        return reply.failure == "env_timeout"
 
     def _check_crashes(self, source: str, trial: Trial) -> Iterator[str]:
         """Yields that an environment crashed whenever it was played; warns where it did at times.

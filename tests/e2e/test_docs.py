@@ -165,7 +165,7 @@ def run_training(words: list[str], game: Path, folder: Path) -> None:
         return
     if "--explain" in words or any(word.startswith("trainer.nnodes") for word in words):
         # Of several machines the settings alone.
-        assert "trainer.nnodes" in run(*given, *own, "--explain")
+        assert "trainer.default_local_dir" in run(*given, *own, "--explain")
         return
     # In this process: the imports are most of a command's time.
     assert main.run([*given[2:], *own, *TINY], EndingSignals()) == 0

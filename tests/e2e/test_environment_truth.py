@@ -45,7 +45,7 @@ def test_an_environment_whose_step_always_raises_keeps_the_run_from_beginning(
     said = capsys.readouterr().err
     assert (
         code == 2
-        and "1 problem in the configuration:\n  - environment Doomed crashed in all 16 trial"
+        and f"1 problem in the configuration:\n  - environment {GAMES}:Doomed crashed in all 16 trial"
         in said
     )
     assert "RuntimeError: never" in said and not (tmp_path / "run/metrics.jsonl").exists()

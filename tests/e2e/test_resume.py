@@ -233,7 +233,9 @@ def test_interrupted_runs_save_and_go_on_with_the_command_that_they_print(
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
         assert process.returncode == 128 + signal.SIGINT, said
-        goes_on = re.search(r"saved step (\d+) in .*; it goes on with: python (main\.py .*)", said)
+        goes_on = re.search(
+            r"saved step (\d+) in .*; it goes on with: \S*python (main\.py .*)", said
+        )
         assert goes_on is not None and (broken / f"global_step_{goes_on[1]}").is_dir(), said
         assert steps_logged(broken) in (int(goes_on[1]), int(goes_on[1]) + 1), (
             "of the validation before the first step"
