@@ -43,11 +43,9 @@ def test_an_environment_whose_step_always_raises_keeps_the_run_from_beginning(
 ) -> None:
     code = run(write(game_config(tiny_game, tmp_path / "run", STEPS, *playing("Doomed")), tmp_path))
     said = capsys.readouterr().err
-    assert (
-        code == 2
-        and f"1 problem in the configuration:\n  - environment {GAMES}:Doomed crashed in all 16 trial"
-        in said
-    )
+    assert code == 2
+    problem = f"environment {GAMES}:Doomed crashed in all 16 trial"
+    assert f"1 problem in the configuration:\n  - {problem}" in said
     assert "RuntimeError: never" in said and not (tmp_path / "run/metrics.jsonl").exists()
 
 

@@ -270,7 +270,8 @@ def test_a_trial_that_hangs_is_a_problem_that_names_file_line_and_setting(
     (problem,) = trial_problems(tiny_game, f"{file}:Lift", monkeypatch)
     assert problem.startswith(f"environment {file}:Lift hung in its trial: trial was still running")
     assert re.search(
-        rf"in {file}:1[01]; .*agent.step_timeout_s=0.25; so it did with another seed; agent.trial_episodes=0",
+        rf"in {file}:1[01]; .*agent.step_timeout_s=0.25; so it did with another seed; "
+        "agent.trial_episodes=0",
         problem,
     )
     assert re.search(
