@@ -18,6 +18,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.prepare_quickstart import warm_up as warm_up_game
 from examples.prepare_tiny_prompts import make_model, make_tokenizer, warm_up, write_prompts
+from training.core_algos import registry
 
 PROJECT = Path(__file__).resolve().parent.parent
 # Their tests start programs that start a Ray of their own.
@@ -59,6 +61,23 @@ def starts_after(item: pytest.Item) -> int:
         return FIRST_GROUPS.index(group)
     is_unit = group.startswith("unit/")
     return len(FIRST_GROUPS) + int(is_unit)
+
+
+@pytest.fixture
+def registries_as_they_were() -> Iterator[None]:
+    """Takes the estimators and losses that a test registers out again after it."""
+    tables: list[dict[str, Any]] = [
+        registry.ADV_ESTIMATOR_REGISTRY,
+        registry.POLICY_LOSS_REGISTRY,
+        registry.ESTIMATOR_NEEDS,
+        registry.ESTIMATOR_SPANS,
+        registry.ESTIMATOR_WHITENS_BATCH,
+    ]
+    contents = [dict(table) for table in tables]
+    yield
+    for table, content in zip(tables, contents, strict=True):
+        table.clear()
+        table.update(content)
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,7 @@ from data.warn_once import warn_once
 from training import core_algos as algos
 from training.batch.masked_ops import masked_whiten
 
-
-@pytest.fixture(autouse=True)
-def registries_as_they_were():
-    """Takes the names that a test registers out again after it."""
-    tables = (algos.ADV_ESTIMATOR_REGISTRY, algos.POLICY_LOSS_REGISTRY)
-    contents = [dict(table) for table in tables]
-    yield
-    for table, content in zip(tables, contents, strict=True):
-        table.clear()
-        table.update(content)
-
+pytestmark = pytest.mark.usefixtures("registries_as_they_were")
 
 MASK = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0]])
 

@@ -122,11 +122,10 @@ def test_an_unregistered_name_is_refused_with_the_nearest(
     assert f"Did you mean '{near}'?" in problem
 
 
+@pytest.mark.usefixtures("registries_as_they_were")
 def test_a_custom_algorithm_file_registers_before_names_are_checked(
-    runnable: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runnable: list[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(registry, "ADV_ESTIMATOR_REGISTRY", dict(registry.ADV_ESTIMATOR_REGISTRY))
-    monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", registry.ADV_ESTIMATOR_REGISTRY)
     (tmp_path / "mine.py").write_text(
         "from training.core_algos import register_adv_est\n\n"
         "@register_adv_est('config_test_estimator', needs=('values',))\n"
@@ -152,6 +151,7 @@ def unweighed(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, 
 """
 
 
+@pytest.mark.usefixtures("registries_as_they_were")
 def test_a_loss_that_would_drop_the_importance_weights_is_refused(
     runnable: list[str], tmp_path: Path
 ) -> None:
