@@ -73,6 +73,7 @@ def reset_environment(
     else:
         with OwnGenerators(seed).installed():
             answer = env.reset(**arguments)
+    _refuse_coroutine(answer, located(env.reset, where))
     if _is_observation_and_info(answer):
         answer = answer[0]
     if isinstance(answer, list) and not answer:
@@ -106,7 +107,16 @@ def step_environment(env: Any, action: str, max_chars: int = MAX_OBSERVATION_CHA
         BadEnvironment: it returns anything else.
     """
     where = located(env.step, f"{type(env).__name__}.step")
-    return check_step(env.step(action), where, max_chars)
+    answer = env.step(action)
+    _refuse_coroutine(answer, where)
+    return check_step(answer, where, max_chars)
+
+
+def _refuse_coroutine(answer: Any, where: str) -> None:
+    """Raises BadEnvironment where a method is an `async def`, whose call has not run yet."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise BadEnvironment(f"{where} is an `async def`; write `def`: each call has a thread")
 
 
 def call_method(thing: Any, method: str, *arguments: Any) -> Any:
@@ -163,13 +173,25 @@ def check_observation(
     if not isinstance(observation, list) or not all(map(_is_message, observation)):
         raise BadEnvironment(
             f"{where} returned the observation {shown(observation)}; allowed: a string, or a list "
-            f"of messages {{'role': one of {', '.join(ROLES)}, 'content': string}}"
+            f"of messages {{'role': one of {', '.join(ROLES)}, 'content': string}}; "
+            f"{_fix_of_observation(observation)}"
         )
     if len(observation) > MAX_MESSAGES:
         raise BadEnvironment(
             f"{where} returned {len(observation)} messages; allowed: {MAX_MESSAGES}"
         )
     return [_check_message(message, max_chars // len(observation)) for message in observation]
+
+
+def _fix_of_observation(observation: Any) -> str:
+    """Says what to return in place of an observation that is no text."""
+    if observation is None:
+        return "'' says nothing"
+    if _is_message(observation):
+        return "put the message into a list"
+    if isinstance(observation, bool | float):
+        return "a step returns observation, reward, done, info in this order"
+    return "write it out as the model is to read it"
 
 
 def _is_message(message: Any) -> bool:
@@ -213,7 +235,10 @@ def check_done(done: Any, where: str) -> bool:
     is_zero_or_one = isinstance(done, int | np.integer) and done in (0, 1)
     if isinstance(done, bool | np.bool_) or is_zero_or_one:
         return bool(done)
-    raise BadEnvironment(f"{where} returned done={shown(done)}; allowed: True or False")
+    raise BadEnvironment(
+        f"{where} returned done={shown(done)}; allowed: True or False; a step returns observation, "
+        "reward, done, info in this order"
+    )
 
 
 def _encodable(text: str) -> str:

@@ -109,6 +109,19 @@ def _construct(make: Any, kwargs: dict[str, Any]) -> Any:
         raise ValueError(
             f"an environment is made from a class or a function, not from a {type(make).__name__}"
         )
+    environment = _call(make, kwargs)
+    missing = [name for name in ("reset", "step") if not hasattr(environment, name)]
+    if missing:
+        name = getattr(make, "__name__", type(make).__name__)
+        raise ValueError(
+            f"{name} makes a {type(environment).__name__} without {' and '.join(missing)}; an "
+            "environment has both"
+        )
+    return environment
+
+
+def _call(make: Any, kwargs: dict[str, Any]) -> Any:
+    """Calls a class or function with these arguments, or with a config of them."""
     if not kwargs:
         return make()
     taker = taker_of(make, kwargs)

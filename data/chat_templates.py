@@ -164,5 +164,5 @@ def pad_token_id(tokenizer: Tokenizer) -> int:
             return token_id
     raise ValueError(
         f"{tokenizer.name_or_path!r} has neither a pad_token nor an eos_token; set "
-        "tokenizer.pad_token"
+        "tokenizer.pad_token, or name one in its tokenizer_config.json"
     )

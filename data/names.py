@@ -30,8 +30,12 @@ def did_you_mean(name: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
 
 def nearest_name(name: str, allowed: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Returns the allowed name that is most like the given one, None where none is near enough."""
-    nearest = difflib.get_close_matches(name, list(allowed), n=1, cutoff=cutoff)
-    return nearest[0] if nearest else None
+    names = list(allowed)
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    if nearest:
+        return nearest[0]
+    # In other letters, as GRPO.
+    return next((other for other in names if other.lower() == name.lower()), None)
 
 
 def same_words(name: str, other: str) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow.parquet
 
 SUFFIXES = (".parquet", ".json", ".jsonl")
+# What Git LFS leaves in the place of a file that was not fetched.
+LFS_START = b"version https://git-lfs"
 
 
 def read_rows(file: str | Path) -> list[dict[str, Any]]:
@@ -22,21 +24,37 @@ def read_rows(file: str | Path) -> list[dict[str, Any]]:
     path = Path(file).expanduser()
     if path.suffix not in SUFFIXES:
         raise ValueError(
-            f"{file}: a data file ends in {', '.join(SUFFIXES)}; this one in {path.suffix!r}"
+            f"{file}: a data file ends in {', '.join(SUFFIXES)}; this one in {path.suffix!r}; "
+            "examples/prepare_gsm8k.py shows how rows are written"
         )
     if not path.is_file():
         raise FileNotFoundError(
             f"data file {str(file)!r} does not exist (looked for {path.resolve()})"
         )
-    if path.suffix == ".jsonl":
-        rows = _read_lines(path)
-    else:
-        rows = _read_whole(path)
-    if not rows or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    if is_lfs_pointer(path):
+        raise ValueError(
+            f"{path} is a pointer of Git LFS, not the file: fetch it by `git lfs pull`"
+        )
+    rows = _read_lines(path) if path.suffix == ".jsonl" else _read_whole(path)
+    if isinstance(rows, dict):
+        keys = ", ".join(map(str, rows))
+        raise ValueError(f"{path} holds one object, with {keys}; a .json file holds a list of rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(
             f"{path} must hold rows, each an object: one a line in .jsonl, a list of them in .json"
         )
+    if not rows:
+        raise ValueError(f"{path} holds no rows")
     return rows
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Checks whether a file is what Git LFS leaves in the place of one that was not fetched."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(LFS_START)) == LFS_START
+    except OSError:
+        return False
 
 
 def _read_whole(path: Path) -> Any:
@@ -45,6 +63,11 @@ def _read_whole(path: Path) -> Any:
         if path.suffix == ".json":
             return json.loads(path.read_bytes())
         return pyarrow.parquet.read_table(path).to_pylist()
+    except json.JSONDecodeError as error:
+        fix = ""
+        if error.msg == "Extra data":
+            fix = "; the name of a file with an object a line ends in .jsonl"
+        raise ValueError(f"{path} cannot be read: {error}{fix}") from error
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
@@ -59,8 +82,21 @@ def _read_lines(path: Path) -> list[Any]:
     rows = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"{path} line {number} cannot be read: {error}") from error
+            rows.append(_read_line(line, f"{path} line {number}"))
     return rows
+
+
+def _read_line(line: bytes, where: str) -> Any:
+    """Reads a row; ValueError says why a line is none."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{where}, column {error.colno}, cannot be read: {error.msg}; each line of a .jsonl "
+            "file is a whole JSON object, and a list of objects over several lines is a .json file"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{where} cannot be read: {error}; save the file in UTF-8") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} holds {str(row)[:40]!r}, which is no JSON object")
+    return row

@@ -5,12 +5,14 @@ later. How a row is padded is in prompt_rows.py, which files there are in prompt
 of the rows in epoch_order.py.
 """
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from torch.utils.data import Dataset, Subset
 
 from data.chat_templates import (
@@ -147,6 +149,12 @@ class RLHFDataset(Dataset):
         if overlong and not config.filter_overlong_prompts:
             row, length = overlong[0]
             raise overlong_error(_origin(row), length, limit, others=len(overlong) - 1)
+        if not fitting:
+            raise ValueError(
+                f"data.filter_overlong_prompts leaves no prompt: all {len(lengths)} are longer "
+                f"than data.max_prompt_length={limit}, the shortest has {min(lengths)} tokens; "
+                "raise it"
+            )
         logger.info(
             "dropped %d of %d prompts longer than %d tokens",
             len(overlong),
@@ -188,7 +196,14 @@ class RLHFDataset(Dataset):
         )
 
     def _encode(self, messages: Messages) -> list[int]:
-        return encode_chat(self.tokenizer, messages, **self.config.apply_chat_template_kwargs)
+        try:
+            return encode_chat(self.tokenizer, messages, **self.config.apply_chat_template_kwargs)
+        except TemplateError as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise ValueError(
+                f"the chat template of {self.tokenizer.name_or_path!r} fails on messages of "
+                f"{roles}: {error}; mend the template or the prompts"
+            ) from error
 
     def _prompt_length(self, row: Mapping[str, Any]) -> int:
         beat("a prompt read")
@@ -196,19 +211,24 @@ class RLHFDataset(Dataset):
 
     def _check_rows(self, rows: Sequence[dict[str, Any]]) -> None:
         """Raises ValueError with the first rows that cannot be used, and their faults."""
-        problems = []
+        rows_with: dict[str, list[str]] = {}
         for row in rows:
             fault = self._fault_of(row)
             if fault is not None:
-                problems.append(f"{_origin(row)} {fault}")
-        if not problems:
+                rows_with.setdefault(fault, []).append(_origin(row))
+        if not rows_with:
             return
-        shown = "; ".join(problems[:MOST_SHOWN])
-        if len(problems) > MOST_SHOWN:
+        num_bad = sum(map(len, rows_with.values()))
+        sentences = []
+        for fault, origins in list(rows_with.items())[:MOST_SHOWN]:
+            others = f" (so have {len(origins) - 1} more)" if len(origins) > 1 else ""
+            sentences.append(f"{origins[0]} {fault}{others}")
+        shown = "; ".join(sentences)
+        if len(rows_with) > MOST_SHOWN:
             shown += "; …"
         columns = sorted(rows[0].keys() - {ORIGIN})
         raise ValueError(
-            f"{len(problems)} of {len(rows)} rows cannot be used: {shown}. Their columns are "
+            f"{num_bad} of {len(rows)} rows cannot be used: {shown}. Their columns are "
             f"{columns}; data.prompt_key names the prompt's, data.reward_fn_key the scoring rule's"
         )
 
@@ -217,16 +237,26 @@ class RLHFDataset(Dataset):
         prompt_key = self.config.prompt_key
         scoring_key = self.config.reward_fn_key
         prompt = row.get(prompt_key)
+        if isinstance(prompt, Mapping):
+            return f"has one message under {prompt_key!r}; chat messages are a list of them"
         if not isinstance(prompt, str | list) or not prompt:
             return f"has no prompt (a string or chat messages) under {prompt_key!r}"
+        if isinstance(prompt, str) and _is_written_messages(prompt):
+            return f"has chat messages as text under {prompt_key!r}; store them as a list"
         if isinstance(prompt, list):
             for message in prompt:
                 if not _is_message(message):
-                    return f"has the message {message!r:.80}, without role or content"
+                    return (
+                        f"has the message {message!r:.80}, without role or content; a message is "
+                        "{'role': …, 'content': …}"
+                    )
         if not isinstance(row.get("extra_info") or {}, Mapping):
             return f"has extra_info={row['extra_info']!r:.80}, which must be a mapping"
         if self.require_ground_truth and _entry(row, "reward_model", "ground_truth") is None:
-            return "has no reward_model.ground_truth"
+            return (
+                "has no reward_model.ground_truth: the column reward_model holds "
+                "{'ground_truth': …}, what the reward function compares answers with"
+            )
         if self.require_ground_truth and not isinstance(row.get(scoring_key), str):
             return f"has no text under {scoring_key!r}, which chooses the scoring rule"
         return None
@@ -242,6 +272,17 @@ def _as_data_config(settings: Mapping[str, Any]) -> Any:
         if key in settings and "files" not in key:
             chosen[key] = settings[key]
     return DataConfig(**chosen)
+
+
+def _is_written_messages(prompt: str) -> bool:
+    """Checks whether a prompt's text is a JSON list of chat messages, as tables of text hold it."""
+    if not prompt.lstrip().startswith("[{"):
+        return False
+    try:
+        messages = json.loads(prompt)
+    except ValueError:
+        return False
+    return all(map(_is_message, messages))
 
 
 def _is_message(message: Any) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from custom.agent import AgentSpec
-from custom.env import Message, Task
+from custom.env import BadEnvironment, Message, Task
 from custom.trial import MAX_TRIAL_S, Trial
 from data.turn_tokens import Tools, TurnTokens
 from data.watchdog import ATTEMPT
@@ -39,6 +39,8 @@ PLAYER_ANSWERS = {
     "quitting": "one and then unreadable ones",
     "cut": "one and then no room for more",
 }
+# How an error begins whose cause is what a method returned.
+RETURNED = BadEnvironment.__name__
 # By so much a player's reward must exceed random play's, which is a sum in another order.
 TOLERANCE = 1e-9
 
@@ -96,7 +98,7 @@ class _EnvironmentTrial:
         reply = self._wait_for_reply(index, f"the first reset of environment {source}")
         if reply.failure:
             yield (
-                f"environment {source} failed in its first reset ({reply.failure}): {reply.error}"
+                f"environment {source} failed in its first reset: {reply.error}"
                 f"{self._advice(reply)}"
             )
             return
@@ -179,10 +181,11 @@ class _EnvironmentTrial:
             )
             return
         which = "" if crashed == played else ", in all that began with a random answer"
+        # Of what it returned, or raised.
+        rule = "" if RETURNED in errors[0] else "what it cannot read it must answer, not raise; "
         yield (
-            f"environment {source} crashed in {how_many} trial episodes{which} (what it cannot "
-            "read it must answer, not raise; agent.max_failure_rate=1 trains all the same): "
-            f"{errors[0]}"
+            f"environment {source} crashed in {how_many} trial episodes{which} "
+            f"({rule}agent.max_failure_rate=1 trains all the same): {errors[0]}"
         )
 
     def _warn_where_no_second_turn_fits(self, name: str, observation: list[Message]) -> None:

@@ -365,12 +365,14 @@ def test_a_users_file_and_a_users_config_make_an_environment(tmp_path):
         "    def step(self, action): return '', 1.0, True, {}\n"
     )
     assert reset_environment(make_environment(f"{file}:Mine", {"size": 3}), 0) == "xxx"
-    assert make_environment(lambda size: size, {"size": 3}) == 3
 
     @dataclass
     class Wide(GuessNumberConfig):
         high: int = 99
 
+    assert make_environment(lambda high: GuessNumber(Wide(high)), {"high": 3}).config.high == 3
+    with pytest.raises(ValueError, match="<lambda> makes a int without reset and step"):
+        make_environment(lambda size: size, {"size": 3})
     assert "1 to 99" in reset_environment(GuessNumber(Wide()), 0)
 
 

@@ -154,7 +154,7 @@ def test_overlong_prompts_are_dropped_and_counted(tmp_path, tokenizer, caplog, w
 
 def test_dropping_every_prompt_is_an_error(tmp_path, tokenizer):
     file = write(tmp_path / "a.jsonl", [make_row(12, 0)])
-    with pytest.raises(ValueError, match="no rows are left"):
+    with pytest.raises(ValueError, match="leaves no prompt: all 1 are longer"):
         RLHFDataset(file, tokenizer, make_config(filter_overlong_prompts=True))
 
 
@@ -188,7 +188,8 @@ def test_a_row_without_the_scoring_column_is_named_where_scores_are_needed(tmp_p
     del rows[1]["data_source"]
     file = write(tmp_path / "a.jsonl", rows)
     with pytest.raises(
-        ValueError, match=r"2 of 3 rows .*a\.jsonl row 1 has no text under 'data_source'.*row 2 has"
+        ValueError,
+        match=r"2 of 3 rows .*a\.jsonl row 1 has no text under 'data_source'.*so have 1 more",
     ):
         RLHFDataset(file, tokenizer, make_config())
     with pytest.raises(ValueError, match=r"row 0 has no text under 'rule'.*data\.reward_fn_key"):
@@ -243,12 +244,20 @@ def test_a_wrong_prompt_key_shows_the_columns(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"prompt": "x"}\n\n{"prompt": \n', r"a\.jsonl line 3 cannot be read"),
-        ("a.jsonl", "\n", r"a\.jsonl must hold rows"),
-        ("a.jsonl", "[1]\n", r"a\.jsonl must hold rows, each an object"),
-        ("a.json", '{"prompt": "x"}', r"a\.json must hold rows"),
+        (
+            "a.jsonl",
+            '{"prompt": "x"}\n\n{"prompt": \n',
+            r"a\.jsonl line 3, column 12, cannot be read",
+        ),
+        ("a.jsonl", "\n", r"a\.jsonl holds no rows"),
+        ("a.jsonl", "{}\n[1]\n", r"a\.jsonl line 2 holds '\[1\]', which is no JSON object"),
+        ("a.jsonl", "[\n{}]\n", r"line 1, column 2, .* several lines is a \.json file"),
+        ("a.json", '{"prompt": "x"}', r"a\.json holds one object, with prompt; a .* list of rows"),
+        ("a.json", "{}\n{}\n", r"an object a line ends in \.jsonl"),
+        ("a.json", "[1]", r"a\.json must hold rows, each an object"),
+        ("a.parquet", "version https://git-lfs.github.com/spec/v1\n", "`git lfs pull`"),
         ("a.json", '{"prompt": "x"}\n{}', r"a\.json cannot be read: .*line 2"),
-        ("a.json", "[]", r"a\.json must hold rows"),
+        ("a.json", "[]", r"a\.json holds no rows"),
         ("a.parquet", "not parquet", r"a\.parquet cannot be read"),
         ("a.csv", "x", r"ends in \.parquet, \.json, \.jsonl; this one in '\.csv'"),
         (

@@ -69,18 +69,22 @@ def read_command_line(argv: list[str]) -> CommandLine:
     parser.add_argument("--explain-all", action="store_true")
     parser.add_argument("words", nargs="*")
     options, unknown = parser.parse_known_intermixed_args(argv)
-    overrides = [word for word in options.words if _is_override(word)]
-    files = [word for word in options.words if not _is_override(word)]
+    # What follows an unknown option is not told apart from it.
+    words = options.words + [word for word in unknown if not word.startswith("-")]
+    overrides = [word for word in words if _is_override(word)]
+    files = [word for word in words if word.endswith(YAML_ENDINGS) and not _is_override(word)]
+    strays = [word for word in words if not _is_override(word) and word not in files]
     file_problems = []
+    if strays:
+        file_problems.append(_describe_strays(strays))
     if options.config_name is not None:
         files.append(_file_of_hydras_options(options))
     elif options.config_path is not None:
         file_problems.append(f"--config-path={options.config_path} needs --config-name=NAME too")
     file = None
-    if len(files) > 1 or not all(name.endswith(YAML_ENDINGS) for name in files):
+    if len(files) > 1:
         file_problems.append(
-            f"give one CONFIG.yaml and KEY=VALUE, not {' '.join(files)}; "
-            "a YAML can say `extends: other.yaml`"
+            f"give one CONFIG.yaml, not {' '.join(files)}; a YAML can say `extends: other.yaml`"
         )
     elif files:
         file = Path(located(files[0])).resolve()
@@ -89,13 +93,30 @@ def read_command_line(argv: list[str]) -> CommandLine:
         overrides=[_override(word) for word in overrides],
         explain=options.explain or options.explain_all,
         explain_all=options.explain_all,
-        problems=[f"{word!r} is no option (see --help)" for word in unknown],
+        problems=[_describe_unknown(word) for word in unknown if word.startswith("-")],
         file_problems=file_problems,
     )
 
 
 def _is_override(word: str) -> bool:
-    return "=" in word or re.match(r"~[a-z]", word) is not None
+    return ("=" in word and word != "=") or re.match(r"~[a-z]", word) is not None
+
+
+def _describe_strays(words: list[str]) -> str:
+    """Says that words are neither a YAML file nor a setting."""
+    given = ", ".join(map(repr, words))
+    return (
+        f"{given}: neither a file that ends in .yaml nor KEY=VALUE; a setting is one word without "
+        "blanks, as data.train_batch_size=8"
+    )
+
+
+def _describe_unknown(word: str) -> str:
+    """Says that there is no such option, and how the setting is written that may be meant."""
+    setting = word.lstrip("-")
+    if "." in setting:
+        return f"{word!r} is no option; a setting has no dashes: {setting.partition('=')[0]}=VALUE"
+    return f"{word!r} is no option (see --help)"
 
 
 def _override(word: str) -> Override:
@@ -103,7 +124,7 @@ def _override(word: str) -> Override:
     if word.startswith("~"):
         return Override(word[1:], text=None)
     key, _, text = word.lstrip("+").partition("=")
-    return Override(key, text)
+    return Override(key.strip(), text)
 
 
 def _file_of_hydras_options(options: Namespace) -> str:

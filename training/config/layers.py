@@ -16,7 +16,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data.names import did_you_mean, same_words
+from data.names import did_you_mean, nearest_name, same_words
 from training.config.command_line import Override
 from training.config.leaves import Leaf, leaves
 from training.config.schema.ppo import PPOConfig
@@ -34,6 +34,7 @@ from training.config.verl_keys import (
     own_links,
     translation,
 )
+from training.config.yaml_faults import describe_yaml_fault
 
 log = logging.getLogger(__name__)
 COMMAND_LINE = "command line"
@@ -119,7 +120,7 @@ class Layers:
         try:
             tree = OmegaConf.to_container(OmegaConf.load(path))
         except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
-            self.file_problems.append(f"cannot read {path} as YAML in UTF-8: {error}")
+            self.file_problems.append(describe_yaml_fault(path, error))
             return
         if not isinstance(tree, dict):
             self.file_problems.append(f"{path.name} holds a list; it must hold keys with values")
@@ -232,8 +233,11 @@ class Layers:
         elif key not in self._sections:
             self._add_foreign(key, value, source)
         elif value is not None:
-            inner = next(name for name in self.schema if name.startswith(f"{key}."))
-            self.report(key, value, source, f"is a section; set its keys, as in {inner}=VALUE")
+            inner = [name for name in self.schema if name.startswith(f"{key}.")]
+            of_files = [name for name in inner if name == f"{key}.path"]
+            is_file = isinstance(value, str) and value.endswith(".py")
+            example = of_files[0] if is_file and of_files else inner[0]
+            self.report(key, value, source, f"is a section; set its keys, as in {example}=VALUE")
 
     def _add_moved_entries(self, key: str, value: Mapping[Any, Any], source: str) -> dict[Any, Any]:
         """Adds those entries of a mapping of ours that verl has there; returns the others."""
@@ -356,9 +360,14 @@ class Layers:
 
     def _report_unknown(self, key: str, value: Any, source: str) -> None:
         """Notes a key that does not exist, with the nearest that does."""
+        name, colon, rest = key.partition(":")
+        if colon and value is None:
+            self.report(key, value, source, f"a blank is missing: write {name}: {rest}")
+            return
         section, _, last_word = key.rpartition(".")
         known_word = OTHER_WORDS.get(last_word, last_word)
-        known_key = f"{section}.{known_word}" if section else known_word
+        is_whole = not section or known_word.startswith(f"{section}.")
+        known_key = known_word if is_whole else f"{section}.{known_word}"
         of_all_words = [name for name in self.schema if _has_words(name, known_key)]
         of_same_words = [name for name in self.schema if same_words(last_word, name.split(".")[-1])]
         of_same_last_word = [name for name in self.schema if name.endswith(f".{last_word}")]
@@ -411,8 +420,10 @@ def _describe_missing_file(path: Path) -> str:
         shown.append("…")
     # Files that have their ending alone in common are not alike.
     hint = did_you_mean(missing.name, names, cutoff=0.7)
-    if not hint and (PROJECT_ROOT / "configs" / path.name).is_file():
-        hint = f" Did you mean 'configs/{path.name}' of the project?"
+    configs = [entry.name for entry in (PROJECT_ROOT / "configs").glob("*.yaml")]
+    nearest = nearest_name(path.name, configs, cutoff=0.8)
+    if not hint and nearest is not None:
+        hint = f" Did you mean 'configs/{nearest}' of the project?"
     return f"{path} does not exist; {kind} in {folder}: {', '.join(shown) or 'none'}.{hint}"
 
 

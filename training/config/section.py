@@ -32,7 +32,8 @@ ANCHORING = "anchoring"
 def located(path: str) -> str:
     """Finds a path from the current folder, else inside the project.
 
-    What is in neither place is returned as it is: it may name a model of the hub. verl's
+    What is in neither place is returned as it is: it may name a model of the hub. ~ and $NAME are
+    read as a shell reads them, which does not see those in a YAML file or in quotes. verl's
     pkg://a.b names the file a/b.py beside what Python imports, and file://a.py the file a.py.
     """
     if path.startswith(PACKAGE_PREFIX):
@@ -40,11 +41,16 @@ def located(path: str) -> str:
         places = [Path(folder, file) for folder in ("", str(PROJECT_ROOT), *sys.path)]
     else:
         file = path.removeprefix(FILE_PREFIX)
-        places = [Path(file).expanduser(), PROJECT_ROOT / file]
+        places = [Path(_expanded(file)), PROJECT_ROOT / file]
     for place in places:
         if place.exists():
             return str(place)
     return path
+
+
+def _expanded(path: str) -> str:
+    """Puts folders in the place of a beginning ~ and of $NAME; what has no value stays."""
+    return os.path.expanduser(os.path.expandvars(path))
 
 
 def _read_input_path(path: str, info: ValidationInfo) -> str:
@@ -65,10 +71,11 @@ def _read_tool_name(name: str, info: ValidationInfo) -> str:
 
 
 def _read_output_path(path: str, info: ValidationInfo) -> str:
-    """Makes a path that is written to absolute where the config is anchored."""
-    if not path or info.context != ANCHORING:
+    """Reads ~ and $NAME in a path that is written to; makes it absolute in an anchored config."""
+    if not path or not info.context:
         return path
-    return os.path.abspath(path)
+    place = _expanded(path)
+    return os.path.abspath(place) if info.context == ANCHORING else place
 
 
 def _read_threshold(value: Any) -> Any:

@@ -39,7 +39,15 @@ FAULT_SENTENCES = {
     "dataclass_type": "must be a mapping, as in {{key: value}}",
     "unexpected_keyword_argument": "there is no such key",
 }
-BOOLS = {"true": True, "false": False}
+# As YAML reads them.
+BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# Short names that people write for a word of a setting.
+SHORT_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+}
 
 
 def parse(text: str, *, as_yaml: bool = False) -> Any:
@@ -110,7 +118,9 @@ def _nearest_allowed(fault: ErrorDetails, leaf: Leaf) -> str:
     if value == "megatron":
         return " The Megatron backend is not there"
     allowed = re.findall(r"'(.+?)'", fault.get("ctx", {}).get("expected", ""))
-    return did_you_mean(value, allowed)
+    if leaf.plain is tuple and "," in value:
+        return f" A list is written in brackets: [{value}]"
+    return did_you_mean(SHORT_NAMES.get(value, value), allowed)
 
 
 def as_text(value: Any) -> str:

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.config.helpers import ROLLOUT, ROW
+from training.config.schema.data import DataConfig
+
+# A step's.
+NUM_ROWS = DataConfig().train_batch_size
 
 
 @pytest.fixture
@@ -18,7 +22,7 @@ def runnable(tmp_path: Path) -> list[str]:
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
     (model / "tokenizer.json").touch()
     for name in ("train", "val"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(ROW) + "\n")
+        (tmp_path / f"{name}.jsonl").write_text((json.dumps(ROW) + "\n") * NUM_ROWS)
     return [
         f"actor_rollout_ref.model.path={model}",
         f"data.train_files={tmp_path / 'train.jsonl'}",

@@ -131,7 +131,9 @@ def test_a_turn_may_be_as_long_as_all_turns_together(runnable: list[str]) -> Non
 def test_an_environment_without_a_deadline_is_a_warning_where_it_shares_our_process(
     runnable: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    (Path(runnable[0].split("=")[1]) / "mine.py").write_text("class Mine: pass\n")
+    (Path(runnable[0].split("=")[1]) / "mine.py").write_text(
+        "class Mine:\n    def reset(self): ...\n    def step(self, action): ...\n"
+    )
     mine = [
         f"agent.environment.path={runnable[0].split('=')[1]}/mine.py",
         "agent.environment.cls=Mine",

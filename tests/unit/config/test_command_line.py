@@ -118,11 +118,39 @@ def test_hydras_two_options_name_a_yaml(form: str, tmp_path: Path) -> None:
 
 def test_only_one_yaml_is_taken(tmp_path: Path) -> None:
     assert problems_of("no_a.yaml", "no_b.yaml") == [
-        "give one CONFIG.yaml and KEY=VALUE, not no_a.yaml no_b.yaml; a YAML can say `extends: "
-        "other.yaml`"
+        "give one CONFIG.yaml, not no_a.yaml no_b.yaml; a YAML can say `extends: other.yaml`"
     ]
-    (problem,) = problems_of("configs/quickstart.yaml", "trainer.nnodes", "2")
-    assert "not configs/quickstart.yaml trainer.nnodes 2;" in problem
+
+
+@pytest.mark.parametrize(
+    ("words", "strays"),
+    [
+        (["trainer.nnodes", "2"], "'trainer.nnodes', '2'"),
+        (["trainer.nnodes", "=", "2"], "'trainer.nnodes', '=', '2'"),
+        (["trainer.nnodes=", "2"], "'2'"),
+        (["trainer.nnodes:2"], "'trainer.nnodes:2'"),
+    ],
+)
+def test_a_setting_that_is_not_one_word_is_told_how_it_is_written(
+    words: list[str], strays: str
+) -> None:
+    (problem,) = problems_of("configs/quickstart.yaml", *words)
+    assert problem == (
+        f"{strays}: neither a file that ends in .yaml nor KEY=VALUE; a setting is one word without "
+        "blanks, as data.train_batch_size=8"
+    )
+
+
+def test_blanks_around_the_sign_in_one_word_do_no_harm() -> None:
+    assert load("data.train_batch_size = 4").data.train_batch_size == 4
+
+
+def test_a_setting_with_dashes_does_not_hide_the_words_behind_it() -> None:
+    assert problems_of("--data.seed=4", "data.seed=x", "-n") == [
+        "'--data.seed=4' is no option; a setting has no dashes: data.seed=VALUE",
+        "'-n' is no option (see --help)",
+        "data.seed='x' (command line): must be a whole number (or null)",
+    ]
 
 
 def test_help_prints_the_keys_and_stops(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,8 @@ from training.config.resources import files
         (
             ["data.train_files={model}/config.toml"],
             "data.train_files: {model}/config.toml: a data file ends in .parquet, .json, .jsonl; "
-            "this one in '.toml'; files of another form are read by data.custom_cls",
+            "this one in '.toml'; examples/prepare_gsm8k.py shows how rows are written; "
+            "files of another form are read by data.custom_cls",
         ),
         (
             ["data.train_files=[]"],
@@ -131,7 +132,8 @@ def test_rows_that_cannot_be_used_are_problems(runnable: list[str], tmp_path: Pa
     assert problem.startswith(
         f"data.train_files: 1 of 2 rows cannot be used: {file} row 1 has no prompt"
     )
-    assert checked(runnable, f"data.train_files={file}", "data.train_max_samples=1") == []
+    one_row = (f"data.train_files={file}", "data.train_max_samples=1", "data.train_batch_size=1")
+    assert checked(runnable, *one_row) == []
     (problem,) = checked(runnable, "data.prompt_key=question", "data.val_files=[]")
     assert "has no prompt (a string or chat messages) under 'question'" in problem
     file.write_text("{\n")

@@ -89,7 +89,7 @@ def test_an_empty_mapping_clears_what_is_inherited(inherited: Path) -> None:
         ("data.seed=inf", "data.seed='inf' (command line): must be a whole number (or null)"),
         ("data.seed=x", "data.seed='x' (command line): must be a whole number (or null)"),
         ("data.shuffle=1", "data.shuffle='1' (command line): must be true or false"),
-        ("data.shuffle=yes", "data.shuffle='yes' (command line): must be true or false"),
+        ("data.shuffle=si", "data.shuffle='si' (command line): must be true or false"),
         ("data.seed=true", "data.seed='true' (command line): must be a whole number (or null)"),
         (
             f"{ACTOR}.optim.lr=nan",
@@ -281,7 +281,7 @@ def test_yaml_extends_and_command_line_win_in_this_order(tmp_path: Path) -> None
         ),
         (
             "data: {prompt_key: frågan}\n",
-            "run.yaml as YAML in UTF-8: 'utf-8' codec can't decode byte 0xe5 in position 21",
+            "run.yaml is not text in UTF-8 ('utf-8' codec can't decode byte 0xe5 in position 21",
         ),
     ],
 )

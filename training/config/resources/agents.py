@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from custom.env_calls import located
 from custom.env_factory import ENVIRONMENT_NAMES, LIBRARIES, taker_of
 from data.loading import load_object
 from training.config.resources.files import unwritable_folder
@@ -37,7 +38,10 @@ def _check_environment(key: str, environment: EnvironmentChoice) -> Iterator[str
     """Requires that an environment, whose section is called `key`, is named once and is there."""
     name = environment.name
     if name and environment.path:
-        yield f"{key}.name and {key}.path both name an environment: give one of them"
+        yield (
+            f"{key}.name and {key}.path both name an environment: give one of them; the class in "
+            f"a file is {key}.cls"
+        )
     elif environment.path:
         source = f"{environment.path}:{environment.cls}"
         problems = unusable_object(f"{key}.path", environment.path, f"{key}.cls", environment.cls)
@@ -48,7 +52,12 @@ def _check_environment(key: str, environment: EnvironmentChoice) -> Iterator[str
             "name=PACKAGE.MODULE:CLASS or by path and cls"
         )
     elif name and not name.partition(":")[2]:
-        yield f"{key}.name={name} must be one of {ENVIRONMENT_NAMES}"
+        yield (
+            f"{key}.name={name} must be one of {ENVIRONMENT_NAMES}; a class in a file is named by "
+            f"{key}.path=FILE.py and {key}.cls=CLASS"
+        )
+    elif name and name.partition(":")[0] == "gym":
+        yield f"{key}.name={name}: there is no gym. Did you mean 'gymnasium{name[3:]}'?"
     elif name and name.partition(":")[0] not in LIBRARIES:
         yield from _check_environment_object(key, name, environment)
     elif not name and key.startswith("env_template"):
@@ -74,11 +83,38 @@ def _check_environment_object(
     make = load_object(source, "environment")
     if not callable(make):
         return
+    unwritten = _unwritten_methods(make)
+    if unwritten:
+        yield f"{key}: {make.__name__} has no {' and no '.join(unwritten)}: write it in {source}"
+        return
+    yield from _check_takes_action(key, make)
     if not kwargs:
         yield from _check_needs_no_arguments(key, make)
         return
     for refusal in value_errors(taker_of, make, kwargs):
         yield f"{key}.kwargs: {refusal}"
+
+
+def _unwritten_methods(make: Any) -> list[str]:
+    """Lists which of `reset` and `step` a class does not have; none of a function."""
+    if not isinstance(make, type) or hasattr(make, "__getattr__"):
+        return []
+    abstract = getattr(make, "__abstractmethods__", ())
+    return [name for name in ("reset", "step") if name in abstract or not hasattr(make, name)]
+
+
+def _check_takes_action(key: str, make: Any) -> Iterator[str]:
+    """Requires that a class's `step` can be called with an action alone."""
+    if not inspect.isfunction(getattr(make, "step", None)) or not isinstance(make, type):
+        return
+    signature = inspect.signature(make.step)
+    try:
+        signature.bind(None, "")
+    except TypeError as error:
+        yield (
+            f"{key}: {located(make.step, f'{make.__name__}.step')} takes {signature}; it is called "
+            f"as step(action): {error}"
+        )
 
 
 def _check_needs_no_arguments(key: str, make: Callable[..., Any]) -> Iterator[str]:

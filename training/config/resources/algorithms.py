@@ -74,6 +74,9 @@ def _check_estimator(name: str) -> Iterator[str]:
     """Requires that an estimator exists; those in the table do, which needs no torch."""
     if name in ESTIMATOR_NEEDS:
         return
+    if name.lower() == "ppo":
+        yield f"algorithm.adv_estimator={name} is no estimator: PPO with a critic is 'gae'"
+        return
     from training.core_algos import get_adv_estimator_fn
 
     yield from value_errors(get_adv_estimator_fn, name)

@@ -1,14 +1,18 @@
 """Checks the files and folders that a configuration names: data to read, folders to write."""
 
+import glob
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from data.names import nearest_name
+from data.prompt_files import SUFFIXES
 from training.config.schema.ppo import PPOConfig
 from training.config.section import PROJECT_ROOT
 
+# Of the names that an error lists.
+MAX_NAMES_SHOWN = 8
 # Larger files are read, and checked, only where the run reads them, in bytes.
 LARGE_FILES = 64 << 20
 # The folders of the configs' own models and data, and the programs that make them.
@@ -33,8 +37,36 @@ def how_to_make(path: str) -> str:
 def missing_file(key: str, path: str) -> Iterator[str]:
     """Yields that there is no such file, from where it was looked for, and what is there."""
     if not Path(path).is_file():
-        fix = how_to_make(path) or nearest_in_folder(path)
+        fix = how_to_make(path) or _form_of_path(path) or nearest_in_folder(path)
         yield f"{key}={path} is not a file (seen from {Path.cwd()}){fix}"
+
+
+def _form_of_path(path: str) -> str:
+    """Returns "; ..." with what to write where a path is a folder, a pattern, a list or FILE:NAME.
+
+    "" of a path in the form of a file's.
+    """
+    folder = Path(path)
+    file, _, name = path.rpartition(":")
+    if folder.is_dir():
+        there = [str(entry) for entry in _entries(folder) if entry.is_file()]
+        return f"; it is a folder, name a file in it: {_some(there)}"
+    if "*" in path or "?" in path:
+        there = sorted(glob.glob(path))
+        return f"; patterns are not read, give a list: [{_some(there)}]"
+    if "," in path:
+        return f"; give several as a list: [{path}]"
+    if file.endswith(".py"):
+        return f"; give {file} here, and {name} under the key beside it, cls or name"
+    return ""
+
+
+def _some(names: list[str]) -> str:
+    """Joins names, the first of them where they are many; "none" where there are none."""
+    shown = names[:MAX_NAMES_SHOWN]
+    if len(names) > MAX_NAMES_SHOWN:
+        shown.append("…")
+    return ", ".join(shown) or "none"
 
 
 def nearest_in_folder(path: str) -> str:
@@ -47,12 +79,20 @@ def nearest_in_folder(path: str) -> str:
     missing = place
     while not missing.parent.is_dir():
         missing = missing.parent
-    names = [entry.name for entry in _entries(missing.parent)]
-    nearest = nearest_name(missing.name, names)
-    if nearest is None:
+    # Files that have their ending alone in common are not alike.
+    names = [
+        entry.name
+        for entry in _entries(missing.parent)
+        if nearest_name(missing.stem, [entry.stem]) is not None
+        and (entry.is_file() or missing.suffix not in (".py", *SUFFIXES))
+    ]
+    nearest = nearest_name(missing.name, names, cutoff=0.0)
+    if nearest is None or nearest == missing.name:
         return ""
     # As the path was written: relative, or from its root.
     found = missing.parent / nearest / place.relative_to(missing)
+    if not found.exists():
+        return f"; there is no {str(missing)!r}, but {str(missing.parent / nearest)!r}"
     return f"; did you mean {str(found)!r}?"
 
 
@@ -119,7 +159,8 @@ def _check_rows(
 ) -> Iterator[str]:
     """Reads the rows of some files, and yields what is wrong with them."""
     for path in paths:
-        yield from missing_file(key, path)
+        for problem in missing_file(key, path):
+            yield problem + _advice_on_hub_names(path)
     readable = [path for path in paths if Path(path).is_file()]
     size = sum(Path(path).stat().st_size for path in readable)
     if not readable or size > LARGE_FILES or config.data.custom_cls.path is not None:
@@ -129,9 +170,28 @@ def _check_rows(
 
     untokenized = replace(config.data, truncation="right", filter_overlong_prompts=False)
     try:
-        RLHFDataset(readable, None, untokenized, max_samples=max_samples)
+        dataset = RLHFDataset(readable, None, untokenized, max_samples=max_samples)
     except ValueError as error:
         yield f"{key}: {error}; files of another form are read by data.custom_cls"
+        return
+    batch_size = config.data.train_batch_size
+    # A sampler may give rows more than once.
+    gives_each_once = key == "data.train_files" and config.data.sampler.class_path is None
+    if gives_each_once and len(dataset) < config.prompts_per_step:
+        yield (
+            f"data.train_batch_size={batch_size} is more than the rows of {key}, "
+            f"{len(dataset)}: make it smaller or give more rows"
+        )
+
+
+def _advice_on_hub_names(path: str) -> str:
+    """Returns "; …" where a data file's path is in the form of a data set's name, ORG/NAME."""
+    is_name = path.count("/") == 1 and not Path(path).suffix and not Path(path).parent.exists()
+    if not is_name:
+        return ""
+    return (
+        "; data sets of a hub are made into files of rows first, as examples/prepare_gsm8k.py does"
+    )
 
 
 def check_run_folders(config: PPOConfig) -> Iterator[str]:

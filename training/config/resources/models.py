@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.names import did_you_mean
+from data.prompt_files import is_lfs_pointer
 from training.config.resources.files import how_to_make, nearest_in_folder
 from training.config.schema.model import CriticModelConfig
 from training.config.schema.ppo import PPOConfig
@@ -46,9 +47,40 @@ def check_models(config: PPOConfig, ask_hub: bool) -> Iterator[str]:
         # transformers would make an empty tokenizer; missing weights it names itself.
         if key == POLICY_KEY and is_folder and not any(Path(path).glob("tokenizer*")):
             yield f"{key}.path={path}: the folder holds no tokenizer; save it there"
+        yield from _unreadable_weights(key, path)
         if key in trained:
             _warn_of_unknown_entries(key, trained[key], entries)
             yield from _check_fit(config, key, trained[key], entries)
+
+
+def _unreadable_weights(key: str, path: str) -> Iterator[str]:
+    """Yields which files of weights in a model's folder were not fetched, or not as a whole."""
+    for file in sorted(Path(path).glob("*.safetensors")):
+        if is_lfs_pointer(file):
+            yield f"{key}.path={path}: {file.name} is a pointer of Git LFS: `git lfs pull`"
+        elif not _is_whole(file):
+            yield (
+                f"{key}.path={path}: {file.name} has {file.stat().st_size:,} bytes, fewer than "
+                "it says itself: it was cut; fetch or save it again"
+            )
+
+
+def _is_whole(file: Path) -> bool:
+    """Checks a safetensors file's length: a number of 8 bytes, so long a header, the tensors.
+
+    The header says where each tensor ends, counted from the header's end.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        header_length = int.from_bytes(opened.read(8), "little")
+        if size < 8 + header_length:
+            return False
+        try:
+            header = json.loads(opened.read(header_length))
+        except ValueError:
+            return False
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return size >= 8 + header_length + max(ends, default=0)
 
 
 def _missing_model(path: str, reason: str) -> str:
@@ -59,6 +91,8 @@ def _missing_model(path: str, reason: str) -> str:
     """
     place = f"is not a folder (seen from {Path.cwd()})"
     fix = how_to_make(path) or nearest_in_folder(path)
+    if Path(path).is_file():
+        fix = f"; it is a file, give the folder that it is in, {Path(path).parent}"
     if not _may_be_hub_name(path):
         return f"{place} and cannot be a hub name{fix}"
     return f"{place}, nor is it found on the hub ({reason}){fix}"

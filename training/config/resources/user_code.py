@@ -42,6 +42,8 @@ def loading_failure(
             yield str(error) if str(error).startswith(key) else f"{setting}: {error}"
             return
         fix = "mend the file, or take it out"
+        if "attempted relative import" in str(error):
+            fix = "write `from NAME import …` without the dot: files beside this one are found"
         if isinstance(error, ModuleNotFoundError):
             fix = (
                 "install it, or, where it is a file of yours, put that beside this one or start "
