@@ -41,6 +41,8 @@ PLAYER_ANSWERS = {
 }
 # How an error begins whose cause is what a method returned.
 RETURNED = BadEnvironment.__name__
+# Of the words that a warning lists.
+MAX_WORDS_SHOWN = 6
 # By so much a player's reward must exceed random play's, which is a sum in another order.
 TOLERANCE = 1e-9
 
@@ -109,6 +111,7 @@ class _EnvironmentTrial:
                 f"environment {name}: a first prompt has {length} tokens, "
                 f"data.max_prompt_length={limit}: raise it, or shorten the observation"
             )
+        self._warn_of_unknown_words(name, reply.messages)
         self.pool.finish(index, "max_turns")
         self._wait_for_reply(index, f"the end of an episode of environment {source}")
         # Rows are paid by the reward manager, which the trial does not ask.
@@ -198,6 +201,26 @@ class _EnvironmentTrial:
                 f"{name}: no second turn fits: an observation has about {length} tokens, and "
                 f"data.max_response_length={longest} is for all turns and observations together"
             )
+
+    def _warn_of_unknown_words(self, name: str, messages: list[Message]) -> None:
+        """Warns where the tokenizer has one token for all words of a first prompt that it lacks."""
+        tokenizer = self.tokens.tokenizer
+        if tokenizer.unk_token_id is None:
+            return
+        words = dict.fromkeys(" ".join(message["content"] for message in messages).split())
+        unknown = [
+            word
+            for word in words
+            if tokenizer.unk_token_id in tokenizer.encode(word, add_special_tokens=False)
+        ]
+        if not unknown:
+            return
+        shown = ", ".join(unknown[:MAX_WORDS_SHOWN]) + (", …" * (len(unknown) > MAX_WORDS_SHOWN))
+        logger.warning(
+            f"{name}: the model's tokenizer does not know {len(unknown)} of the {len(words)} words "
+            f"of a first prompt ({shown}): it reads them all as {tokenizer.unk_token}, and can "
+            "write none of them"
+        )
 
     def _advice(self, reply: StepReply) -> str:
         """Returns what to do about a call that did not end; "" of any other reply."""

@@ -224,8 +224,30 @@ def tried(
 def test_crashes_in_a_part_of_the_trial_are_counted(
     caplog: pytest.LogCaptureFixture, tiny_game: Path
 ) -> None:
-    (warning,) = tried(caplog, tiny_game, Choosy)
+    (*_, warning) = tried(caplog, tiny_game, Choosy)
     assert warning.startswith("environment Choosy crashed in 1 of 4 trial episodes: KeyError")
+
+
+class Greeting(BaseEnvironment):
+    """Greets in words, some of which the quickstart's tokenizer has."""
+
+    def reset(self, seed: int | None = None) -> str:
+        return "the number is unknown to me"
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        return "lower", float(action == "1"), True, {}
+
+
+def test_words_that_the_tokenizer_lacks_are_named_before_the_run(
+    caplog: pytest.LogCaptureFixture, tiny_game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (warning, *_) = tried(caplog, tiny_game, Greeting)
+    assert warning == (
+        "Greeting: the model's tokenizer does not know 3 of the 6 words of a first prompt "
+        "(unknown, to, me): it reads them all as <unk>, and can write none of them"
+    )
+    monkeypatch.setattr(Greeting, "reset", lambda self, seed: "the number is 3")
+    assert not any("does not know" in text for text in tried(caplog, tiny_game, Greeting))
 
 
 class Hanging(BaseEnvironment):

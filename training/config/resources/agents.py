@@ -105,16 +105,15 @@ def _unwritten_methods(make: Any) -> list[str]:
 
 def _check_takes_action(key: str, make: Any) -> Iterator[str]:
     """Requires that a class's `step` can be called with an action alone."""
-    if not inspect.isfunction(getattr(make, "step", None)) or not isinstance(make, type):
+    step: Any = getattr(make, "step", None)
+    if not isinstance(make, type) or not inspect.isfunction(step):
         return
-    signature = inspect.signature(make.step)
+    signature = inspect.signature(step)
     try:
         signature.bind(None, "")
     except TypeError as error:
-        yield (
-            f"{key}: {located(make.step, f'{make.__name__}.step')} takes {signature}; it is called "
-            f"as step(action): {error}"
-        )
+        where = located(step, f"{make.__name__}.step")
+        yield f"{key}: {where} takes {signature}; it is called as step(action): {error}"
 
 
 def _check_needs_no_arguments(key: str, make: Callable[..., Any]) -> Iterator[str]:

@@ -1,0 +1,148 @@
+"""Makes a small model for a game of your own: python examples/prepare_game.py GAME.yaml.
+
+The YAML is the run's: it names the environment, its tools, and in actor_rollout_ref.model.path the
+folder to make. The environment is played with random answers, those of its `sample_action`. The
+words of these games are the tokenizer's, and the model learns how answers look, not which are good.
+It has two layers, for a first try on a CPU. Invariant: the folder is there only when it is complete.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from prepare_tiny_prompts import SPECIAL, completed, make_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from custom.agent import Agent, as_user_messages
+from custom.env_calls import call_method
+from training.config import PPOConfig
+from training.config.loader import ConfigError, load_config
+from workers.multi_turn_rollout import agent_specs
+
+GAMES = 1000
+STEPS = 200
+BATCH = 64
+IGNORED = -100
+ROLES = ["system", "user", "assistant", "tool", "tools"]
+NUMBERS = [str(number) for number in range(21)]
+CHAT_TEMPLATE = (
+    "{% if tools %}<|im_start|> tools "
+    "{% for t in tools %}{{ t['function']['name'] }} {% endfor %}<|im_end|> {% endif %}"
+    "{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> {% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
+)
+
+
+def play(agent: Agent, seed: int, max_turn: int) -> list[dict[str, Any]]:
+    """Plays a game with random answers and returns its messages, without what follows the last."""
+    draw = random.Random(seed)
+    messages = list(agent.reset(seed))
+    for turn in range(max_turn):
+        answer = call_method(agent.environment, "sample_action", draw)
+        if answer is None:
+            sys.exit(
+                f"{type(agent.environment).__name__} has no sample_action(self, generator): it "
+                "returns an answer, drawn from the generator, as the model is to write it"
+            )
+        result = agent.step(answer)
+        messages.append({"role": "assistant", "content": answer})
+        if result.done or turn == max_turn - 1:
+            break
+        messages += as_user_messages(result.observation)
+    return messages
+
+
+def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """Makes a tokenizer of the words of some texts, of roles and of numbers."""
+    words = dict.fromkeys([*SPECIAL, *ROLES, *NUMBERS])
+    for text in texts:
+        words.update(dict.fromkeys(text.split()))
+    core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        eos_token="<|im_end|>",
+        unk_token="<unk>",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def label_answers(ids: list[int], start: int, assistant: int, end: int) -> list[int]:
+    """Returns the tokens of answers and of their ends, IGNORED in the place of all others."""
+    labels = []
+    in_answer = False
+    for place, token in enumerate(ids):
+        labels.append(token if in_answer else IGNORED)
+        if token == end:
+            in_answer = False
+        elif token == assistant and place > 0 and ids[place - 1] == start:
+            in_answer = True
+    return labels
+
+
+def warm_up(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: list[str], steps: int
+) -> None:
+    """Trains on the answers of the games."""
+    start, assistant, end = tokenizer.convert_tokens_to_ids(
+        ["<|im_start|>", "assistant", "<|im_end|>"]
+    )
+    rows = [tokenizer.encode(text) for text in texts]
+    length = max(map(len, rows))
+    padding = [tokenizer.pad_token_id] * length
+    ids = torch.tensor([(row + padding)[:length] for row in rows])  # (games, length)
+    labels = torch.tensor([label_answers(row, start, assistant, end) for row in ids.tolist()])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        chosen = torch.randint(len(rows), (BATCH,))
+        # Padding lies behind the answers, which do not see it.
+        model(input_ids=ids[chosen], labels=labels[chosen]).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def prepare(config: PPOConfig, games: int = GAMES, steps: int = STEPS) -> Path:
+    """Writes the model that the config names; returns its folder, which stays where it is there."""
+    folder = Path(config.actor_rollout_ref.model.path)
+    if folder.exists():
+        return folder
+    torch.manual_seed(0)
+    [spec, *_] = agent_specs(config)
+    agent = spec.build()
+    max_turn = spec.max_turn or config.agent.max_turn
+    conversations = [play(agent, seed, max_turn) for seed in range(games)]
+    texts = [message["content"] for messages in conversations for message in messages]
+    tools = agent.tool_schemas or []
+    names = [tool["function"]["name"] for tool in tools]
+    agent.close()
+    tokenizer = make_tokenizer([*texts, *names])
+    model = make_model(tokenizer)
+    model.config.max_position_embeddings = max(256, config.data.row_length)
+    rendered = [
+        tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False)
+        for messages in conversations
+    ]
+    warm_up(model, tokenizer, rendered, steps)
+    with completed(folder) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+    return folder
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(f"{__doc__.splitlines()[0]}")
+    try:
+        print(prepare(load_config(sys.argv[1:], check=False).config))
+    except ConfigError as error:
+        sys.exit(str(error))

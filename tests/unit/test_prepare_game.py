@@ -1,0 +1,112 @@
+"""Tests the small model that is made for a game of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from prepare_game import IGNORED, label_answers, make_tokenizer, prepare
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from training.config import PPOConfig
+from training.config.loader import load_config
+
+SHOP = """
+from custom.env import BaseEnvironment
+from custom.tools import Tool, ToolDefinition
+
+
+class Price(Tool):
+    definition = ToolDefinition(
+        name="price",
+        description="The price of a fruit.",
+        parameters={
+            "type": "object",
+            "properties": {"fruit": {"type": "string"}},
+            "required": ["fruit"],
+        },
+    )
+
+    def execute(self, fruit):
+        return f"{fruit} costs 7"
+
+
+class Shop(BaseEnvironment):
+    def reset(self, seed=None):
+        return "how much is a pear"
+
+    def step(self, action):
+        return "bye", float(action == "7"), True, {}
+
+    def sample_action(self, generator):
+        return generator.choice(["Action: price[ pear ]", "7"])
+
+
+class Silent(BaseEnvironment):
+    def reset(self, seed=None):
+        return "say something"
+
+    def step(self, action):
+        return "", 0.0, True, {}
+"""
+
+
+def config_of(folder: Path, name: str) -> PPOConfig:
+    (folder / "shop.py").write_text(SHOP)
+    words = [
+        f"agent.environment={{path: {folder}/shop.py, cls: {name}}}",
+        f"agent.tools=['{folder}/shop.py:Price']",
+        "agent.parser=react",
+        "agent.max_turn=3",
+        f"actor_rollout_ref.model.path={folder}/model",
+        "data.max_prompt_length=24",
+        "data.max_response_length=300",
+    ]
+    return load_config(words, check=False).config
+
+
+def test_labels_are_the_answers_and_their_ends() -> None:
+    start, end, user, assistant, a, b = range(6)
+    ids = [start, user, assistant, end, start, assistant, a, b, end, start, user, a, end]
+    wanted = [IGNORED] * 6 + [a, b, end] + [IGNORED] * 4
+    assert label_answers(ids, start, assistant, end) == wanted
+
+
+def test_the_model_knows_the_games_words_its_tools_and_the_form_of_answers(tmp_path: Path) -> None:
+    folder = prepare(config_of(tmp_path, "Shop"), games=40, steps=120)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.max_position_embeddings == 324
+    for text in ("how much is a pear", "Action: price[ pear ]", "pear costs 7", "tool price 20"):
+        assert tokenizer.unk_token_id not in tokenizer.encode(text)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "how much is a pear"}],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    probs = model(torch.tensor([tokenizer.encode(prompt)])).logits[0, -1].softmax(-1)
+    answers = tokenizer.convert_tokens_to_ids(["Action:", "7"])
+    assert probs[answers].sum() > 0.9
+    assert (probs[answers] > 0.2).all()
+
+
+def test_a_model_that_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    assert prepare(config_of(tmp_path, "Silent")) == tmp_path / "model"
+    assert list((tmp_path / "model").iterdir()) == []
+
+
+def test_a_game_without_random_answers_is_told_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"Silent has no sample_action\(self, generator\): it ret"):
+        prepare(config_of(tmp_path, "Silent"))
+    assert not (tmp_path / "model").exists()
+
+
+def test_words_of_texts_are_tokens_of_their_own() -> None:
+    tokenizer = make_tokenizer(["left or right,"])
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("left right, 20")) == [
+        "left",
+        "right,",
+        "20",
+    ]
