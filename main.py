@@ -67,6 +67,8 @@ def run(argv: list[str], signals: EndingSignals) -> int:
         if error.loaded is not None and error.loaded.explain:
             print(explain_values(error.loaded))
         print(error, file=sys.stderr)
+        if not argv:
+            print("start a file's run by: python main.py CONFIG.yaml (see --help)", file=sys.stderr)
         return 2
     if planning or loaded.explain:
         return 0

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from custom.env import BadEnvironment
 from data.loading import load_object
 
 # Characters of what a library raised that are shown.
@@ -113,7 +114,7 @@ def _construct(make: Any, kwargs: dict[str, Any]) -> Any:
     missing = [name for name in ("reset", "step") if not hasattr(environment, name)]
     if missing:
         name = getattr(make, "__name__", type(make).__name__)
-        raise ValueError(
+        raise BadEnvironment(
             f"{name} makes a {type(environment).__name__} without {' and '.join(missing)}; an "
             "environment has both"
         )

@@ -3,7 +3,8 @@
 The YAML is the run's: it names the environment, its tools, and in actor_rollout_ref.model.path the
 folder to make. The environment is played with random answers, those of its `sample_action`. The
 words of these games are the tokenizer's, and the model learns how answers look, not which are good.
-It has two layers, for a first try on a CPU. Invariant: the folder is there only when it is complete.
+It has two layers, for a first try on a CPU. Invariant: the folder is there only when it is
+complete.
 """
 
 from __future__ import annotations

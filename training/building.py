@@ -14,7 +14,7 @@ from data.prompt_files import read_rows
 from data.rl_dataset import create_dataset
 from training.agent_trainer import AgentTrainer
 from training.config import DataConfig, PPOConfig
-from training.config.loader import read_config
+from training.config.loader import ConfigError, read_config
 from training.config.resources.user_code import load_custom_algorithm
 from training.ray_trainer import RayPPOTrainer
 from training.reward import RewardFunction, load_reward_manager
@@ -53,9 +53,18 @@ def build_trainer(
         load_custom_algorithm(config.custom_algorithm)
     if tokenizer is None:
         model = config.actor_rollout_ref.model
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            model.path, trust_remote_code=model.trust_remote_code
-        )
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                model.path, trust_remote_code=model.trust_remote_code
+            )
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                [
+                    f"actor_rollout_ref.model.path={model.path}: its tokenizer cannot be loaded "
+                    f"({reason}): save the model's tokenizer into that folder"
+                ]
+            ) from error
     acts = bool(config.environments) or brings_agents
     data = config.data
     files_and_limits = {

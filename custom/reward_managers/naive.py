@@ -6,6 +6,7 @@ Invariant: a row's score lies on its last sampled token, and a function that fai
 number, is an error that names the row. The prime and batch managers change only `_score`.
 """
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -224,6 +225,9 @@ def _name_of(function: Any) -> str:
 
 def _score_of(result: Any, sample: Sample, function: str) -> float:
     """Returns the number in what the scoring function returned; ValueError names the row."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise BadRewardFunction(f"{function} is an `async def`; write `def`")
     try:
         score = float(result["score"] if isinstance(result, dict) else result)
         if math.isfinite(score):

@@ -306,6 +306,15 @@ def test_a_result_that_is_no_score_names_the_row(tokenizer, result):
         NaiveRewardManager(tokenizer, 0, lambda **_: result)(make_batch())
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_function_that_is_a_coroutine_is_told_as_that(tokenizer):
+    async def compute_score(**_):
+        return 1.0
+
+    with pytest.raises(ValueError, match=r"compute_score \(.*\) is an `async def`; write `def`"):
+        NaiveRewardManager(tokenizer, 0, compute_score)(make_batch())
+
+
 def test_entries_keep_their_names_and_one_named_reward_scores_nothing(tokenizer):
     manager = NaiveRewardManager(tokenizer, 0, lambda **_: {"score": 0.5, "reward": 7.0})
     rewards, infos = compute_reward(make_batch(), manager)

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests.unit.config.helpers import ACTOR, ROLLOUT, ROW, checked, load, problems_of
+from training.building import build_trainer
+from training.config.loader import ConfigError
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 ENVIRONMENT = "agent.environment"
@@ -184,6 +186,17 @@ def test_weights_that_were_not_fetched_or_cut_are_told_before_they_are_loaded(
     weights.write_text(LFS_POINTER)
     (problem,) = checked(runnable)
     assert problem.endswith("model.safetensors is a pointer of Git LFS: `git lfs pull`")
+
+
+def test_a_tokenizer_that_cannot_be_loaded_names_the_model(runnable: list[str]) -> None:
+    folder = Path(runnable[0].partition("=")[2])
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        build_trainer(load(*runnable))
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{runnable[0]}: its tokenizer cannot be loaded (")
+    assert problem.endswith("save the model's tokenizer into that folder")
 
 
 def test_a_file_in_the_place_of_a_models_folder_is_told(runnable: list[str]) -> None:
