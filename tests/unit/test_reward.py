@@ -306,7 +306,7 @@ def test_a_result_that_is_no_score_names_the_row(tokenizer, result):
         NaiveRewardManager(tokenizer, 0, lambda **_: result)(make_batch())
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("ignore:coroutine")
 def test_a_function_that_is_a_coroutine_is_told_as_that(tokenizer):
     async def compute_score(**_):
         return 1.0
