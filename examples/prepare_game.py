@@ -114,7 +114,12 @@ def warm_up(
 
 def prepare(config: PPOConfig, games: int = GAMES, steps: int = STEPS) -> Path:
     """Writes the model that the config names; returns its folder, which stays where it is there."""
-    folder = Path(config.actor_rollout_ref.model.path)
+    path = config.actor_rollout_ref.model.path
+    if path is None:
+        sys.exit("actor_rollout_ref.model.path is missing: name the folder that is to be made")
+    if not config.environments:
+        sys.exit("agent.environment is missing: give the path and cls of the game")
+    folder = Path(path)
     if folder.exists():
         return folder
     torch.manual_seed(0)

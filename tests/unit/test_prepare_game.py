@@ -103,6 +103,13 @@ def test_a_game_without_random_answers_is_told_what_it_lacks(tmp_path: Path) -> 
     assert not (tmp_path / "model").exists()
 
 
+def test_a_file_without_a_model_or_a_game_is_told_what_it_lacks() -> None:
+    with pytest.raises(SystemExit, match="actor_rollout_ref.model.path is missing"):
+        prepare(load_config([], check=False).config)
+    with pytest.raises(SystemExit, match="agent.environment is missing"):
+        prepare(load_config(["actor_rollout_ref.model.path=x"], check=False).config)
+
+
 def test_words_of_texts_are_tokens_of_their_own() -> None:
     tokenizer = make_tokenizer(["left or right,"])
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("left right, 20")) == [
