@@ -63,14 +63,32 @@ class EpisodeRows:
         ids = columns.get("episode_id", np.arange(size))
         order = columns.get("episode_row", np.zeros(size, dtype=np.int64))
         # The number of a dummy row is its key, as no id is an integer.
-        keys = [str(ids[row]) if self.real[row] else row for row in range(size)]
+        keys = [
+            str(episode_id) if is_real else row
+            for row, (episode_id, is_real) in enumerate(zip(ids, self.real.tolist(), strict=True))
+        ]
         rows_of_episode = rows_by_key(keys).values()
         self.rows = sorted(sorted(rows, key=order.__getitem__) for rows in rows_of_episode)
         self.first = np.array([rows[0] for rows in self.rows], dtype=np.int64)
         self.one_row_each = all(rows == [i] for i, rows in enumerate(self.rows))
+        lengths = [len(rows) for rows in self.rows]
+        in_order = np.array([row for rows in self.rows for row in rows], dtype=np.int64)
         self._episode_of_row = torch.empty(size, dtype=torch.int64)
-        for episode, rows in enumerate(self.rows):
-            self._episode_of_row[rows] = episode
+        self._episode_of_row[in_order] = torch.from_numpy(
+            np.repeat(np.arange(len(lengths)), lengths)
+        )
+
+    @cached_property
+    def first_by_group(self) -> dict[str, list[int]]:
+        """Lists the first rows of each group's episodes by its uid, dummies left out.
+
+        Raises:
+            KeyError: the batch has no uids.
+        """
+        first = self.first[self.real.numpy()[self.first]]
+        rows = first.tolist()
+        groups = rows_by_key(map(str, self._batch.non_tensor_batch["uid"][first]))
+        return {uid: [rows[member] for member in members] for uid, members in groups.items()}
 
     def can_join(self, tensor: Tensor, width: int) -> bool:
         """Checks whether `join` takes the tensor.

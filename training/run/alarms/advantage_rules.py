@@ -16,7 +16,6 @@ from training.batch.episode_rows import EpisodeRows
 from training.batch.masked_ops import sampled_sums
 from training.config import AlgorithmConfig
 from training.config.estimator_needs import BUILT_IN_ESTIMATORS, estimator_needs
-from training.run.alarms.batch_rules import first_rows_by_group
 from training.run.alarms.catalogue import Finding
 
 EPSILON = 1e-6
@@ -42,7 +41,7 @@ def wrong_advantages(
         step: chooses the group whose tokens are gone through.
     """
     name = algorithm.adv_estimator
-    groups = list(first_rows_by_group(batch, episodes).items())
+    groups = list(episodes.first_by_group.items())
     if not groups:
         return
     if name in BY_TOKEN:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
-from training.batch.row_groups import rows_by_key
 from training.run.alarms.catalogue import Finding
 
 # Nats by which it must be unlikely that samples agree by chance: one in 10^10.
@@ -152,7 +151,7 @@ def other_prompts(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
     if of_dataset is None:
         return
     prompts = batch.batch["prompts"].numpy()
-    for rows in first_rows_by_group(batch, episodes).values():
+    for rows in episodes.first_by_group.values():
         ids = list(of_dataset[rows[0]])
         if ids and prompts[rows[0], -len(ids) :].tolist() != ids:
             yield Finding(
@@ -177,11 +176,15 @@ def mixed_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> I
     tasks = batch.non_tensor_batch.get("group_index")
     if tasks is not None:
         compared.append(tasks)
-    groups = first_rows_by_group(batch, episodes)
-    mixed = []
-    for uid, rows in groups.items():
-        if any((values[rows] != values[rows[0]]).any() for values in compared):
-            mixed.append(uid)
+    groups = episodes.first_by_group
+    sizes = [len(rows) for rows in groups.values()]
+    members = np.array([row for rows in groups.values() for row in rows], dtype=np.int64)
+    leaders = np.repeat(np.array([rows[0] for rows in groups.values()], dtype=np.int64), sizes)
+    differs = np.zeros(len(members), dtype=bool)
+    for values in compared:
+        differs |= (values[members] != values[leaders]).reshape(len(members), -1).any(axis=1)
+    uids = np.repeat(list(groups), sizes)
+    mixed = list(dict.fromkeys(uids[differs].tolist()))
     if mixed:
         yield Finding(
             "groups_mixed",
@@ -192,7 +195,7 @@ def mixed_groups(batch: DataProto, episodes: EpisodeRows, same_tasks: bool) -> I
 
 def uneven_groups(batch: DataProto, episodes: EpisodeRows, size: int) -> Iterator[Finding]:
     """Finds groups of another number of episodes than `rollout.n`."""
-    groups = first_rows_by_group(batch, episodes)
+    groups = episodes.first_by_group
     uneven = [uid for uid, rows in groups.items() if len(rows) != size]
     if uneven:
         yield Finding(
@@ -220,7 +223,7 @@ def equal_answers(batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
     equal = 0
     expected = 0.0
     example = ""
-    for uid, rows in first_rows_by_group(batch, episodes).items():
+    for uid, rows in episodes.first_by_group.items():
         first, *others = [ids[row][in_answer[row]].tobytes() for row in rows]
         if not first:
             continue
@@ -243,14 +246,6 @@ def unlikely_excess(count: int, expected: float) -> bool:
         return False
     nats = count * math.log(count / max(expected, 1e-300)) - count + expected
     return nats > UNLIKELY
-
-
-def first_rows_by_group(batch: DataProto, episodes: EpisodeRows) -> dict[str, list[int]]:
-    """Lists the first rows of each group's episodes by its uid, dummies left out."""
-    is_real = episodes.real.numpy()
-    first = episodes.first[is_real[episodes.first]]
-    groups = rows_by_key(map(str, batch.non_tensor_batch["uid"][first]))
-    return {uid: first[members].tolist() for uid, members in groups.items()}
 
 
 def _first_place(batch: DataProto, wrong: Tensor) -> str:

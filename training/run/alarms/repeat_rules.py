@@ -13,7 +13,7 @@ import numpy as np
 
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
-from training.run.alarms.batch_rules import UNLIKELY, first_rows_by_group, unlikely_excess
+from training.run.alarms.batch_rules import UNLIKELY, unlikely_excess
 from training.run.alarms.catalogue import Finding
 
 # Of so many tasks one may come twice by chance: seeds have 31 bits.
@@ -36,7 +36,7 @@ class RepeatRules:
 
     def check(self, batch: DataProto, episodes: EpisodeRows) -> Iterator[Finding]:
         """Looks at a step's batch."""
-        groups = first_rows_by_group(batch, episodes)
+        groups = episodes.first_by_group
         yield from self._check_seeds(batch, groups)
         yield from self._check_prompts(batch, groups)
         yield from self._check_answers(batch, groups)
