@@ -104,9 +104,9 @@ def test_a_game_without_random_answers_is_told_what_it_lacks(tmp_path: Path) -> 
 
 
 def test_a_file_without_a_model_or_a_game_is_told_what_it_lacks() -> None:
-    with pytest.raises(SystemExit, match="actor_rollout_ref.model.path is missing"):
+    with pytest.raises(SystemExit, match=r"actor_rollout_ref\.model\.path is missing"):
         prepare(load_config([], check=False).config)
-    with pytest.raises(SystemExit, match="agent.environment is missing"):
+    with pytest.raises(SystemExit, match=r"agent\.environment is missing"):
         prepare(load_config(["actor_rollout_ref.model.path=x"], check=False).config)
 
 
