@@ -507,7 +507,10 @@ def play_once(rollout: SyncMultiTurnRollout) -> DataProto:
 
 def test_a_run_that_fails_while_it_starts_ends_with_its_own_error(tiny_game, tmp_path) -> None:
     shutil.copytree(tiny_game / "model", tmp_path / "torn")
-    (tmp_path / "torn/model.safetensors").write_bytes(b"torn")
+    # As long as it says that it is, so that only its reading finds what it holds.
+    header = b'{"weight": {"dtype": "F99", "shape": [0], "data_offsets": [0, 0]}}'
+    weights = tmp_path / "torn/model.safetensors"
+    weights.write_bytes(len(header).to_bytes(8, "little") + header)
     trainer = build_trainer(game_config(tiny_game, tmp_path, f"critic.model.path={tmp_path}/torn"))
     with pytest.raises(Exception, match="header"):
         trainer.init_workers()

@@ -55,6 +55,7 @@ ELSEWHERE = {
     "python examples/prepare_gsm8k.py": "--help",
     "python examples/prepare_quickstart.py": "--help",
     "python examples/prepare_tiny_prompts.py": "--help",
+    "python examples/prepare_game.py": "tests/unit/test_prepare_game.py",
     "python scripts/verl_imports.py": "tests/unit/test_verl_modules.py",
     "python main.py algorithm.adv_estimator=grpo data.train_files=": "tests/e2e/test_docs.py",
     "OMP_NUM_THREADS=1 python main.py count.yaml": "tests/e2e/test_pages_run.py",

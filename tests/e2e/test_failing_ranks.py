@@ -103,5 +103,10 @@ def test_a_killed_driver_leaves_nothing_to_the_next_attempt(start: Start, tmp_pa
     assert of_ray
     attempt.kill()
     run.until(lambda: "restart 1 of 1" in run.log.read_text())
-    assert not [process for process in of_ray if process.is_running()]
+    # One that ended and that nobody waits for stays as a zombie, in containers without an init.
+    assert not [
+        process
+        for process in of_ray
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    ]
     assert run.end() == 0, run.log.read_text()[-3000:]

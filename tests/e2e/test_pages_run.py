@@ -66,7 +66,11 @@ def test_the_readmes_environment_trains_and_its_episodes_are_read(
     game_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert all(given in README + EPISODES for given in SMALL)
-    own = [command for command in written(small(README), game_folder) if "count.yaml" in command]
+    own = [
+        command
+        for command in written(small(README), game_folder)
+        if "main.py count.yaml" in command
+    ]
     commands = written(small(EPISODES), game_folder)
     assert len(own) == 1 and len(commands) == 3
     carry_out(own[0], game_folder)

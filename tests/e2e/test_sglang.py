@@ -139,6 +139,7 @@ def test_a_server_needs_no_package_and_counts_its_ranks_itself(tiny_task: Path) 
     argv += [
         f"data.train_files={tiny_task}/train.parquet",
         f"data.val_files={tiny_task}/val.parquet",
+        "data.train_batch_size=64",
     ]
     server = f"{ROLLOUT}.engine_kwargs.sglang.base_url=http://127.0.0.1:30000"
     assert load_config([*argv, server]).config.actor_rollout_ref.rollout.name == "sglang"

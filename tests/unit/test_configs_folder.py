@@ -40,7 +40,11 @@ def test_the_agents_config_wants_an_environment_and_a_model_alone(
     tmp_path: Path, tiny_task: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_env.py").write_text("class MyEnv:\n    pass\n")
+    (tmp_path / "my_env.py").write_text(
+        "class MyEnv:\n"
+        "    def reset(self, **row):\n        return 'say'\n\n"
+        "    def step(self, action):\n        return 'said', 1.0, True\n"
+    )
     base, vllm = str(PROJECT / "configs/agent.yaml"), "actor_rollout_ref.rollout.name=hf"
     lengths = [
         "data.max_prompt_length=32",
