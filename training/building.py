@@ -13,7 +13,7 @@ from data.loading import load_extern_object
 from data.prompt_files import read_rows
 from data.rl_dataset import create_dataset
 from training.agent_trainer import AgentTrainer
-from training.config import DataConfig, PPOConfig
+from training.config import DataConfig, ModelConfig, PPOConfig
 from training.config.loader import ConfigError, read_config
 from training.config.resources.user_code import load_custom_algorithm
 from training.ray_trainer import RayPPOTrainer
@@ -52,19 +52,7 @@ def build_trainer(
     if config.custom_algorithm:
         load_custom_algorithm(config.custom_algorithm)
     if tokenizer is None:
-        model = config.actor_rollout_ref.model
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                model.path, trust_remote_code=model.trust_remote_code
-            )
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(
-                [
-                    f"actor_rollout_ref.model.path={model.path}: its tokenizer cannot be loaded "
-                    f"({reason}): save the model's tokenizer into that folder"
-                ]
-            ) from error
+        tokenizer = _load_tokenizer(config.actor_rollout_ref.model)
     acts = bool(config.environments) or brings_agents
     data = config.data
     files_and_limits = {
@@ -86,6 +74,22 @@ def build_trainer(
     trainer = trainer_class(config, tokenizer, **arguments)
     try_reward(trainer)
     return trainer
+
+
+def _load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer that lies beside the policy's weights."""
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            model.path, trust_remote_code=model.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            [
+                f"actor_rollout_ref.model.path={model.path}: its tokenizer cannot be loaded "
+                f"({reason}): save the model's tokenizer into that folder"
+            ]
+        ) from error
 
 
 def _read_dataset(

@@ -160,8 +160,7 @@ class RayPPOTrainer:
         self.global_steps = 0
         self.position = DataPosition()
         self.in_step = False
-        self.signals = EndingSignals()
-        self.signals.postpone = lambda: self.in_step
+        self.signals = EndingSignals(postpone=lambda: self.in_step)
         # Gives back, in the end, the run's folder, Ray and the workers' processes.
         self.resources: ExitStack | None = None
         self.groups: WorkerGroups | None = None
@@ -170,11 +169,10 @@ class RayPPOTrainer:
         self.row_stream = open_row_stream(config, train_dataset, collator, train_sampler)
         self.train_dataloader = self.row_stream.loader
         self.val_dataloader = make_val_dataloader(config, val_dataset, collator)
-        steps_of_all_epochs = config.trainer.total_epochs * self.row_stream.batches_per_epoch
+        batches_per_epoch = self.row_stream.batches_per_epoch
+        steps_of_all_epochs = config.trainer.total_epochs * batches_per_epoch
         self.total_training_steps = config.trainer.total_training_steps or steps_of_all_epochs
-        self.alarms = Alarms(config, self.total_training_steps, self.row_stream.batches_per_epoch)
-        self.alarms.eos_token_id = tokenizer.eos_token_id
-        self.alarms.vocabulary = len(tokenizer)
+        self.alarms = Alarms(config, self.total_training_steps, batches_per_epoch, tokenizer)
         self.generator = StepGenerator(self)
         self.step_source = self._make_step_source()
 

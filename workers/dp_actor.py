@@ -173,9 +173,7 @@ class DataParallelPPOActor(UpdateLoop):
             metrics.update(compare_values(values[0], fields, counts, updates))
 
         if self.observation_loss_coef:
-            observation_loss = mean_observation_loss(
-                log_prob, fields["observation_mask"], micro.meta_info["observation_tokens"]
-            )
+            observation_loss = self._observation_loss(log_prob, fields, micro)
             loss = loss + self.observation_loss_coef * observation_loss * ranks
             metrics["actor/observation_loss"] = observation_loss
 
@@ -188,6 +186,12 @@ class DataParallelPPOActor(UpdateLoop):
             if values:
                 watch_values(values[0], micro, metrics)
         return MicroLoss(loss, metrics, maxima)
+
+    def _observation_loss(self, log_prob: Tensor, fields: LossFields, micro: DataProto) -> Tensor:
+        """Computes this micro-batch's share of the mean loss of the environment's tokens."""
+        return mean_observation_loss(
+            log_prob, fields["observation_mask"], micro.meta_info["observation_tokens"]
+        )
 
     def _kl_loss(self, fields: LossFields, log_prob: Tensor, counts: GlobalBatchInfo) -> Tensor:
         """Computes the mean KL to the reference policy, by `kl_loss_type`."""

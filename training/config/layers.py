@@ -233,11 +233,15 @@ class Layers:
         elif key not in self._sections:
             self._add_foreign(key, value, source)
         elif value is not None:
-            inner = [name for name in self.schema if name.startswith(f"{key}.")]
-            of_files = [name for name in inner if name == f"{key}.path"]
-            is_file = isinstance(value, str) and value.endswith(".py")
-            example = of_files[0] if is_file and of_files else inner[0]
-            self.report(key, value, source, f"is a section; set its keys, as in {example}=VALUE")
+            self._report_section(key, value, source)
+
+    def _report_section(self, key: str, value: Any, source: str) -> None:
+        """Reports a plain value for a section, with a key of it that may be meant."""
+        inner = [name for name in self.schema if name.startswith(f"{key}.")]
+        is_file = isinstance(value, str) and value.endswith(".py")
+        path_key = f"{key}.path"
+        example = path_key if is_file and path_key in inner else inner[0]
+        self.report(key, value, source, f"is a section; set its keys, as in {example}=VALUE")
 
     def _add_moved_entries(self, key: str, value: Mapping[Any, Any], source: str) -> dict[Any, Any]:
         """Adds those entries of a mapping of ours that verl has there; returns the others."""

@@ -41,11 +41,11 @@ class EndingSignals:
     gives the signals back at the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, postpone: Callable[[], bool] = lambda: False) -> None:
         self.received = 0
         self.open = True
         self.received_at = 0.0
-        self.postpone: Callable[[], bool] = lambda: False
+        self.postpone = postpone
         self.previous_handlers: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:

@@ -60,8 +60,8 @@ def _unreadable_weights(key: str, path: str) -> Iterator[str]:
             yield f"{key}.path={path}: {file.name} is a pointer of Git LFS: `git lfs pull`"
         elif not _is_whole(file):
             yield (
-                f"{key}.path={path}: {file.name} has {file.stat().st_size:,} bytes, fewer than "
-                "it says itself: it was cut; fetch or save it again"
+                f"{key}.path={path}: {file.name} ({file.stat().st_size:,} bytes) is cut or "
+                "damaged: its header cannot be read, or names more bytes; fetch or save it again"
             )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from data.protocol import DataProto
 from training.batch.episode_rows import EpisodeRows
@@ -47,11 +48,10 @@ class Alarms:
         config: the run's; `trainer.alarms` says what an alarm does.
         total_steps: of the run, over which learning rates are scheduled; None: not known.
         steps_per_epoch: after how many steps prompts come again; None: not known.
+        tokenizer: says which token ends a turn, and how many there are; None: not known.
 
     Attributes:
         paid_by_environment: the environment's rewards are the scores, and nothing else is.
-        eos_token_id: ends a turn; None: not known.
-        vocabulary: tokens that the tokenizer has; 0: not known.
     """
 
     def __init__(
@@ -59,11 +59,12 @@ class Alarms:
         config: PPOConfig,
         total_steps: int | None = None,
         steps_per_epoch: int | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.config = config
         self.paid_by_environment = False
-        self.eos_token_id: int | None = None
-        self.vocabulary = 0
+        self.eos_token_id = tokenizer.eos_token_id if tokenizer is not None else None
+        self.vocabulary = len(tokenizer) if tokenizer is not None else 0
         self.history = History()
         self.reward_rules = RewardRules(config.data.reward_fn_key)
         self.score_rules = ScoreRules()
