@@ -45,15 +45,17 @@ class ToolDefinition:
 class Tool(ABC):
     """Answers calls of the model; write `definition` and `execute`.
 
-    class Echo(Tool):
-        definition = ToolDefinition(
-            name="echo",
-            description="Echoes.",
-            parameters={"type": "object", "properties": {"text": {"type": "string"}}},
-        )
+    The smallest one:
 
-        def execute(self, text: str = "") -> str:
-            return text
+        class Echo(Tool):
+            definition = ToolDefinition(
+                name="echo",
+                description="Echoes.",
+                parameters={"type": "object", "properties": {"text": {"type": "string"}}},
+            )
+
+            def execute(self, text: str = "") -> str:
+                return text
     """
 
     definition: ToolDefinition

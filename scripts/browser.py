@@ -1,0 +1,151 @@
+"""Drives a headless Chromium through chromedriver, with the standard library alone.
+
+    with Browser() as browser:
+        browser.open(Path("report.html").resolve().as_uri())
+        browser.screenshot()
+
+Invariant: the pages see a light theme and a window of the size that was asked for, and the browser
+with its folder is gone when the block ends.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.request
+from types import TracebackType
+from typing import Any
+
+# Chromium as nobody's browser: nothing of its own goes to a network, or asks the user anything.
+ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
+START_SECONDS = 20.0
+PAGE_SECONDS = 60.0
+
+
+class Browser:
+    """Opens pages and takes pictures of them.
+
+    Args:
+        width, height: of the window's content, in pixels.
+    Raises:
+        FileNotFoundError: chromedriver is not installed.
+    """
+
+    def __init__(self, *, width: int = 1400, height: int = 900) -> None:
+        driver = shutil.which("chromedriver")
+        if driver is None:
+            raise FileNotFoundError(
+                "chromedriver is not there: apt-get install chromium chromium-driver"
+            )
+        self.folder = tempfile.mkdtemp(prefix="browser")
+        self.process = subprocess.Popen(
+            [driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            self.address = f"http://127.0.0.1:{self._port()}"
+            self.session = self._start()
+            self.devtools("Emulation.setDeviceMetricsOverride", **_screen(width, height))
+            light = [{"name": "prefers-color-scheme", "value": "light"}]
+            self.devtools("Emulation.setEmulatedMedia", features=light)
+        except BaseException:
+            self._end_process()
+            raise
+
+    def __enter__(self) -> Browser:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._call("DELETE", self.session)
+        finally:
+            self._end_process()
+
+    def open(self, url: str) -> None:
+        """Opens a page, anew also where only what follows the # differs."""
+        self._call("POST", f"{self.session}/url", {"url": "about:blank"})
+        self._call("POST", f"{self.session}/url", {"url": url})
+
+    def run(self, script: str) -> Any:
+        """Runs JavaScript in the page, the body of a function, and gives what it returns."""
+        return self._call("POST", f"{self.session}/execute/sync", {"script": script, "args": []})
+
+    def wait(self, condition: str, *, seconds: float = 20.0) -> None:
+        """Waits until a JavaScript expression is true; raises TimeoutError where it stays false."""
+        end = time.monotonic() + seconds
+        while not self.run(f"return Boolean({condition})"):
+            if time.monotonic() > end:
+                raise TimeoutError(f"after {seconds:g} s the page's {condition} is still false")
+            time.sleep(0.1)
+
+    def screenshot(self) -> bytes:
+        """Returns a picture of what the window shows, as PNG."""
+        return base64.b64decode(self._call("GET", f"{self.session}/screenshot"))
+
+    def errors(self) -> list[str]:
+        """Returns what the pages' scripts raised or could not load since the last call."""
+        entries = self._call("POST", f"{self.session}/se/log", {"type": "browser"})
+        return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
+
+    def devtools(self, command: str, **parameters: Any) -> Any:
+        """Sends a command of Chromium's devtools protocol."""
+        body = {"cmd": command, "params": parameters}
+        return self._call("POST", f"{self.session}/goog/cdp/execute", body)
+
+    def _port(self) -> int:
+        """Reads the port from the driver's first lines."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if "started successfully on port" in line:
+                return int(line.rstrip(".\n").rsplit(" ", 1)[1])
+        raise RuntimeError("chromedriver ended before it was ready")
+
+    def _start(self) -> str:
+        """Starts Chromium; returns the beginning of the session's addresses."""
+        options = {"args": [*ARGUMENTS, f"--user-data-dir={self.folder}"]}
+        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        started = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
+        return f"/session/{started['sessionId']}"
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Calls chromedriver; returns the value of its answer."""
+        request = urllib.request.Request(
+            self.address + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=PAGE_SECONDS) as answer:
+            return json.load(answer)["value"]
+
+    def _end_process(self) -> None:
+        """Ends chromedriver, which ends its Chromium, and removes the profile's folder."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=START_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _screen(width: int, height: int) -> dict[str, Any]:
+    """Describes a screen of so many pixels to devtools."""
+    return {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
