@@ -66,7 +66,7 @@ check: $(READY)  ## lint, format, types
 docs: $(READY)  ## the docs as a site, site/index.html; a broken link or anchor fails
 	$(PY) -m pip install --quiet -r requirements-docs.txt
 	$(PY) scripts/docs_pages.py outputs/docs_pages
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	$(PY) scripts/docs_check.py site
 
 learn-table: $(READY)  ## trains every estimator and loss for three seeds and writes their table in docs/learning.md
