@@ -164,7 +164,7 @@ def run_training(words: list[str], game: Path, folder: Path) -> None:
     if "--plan" in words:
         assert "actor update" in run(*given, *own)
         return
-    if "--explain" in words or any(word.startswith("trainer.nnodes") for word in words):
+    if any(word.startswith(("--explain", "trainer.nnodes")) for word in words):
         # Of several machines the settings alone.
         assert "trainer.default_local_dir" in run(*given, *own, "--explain")
         return

@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +122,25 @@ def test_the_estimator_of_the_page_gives_advantages() -> None:
     mask = torch.tensor([[1, 1], [0, 1]])
     advantages, _ = names["centred"](rewards, mask, index=["a", "a"])
     assert advantages.tolist() == [[-1, -1], [0, 1]]
+
+
+def test_the_loss_of_the_page_is_a_mini_batchs_share() -> None:
+    page = (PROJECT / "docs/custom_algorithm.md").read_text()
+    source = re.findall(r"```python\n(.*?)```", page, re.S)[1]
+    names: dict[str, Any] = {}
+    exec(source, names)
+    registry.POLICY_LOSS_REGISTRY.pop("plain")
+    counts = {"dp_size": 1, "batch_num_tokens": 8, "global_batch_size": 4}
+    mask = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    loss, metrics = names["plain"](
+        torch.zeros(2, 2),
+        torch.zeros(2, 2),
+        torch.tensor([[1.0, 2.0], [9.0, 5.0]]),
+        mask,
+        "token-mean",
+        SimpleNamespace(global_batch_info=counts),
+    )
+    assert loss.item() == metrics["actor/plain"].item() == -1.0
 
 
 @pytest.mark.slow
