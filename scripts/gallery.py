@@ -65,13 +65,22 @@ def pictures(shown: Shown) -> list[Picture]:
     group = f"{viewer}#group/0/train/{shown.step}/{quote(shown.uid)}"
     return [
         Picture(name="run", page="report.html"),
-        Picture(name="run_below", page="report.html", script="window.scrollBy(0, 850)"),
+        Picture(name="curves", page="report.html", script=_scroll_to("charts")),
+        Picture(name="time", page="report.html", script=_scroll_to("timeline")),
         Picture(name="list", page=f"{viewer}#list"),
         Picture(name="step", page=f"{viewer}#list?step={shown.step}&sort=reward"),
-        Picture(name="episode", page=f"{episode}?row=0&color=advantage"),
+        Picture(name="episode", page=episode),
         Picture(name="token", page=f"{episode}?row=0&token={shown.token}&color=weight"),
         Picture(name="group", page=group),
     ]
+
+
+def _scroll_to(section: str) -> str:
+    """Writes the script that moves a section of the run page to the window's top.
+
+    It fails where the page has no such section, so that no picture shows another one.
+    """
+    return f"document.getElementById('{section}').scrollIntoView()"
 
 
 def shown_episode(episodes: Path) -> Shown:
