@@ -119,9 +119,7 @@ def pass_at_k(passed: np.ndarray, k: int) -> np.ndarray:
     return np.array(of_successes)[passed.sum(axis=1)]
 
 
-def majority_at_k(
-    votes: list[list[str]], values: np.ndarray, k: int, seed: int = 42
-) -> np.ndarray:
+def majority_at_k(votes: list[list[str]], values: np.ndarray, k: int, seed: int = 42) -> np.ndarray:
     """Estimates for each task what the most frequent vote among k samples gets.
 
     The mean over all subsets of k of the n samples; where there are more than MOST_SUBSETS, over so

@@ -204,9 +204,7 @@ def reward_intervals(
     return metrics
 
 
-def rows_by_task(
-    sources: Sequence[str], uids: Sequence[str]
-) -> dict[tuple[str, int], np.ndarray]:
+def rows_by_task(sources: Sequence[str], uids: Sequence[str]) -> dict[tuple[str, int], np.ndarray]:
     """Sorts the samples' numbers by source and task: (source, n) -> (tasks, n), in their order."""
     tasks: dict[tuple[str, int], list[list[int]]] = defaultdict(list)
     for (source, _), rows in rows_by_key(zip(sources, uids, strict=True)).items():
