@@ -39,7 +39,12 @@ def evaluation_config(config: PPOConfig, model: EvaluatedModel, out: Path) -> PP
     policy = config.actor_rollout_ref
     # It cuts what is never trained on; a full row must fit all the same.
     budget = max(ActorConfig().ppo_max_token_len_per_gpu, config.data.row_length)
-    rollout = replace(policy.rollout, n=1, engine_kwargs=_engine_kwargs(policy.rollout, model))
+    # A step, which is never made, of one prompt, whose rows divide among the ranks.
+    rollout = replace(
+        policy.rollout,
+        n=config.trainer.num_ranks,
+        engine_kwargs=_engine_kwargs(policy.rollout, model),
+    )
     if model.weights.form != "adapters":
         rollout = replace(rollout, lora_as_adapter=False)
     quiet = build(config, _settings(config, out))
@@ -60,12 +65,10 @@ def evaluation_config(config: PPOConfig, model: EvaluatedModel, out: Path) -> PP
 
 def _settings(config: PPOConfig, out: Path) -> dict[str, Any]:
     """Lists, by key, what an evaluation sets."""
-    # A step, which is never made, of as many prompts as there are ranks.
-    prompts = config.trainer.num_ranks
     return {
         "data.train_files": config.data.val_files,
         "data.train_max_samples": config.data.val_max_samples,
-        "data.train_batch_size": prompts,
+        "data.train_batch_size": 1,
         "agent.agent_length": None,
         "agent.observation_loss_coef": 0.0,
         "agent.episodes_dir": str(out / "episodes"),

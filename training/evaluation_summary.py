@@ -256,7 +256,7 @@ def require_same_tasks(first: Pairing, second: Pairing) -> None:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Compares two models' results on the same tasks: source -> the first less the second."""
+    """Compares two models' results on the same tasks: source -> the first minus the second."""
     differences = {}
     for source in first["sources"]:
         ours = task_means(first, source)
@@ -289,7 +289,7 @@ def say_difference(entries: Mapping[str, Any], first: str, second: str) -> str:
         if difference.tasks < FEWEST_TASKS_FOR_A_DIFFERENCE:
             why = f"; fewer than {FEWEST_TASKS_FOR_A_DIFFERENCE} never can"
         return (
-            f"no difference that {tasks} can show: {first} less {second} is "
+            f"no difference that {tasks} can show: {first} minus {second} is "
             f"{with_interval(difference)}, {balance}{why}"
         )
     if difference.value < 0:

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from custom.env import BaseEnvironment
 from main import run
+from setup import ConfigStore
+from setup import evaluate as api_evaluate
 from tests.conftest import PROJECT
 from tests.e2e.test_training import read_steps, tiny_argv, tiny_config, train
 from training.agent_trainer import AgentTrainer
@@ -29,6 +32,7 @@ LORA = (
     "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
     "algorithm.adv_estimator=grpo",
     "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.actor.optim.lr=0.05",
 )
 KINDS = {"all weights": (), "adapters": LORA, "with values": ("critic.share_backbone=true",)}
 VLLM = "actor_rollout_ref.rollout.name=vllm"
@@ -66,8 +70,14 @@ def test_a_checkpoint_has_the_numbers_of_its_runs_validation(
     own = (*KINDS[kind], *SAMPLED, "trainer.save_freq=2")
     train(tiny_config(tiny_task, tmp_path, *own))
     before = core(read_steps(tmp_path)[-1])
-    assert evaluate(*tiny_argv(tiny_task, tmp_path, *own), "--eval", str(tmp_path)) == 0
-    out = tmp_path / "eval/global_step_2"
+    base = f"{tiny_task}/model"
+    words = ("--eval", str(tmp_path), "--against", base, "--out", f"{tmp_path}/out")
+    assert evaluate(*tiny_argv(tiny_task, tmp_path, *own), *words) == 0
+    out = tmp_path / "out/global_step_2"
+    untrained = result_in(tmp_path / "out/model")["by_task"]
+    assert [task["rewards"] for task in result_in(out)["by_task"]] != [
+        task["rewards"] for task in untrained
+    ], "training changed nothing, so that nothing is shown"
     assert core(read_steps(out)[0]) == before
     name = "val-core/guess_the_number/reward/mean@2"
     assert {name, f"{name}/ci_low", f"{name}/ci_high", f"{name}/tasks"} <= before.keys()
@@ -252,3 +262,37 @@ def test_vllm_gets_the_weights_of_a_checkpoint_and_those_of_another_after_them(
         results.append(rewards)
     assert results[0] == results[1]
     assert results[0][0] != results[0][1], "the two models answer alike: nothing is shown"
+
+
+class Even(BaseEnvironment):
+    """Pays 1 for an even number."""
+
+    def reset(self, seed: int | None = None) -> str:
+        return "guess"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        word = action.split()[-1] if action.split() else ""
+        return "higher", float(word.isdigit() and int(word) % 2 == 0), True, {}
+
+
+def test_a_script_evaluates_an_environment_and_a_dataset(tiny_game: Path, tmp_path: Path) -> None:
+    config = ConfigStore()
+    config.model.model_name = f"{tiny_game}/model"
+    config.inference.backend = "hf"
+    config.inference.max_tokens = 6
+    config.inference.max_prompt_length = 20
+    config.inference.max_response_length = 20
+    config.checkpoint.output_dir = str(tmp_path)
+    played = api_evaluate(config, f"{tiny_game}/model", Even(), n=4, tasks=5)
+    assert (played["tasks"], played["episodes"]) == (5, 20)
+    assert (tmp_path / "eval/model/eval.json").exists()
+    answered = api_evaluate(
+        config,
+        f"{tiny_game}/model",
+        dataset=["above 4", "below 7", "guess"],
+        reward_fn=lambda trajectory: 0.25,
+        out=tmp_path / "rows",
+        pass_reward=0.25,
+    )
+    [source] = answered["sources"].values()
+    assert (source["mean"]["value"], source["pass@1"]["value"]) == (0.25, 1.0)
