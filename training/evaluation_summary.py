@@ -17,6 +17,7 @@ from training.run.metrics.evaluation_statistics import (
     FEWEST_TASKS_FOR_A_DIFFERENCE,
     Estimate,
     estimate,
+    estimate_share,
     is_shown,
     majority_at_k,
     paired_difference,
@@ -102,8 +103,8 @@ def _has_accuracy(samples: ValidationSamples) -> bool:
 def pass_rule(samples: ValidationSamples, pass_reward: float) -> str:
     """Says what makes an episode pass."""
     if _has_accuracy(samples):
-        return f"{ACCURACY} is 1"
-    return f"reward of {pass_reward:g} or more"
+        return f"{ACCURACY} 1"
+    return f"a reward of {pass_reward:g} or more"
 
 
 def source_summary(
@@ -122,7 +123,7 @@ def source_summary(
         "tokens_per_episode": float(tokens.mean()),
     }
     for k in subset_sizes(n):
-        summary[f"pass@{k}"] = asdict(estimate(pass_at_k(passed[tasks], k)))
+        summary[f"pass@{k}"] = asdict(estimate_share(pass_at_k(passed[tasks], k)))
     votes = samples.infos.get("pred", [None] * len(samples.uids))
     if n > 1 and any(votes[row] is not None for row in tasks.flat):
         texts = [[str(votes[row]) for row in rows] for rows in tasks]
@@ -197,7 +198,7 @@ def _headline(result: Mapping[str, Any], name: str) -> str:
             how += f", top_k {sampling['top_k']}"
     return (
         f"{name}: {count(result['tasks'], 'task')} x {count(result['samples_per_task'], 'sample')}"
-        f", {how}, seeds of step {result['seeded_as_step']}; a pass is a {result['pass']}; "
+        f", {how}, seeds of step {result['seeded_as_step']}; passing takes {result['pass']}; "
         "[95 % interval over tasks]"
     )
 

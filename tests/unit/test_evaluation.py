@@ -149,7 +149,7 @@ def test_sources_are_shown_each_and_together_and_an_answers_acc_is_what_passes()
     assert list(summary["sources"]) == ["maths", "code", "all"]
     assert summary["sources"]["all"]["mean"]["value"] == pytest.approx(0.5)
     assert summary["sources"]["all"]["pass@1"]["value"] == pytest.approx(2 / 3)
-    assert summary["pass"] == "acc is 1"
+    assert summary["pass"] == "acc 1"
     assert len(summary["by_task"]) == 3
 
 

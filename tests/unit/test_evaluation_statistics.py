@@ -95,6 +95,18 @@ def test_one_task_has_no_interval_and_equal_tasks_have_no_width() -> None:
     assert (alike.value, alike.low, alike.high) == (1.0, 1.0, 1.0)
 
 
+def test_tasks_that_all_pass_or_all_fail_still_leave_a_doubt() -> None:
+    """The end of the interval is the share by which such a result comes in 1 of 40 cases."""
+    passed = statistics.estimate_share(np.ones(10))
+    assert passed.low is not None
+    assert passed.low**10 == pytest.approx(0.025)
+    failed = statistics.estimate_share(np.zeros(10))
+    assert (failed.low, failed.high) == pytest.approx((0.0, 1 - passed.low))
+    assert statistics.estimate_share(np.ones(1)).low is None
+    mixed = np.array([0.0, 1.0, 1.0])
+    assert statistics.estimate_share(mixed) == statistics.estimate(mixed)
+
+
 def test_a_paired_interval_is_narrower_than_the_models_own() -> None:
     """Both find the same tasks hard; the first is a little better on each."""
     generator = np.random.default_rng(3)
