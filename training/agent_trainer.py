@@ -212,11 +212,7 @@ class AgentTrainer(RayPPOTrainer):
         if self.multi_turn_rollout is None:
             return metrics
         episodes = self.multi_turn_rollout.take_facts(validate=True)
-        if episodes:
-            for name, value in episode_metrics(episodes, self.suite.names).items():
-                if name.startswith(VALIDATION_METRICS):
-                    metrics[f"val-aux/{name}"] = value
-        return metrics
+        return metrics | validation_endings(episodes, self.suite.names)
 
     # Checkpoints
 
@@ -229,6 +225,17 @@ class AgentTrainer(RayPPOTrainer):
         super().load_driver_state(state)
         if state.suite is not None:
             self.suite.load_state_dict(state.suite)
+
+
+def validation_endings(episodes: Sequence[EpisodeFacts], names: Sequence[str]) -> dict[str, float]:
+    """Computes how a validation's episodes ended; none without episodes."""
+    if not episodes:
+        return {}
+    metrics = {}
+    for name, value in episode_metrics(episodes, names).items():
+        if name.startswith(VALIDATION_METRICS):
+            metrics[f"val-aux/{name}"] = value
+    return metrics
 
 
 def make_suite(config: PPOConfig, specs: Sequence[AgentSpec]) -> EnvironmentSuite:

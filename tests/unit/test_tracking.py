@@ -122,6 +122,9 @@ def test_console_shows_validation_rewards():
         format_line({"val-core/gsm8k/reward/mean@1": 0.5}, 0)
         == "step     0 | gsm8k/reward/mean@1 0.5000"
     )
+    name = "val-core/gsm8k/reward/mean@1"
+    sure = {name: 0.5, f"{name}/ci_low": 0.41, f"{name}/ci_high": 0.589, f"{name}/tasks": 90.0}
+    assert format_line(sure, 0) == "step     0 | gsm8k/reward/mean@1 0.5000 [0.410, 0.589]"
 
 
 def test_tensorboard_hides_what_came_after_the_checkpoint(tmp_path):

@@ -66,6 +66,7 @@ ENDINGS = {
 | `mean@N`, `std@N` | mean and standard deviation |
 | `best@k/mean`, `worst@k/mean` | expected best and worst of k draws; `/std` is the deviation |
 | `maj@k/mean` | what the most frequent `pred` of k draws gets, by resampling |
+| `pass@k`, `maj@k` | [of an evaluation](evaluation.md) |
 """,
 }
 

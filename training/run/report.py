@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from training.run.trackers import read_records
+from training.run.trackers import is_validation_reward, read_records
 
 REWARD_KEY = "critic/score/mean"
 # The rows of the table: label -> metric.
@@ -86,7 +86,7 @@ def _draw(metrics: pd.DataFrame, run_dir: Path) -> None:
     axes.grid(axis="y", alpha=0.3)
     axes.plot(rewards, alpha=0.3, linewidth=1)
     axes.plot(smoothed, color="C0", linewidth=2, label=f"mean of {WINDOW} steps")
-    validation = [name for name in metrics if name.startswith("val-core/")]
+    validation = [name for name in metrics if is_validation_reward(name)]
     for key in validation[:MOST_VALIDATION_CURVES]:
         axes.plot(metrics[key].dropna(), "o-", markersize=4, linewidth=1, label=key)
     axes.legend(frameon=False, fontsize=8)

@@ -46,6 +46,8 @@ CONSOLE_COUNTS = {
     "retries": ("agent/retries", None),
     "cut turns": ("agent/cut_turns", None),
 }
+# The metrics that stand beside a mean reward of validation, below its name.
+ABOUT_THE_MEAN = ("/ci_low", "/ci_high", "/tasks")
 
 
 class Tracker(Protocol):
@@ -200,10 +202,21 @@ def format_line(data: Mapping[str, float], step: int, total_steps: int | None = 
             if whole is not None:
                 cell += f" of {data[whole]:.0f}"
             cells.append(cell)
-    for key, value in data.items():
-        if key.startswith("val-core/"):
-            cells.append(f"{key.removeprefix('val-core/')} {value:.4f}")
+    cells += [format_validation(key, data) for key in data if is_validation_reward(key)]
     return " | ".join(cells)
+
+
+def is_validation_reward(key: str) -> bool:
+    """Tells a reward of validation from its interval and its number of tasks."""
+    return key.startswith("val-core/") and not key.endswith(ABOUT_THE_MEAN)
+
+
+def format_validation(key: str, data: Mapping[str, float]) -> str:
+    """Formats a reward of validation, with its interval where it has one."""
+    cell = f"{key.removeprefix('val-core/')} {data[key]:.4f}"
+    if f"{key}/ci_low" in data:
+        cell += f" [{data[f'{key}/ci_low']:.3f}, {data[f'{key}/ci_high']:.3f}]"
+    return cell
 
 
 class FileTracker:

@@ -119,6 +119,7 @@ class Engine(ABC):
         updates_in_flight: it takes new weights between two steps while requests run.
         tensor_parallel: several ranks may share one engine.
         takes_adapters: `load_adapter` works.
+        reads_folder: once built it has the weights of the model's folder.
         version: of the weights; counts their updates.
     """
 
@@ -126,6 +127,7 @@ class Engine(ABC):
     updates_in_flight = False
     tensor_parallel = False
     takes_adapters = False
+    reads_folder = False
     version = 0
 
     # What the engine needs of a config: asked of the class, before anything is built.
