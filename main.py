@@ -2,10 +2,12 @@
 
 `--explain` shows the values that were given and what follows from them, `--explain-all` every
 value, where it came from and what reads it; `--plan` prints how much memory the run would take,
-phase by phase, and loads no model. What is wrong before the first step ends the
+phase by phase, and loads no model; `--chat MODEL` plays one episode with a person in the terminal
+(training/chat.py). What is wrong before the first step ends the
 run with one line, as lack of memory does; `--debug` shows the traceback.
 """
 
+import importlib
 import logging
 import os
 import signal
@@ -35,6 +37,11 @@ MAX_ERROR_CHARS = 300
 # Options of this file alone; the others are the loader's.
 DEBUG = "--debug"
 PLAN = "--plan"
+# What else the command line runs, by the option that asks for it: the module whose
+# `main(argv, signals)` reads the words and returns the exit code.
+COMMANDS = {
+    "--chat": "training.chat",
+}
 
 
 def main(argv: list[str]) -> int:
@@ -52,6 +59,9 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     """Reads the config, then explains it, plans its memory or trains; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    for option, module in COMMANDS.items():
+        if option in argv:
+            return int(importlib.import_module(module).main(argv, signals))
     planning = PLAN in argv
     try:
         with _ended_by_a_closed_pipe():

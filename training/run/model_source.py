@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 # What a hub's name looks like.
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+# A Hugging Face folder's weights.
+WEIGHTS = ("*.safetensors", "*.bin")
 # The weights in a checkpoint of verl's.
 VERLS_FILES = "model_world_size_*_rank_*.pt"
 
@@ -77,10 +79,9 @@ def local_model(place: str, dtype: str = "float32") -> Iterator[ModelFolder]:
     Raises:
         CannotUse: it names no model that can be used; says why.
     """
-    path = Path(place)
-    if is_hub_name(place) or (path / "config.json").is_file():
-        _require_weights(path)
-        yield ModelFolder(place)
+    path = Path(place).expanduser()
+    if is_hub_name(place) or _holds_model(path):
+        yield ModelFolder(str(path))
         return
     model = find_checkpoint_model(path)
     with TemporaryDirectory(prefix="ppo_core_model_") as folder:
@@ -94,10 +95,11 @@ def is_hub_name(place: str) -> bool:
     return not Path(place).exists() and HUB_NAME.fullmatch(place) is not None
 
 
-def _require_weights(path: Path) -> None:
-    """Raises CannotUse where a folder has a config.json and no weights."""
-    if path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
-        raise CannotUse(f"{path} holds config.json and no weights; give its global_step_N folder")
+def _holds_model(folder: Path) -> bool:
+    """Checks whether a folder has a configuration and weights."""
+    if not (folder / "config.json").is_file():
+        return False
+    return any(path for ending in WEIGHTS for path in folder.glob(ending))
 
 
 def find_checkpoint_model(place: Path, base: str | None = None) -> CheckpointModel:
@@ -160,6 +162,10 @@ def _what_it_is(folder: Path) -> str:
         return "is a checkpoint of verl's, whose files are pickles: verl's model_merger converts it"
     if (folder / "adapter_config.json").is_file():
         return "is a peft folder: merge it into its base model, or give the checkpoint it came from"
+    if (folder / "config.json").is_file():
+        if _holds_model(folder):
+            return "is a Hugging Face folder already"
+        return "holds a config.json and no weights"
     if re.fullmatch(r"global_step_\d+", folder.name):
         return f"has no {MANIFEST}: it was not written to its end"
     return "holds neither a model (config.json) nor checkpoints (global_step_N)"
