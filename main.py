@@ -2,9 +2,9 @@
 
 `--explain` shows the values that were given and what follows from them, `--explain-all` every
 value, where it came from and what reads it; `--plan` prints how much memory the run would take,
-phase by phase, and loads no model; `--chat MODEL` plays one episode with a person in the terminal
-(training/chat.py). What is wrong before the first step ends the
-run with one line, as lack of memory does; `--debug` shows the traceback.
+phase by phase, and loads no model. `--chat MODEL` plays one episode with a person in the terminal.
+What is wrong before the first step ends the run with one line, as lack of memory does; `--debug`
+shows the traceback.
 """
 
 import importlib
@@ -40,7 +40,7 @@ PLAN = "--plan"
 # What else the command line runs, by the option that asks for it: the module whose
 # `main(argv, signals)` reads the words and returns the exit code.
 COMMANDS = {
-    "--chat": "training.chat",
+    "--chat": "training.chat.command",
 }
 
 
@@ -60,7 +60,7 @@ def run(argv: list[str], signals: EndingSignals) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     for option, module in COMMANDS.items():
-        if option in argv:
+        if any(word.partition("=")[0] == option for word in argv):
             return int(importlib.import_module(module).main(argv, signals))
     planning = PLAN in argv
     try:

@@ -154,7 +154,7 @@ class PolicyWeights:
             CannotUse: a file is damaged, or the base model is not the one that was adapted.
         """
         whole = self._whole_tensors() if adapters is None else self._merged_tensors(adapters)
-        yield from self.form.of((name, tensor.to(dtype)) for name, tensor in whole)
+        yield from self.form.of((name, cast(tensor, dtype)) for name, tensor in whole)
 
     def _whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in read_tensors(self.folder, self.saved):
@@ -177,6 +177,11 @@ class PolicyWeights:
             if self.is_transposed(layer):
                 product = product.T
             yield name, weight.float() + product
+
+
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Casts a weight; a buffer that counts stays as it is."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def read_model_config(folder: Path) -> transformers.PretrainedConfig:
@@ -321,4 +326,4 @@ def _read_safetensors(
                 f"{files[place]}: {place} is {tuple(tensor.shape)}, and the policy's "
                 f"{tuple(shapes[name])}: these adapters stand on another model"
             )
-        yield name, tensor.to(dtype)
+        yield name, cast(tensor, dtype)

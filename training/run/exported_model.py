@@ -25,6 +25,7 @@ from training.run.checkpoint_weights import (
     Adapters,
     CannotUse,
     PolicyWeights,
+    cast,
     read_model_config,
 )
 from workers.model.builder import torch_dtype
@@ -147,7 +148,7 @@ def _written_weights(folder: Path, dtype: torch.dtype) -> Iterator[tuple[str, Te
     for path in files:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
-                yield name, file.get_tensor(name).to(dtype)
+                yield name, cast(file.get_tensor(name), dtype)
 
 
 def _write_config(model: CheckpointModel, out: Path, dtype: str) -> None:
@@ -179,7 +180,7 @@ def write_shards(weights: Iterator[tuple[str, Tensor]], out: Path) -> None:
     shards: list[list[str]] = []
     total = 0
     for number, tensors in enumerate(_shards(weights)):
-        save_file(tensors, out / f"{number}.part", metadata=METADATA)
+        _save(tensors, out / f"{number}.part")
         shards.append(list(tensors))
         total += sum(tensor.nbytes for tensor in tensors.values())
     if len(shards) == 1:
@@ -192,6 +193,12 @@ def write_shards(weights: Iterator[tuple[str, Tensor]], out: Path) -> None:
         weight_map.update(dict.fromkeys(names, file))
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Writes tensors to a file that others may read, as they may the files beside it."""
+    save_file(tensors, path, metadata=METADATA)
+    path.chmod(0o644)
 
 
 def _shards(weights: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
@@ -242,7 +249,7 @@ def write_adapter(model: CheckpointModel, out: Path) -> None:
         f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor
         for name, tensor in weights.adapter_tensors()
     }
-    save_file(tensors, out / "adapter_model.safetensors", metadata=METADATA)
+    _save(tensors, out / "adapter_model.safetensors")
     _copy_others(model.huggingface, out)
     # A peft folder has the base model's.
     (out / GENERATION_CONFIG).unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from training.config.schema.ppo import PPOConfig
 from training.run.exported_model import CheckpointModel
+from training.run.model_source import is_hub_name
 from training.run.trackers import read_records
 
 CURVE = "curve.png"
@@ -40,7 +41,6 @@ OF_THE_MACHINE = re.compile(
 )
 # Of names in kwargs, whose values are nobody's business.
 SECRET = re.compile(r"(^|.*[._-])(api_?key|key|secret|password|passwd|token|credentials?)$", re.I)
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _header(facts: CardFacts) -> str:
     lines.append("pipeline_tag: text-generation")
     base = facts.model.base_model
     # The hub takes only names of its own.
-    if base is not None and HUB_NAME.fullmatch(base) and not Path(base).exists():
+    if base is not None and is_hub_name(base):
         lines.append(f"base_model: {base}")
     lines += ["tags:", "- reinforcement-learning"]
     estimator = _get(settings, "algorithm.adv_estimator")
@@ -248,7 +248,8 @@ def _draw(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set(xlabel="step", ylabel="reward (mean of the step's episodes)")
     axes.grid(axis="y", alpha=0.3)
     steps = [record["step"] for record in records if REWARD in record]
-    rewards = [record[REWARD] for record in records if REWARD in record]
+    # A value that is not finite is recorded as text.
+    rewards = [float(record[REWARD]) for record in records if REWARD in record]
     axes.plot(steps, rewards, alpha=0.3, linewidth=1)
     means = []
     for place in range(len(rewards)):
@@ -256,7 +257,7 @@ def _draw(records: Sequence[Mapping[str, Any]], path: Path) -> None:
         means.append(sum(window) / len(window))
     axes.plot(steps, means, color="C0", linewidth=2, label=f"training, mean of {WINDOW} steps")
     for key in _validation_names(records):
-        points = [(record["step"], record[key]) for record in records if key in record]
+        points = [(record["step"], float(record[key])) for record in records if key in record]
         axes.plot(*zip(*points, strict=True), "o-", markersize=4, linewidth=1, label=key)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(path)

@@ -25,7 +25,14 @@ from training.run.checkpoint_weights import CannotUse
 from training.run.exported_model import CheckpointModel, write_model
 from training.run.recorded_config import settings_of_step
 
-__all__ = ["CannotUse", "ModelFolder", "find_checkpoint_model", "is_hub_name", "local_model"]
+__all__ = [
+    "CannotUse",
+    "ModelFolder",
+    "find_checkpoint_model",
+    "is_hub_name",
+    "local_model",
+    "tokenizer_folder",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +97,18 @@ def local_model(place: str, dtype: str = "float32") -> Iterator[ModelFolder]:
         yield ModelFolder(folder, step_of_checkpoint(model.checkpoint), model.checkpoint)
 
 
+def tokenizer_folder(place: str) -> str:
+    """Returns the folder, or hub's name, of the tokenizer of what `place` names; no weights.
+
+    Raises:
+        CannotUse: it names no model that can be used; says why.
+    """
+    path = Path(place).expanduser()
+    if is_hub_name(place) or (path / "config.json").is_file():
+        return str(path)
+    return str(find_checkpoint_model(path).huggingface)
+
+
 def is_hub_name(place: str) -> bool:
     """Checks whether a place can only be a model of the hub."""
     return not Path(place).exists() and HUB_NAME.fullmatch(place) is not None
@@ -113,7 +132,7 @@ def find_checkpoint_model(place: Path, base: str | None = None) -> CheckpointMod
     checkpoint = _checkpoint_at(place)
     if not (checkpoint / ACTOR).is_dir():
         raise CannotUse(f"{checkpoint} holds no {ACTOR} folder, which the policy is in")
-    problem = damage(checkpoint, (ACTOR,), below=(f"{ACTOR}/model/", f"{ACTOR}/huggingface/"))
+    problem = damage(checkpoint, (ACTOR,), read=(f"{ACTOR}/model/", f"{ACTOR}/huggingface/"))
     if problem is not None:
         raise CannotUse(f"{checkpoint} is damaged: {problem}")
     step = step_of_checkpoint(checkpoint)
