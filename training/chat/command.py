@@ -99,18 +99,22 @@ class Chat:
         return agent_specs(self.config)
 
 
-def main(argv: list[str], signals: EndingSignals) -> int:
-    """Plays the episode that the command line asks for; returns the exit code."""
-    args, words = make_parser().parse_known_args([word for word in argv if word != "--debug"])
+def chat_command(argv: Sequence[str], signals: EndingSignals) -> int:
+    """Plays the episode that the command line asks for; returns the exit code.
+
+    Raises:
+        ConfigError: the words, or the configuration, are wrong.
+    """
+    args, words = make_parser().parse_known_args(argv)
     try:
         chat = read_chat(args, words)
         with _model(args.chat, chat) as (model, engine):
             return play(chat, model, engine)
-    except (ConfigError, CannotUse, CannotBuild, OSError, ValueError, ImportError) as error:
-        if "--debug" in argv:
-            raise
-        print(f"{error}", file=sys.stderr)
+    except CannotUse as error:
+        print(error, file=sys.stderr)
         return 2
+    except CannotBuild as error:
+        raise ConfigError(error.problems) from None
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -133,6 +137,8 @@ def read_chat(args: argparse.Namespace, words: Sequence[str]) -> Chat:
     config = loaded.config
     role = args.role or ("watcher" if config.environments else "environment")
     own: list[str] = []
+    if args.episode < 0:
+        raise ConfigError([f"--episode={args.episode}: 0 is the first"])
     if role == "environment":
         own += PERSONS_ENVIRONMENT
     elif not config.environments:
@@ -209,10 +215,11 @@ def play(chat: Chat, model: ModelSpec, engine: BaseRollout) -> int:
             _show_calls(chat, rollout, calls, episode, limits)
             rollout.loop.run(batch)
         except (EOFError, KeyboardInterrupt):
-            episode.ending = LEFT
+            _leave(episode)
         if person is not None:
             episode.task = person.task
-        _say_who_left(episode)
+        if chat.role == "policy" and episode.ending == LEFT:
+            _leave(episode)
         return _record(chat, rollout, described, episode)
 
 
@@ -285,10 +292,11 @@ def _greet(chat: Chat, limits: TurnLimits) -> None:
         chat.terminal.show(ENVIRONMENT_HELP if chat.role == "environment" else HELP)
 
 
-def _say_who_left(episode: Episode) -> None:
-    """Says in an episode that a person left that nothing failed."""
-    if episode.ending == LEFT:
-        episode.error = "the person left"
+def _leave(episode: Episode) -> None:
+    """Ends an episode that the person left, and says that nothing failed."""
+    episode.ending = LEFT
+    episode.error = "the person left"
+    episode.first_error = episode.error
     if not episode.rows:
         episode.rows.append(Row(prompt_ids=[]))
 
@@ -297,10 +305,9 @@ def _record(chat: Chat, rollout: AgentRollout, described: DataProto, episode: Ep
     """Writes the episode's record, and says where; returns the exit code."""
     terminal = chat.terminal
     turns = len(episode.turns)
+    ending = f"{episode.ending}, {episode.error}" if episode.error else episode.ending
     if not turns:
-        terminal.show(f"no turn was played ({episode.ending}): nothing is recorded")
-        if episode.error:
-            terminal.show(episode.error)
+        terminal.show(f"no turn was played ({ending}): nothing is recorded")
         return 0
     reward = sum(sum(row.reward_at.values()) for row in episode.rows)
     batch = rollout.rows_of(described, [episode])
@@ -308,6 +315,6 @@ def _record(chat: Chat, rollout: AgentRollout, described: DataProto, episode: Ep
     write_episodes(chat.out / "episodes", batch)
     rollout.tokens.tokenizer.save_pretrained(chat.out / "tokenizer")
     file = from_here(chat.out / "episodes/val-0.jsonl")
-    terminal.show(f"{turns} turns, reward {reward:g}, ending {episode.ending}; recorded in {file}")
+    terminal.show(f"{turns} turns, reward {reward:g}, ending: {ending}; recorded in {file}")
     terminal.show(f"again: python scripts/replay.py {from_here(chat.out)} {file}")
     return 0

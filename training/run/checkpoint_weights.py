@@ -34,6 +34,8 @@ from workers.weight_sync.saved_form import SavedForm
 READ_BYTES = 1 << 29
 # What a policy with values has before the language model's names, and its value head.
 LM = "lm."
+# Of what a library says of a file.
+MAX_REASON_CHARS = 300
 VALUE_HEAD = "value_head.weight"
 
 
@@ -196,8 +198,9 @@ def read_model_config(folder: Path) -> transformers.PretrainedConfig:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     # What is wrong with a file shows itself in many ways.
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise CannotUse(f"{folder}/config.json describes no known model: {reason}") from error
+        raise CannotUse(
+            f"{folder}/config.json describes no known model: {_in_one_line(error)}"
+        ) from error
     if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
         raise CannotUse(
             f"{folder}/config.json: transformers has no language model of type {config.model_type}"
@@ -237,9 +240,17 @@ def read_tensors(
         try:
             dcp.load(tensors, storage_reader=SafeReader(folder), no_dist=True)
         except (CheckpointException, OSError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise CannotUse(f"{folder} cannot be read: {reason}") from error
+            cause: BaseException = error
+            if isinstance(error, CheckpointException):
+                # Of the one rank that reads; the text of the other has its traceback.
+                cause = next(iter(error.failures.values()))[0]
+            raise CannotUse(f"{folder} cannot be read: {_in_one_line(cause)}") from error
         yield from tensors.items()
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Writes an error's kind and the beginning of its text."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON_CHARS]
 
 
 def _portions(saved: Mapping[str, TensorStorageMetadata]) -> Iterator[Sequence[str]]:
@@ -283,10 +294,9 @@ def base_tensors(
             base, config=model.config, dtype=adapters.dtype
         )
     except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
         raise CannotUse(
-            f"the adapters stand on {base}, which cannot be read ({reason}): --base FOLDER names "
-            "where it lies now; --adapter exports the adapters without it"
+            f"the adapters stand on {base}, which cannot be read ({_in_one_line(error)}): "
+            "--base FOLDER names where it lies now; --adapter exports the adapters without it"
         ) from error
     state = whole.state_dict()
     for name in shapes:

@@ -198,7 +198,8 @@ def _curve(records: Sequence[Mapping[str, Any]]) -> str:
 
 def _validation_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
     names = {key for record in records for key in record if key.startswith(VALIDATION)}
-    return sorted(name for name in names if "/mean@" in name)
+    # Not those of its interval.
+    return sorted(name for name in names if name.rpartition("/")[2].startswith("mean@"))
 
 
 def _metrics(last: Mapping[str, Any]) -> str:
