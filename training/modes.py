@@ -15,6 +15,7 @@ ModeFunction = Callable[[Sequence[str], EndingSignals], int]
 
 MODES = {
     "--eval": "training.evaluation_command:evaluate_command",
+    "--chat": "training.chat.command:chat_command",
 }
 
 

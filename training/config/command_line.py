@@ -20,6 +20,7 @@ USAGE = """\
     --plan       print the memory that the run would take, phase by phase; loads no model
     --eval MODEL_OR_CHECKPOINT [--n 16] [--against OTHER] [--out FOLDER] [--pass-reward 1]
                  play and score the validation tasks, train nothing (docs/evaluation.md)
+    --chat MODEL    play one episode with a person (--as environment, policy or watcher)
     --debug      show the traceback of an error
     -h, --help   print every key with its documentation
 
