@@ -7,6 +7,7 @@ and leave the disk room for others.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -85,8 +86,9 @@ class RecordShelf:
             with path.open("wb" if anew else "ab") as file:
                 file.write(content)
         except OSError:
-            with path.open("ab") as file:
-                file.truncate(before)
+            os.truncate(path, before)
+            if before == 0:
+                path.unlink()
             raise
         finally:
             self._count_unit(unit)
