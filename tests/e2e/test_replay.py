@@ -124,8 +124,8 @@ def replay(run: Path, file: Path, *options: str) -> int:
 
 
 def changed(run: Path, tmp_path: Path, change: Change) -> Path:
-    """Step 1's episodes, the longest one first and changed."""
-    lines = [json.loads(line) for line in (run / "episodes/1.jsonl").read_text().splitlines()]
+    """Step 1's episodes, the longest one first and changed; their arrays are lists here."""
+    lines = read_episodes(run / "episodes/1.jsonl")
     lines.sort(key=lambda episode: -len(episode["turns"]))
     change(lines[0])
     file = tmp_path / "changed.jsonl"
@@ -134,7 +134,7 @@ def changed(run: Path, tmp_path: Path, change: Change) -> Path:
 
 
 def test_a_runs_episodes_are_the_same_again(run: Path, capsys) -> None:
-    files = sorted((run / "episodes").iterdir())
+    files = sorted((run / "episodes").glob("*.jsonl"))
     assert [file.name for file in files] == ["1.jsonl", "2.jsonl", "val-0.jsonl", "val-2.jsonl"]
     for file, count in zip(files, (16, 16, 4, 4), strict=True):
         assert replay(run, file) == 0
@@ -291,8 +291,11 @@ def test_a_reward_functions_value_is_checked(model: Path, tmp_path: Path, capsys
     run = faulty(tmp_path, model, "Moody", *named, "agent.step_timeout_s=0.3")
     file = run / "episodes/1.jsonl"
     assert replay(run, file) == 0, capsys.readouterr().out
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(line.replace(" 3.5", " 3.25") for line in lines))
+    episodes = read_episodes(file)
+    for episode in episodes:
+        for row in episode["rows"]:
+            row["rewards"] = [3.25 if reward == 3.5 else reward for reward in row["rewards"]]
+    file.write_text("".join(json.dumps(episode) + "\n" for episode in episodes))
     assert replay(run, file) == 1
     assert "rewards[" in capsys.readouterr().out
 

@@ -73,6 +73,20 @@ ROW_COLUMNS = {
 }
 
 
+# Settings in `meta`.
+ALGORITHM_SETTINGS = ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo")
+ACTOR_SETTINGS = ("clip_ratio_c", "entropy_coeff")
+CORRECTION_SETTINGS = (
+    "rollout_is",
+    "rollout_is_threshold",
+    "rollout_rs",
+    "rollout_rs_threshold",
+    "rollout_token_veto_threshold",
+    "bypass_mode",
+    "loss_type",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainedStep:
     """Holds a step that was trained on, as it is to be recorded.
@@ -328,36 +342,22 @@ def _meta(
     return {
         "format": FORMAT,
         "step": trained.step,
-        "adv_estimator": algorithm.adv_estimator,
-        "loss_mode": "bypass_mode" if correction.bypass_mode else config.loss_mode,
+        # By name, as `--explain` takes what names a setting for what acts on it.
+        **{name: algorithm[name] for name in ALGORITHM_SETTINGS},
+        **{name: actor[name] for name in ACTOR_SETTINGS},
+        "loss_mode": "bypass_mode" if correction["bypass_mode"] else config.loss_mode,
         "loss_agg_mode": actor.aggregation,
-        "clip_ratio_low": _or_default(actor.clip_ratio_low, actor.clip_ratio),
-        "clip_ratio_high": _or_default(actor.clip_ratio_high, actor.clip_ratio),
-        "clip_ratio_c": actor.clip_ratio_c,
-        "gamma": algorithm.gamma,
-        "lam": algorithm.lam,
-        "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
+        "clip_ratio_low": _or_default(actor["clip_ratio_low"], actor["clip_ratio"]),
+        "clip_ratio_high": _or_default(actor["clip_ratio_high"], actor["clip_ratio"]),
         "kl": {
-            "in_reward": algorithm.use_kl_in_reward,
-            "penalty": algorithm.kl_penalty,
-            "in_loss": actor.use_kl_loss,
-            "loss_coef": actor.kl_loss_coef,
-            "loss_type": actor.kl_loss_type,
+            "in_reward": algorithm["use_kl_in_reward"],
+            "penalty": algorithm["kl_penalty"],
+            "in_loss": actor["use_kl_loss"],
+            "loss_coef": actor["kl_loss_coef"],
+            "loss_type": actor["kl_loss_type"],
             "reward_coef": trained.metrics.get("actor/reward_kl_penalty_coeff"),
         },
-        "entropy_coeff": actor.entropy_coeff,
-        "rollout_correction": {
-            name: getattr(correction, name)
-            for name in (
-                "rollout_is",
-                "rollout_is_threshold",
-                "rollout_rs",
-                "rollout_rs_threshold",
-                "rollout_token_veto_threshold",
-                "bypass_mode",
-                "loss_type",
-            )
-        },
+        "rollout_correction": {name: correction[name] for name in CORRECTION_SETTINGS},
         "fates": {str(fate.code): {"name": fate.name, "sentence": fate.sentence} for fate in FATES},
         "columns": {name: said[name] for name in columns},
         "metrics": {
