@@ -204,18 +204,18 @@ class EpisodeRecorder:
 
     def _submit(self, what: str, write: Callable[[], None]) -> None:
         """Has the thread write; waits where much is waiting already."""
-
-        def guarded() -> None:
-            try:
-                self._save_tokenizer()
-                write()
-            # A full disk, or a batch or a tokenizer of a user's own, costs the records.
-            except Exception as error:
-                self._warn(what, error)
-
         while len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft().result()
-        self._waiting.append(self._thread.submit(guarded))
+        self._waiting.append(self._thread.submit(self.write, what, write))
+
+    def write(self, what: str, write: Callable[[], None]) -> None:
+        """Writes, in the thread; a failure is logged."""
+        try:
+            self._save_tokenizer()
+            write()
+        # A full disk, or a batch or a tokenizer of a user's own, costs the records.
+        except Exception as error:
+            self._warn(what, error)
 
     def _warn(self, what: str, error: Exception) -> None:
         """Says what was not recorded, once for each kind of error."""
