@@ -135,19 +135,22 @@ class StepRows:
         uids = batch.non_tensor_batch["uid"]
         self.numbers = np.flatnonzero(uids.astype(object) != DUMMY_UID)
         width = batch.batch["responses"].shape[1]
-        attended = batch.batch["attention_mask"][:, -width:].numpy().astype(bool)
-        self.is_token = attended[self.numbers]  # (n, R)
-        self.lengths = self.is_token.sum(axis=1)
+        # (B, R), False in dummy rows.
+        self.is_token = batch.batch["attention_mask"][:, -width:].numpy().astype(bool)
+        is_real = np.zeros(len(uids), bool)
+        is_real[self.numbers] = True
+        self.is_token &= is_real[:, None]
+        self.lengths = self.is_token.sum(axis=1)[self.numbers]
         self.offsets = np.concatenate([[0], self.lengths.cumsum()]).astype(np.int64)
         # The row of each token.
         self.of_token = np.repeat(np.arange(len(self.numbers)), self.lengths)
 
     def flat(self, tensor: Tensor) -> np.ndarray:
         """Returns the tokens' entries of (B, R), (T,)."""
-        return tensor.float().numpy()[self.numbers][self.is_token]
+        return tensor.float().numpy()[self.is_token]
 
     def padded(self, flat: np.ndarray) -> np.ndarray:
-        """Undoes `flat`: (n, R), 0 elsewhere."""
+        """Undoes `flat`: (B, R), 0 elsewhere."""
         matrix = np.zeros(self.is_token.shape, flat.dtype)
         matrix[self.is_token] = flat
         return matrix
@@ -191,7 +194,7 @@ class StepRows:
         """Returns the tokens' entries of (B, R) in a dtype: (T,)."""
         if dtype == "<f4":
             return self.flat(tensor)
-        return tensor.numpy()[self.numbers][self.is_token].astype(dtype)
+        return tensor.numpy()[self.is_token].astype(dtype)
 
 
 @dataclass(frozen=True)
