@@ -75,6 +75,7 @@ def play_validation(trainer: Any) -> ValidationSamples:
     """Answers and scores the validation prompts, or plays the validation's episodes."""
     samples = ValidationSamples()
     n = trainer.config.actor_rollout_ref.rollout.val_kwargs.n
+    trainer.recorder.begin_validation(trainer.global_steps)
     for rows in trainer.val_dataloader:
         first_group = len(samples.uids) // n
         batch, values, tokens = _validate_batch(trainer, rows, n, first_group)
@@ -95,6 +96,7 @@ def _validate_batch(
     batch = trainer._generate_multi_turn_sequences(prompts)
     scores, infos = trainer.score(batch, trainer.val_reward_fn)
     batch.batch["token_level_scores"] = scores
+    trainer.recorder.scored(batch)
     dump(
         batch,
         settings.validation_data_dir,
