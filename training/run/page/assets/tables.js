@@ -1,0 +1,111 @@
+// Makes the page's tables of alarms, step times, settings and differences.
+
+// The list of alarms, the latest first, with the way to the tokens that rang each.
+function alarmTable(run) {
+  const rows = [...run.alarms].reverse().map((alarm) => [
+    formatTime(alarm.time),
+    alarm.step,
+    element("code", {}, [alarm.name]),
+    alarmText(alarm),
+    viewerLink(run, alarm.view, "the tokens that rang it"),
+  ]);
+  const parts = [table(["time", "step", "alarm", "what it says", "look"], rows)];
+  if (run.alarmsLeftOut) {
+    parts.push(element("p", {}, [`${run.alarmsLeftOut} earlier ones are left out.`]));
+  }
+  return element("div", { class: "alarms" }, parts);
+}
+
+function alarmText(alarm) {
+  const parts = [element("div", {}, [alarm.text])];
+  if (alarm.meaning) {
+    const words = [`It means: ${alarm.meaning}. `];
+    if (CONTENT.alarmDocs) {
+      const href = `${CONTENT.alarmDocs}#:~:text=${encodeURIComponent(alarm.name)}`;
+      words.push(element("a", { href }, ["docs/alarms.md"]));
+    }
+    parts.push(element("div", { class: "aside" }, words));
+  }
+  return element("div", {}, parts);
+}
+
+// A link into the viewer of the run's episodes; where none is made yet, what makes it.
+function viewerLink(run, view, words) {
+  if (!view) {
+    return "";
+  }
+  const link = element("a", { href: `${run.viewer.href}#${view}` }, [words]);
+  if (run.viewer.isThere) {
+    return link;
+  }
+  return element("div", {}, [
+    link,
+    element("div", { class: "aside" }, ["after ", element("code", {}, [run.viewer.command])]),
+  ]);
+}
+
+// Ways into the episodes of the last step.
+function episodeLinks(run) {
+  const step = run.lastStep;
+  const ways = [
+    ["all of the last step", `list?step=${step}`],
+    ["the best paid", `list?step=${step}&sort=-reward`],
+    ["answers without a word, by reward", "list?empty=1&sort=-reward"],
+    ["groups whose rewards are equal", `list?step=${step}&spread=0`],
+    ["cut at a limit", "list?fate=over_limit"],
+    ["engine and trainer differ most", "list?sort=-mismatch"],
+    ["sampled by older weights", "list?stale=1"],
+    ["crashed and played again", "list?refilled=1"],
+  ];
+  const links = ways.map(([words, view]) =>
+    element("li", {}, [element("a", { href: `${run.viewer.href}#${view}` }, [words])]),
+  );
+  const parts = [element("ul", { class: "ways" }, links)];
+  if (!run.viewer.isThere) {
+    const words = "The links need the viewer of the run's episodes, which this command makes: ";
+    parts.unshift(element("p", { class: "aside" }, [
+      words,
+      element("code", {}, [run.viewer.command]),
+    ]));
+  }
+  return element("div", {}, parts);
+}
+
+function stepTimeTable(run) {
+  const { steps, columns } = run.stepTimes;
+  const names = Object.keys(columns);
+  const rows = steps.map((step, place) => [
+    step,
+    ...names.map((name) => columns[name][place]),
+  ]);
+  return table(["step", ...names.map((name) => `${name}, s`)], rows.reverse());
+}
+
+function changesTable(run) {
+  const rows = [];
+  for (const change of run.changes) {
+    for (const { key, before, after } of change.changed) {
+      rows.push([`after ${change.step}`, code(key), code(before), code(after)]);
+    }
+  }
+  return table(["step", "setting", "before", "since then"], rows);
+}
+
+function settingsTable(run) {
+  return table(
+    ["setting", "value", "default", "what it is"],
+    run.settings.map((row) => [code(row.key), code(row.value), code(row.default), row.doc]),
+  );
+}
+
+function differencesTable() {
+  const { groups, rows } = CONTENT.differences;
+  return table(
+    ["setting", ...groups],
+    rows.map((row) => [code(row.key), ...row.values.map(code)]),
+  );
+}
+
+function code(text) {
+  return element("code", {}, [text]);
+}
