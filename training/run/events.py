@@ -189,4 +189,3 @@ def describe_error(error: BaseException, most_chars: int = 600) -> str:
         text = lines[-1]
     line = " ".join(f"{type(error).__name__}: {text}".split())
     return line if len(line) <= most_chars else line[: most_chars - 1] + "…"
-

@@ -82,6 +82,9 @@ def write_pages(
         ValueError: a folder holds nothing of a run.
         OSError: the page cannot be written.
     """
+    for number, run_dir in enumerate(run_dirs):
+        if run_dir.resolve() in [earlier.resolve() for earlier in run_dirs[:number]]:
+            raise ValueError(f"{run_dir} is given twice: name each run once")
     runs = [RunFolder.read(run_dir) for run_dir in run_dirs]
     if page is None:
         folder = run_dirs[0] if len(runs) == 1 else run_dirs[0].absolute().parent

@@ -119,7 +119,7 @@ PLANS = {
         title="Length of responses and prompts",
         unit="tokens",
         metrics={
-            "response_length/mean": "response, mean (band: shortest to longest)",
+            "response_length/mean": "response, mean",
             "prompt_length/mean": "prompt, mean",
         },
         view="-tokens",
@@ -236,9 +236,7 @@ def _planned(plan: _Plan, known: set[str]) -> Chart:
         if metric in known:
             low, high = plan.bands.get(metric, (None, None))
             has_band = low in known and high in known
-            lines.append(
-                Line(metric, label, low if has_band else None, high if has_band else None)
-            )
+            lines.append(Line(metric, label, low if has_band else None, high if has_band else None))
     return Chart(key=plan.key, title=plan.title, unit=plan.unit, lines=lines, view=plan.view)
 
 

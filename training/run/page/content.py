@@ -26,7 +26,7 @@ from training.run.page.charts import (
     sections_of,
 )
 from training.run.page.curves import CurveWriter
-from training.run.page.groups import Group, group_runs, table_of_groups
+from training.run.page.groups import Group, group_runs, names_of, table_of_groups
 from training.run.page.run_folder import RUNNING, VIEWER, RunFolder
 from training.run.page.settings import Change, as_text, differences_from_defaults
 
@@ -59,6 +59,7 @@ def make_content(
     """
     groups = group_runs(runs)
     names = sorted({name for group in groups for name in group.names})
+    run_names = names_of(runs)
     title = runs[0].name if len(runs) == 1 else " · ".join(group.name for group in groups)
     content = {
         "title": title,
@@ -66,13 +67,13 @@ def make_content(
         "rewrittenEvery": rewritten_every,
         "charts": [chart.as_json() for chart in charts_of(names, _meaning_of)],
         "metrics": [_described(name) for name in names],
-        "runs": [_facts_of(run, page) for run in runs],
+        "runs": [_facts_of(run, page) | {"name": run_names[run.path]} for run in runs],
         "differences": table_of_groups(groups),
         "alarmDocs": _link(DOCS, page) if DOCS.is_file() else None,
     }
     shown: dict[str, Any] = visible(content)
     # Curves are long, and hold no text but names.
-    return shown | {"groups": [_curves_of(group) for group in groups]}
+    return shown | {"groups": [_curves_of(group, runs) for group in groups]}
 
 
 def visible(value: Any) -> Any:
@@ -88,13 +89,14 @@ def visible(value: Any) -> Any:
     return value
 
 
-def _curves_of(group: Group) -> dict[str, Any]:
-    """Writes every curve of a group."""
+def _curves_of(group: Group, runs: Sequence[RunFolder]) -> dict[str, Any]:
+    """Writes every curve of a group, with the numbers of its runs."""
+    numbers = {run.path: number for number, run in enumerate(runs)}
     writer = CurveWriter()
     curves = {visible(name): writer.write(group.curve(name)) for name in group.names}
     return {
         "name": visible(group.name),
-        "runs": [visible(run.name) for run in group.runs],
+        "runs": [numbers[run.path] for run in group.runs],
         "tables": writer.tables,
         "curves": curves,
     }
@@ -122,7 +124,6 @@ def _facts_of(run: RunFolder, page: Path) -> dict[str, Any]:
     times = [event["time"] for event in run.events]
     began = starts[0]["time"] if starts else None
     return {
-        "name": run.name,
         "path": str(run.path),
         "status": status.word,
         "statusLine": status.line,

@@ -45,12 +45,12 @@ def group_runs(runs: Sequence[RunFolder]) -> list[Group]:
         key = of_repetition(run.settings) if run.settings else str(run.path)
         members.setdefault(key, []).append(run)
     differing = differences([group[0] for group in members.values()])
-    places = _short_paths(runs)
+    names = names_of(runs)
     groups = []
     for number, group in enumerate(members.values()):
         name = _name_of(number, differing)
         if not name:
-            name = places[group[0].path] if len(group) == 1 else str(_common_folder(group))
+            name = names[group[0].path] if len(group) == 1 else _common_name(group)
         if len(group) > 1:
             name = f"{name} ({len(group)} seeds)"
         groups.append(Group(name=name, runs=group))
@@ -74,18 +74,20 @@ def _name_of(number: int, differing: Sequence[tuple[str, list[str]]]) -> str:
     return " ".join(parts)
 
 
-def _short_paths(runs: Sequence[RunFolder]) -> dict[Path, str]:
-    """Names runs by their paths, without the part that all have."""
+def names_of(runs: Sequence[RunFolder]) -> dict[Path, str]:
+    """Names runs by their paths, without the part that all have; one alone by its last two."""
     if len(runs) == 1:
         return {runs[0].path: runs[0].name}
     common = Path(os.path.commonpath([run.path.parent for run in runs]))
     return {run.path: str(run.path.relative_to(common)) for run in runs}
 
 
-def _common_folder(runs: Sequence[RunFolder]) -> str:
-    """Names what the paths of repetitions have in common: their names' beginning, or the folder."""
-    beginning = os.path.commonprefix([run.path.name for run in runs]).rstrip("-_. 0123456789")
-    return beginning or Path(os.path.commonpath([run.path for run in runs])).name
+def _common_name(runs: Sequence[RunFolder]) -> str:
+    """Names repetitions: by their folders' name without its number, or by the folder of all."""
+    names = {run.path.name.rstrip("-_. 0123456789") for run in runs}
+    if len(names) == 1 and "" not in names:
+        return names.pop()
+    return Path(os.path.commonpath([run.path for run in runs])).name
 
 
 def table_of_groups(groups: Sequence[Group]) -> dict[str, Any]:

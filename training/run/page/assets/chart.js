@@ -131,7 +131,7 @@ class Chart {
   }
 
   addLine(line, add) {
-    const width = this.options.isStacked ? 1 : VIEW.smoothing;
+    const width = this.options.isExact ? 1 : VIEW.smoothing;
     const style = { stroke: line.color, width: 1.6, dash: line.dash || undefined };
     style.points = { size: 5, fill: line.color };
     if (width > 1 && line.values.length > 2) {

@@ -60,7 +60,12 @@ function noteOf(group, line, curve) {
 
 // Lines that lie on each other, the lowest first: shares of their sum, or parts of a whole.
 function stackedLines(chart, group) {
-  const parts = partsOf(chart, group);
+  const all = partsOf(chart, group);
+  all.forEach((part, number) => {
+    part.color = lineColor(number);
+  });
+  // What never came is no part of the picture.
+  const parts = all.filter((part) => part.values.some((value) => value > 0));
   if (!parts.length) {
     return [];
   }
@@ -75,7 +80,7 @@ function stackedLines(chart, group) {
     }
   }
   const below = new Array(size).fill(0);
-  return parts.map((part, number) => {
+  return parts.map((part) => {
     const own = part.values.map((value, place) =>
       chart.kind === "shares" ? (sums[place] > 0 ? value / sums[place] : 0) : value,
     );
@@ -83,7 +88,7 @@ function stackedLines(chart, group) {
       below[place] += value;
       return below[place];
     });
-    return { label: part.label, color: lineColor(number), steps: first, last, values: top, own };
+    return { label: part.label, color: part.color, steps: first, last, values: top, own };
   });
 }
 

@@ -49,8 +49,8 @@ function summaryTiles(run) {
 
 // The table of several runs: how each stands, in one line.
 function runsTable() {
-  const rows = CONTENT.groups.flatMap((group) => group.runs.map((name) => {
-    const run = CONTENT.runs.find((one) => one.name === name);
+  const rows = CONTENT.groups.flatMap((group) => group.runs.map((number) => {
+    const run = CONTENT.runs[number];
     const reward = run.summary.find((row) => row.metric === "critic/score/mean");
     return [
       group.name,

@@ -2,6 +2,12 @@
 
 const SMOOTHINGS = [1, 3, 5, 9, 17, 33, 65];
 const MARKED = ["resume", "restart", "settings"];
+const MARK_NAMES = {
+  resume: "resumed",
+  restart: "restarted",
+  settings: "settings changed",
+  alarm: "alarm",
+};
 // Of many alarms the first ones are marked on charts; the time line has all.
 const MOST_ALARM_MARKS = 200;
 const MOST_STACKED_GROUPS = 4;
@@ -26,6 +32,8 @@ function makeCharts(marks) {
     const options = { marks, viewer, view: described.view, leftOut: described.leftOut };
     if (described.kind === "lines") {
       const makeLines = () => plainLines(described);
+      // A validation has few points, and each counts.
+      options.isExact = described.key === "validation";
       charts.push(new Chart(described.title, described.unit, makeLines, options));
       continue;
     }
@@ -33,11 +41,30 @@ function makeCharts(marks) {
       const several = CONTENT.groups.length > 1;
       const title = several ? `${described.title}: ${group.name}` : described.title;
       const makeLines = () => stackedLines(described, group);
-      const stacked = { ...options, isStacked: true };
+      const stacked = { ...options, isStacked: true, isExact: true };
       charts.push(new Chart(title, described.unit, makeLines, stacked));
     }
   }
-  return element("div", { class: "charts" }, charts.map((chart) => chart.node));
+  return element("div", {}, [
+    chartsLegend(marks),
+    element("div", { class: "charts" }, charts.map((chart) => chart.node)),
+  ]);
+}
+
+// Says once what bands and dashed marks of all charts are.
+function chartsLegend(marks) {
+  const bands = CONTENT.runs.length === 1
+    ? "A band spans a validation's interval, lengths from the shortest to the longest, and where " +
+      "a point stands for several steps the smallest and the largest of them."
+    : "A line is the mean of its runs; its band spans the smallest and the largest of them.";
+  const kinds = new Set(marks.map((mark) => mark.kind));
+  const swatches = [...kinds].map((kind) => {
+    const swatch = element("i");
+    swatch.style.borderColor = color(`mark-${kind}`);
+    return element("span", { class: "markname" }, [swatch, MARK_NAMES[kind]]);
+  });
+  const use = " Drag to zoom, double click for the whole, click to keep the values. ";
+  return element("p", { class: "aside" }, [bands, use, ...swatches]);
 }
 
 function smoothingControl(search) {
