@@ -98,11 +98,12 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         """Adds the checkpoints that are complete since the last look."""
         saved = set(saved_steps(self.run_dir))
         for step in sorted(saved - self._saved):
-            self._event("checkpoint", text=f"the checkpoint of step {step} is complete")
+            self._event("checkpoint", at=step, text=f"the checkpoint of step {step} is complete")
         self._saved |= saved
 
-    def _event(self, kind: str, **parts: Any) -> None:
-        event = self.log.add(kind, step=self.step, **parts)
+    def _event(self, kind: str, at: int | None = None, **parts: Any) -> None:
+        """Adds an event of this step, or of the step `at`."""
+        event = self.log.add(kind, step=self.step if at is None else at, **parts)
         self.folder.events.append(event)
 
     def __exit__(

@@ -16,7 +16,7 @@ from tests.unit.page.made_runs import content_in, content_of, curve_in, event, m
 from training.run.alarms import ADVICE
 from training.run.page.alarm_rows import meanings
 from training.run.page.content import make_content, visible
-from training.run.page.html import LIBRARY, as_json, make_html
+from training.run.page.html import ASSETS, LIBRARY, SCRIPTS, as_json, make_html
 from training.run.page.run_folder import RunFolder
 from training.run.run_lock import run_lock
 
@@ -82,6 +82,20 @@ def test_an_alarm_leads_to_its_tokens_and_is_explained(tmp_path: Path) -> None:
     (folder / "viewer").mkdir()
     (folder / "viewer" / "index.html").write_text("")
     assert content_of(folder)["runs"][0]["viewer"]["isThere"]
+
+
+def test_an_alarm_that_is_said_again_while_it_stands_is_one_row(tmp_path: Path) -> None:
+    records = steps(12)
+    for step in (3, 4, 5, 9):
+        records[step - 1]["alarms/kl_jump"] = float(step - 2 if step < 9 else 1)
+    events = [
+        event("alarm", 3, name="kl_jump", text="first", view="list?step=3"),
+        event("alarm", 5, name="kl_jump", text="again", view="list?step=5"),
+        event("alarm", 9, name="kl_jump", text="anew", view="list?step=9"),
+    ]
+    rows = content_of(make_run(tmp_path, records, events))["runs"][0]["alarms"]
+    told = [(row["step"], row["last"], row["said"], row["text"], row["view"]) for row in rows]
+    assert told == [(3, 5, 2, "again", "list?step=3"), (9, 9, 1, "anew", "list?step=9")]
 
 
 def test_every_alarm_has_its_sentence_from_the_docs() -> None:
@@ -226,3 +240,12 @@ def test_a_long_run_of_many_metrics_stays_small(tmp_path: Path) -> None:
     text = make_html(make_content([folder], tmp_path / "report.html"))
     # 600 points of three float32 in base64, and what is on every page.
     assert len(text) < 50 * 600 * 3 * 5.4 + 200_000
+
+
+def test_no_two_scripts_of_the_page_define_the_same_name() -> None:
+    names: list[str] = []
+    for file in SCRIPTS:
+        text = (ASSETS / file).read_text()
+        names += re.findall(r"^(?:function|class|const|let) (\w+)", text, re.M)
+    assert len(names) > 50 and sorted(names) == sorted(set(names))
+    assert {path.name for path in ASSETS.glob("*.js")} == set(SCRIPTS)

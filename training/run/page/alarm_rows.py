@@ -1,7 +1,7 @@
 """Makes a page's rows of alarms, and the spans of steps over which each stood.
 
-A run that recorded its events has a row for each time that an alarm was said. Of an older one the
-metrics `alarms/NAME` tell when each began.
+A run that recorded its events has what was said. Of an older one the metrics `alarms/NAME` tell
+when each began, and how long it stood.
 """
 
 import re
@@ -62,21 +62,41 @@ def _spans(steps: np.ndarray, standing: np.ndarray) -> list[list[int]]:
 
 
 def alarm_rows(folder: RunFolder) -> list[dict[str, Any]]:
-    """Lists a run's alarms, in their order: time (or null), step, name, text, view, meaning."""
-    said = [event for event in folder.events if event["kind"] == "alarm"]
-    rows = []
-    for event in said:
-        rows.append(
+    """Lists a run's alarms in the order in which they began, a row for each time that one stood.
+
+    A row has the time (or null) and the step of its beginning, the step up to which it stood, how
+    often it was said, what was said last, and the view of what rang it first.
+    """
+    spans = spans_of(folder)
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for event in folder.events:
+        if event["kind"] != "alarm":
+            continue
+        name = event["name"]
+        first, last = _span_around(spans.get(name, []), event["step"])
+        row = rows.setdefault(
+            (name, first),
             {
                 "time": event["time"],
                 "step": event["step"],
-                "name": event["name"],
-                "text": event["text"],
+                "last": last,
+                "said": 0,
+                "name": name,
                 "view": event["view"],
-                "meaning": meanings().get(event["name"], ""),
-            }
+                "meaning": meanings().get(name, ""),
+            },
         )
-    return rows or _rows_of_metrics(folder)
+        row["said"] += 1
+        row["text"] = event["text"]
+    return list(rows.values()) or _rows_of_metrics(folder)
+
+
+def _span_around(spans: list[list[int]], step: int) -> tuple[int, int]:
+    """Returns the span that a step lies in; the step alone where no metric tells of one."""
+    for first, last in spans:
+        if first <= step <= last:
+            return first, last
+    return step, step
 
 
 def _rows_of_metrics(folder: RunFolder) -> list[dict[str, Any]]:
@@ -90,6 +110,8 @@ def _rows_of_metrics(folder: RunFolder) -> list[dict[str, Any]]:
                 {
                     "time": None,
                     "step": first,
+                    "last": last,
+                    "said": 1,
                     "name": name,
                     "text": f"{text}; check {advice}" if advice else text,
                     "view": view_of(Finding(name, ""), last),

@@ -133,7 +133,7 @@ class Chart {
   addLine(line, add) {
     const width = this.options.isExact ? 1 : VIEW.smoothing;
     const style = { stroke: line.color, width: 1.6, dash: line.dash || undefined };
-    style.points = { size: 5, fill: line.color };
+    style.points = this.options.isStacked ? { show: false } : { size: 5, fill: line.color };
     if (width > 1 && line.values.length > 2) {
       const faint = { stroke: translucent(line.color, 0.3), width: 1, points: { show: false } };
       add(line.steps, line.values, faint);
@@ -215,7 +215,7 @@ function drawMarks(plot, marks) {
   for (const mark of marks) {
     const x = Math.round(plot.valToPos(mark.step, "x", true));
     if (x >= bbox.left && x <= bbox.left + bbox.width) {
-      ctx.strokeStyle = color(`mark-${mark.kind}`);
+      ctx.strokeStyle = translucent(color(`mark-${mark.kind}`), 0.6);
       ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
       ctx.beginPath();
       ctx.moveTo(x, bbox.top);

@@ -31,15 +31,16 @@ function labelOfGroup(chart, line, group) {
   return chart.lines.length > 1 ? `${group.name}: ${line.label}` : group.name;
 }
 
-// What lies around a line: the smallest and largest behind its points, or metrics of its own.
+// What lies around a line: metrics of its own where the group is one run, else the smallest and the
+// largest behind its points.
 function bandOf(group, line, curve) {
-  if (curve.low) {
-    return curve;
-  }
   const low = line.low ? curveOf(group, line.low) : null;
   const high = line.high ? curveOf(group, line.high) : null;
   const fits = low && high && low.first === curve.first && high.first === curve.first;
-  return fits ? { low: low.mean, high: high.mean } : { low: null, high: null };
+  if (fits && group.runs.length === 1) {
+    return { low: low.low || low.mean, high: high.high || high.mean };
+  }
+  return { low: curve.low, high: curve.high };
 }
 
 // What a hover adds to a point's value: the number of tasks, and of runs where it is not all.

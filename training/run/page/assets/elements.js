@@ -51,11 +51,16 @@ function formatNumber(value) {
   return String(Number(value.toPrecision(size >= 1000 ? 6 : 4)));
 }
 
+// As in 2026-11-25 14:50:14, by the reader's clock.
 function formatTime(seconds) {
   if (seconds === null || seconds === undefined) {
     return "";
   }
-  return new Date(seconds * 1000).toLocaleString();
+  const time = new Date(seconds * 1000);
+  const two = (number) => String(number).padStart(2, "0");
+  const day = [time.getFullYear(), two(time.getMonth() + 1), two(time.getDate())].join("-");
+  const clock = [two(time.getHours()), two(time.getMinutes()), two(time.getSeconds())].join(":");
+  return `${day} ${clock}`;
 }
 
 // As in "2 h 5 min".

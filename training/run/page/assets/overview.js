@@ -42,7 +42,7 @@ function summaryTiles(run) {
   tiles.push(element("a", { class: `tile ${alarms ? "bad" : ""}`, href: "#alarms" }, [
     element("div", { class: "value" }, [String(alarms)]),
     element("div", {}, [alarms === 1 ? "alarm" : "alarms"]),
-    element("small", {}, [alarms ? "said in the run" : "none was said"]),
+    element("small", {}, [alarms ? "rang in the run" : "none rang"]),
   ]));
   return element("div", { class: "tiles" }, tiles);
 }

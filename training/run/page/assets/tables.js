@@ -3,17 +3,24 @@
 // The list of alarms, the latest first, with the way to the tokens that rang each.
 function alarmTable(run) {
   const rows = [...run.alarms].reverse().map((alarm) => [
-    formatTime(alarm.time),
-    alarm.step,
-    element("code", {}, [alarm.name]),
+    element("span", { class: "when" }, [formatTime(alarm.time)]),
+    element("span", { class: "when" }, [stepsRung(alarm)]),
+    code(alarm.name),
     alarmText(alarm),
     viewerLink(run, alarm.view, "the tokens that rang it"),
   ]);
-  const parts = [table(["time", "step", "alarm", "what it says", "look"], rows)];
+  const parts = [
+    ...viewerHint(run),
+    table(["began", "steps", "alarm", "what it says", "look"], rows),
+  ];
   if (run.alarmsLeftOut) {
     parts.push(element("p", {}, [`${run.alarmsLeftOut} earlier ones are left out.`]));
   }
   return element("div", { class: "alarms" }, parts);
+}
+
+function stepsRung(alarm) {
+  return alarm.last > alarm.step ? `${alarm.step} – ${alarm.last}` : String(alarm.step);
 }
 
 function alarmText(alarm) {
@@ -29,19 +36,18 @@ function alarmText(alarm) {
   return element("div", {}, parts);
 }
 
-// A link into the viewer of the run's episodes; where none is made yet, what makes it.
+// A link into the viewer of the run's episodes.
 function viewerLink(run, view, words) {
-  if (!view) {
-    return "";
-  }
-  const link = element("a", { href: `${run.viewer.href}#${view}` }, [words]);
+  return view ? element("a", { href: `${run.viewer.href}#${view}` }, [words]) : "";
+}
+
+// What makes the viewer, where it is not there.
+function viewerHint(run) {
   if (run.viewer.isThere) {
-    return link;
+    return [];
   }
-  return element("div", {}, [
-    link,
-    element("div", { class: "aside" }, ["after ", element("code", {}, [run.viewer.command])]),
-  ]);
+  const words = "The links lead to the viewer of the run's episodes, which this command makes: ";
+  return [element("p", { class: "aside" }, [words, code(run.viewer.command)])];
 }
 
 // Ways into the episodes of the last step.
@@ -60,15 +66,7 @@ function episodeLinks(run) {
   const links = ways.map(([words, view]) =>
     element("li", {}, [element("a", { href: `${run.viewer.href}#${view}` }, [words])]),
   );
-  const parts = [element("ul", { class: "ways" }, links)];
-  if (!run.viewer.isThere) {
-    const words = "The links need the viewer of the run's episodes, which this command makes: ";
-    parts.unshift(element("p", { class: "aside" }, [
-      words,
-      element("code", {}, [run.viewer.command]),
-    ]));
-  }
-  return element("div", {}, parts);
+  return element("div", {}, [...viewerHint(run), element("ul", { class: "ways" }, links)]);
 }
 
 function stepTimeTable(run) {
