@@ -33,6 +33,8 @@ KINDS = (*OF_PROCESSES, "alarm", "settings", "checkpoint", "validation")
 FINISHED = "finished"
 INTERRUPTED = "interrupted"
 FAILED = "failed"
+# Seconds since 1970 that no clock shows.
+LAST_TIME = 1e11
 # Of a metrics.jsonl: more than a step's line.
 LAST_BYTES = 1 << 20
 
@@ -151,7 +153,8 @@ def _read_event(line: str) -> Event:
     if not isinstance(event, dict):
         raise ValueError("it is no object")
     whole_step = type(event.get("step")) is int
-    timed = type(event.get("time")) in (int, float)
+    seconds = event.get("time")
+    timed = isinstance(seconds, int | float) and 0 <= seconds < LAST_TIME
     if not whole_step or not timed or event.get("kind") not in KINDS:
         raise ValueError('it lacks a "time", a "step" or a known "kind"')
     view = event.get("view")

@@ -4,9 +4,10 @@
 change its numbers; a validation alone leaves both files as they are.
 """
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +20,8 @@ from training.run.page.run_folder import RunFolder
 from training.run.page.writer import PageWriter
 from training.run.recorded_config import Changes
 from training.run.start_facts import command_line, versions
+
+logger = logging.getLogger(__name__)
 
 MOST_VALIDATION_REWARDS = 4
 
@@ -52,8 +55,14 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         self.folder = RunFolder(run_dir)
         self.page: PageWriter | None = None
         self._saved: set[int] = set()
+        self._warned = False
 
     def __enter__(self) -> Self:
+        with self._costing_itself_alone():
+            self._begin()
+        return self
+
+    def _begin(self) -> None:
         is_restart = os.environ.get(ATTEMPT, "1") != "1"
         self.log.begin(self.step, is_restart=is_restart)
         self._saved = set(saved_steps(self.run_dir))
@@ -71,7 +80,21 @@ class RunRecord(AbstractContextManager["RunRecord"]):
             self.folder = RunFolder.read(self.run_dir, is_own=True)
             self.page = PageWriter(self.folder)
             self.page.write()
-        return self
+
+    @contextmanager
+    def _costing_itself_alone(self) -> Iterator[None]:
+        """Logs what goes wrong with the record, once: files of a folder may be anything."""
+        try:
+            yield
+        except Exception as error:
+            if not self._warned:
+                logger.warning(
+                    "the record of %s lacks something, the run goes on: %s: %s",
+                    self.run_dir,
+                    type(error).__name__,
+                    error,
+                )
+            self._warned = True
 
     def _add_changes(self) -> None:
         self.log.add(
@@ -83,6 +106,10 @@ class RunRecord(AbstractContextManager["RunRecord"]):
 
     def add(self, step: int, metrics: Mapping[str, float], alarms: Sequence[Ringing] = ()) -> None:
         """Adds a step, once its metrics are logged, with the alarms that it said."""
+        with self._costing_itself_alone():
+            self._add(step, metrics, alarms)
+
+    def _add(self, step: int, metrics: Mapping[str, float], alarms: Sequence[Ringing]) -> None:
         self.step = step
         for alarm in alarms:
             self._event("alarm", name=alarm.alarm, text=alarm.text, view=alarm.view)
@@ -112,6 +139,10 @@ class RunRecord(AbstractContextManager["RunRecord"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        with self._costing_itself_alone():
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
         self._add_checkpoints()
         if error is None:
             self._event("end", exit=FINISHED, text=f"it came to its end at step {self.step}")

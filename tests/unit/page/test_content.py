@@ -249,3 +249,35 @@ def test_no_two_scripts_of_the_page_define_the_same_name() -> None:
         names += re.findall(r"^(?:function|class|const|let) (\w+)", text, re.M)
     assert len(names) > 50 and sorted(names) == sorted(set(names))
     assert {path.name for path in ASSETS.glob("*.js")} == set(SCRIPTS)
+
+
+def test_numbers_that_no_run_writes_cost_themselves_and_not_the_page(tmp_path: Path) -> None:
+    make_run(tmp_path, steps(2))
+    lines = [
+        f'{{"step": {10**30}, "critic/score/mean": 1}}',
+        '{"step": -5, "critic/score/mean": 1}',
+        f'{{"step": 3, "critic/score/mean": {10**400}}}',
+    ]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("\n".join(lines) + "\n")
+    events = [
+        '{"time": NaN, "step": 1, "kind": "end", "exit": "finished"}',
+        '{"time": 1e300, "step": 1, "kind": "end", "exit": "finished"}',
+        '{"time": 5, "step": 1, "kind": "start", "total_steps": NaN}',
+        '{"time": 6, "step": 1, "kind": "settings", "changed": {"a": [NaN, Infinity]}}',
+    ]
+    (tmp_path / "events.jsonl").write_text("\n".join(events))
+    content = content_of(tmp_path)
+    assert curve_in(content, "critic/score/mean")["first"] == [1, 2, 3]
+    run = content["runs"][0]
+    assert (run["lastStep"], run["totalSteps"]) == (3, None)
+    assert [found["kind"] for found in run["events"]] == ["start", "settings"]
+
+
+def test_processes_are_told_of_throughout_however_many_validations_there_are(
+    tmp_path: Path,
+) -> None:
+    events = [event("start", 0), *[event("validation", n) for n in range(3000)]]
+    run = content_of(make_run(tmp_path, steps(1), [*events, event("end", 3000)]))["runs"][0]
+    assert run["events"][0]["kind"] == "start" and run["events"][-1]["kind"] == "end"
+    assert len(run["events"]) == 1002 and run["events"][1]["step"] == 2000

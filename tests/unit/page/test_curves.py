@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.unit.page.made_runs import content_of, curve_in, make_run, steps
-from training.run.page.curves import CurveWriter, curve_of, mean_of_runs, thin
+from training.run.page.curves import CurveWriter, curve_of, mean_of_runs, points_for, thin
 from training.run.page.metric_store import MetricStore
 
 
@@ -87,3 +87,8 @@ def test_the_later_value_of_a_step_counts_and_damaged_lines_are_left_out(tmp_pat
     assert np.array_equal(values, [np.nan, 7], equal_nan=True)
     assert store.latest("a") == 7 and store.latest("b") is None
     assert store.values_at("a", [2, 1, 9]) == [7.0, None, None]
+
+
+def test_very_many_curves_have_fewer_points_each() -> None:
+    assert points_for(1) == points_for(300) == 600
+    assert points_for(5000) == 100 and points_for(10**6) == 60

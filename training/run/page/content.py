@@ -11,12 +11,14 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from training.run.events import OF_PROCESSES
 from training.run.files import from_here
-from training.run.metric_names import find_metric
+from training.run.metric_names import Metric, find_metric
 from training.run.page.alarm_rows import DOCS, MOST_ROWS, alarm_rows, spans_of
 from training.run.page.charts import (
     TIMING,
@@ -25,7 +27,7 @@ from training.run.page.charts import (
     sections_beside,
     sections_of,
 )
-from training.run.page.curves import CurveWriter
+from training.run.page.curves import CurveWriter, points_for
 from training.run.page.groups import Group, group_runs, names_of, table_of_groups
 from training.run.page.run_folder import RUNNING, VIEWER, RunFolder
 from training.run.page.settings import Change, as_text, differences_from_defaults
@@ -41,9 +43,9 @@ SUMMARY = {
     "perf/throughput": "tokens per second",
     "timing_s/step": "seconds per step",
 }
-# Marks of a chart's steps; an alarm has a time line of its own.
-MARKS = ("resume", "restart", "settings", "checkpoint", "validation", "end")
+# Of checkpoints and validations; what happened to processes and settings is told throughout.
 MOST_EVENTS = 1000
+TOLD_THROUGHOUT = (*OF_PROCESSES, "settings")
 INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -73,7 +75,8 @@ def make_content(
     }
     shown: dict[str, Any] = visible(content)
     # Curves are long, and hold no text but names.
-    return shown | {"groups": [_curves_of(group, runs) for group in groups]}
+    most = points_for(sum(len(group.names) for group in groups))
+    return shown | {"groups": [_curves_of(group, runs, most) for group in groups]}
 
 
 def visible(value: Any) -> Any:
@@ -89,11 +92,11 @@ def visible(value: Any) -> Any:
     return value
 
 
-def _curves_of(group: Group, runs: Sequence[RunFolder]) -> dict[str, Any]:
-    """Writes every curve of a group, with the numbers of its runs."""
+def _curves_of(group: Group, runs: Sequence[RunFolder], most: int) -> dict[str, Any]:
+    """Writes every curve of a group, of so many points at most, with the numbers of its runs."""
     numbers = {run.path: number for number, run in enumerate(runs)}
     writer = CurveWriter()
-    curves = {visible(name): writer.write(group.curve(name)) for name in group.names}
+    curves = {visible(name): writer.write(group.curve(name, most)) for name in group.names}
     return {
         "name": visible(group.name),
         "runs": [numbers[run.path] for run in group.runs],
@@ -102,14 +105,19 @@ def _curves_of(group: Group, runs: Sequence[RunFolder]) -> dict[str, Any]:
     }
 
 
+@cache
+def _known_metric(name: str) -> Metric | None:
+    return find_metric(name)
+
+
 def _meaning_of(name: str) -> str | None:
-    metric = find_metric(name)
+    metric = _known_metric(name)
     return metric.meaning.rstrip(".") if metric else None
 
 
 def _described(name: str) -> dict[str, str]:
     """Returns a metric with its sentence."""
-    metric = find_metric(name)
+    metric = _known_metric(name)
     if metric is None:
         return {"name": name, "unit": "", "meaning": "A metric of this run's own code."}
     return {"name": name, "unit": metric.unit, "meaning": metric.meaning}
@@ -123,13 +131,14 @@ def _facts_of(run: RunFolder, page: Path) -> dict[str, Any]:
     last = starts[-1] if starts else {}
     times = [event["time"] for event in run.events]
     began = starts[0]["time"] if starts else None
+    total = last.get("total_steps")
     return {
         "path": str(run.path),
         "status": status.word,
         "statusLine": status.line,
         "isRunning": status.word == RUNNING,
         "lastStep": run.last_step,
-        "totalSteps": last.get("total_steps"),
+        "totalSteps": total if type(total) is int else None,
         "began": began,
         "seconds": max(times) - began if began is not None else None,
         "command": str(last.get("command") or ""),
@@ -181,12 +190,15 @@ def _finite(value: float) -> float | None:
 
 def _events_of(run: RunFolder) -> list[dict[str, Any]]:
     """Lists what happened beside alarms, for marks and the time line."""
+    events = [event for event in run.events if event["kind"] != "alarm"]
+    others = [event for event in events if event["kind"] not in TOLD_THROUGHOUT]
+    left_out = {id(event) for event in others[:-MOST_EVENTS]}
     found = []
-    for event in run.events:
-        if event["kind"] != "alarm":
+    for event in events:
+        if id(event) not in left_out:
             parts = {key: event[key] for key in ("time", "step", "kind", "name", "text")}
             found.append(parts)
-    return found[-MOST_EVENTS:]
+    return found
 
 
 def _changes_of(run: RunFolder) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Thins curves out and writes them as a page's script reads them.
 
 A curve of more than MOST_POINTS steps is cut into as many parts, and each part keeps its mean, its
-smallest and its largest value: a spike of one step in 5,000 stays to be seen. Numbers are written
-as little-endian float32 (int32 for steps) in base64.
+smallest and its largest value: a spike of one step in 5,000 stays to be seen. With very many curves
+each has fewer points, so that a page stays small. Numbers are written as little-endian float32
+(int32 for steps) in base64.
 
 Invariant: where a curve was not thinned out, every step stands on the page with its own value.
 """
@@ -15,6 +16,9 @@ from typing import Any
 import numpy as np
 
 MOST_POINTS = 600
+FEWEST_POINTS = 60
+# Of all curves of a page together, about 8 MB.
+POINTS_OF_A_PAGE = 500_000
 
 
 @dataclass(frozen=True)
@@ -39,15 +43,22 @@ class Curve:
     not_finite: int = 0
 
 
-def curve_of(steps: np.ndarray, values: np.ndarray) -> Curve:
+def points_for(curves: int) -> int:
+    """Returns how many points each of so many curves has on a page, at most."""
+    return max(FEWEST_POINTS, min(MOST_POINTS, POINTS_OF_A_PAGE // max(curves, 1)))
+
+
+def curve_of(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> Curve:
     """Makes the curve of one run, thinned out where it is long."""
     is_finite = np.isfinite(values)
     finite = np.where(is_finite, values, np.nan)
     curve = Curve(first=steps, last=steps, mean=finite, not_finite=int((~is_finite).sum()))
-    return thin(curve)
+    return thin(curve, most)
 
 
-def mean_of_runs(columns: Iterable[tuple[np.ndarray, np.ndarray]]) -> Curve:
+def mean_of_runs(
+    columns: Iterable[tuple[np.ndarray, np.ndarray]], most: int = MOST_POINTS
+) -> Curve:
     """Makes the mean of several runs' curves, with the smallest and the largest of each step."""
     columns = list(columns)
     steps = np.unique(np.concatenate([steps for steps, _ in columns]))
@@ -72,7 +83,7 @@ def mean_of_runs(columns: Iterable[tuple[np.ndarray, np.ndarray]]) -> Curve:
         runs=counts if varies else None,
         not_finite=not_finite,
     )
-    return thin(curve)
+    return thin(curve, most)
 
 
 def thin(curve: Curve, most: int = MOST_POINTS) -> Curve:

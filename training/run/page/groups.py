@@ -30,12 +30,15 @@ class Group:
             found.update(run.metrics.names)
         return sorted(found)
 
-    def curve(self, name: str) -> Curve:
-        """Returns a metric's curve: a run's own, or the mean over those that have it."""
+    def curve(self, name: str, most: int) -> Curve:
+        """Returns a metric's curve, of so many points at most.
+
+        It is a run's own, or the mean over those that have the metric.
+        """
         having = [run.metrics.column(name) for run in self.runs if name in run.metrics]
         if len(self.runs) == 1:
-            return curve_of(*having[0])
-        return mean_of_runs(having)
+            return curve_of(*having[0], most)
+        return mean_of_runs(having, most)
 
 
 def group_runs(runs: Sequence[RunFolder]) -> list[Group]:

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,8 @@ def write_html(content: dict[str, Any], page: Path) -> None:
     Raises:
         OSError: it cannot be written; the old one stays.
     """
-    temporary = page.with_name(page.name + ".tmp")
+    # A run and a command that watches it may write at the same time.
+    temporary = page.with_name(f"{page.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(make_html(content).encode("utf-8"))
         temporary.replace(page)

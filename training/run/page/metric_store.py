@@ -12,6 +12,9 @@ import numpy as np
 
 from training.run.trackers import read_records
 
+# As the page holds them.
+LARGEST_STEP = 2**31 - 1
+
 
 class MetricStore:
     """Holds the metrics of a run's steps; a step is added as it is logged."""
@@ -31,12 +34,17 @@ class MetricStore:
         return store
 
     def add(self, step: int, metrics: Mapping[str, float | str]) -> None:
-        """Adds the metrics of a step; numbers that are not finite may be words ("nan")."""
+        """Adds the metrics of a step; numbers that are not finite may be words ("nan").
+
+        A step that no run can have reached is of a damaged line, and left out.
+        """
+        if not 0 <= step <= LARGEST_STEP:
+            return
         self.last_step = max(self.last_step, step)
         for name, value in metrics.items():
             steps, values = self._columns.setdefault(name, (array("q"), array("d")))
             steps.append(step)
-            values.append(float(value))
+            values.append(as_float(value))
 
     @property
     def names(self) -> list[str]:
@@ -73,3 +81,11 @@ class MetricStore:
         by_step = dict(zip(own_steps.tolist(), values.tolist(), strict=True))
         found = [by_step.get(step, np.nan) for step in steps]
         return [value if np.isfinite(value) else None for value in found]
+
+
+def as_float(value: float | str) -> float:
+    """Makes a float; infinite of an integer that is larger than any."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")

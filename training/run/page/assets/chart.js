@@ -88,7 +88,9 @@ class Chart {
     const lines = this.options.isStacked ? [...this.lines].reverse() : this.lines;
     this.legend.replaceChildren(...lines.map((line) => {
       const swatch = element("i");
-      swatch.style.background = line.color;
+      swatch.style.background = line.dash
+        ? `repeating-linear-gradient(90deg, ${line.color} 0 3px, transparent 3px 5px)`
+        : line.color;
       const item = button(line.label, "hide or show this line", () => {
         if (!this.hidden.delete(line.label)) {
           this.hidden.add(line.label);

@@ -7,7 +7,8 @@ function plainLines(chart) {
   CONTENT.groups.forEach((group, groupNumber) => {
     chart.lines.forEach((line, lineNumber) => {
       const curve = curveOf(group, line.metric);
-      if (!curve) {
+      const isFirst = lineNumber === 0;
+      if (!curve || (several && !isFirst && isNothing(curve))) {
         return;
       }
       const { low, high } = bandOf(group, line, curve);
@@ -27,8 +28,14 @@ function plainLines(chart) {
   return lines;
 }
 
+// Whether a curve is 0 throughout: beside the lines of other groups it says nothing.
+function isNothing(curve) {
+  return curve.mean.every((value) => !value);
+}
+
 function labelOfGroup(chart, line, group) {
-  return chart.lines.length > 1 ? `${group.name}: ${line.label}` : group.name;
+  const [name] = group.name.split(" (");
+  return chart.lines.length > 1 ? `${name}: ${line.label}` : group.name;
 }
 
 // What lies around a line: metrics of its own where the group is one run, else the smallest and the
