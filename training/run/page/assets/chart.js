@@ -47,7 +47,7 @@ class Chart {
     if (!this.options.meaning) {
       return caption;
     }
-    const meaning = element("p", { class: "meaning" }, [this.options.meaning]);
+    const meaning = element("p", { class: "meaning" }, [prose(this.options.meaning)]);
     return element("div", {}, [caption, meaning]);
   }
 

@@ -39,6 +39,15 @@ function cellOf(content) {
   return element("td", {}, [content]);
 }
 
+// A text of the docs, in which code stands between backticks.
+function prose(text) {
+  const parts = text.split("`");
+  const nodes = parts.map((part, number) =>
+    number % 2 === 1 ? element("code", {}, [part]) : part,
+  );
+  return element("span", {}, nodes);
+}
+
 // Four digits, as people read them; "–" where there is no number.
 function formatNumber(value) {
   if (value === null || value === undefined || Number.isNaN(value)) {

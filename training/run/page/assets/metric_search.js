@@ -33,7 +33,7 @@ class MetricSearch {
       this.chooser(metric),
       lastValueOf(metric.name),
       metric.unit,
-      metric.meaning,
+      prose(metric.meaning),
     ]);
     this.found.replaceChildren(table(["metric", "last", "unit", "what it means"], rows));
     if (fitting.length > MOST_FOUND) {

@@ -107,7 +107,7 @@ function reloadControl() {
     return "";
   }
   const box = element("input", { type: "checkbox" });
-  box.checked = chosen.get("still") === null;
+  box.checked = true;
   setInterval(() => {
     const isQuiet = Date.now() - lastTouched > QUIET_MS;
     if (box.checked && isQuiet && !document.hidden) {

@@ -26,7 +26,7 @@ function stepsRung(alarm) {
 function alarmText(alarm) {
   const parts = [element("div", {}, [alarm.text])];
   if (alarm.meaning) {
-    const words = [`It means: ${alarm.meaning}. `];
+    const words = ["It means: ", prose(alarm.meaning), ". "];
     if (CONTENT.alarmDocs) {
       const href = `${CONTENT.alarmDocs}#:~:text=${encodeURIComponent(alarm.name)}`;
       words.push(element("a", { href }, ["docs/alarms.md"]));
