@@ -125,7 +125,7 @@ def test_a_hover_shows_the_step_and_its_value(driver: Any, run_dir: Path) -> Non
     # A click keeps it, with a way to the step's episodes.
     ActionChains(driver).move_to_element_with_offset(chart, 3, 5).click().perform()
     link = driver.find_element("css selector", ".hover.kept a").get_attribute("href")
-    assert link.endswith(f"viewer/index.html#list?step={step}&sort=-reward")
+    assert link.endswith(f"viewer/index.html#list?step={step}&kind=train&sort=-reward")
 
 
 def test_any_metric_is_found_by_a_word_and_drawn(driver: Any, run_dir: Path) -> None:

@@ -29,14 +29,16 @@ def test_every_alarm_has_a_view_that_the_viewer_knows() -> None:
 
 
 def test_weights_that_were_not_synced_are_looked_for_in_every_step() -> None:
-    assert view_of(Finding("engine_stale", ""), 4) == "list?sort=-mismatch"
-    assert view_of(Finding("advantages_zero", ""), 4) == "list?step=4&spread=0&sort=-reward"
+    assert view_of(Finding("engine_stale", ""), 4) == "list?kind=train&sort=-mismatch"
+    assert view_of(Finding("advantages_zero", ""), 4) == (
+        "list?kind=train&step=4&spread=0&sort=-reward"
+    )
 
 
 def test_a_place_leads_to_its_episode_and_odd_names_stay_one_part_of_the_address() -> None:
     place = Place(episode="a/b?c&d#é", row=2, token=17)
     assert view_of(Finding("end_ignored", "", place), 5) == (
-        "episode/0/train/5/a%2Fb%3Fc%26d%23%C3%A9?row=2&token=17&color=mask"
+        "episode/0/train/5/a%2Fb%3Fc%26d%23%C3%A9?row=2&token=17&color=fate"
     )
     assert view_of(Finding("group_size", "", Place(group="u 1")), 5) == "group/0/train/5/u%201"
 
@@ -63,7 +65,7 @@ def test_rules_name_the_episode_its_row_and_the_token() -> None:
     batch = made_batch()
     [finding] = unsampled_tokens(batch)
     assert finding.place == Place(episode="e2", row=3, token=1)
-    assert view_of(finding, 9) == "episode/0/train/9/e2?row=3&token=1&color=mask"
+    assert view_of(finding, 9) == "episode/0/train/9/e2?row=3&token=1&color=fate"
 
 
 def test_rules_of_groups_name_the_group() -> None:

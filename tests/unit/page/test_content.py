@@ -109,8 +109,8 @@ def test_alarms_of_a_run_without_events_are_read_from_its_metrics(tmp_path: Path
     run = content_of(make_run(tmp_path, records))["runs"][0]
     assert run["spans"] == {"kl_jump": [[3, 5], [7, 8]]}
     assert [(row["step"], row["view"]) for row in run["alarms"]] == [
-        (3, "list?step=5&sort=-kl"),
-        (7, "list?step=8&sort=-kl"),
+        (3, "list?kind=train&step=5&sort=-kl"),
+        (7, "list?kind=train&step=8&sort=-kl"),
     ]
     assert "stood from step 3 to 5" in run["alarms"][0]["text"]
 

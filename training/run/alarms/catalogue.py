@@ -192,10 +192,10 @@ VIEWS = {
 }
 # How the tokens of an episode are coloured that an alarm names.
 COLORS = {
-    "unsampled_tokens": "mask",
-    "tokens_left_out": "mask",
-    "end_ignored": "mask",
-    "reward_misplaced": "mask",
+    "unsampled_tokens": "fate",
+    "tokens_left_out": "fate",
+    "end_ignored": "fate",
+    "reward_misplaced": "fate",
     "reward_differs": "advantage",
 }
 
@@ -211,7 +211,9 @@ def view_of(finding: Finding, step: int) -> str:
         return f"{address}&color={color}" if color else address
     if place.group:
         return f"group/0/train/{step}/{quote(place.group, safe='')}"
-    parts = [] if finding.alarm in OF_ANY_STEP else [f"step={step}"]
+    parts = ["kind=train"]
+    if finding.alarm not in OF_ANY_STEP:
+        parts.append(f"step={step}")
     if finding.alarm in VIEWS:
         parts.append(VIEWS[finding.alarm])
     return f"list?{'&'.join(parts)}"

@@ -62,6 +62,7 @@ class Chart:
     Attributes:
         unit: of its axis.
         view: sort key of the viewer that shows the episodes behind a point; "" where none does.
+        of_kind: of episodes: train, or val.
         kind: "lines"; "shares": the lines stacked, as parts of `whole`; "parts": the lines
             stacked, and what is missing to `whole`.
         left_out: lines that there was no room for.
@@ -72,6 +73,7 @@ class Chart:
     unit: str
     lines: Sequence[Line]
     view: str = ""
+    of_kind: str = "train"
     kind: str = "lines"
     whole: str | None = None
     left_out: int = 0
@@ -89,7 +91,7 @@ class Chart:
             "key": self.key,
             "title": self.title,
             "unit": self.unit,
-            "view": self.view,
+            "view": f"kind={self.of_kind}&sort={self.view}" if self.view else "",
             "kind": self.kind,
             "whole": self.whole,
             "leftOut": self.left_out,
@@ -282,6 +284,7 @@ def _validation(names: Sequence[str]) -> Iterator[Chart]:
         unit="reward",
         lines=lines,
         view="-reward",
+        of_kind="val",
         left_out=max(0, len(means) - MOST_LINES),
     )
 

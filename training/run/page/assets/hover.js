@@ -91,7 +91,7 @@ class Hover {
     if (!this.isKept) {
       return [element("small", { class: "hint" }, ["click: a link to its episodes"])];
     }
-    const href = `${viewer.href}#list?step=${step}&sort=${view}`;
+    const href = `${viewer.href}#list?step=${step}&${view}`;
     return [element("a", { href }, [`episodes of step ${step}`])];
   }
 

@@ -54,11 +54,11 @@ function viewerHint(run) {
 function episodeLinks(run) {
   const step = run.lastStep;
   const ways = [
-    ["all of the last step", `list?step=${step}`],
-    ["the best paid", `list?step=${step}&sort=-reward`],
-    ["answers without a word, by reward", "list?empty=1&sort=-reward"],
-    ["groups whose rewards are equal", `list?step=${step}&spread=0`],
-    ["cut at a limit", "list?fate=over_limit"],
+    ["all of the last step", `list?kind=train&step=${step}`],
+    ["the best paid", `list?kind=train&step=${step}&sort=-reward`],
+    ["answers without a word, by reward", "list?kind=train&empty=1&sort=-reward"],
+    ["groups whose rewards are equal", "list?kind=train&spread=0&sort=-step"],
+    ["with a turn that was cut", "list?kind=train&cut=1"],
     ["engine and trainer differ most", "list?sort=-mismatch"],
     ["sampled by older weights", "list?stale=1"],
     ["crashed and played again", "list?refilled=1"],
