@@ -281,7 +281,7 @@ def print_report(run_dir: Path) -> None:
 
     try:
         print(write_report(run_dir))
-        print(f"reward curve: {run_dir / 'report.png'}")
+        print(f"reward curve: {run_dir / 'report.png'}; page: {run_dir / 'report.html'}")
     except (OSError, ValueError) as error:
         print(f"no report of {run_dir}: {error}", file=sys.stderr)
 

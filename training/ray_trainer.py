@@ -73,6 +73,7 @@ from training.run.roles import need_critic as need_critic
 from training.run.roles import need_reference_policy as need_reference_policy
 from training.run.roles import need_reward_model as need_reward_model
 from training.run.run_lock import run_lock
+from training.run.run_record import open_record
 from training.run.signals import EndingSignals
 from training.run.step_source import GeneratedStep, OnDemandSource, PendingStep, StepSource
 from training.run.step_timer import StepTimer
@@ -242,16 +243,18 @@ class RayPPOTrainer:
             self.init_workers()
         if self.global_steps == 0:
             self.load_checkpoint()
-        record_config(self.run_dir, self.config, self.global_steps)
+        changes = record_config(self.run_dir, self.config, self.global_steps)
         tracking = open_trackers(
             self.config, self.run_dir, self.global_steps, self.total_training_steps
         )
-        with self.signals, tracking, self.recorder.flushed():
+        record = open_record(self, changes)
+        with self.signals, record, tracking, self.recorder.flushed():
             metrics: Metrics = {}
             if trainer.val_only or (trainer.val_before_train and self.global_steps == 0):
                 metrics = self.validate()
                 if metrics:
                     tracking.log(metrics, step=self.global_steps)
+                    record.add(self.global_steps, metrics)
             if trainer.val_only:
                 return metrics
             self._warn_if_nothing_to_train()
@@ -265,6 +268,7 @@ class RayPPOTrainer:
                     if self.saver.is_due(self.global_steps, last_step, metrics["timing_s/step"]):
                         metrics |= self.save_checkpoint()
                     tracking.log(metrics, step=self.global_steps)
+                    record.add(self.global_steps, metrics, self.alarms.said)
                     self.on_step(metrics)
                     self.saver.poll()
                     self._end_step()

@@ -8,7 +8,7 @@ run with and without them has the same numbers.
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from training.run.alarms import (
     reward_rules,
     update_rules,
 )
-from training.run.alarms.catalogue import ADVICE, WAITS, Finding
+from training.run.alarms.catalogue import ADVICE, WAITS, Finding, view_of
 from training.run.alarms.engine_rules import EngineRules
 from training.run.alarms.history import History, Metrics
 from training.run.alarms.rate_rules import RateRules
@@ -41,6 +41,18 @@ class AlarmStop(RuntimeError):
     """Ends a run with `trainer.alarms=stop`; says what stands."""
 
 
+class Ringing(NamedTuple):
+    """Tells of an alarm that was said in this step.
+
+    Attributes:
+        view: the viewer's address of what rang it.
+    """
+
+    alarm: str
+    text: str
+    view: str
+
+
 class Alarms:
     """Watches a run's steps.
 
@@ -52,6 +64,7 @@ class Alarms:
 
     Attributes:
         paid_by_environment: the environment's rewards are the scores, and nothing else is.
+        said: the alarms that the last step's check has logged.
     """
 
     def __init__(
@@ -78,6 +91,7 @@ class Alarms:
         self.broken_rules: set[str] = set()
         # What stands now, as sentences.
         self.standing: list[str] = []
+        self.said: list[Ringing] = []
 
     def see_scores(self, scores: Tensor) -> None:
         """Sees what a step's rows were given, (B, R), before anything is made of it."""
@@ -97,8 +111,9 @@ class Alarms:
         self.history.add(metrics)
         self.since = {alarm: self.since.get(alarm, step) for alarm in findings}
         self.standing = []
+        self.said = []
         results: dict[str, float] = {}
-        for alarm, text in findings.items():
+        for alarm, finding in findings.items():
             steps_standing = step - self.since[alarm] + 1
             steps_due = steps_standing
             if alarm in WAITS:
@@ -107,12 +122,14 @@ class Alarms:
                 continue
             results[f"alarms/{alarm}"] = float(steps_standing)
             sentence = (
-                f"alarm {alarm}: {text}, since step {self.since[alarm]}; check {ADVICE[alarm]}"
+                f"alarm {alarm}: {finding.text}, since step {self.since[alarm]}; check "
+                f"{ADVICE[alarm]}"
             )
             self.standing.append(sentence)
             is_power_of_two = steps_due & (steps_due - 1) == 0
             if is_power_of_two:
                 logger.warning("%s", sentence)
+                self.said.append(Ringing(alarm, sentence, view_of(finding, step)))
         results["alarms/count"] = float(len(self.standing))
         results["timing_s/alarms"] = time.perf_counter() - began
         return results
@@ -135,13 +152,13 @@ class Alarms:
         self.engine_rules.template = state["template"]
         self.reward_rules.load_state_dict(state["rewards"])
 
-    def _run_rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, str]:
-        """Returns what each alarm's first finding says, by alarm."""
-        findings: dict[str, str] = {}
+    def _run_rules(self, batch: DataProto, metrics: Metrics, step: int) -> dict[str, Finding]:
+        """Returns each alarm's first finding, by alarm."""
+        findings: dict[str, Finding] = {}
         for name, rule in self._rules(batch, metrics, step).items():
             try:
                 for finding in rule:
-                    findings.setdefault(finding.alarm, finding.text)
+                    findings.setdefault(finding.alarm, finding)
             # A batch or a metric of a user's own may lack or hold anything.
             except Exception as error:
                 if name not in self.broken_rules:
