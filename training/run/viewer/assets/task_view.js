@@ -3,7 +3,7 @@
 
 {
   const SVG = "http://www.w3.org/2000/svg";
-  const [WIDTH, HEIGHT, MARGIN] = [860, 200, 34];
+  const [WIDTH, HEIGHT, MARGIN] = [860, 200, 52];
   const MOST_BESIDE = 6;
 
   viewer.views.task = async function (main, { parts, values }) {
