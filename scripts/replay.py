@@ -56,7 +56,7 @@ ONE_RANK = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
 )
 # Retries are not repeated, and AgentRollout is to hand out its records.
-WITH_RECORDS = ("agent.max_refills=0", "agent.episodes_dir=replay")
+WITH_RECORDS = ("agent.max_refills=0", "agent.episodes_keep=1")
 # Exit codes.
 SAME = 0
 DIFFERENT = 1

@@ -52,7 +52,9 @@ class StepGenerator:
         for number in itertools.count():
             batch = self._answers(rows, number * self.config.prompts_per_step, step)
             scores, infos = trainer.score(batch, trainer.reward_fn)
-            yield trainer.phases.add_rewards(batch, scores, infos)
+            scored = trainer.phases.add_rewards(batch, scores, infos)
+            trainer.recorder.scored(scored)
+            yield scored
             rows = trainer.row_stream.draw()
 
     def _answers(self, rows: Rows, first_group: int, step: int | None) -> DataProto:

@@ -55,6 +55,7 @@ from training.run.data_position import (
     open_row_stream,
 )
 from training.run.episode_files import dump
+from training.run.episode_recorder import EpisodeRecorder
 from training.run.metrics.step_metrics import (
     compute_data_metrics,
     compute_throughout_metrics,
@@ -173,6 +174,7 @@ class RayPPOTrainer:
         steps_of_all_epochs = config.trainer.total_epochs * batches_per_epoch
         self.total_training_steps = config.trainer.total_training_steps or steps_of_all_epochs
         self.alarms = Alarms(config, self.total_training_steps, batches_per_epoch, tokenizer)
+        self.recorder = EpisodeRecorder(config, Path(config.episodes_dir).absolute(), tokenizer)
         self.generator = StepGenerator(self)
         self.step_source = self._make_step_source()
 
@@ -226,6 +228,7 @@ class RayPPOTrainer:
         """Closes environments and ends the workers' processes; the trainer is of no use then."""
         close_environments(self.multi_turn_rollout)
         self.step_source.shutdown()
+        self.recorder.close()
         if self.resources is not None:
             self.resources.close()
         self.resources = None
@@ -243,7 +246,7 @@ class RayPPOTrainer:
         tracking = open_trackers(
             self.config, self.run_dir, self.global_steps, self.total_training_steps
         )
-        with self.signals, tracking:
+        with self.signals, tracking, self.recorder.flushed():
             metrics: Metrics = {}
             if trainer.val_only or (trainer.val_before_train and self.global_steps == 0):
                 metrics = self.validate()
@@ -323,7 +326,9 @@ class RayPPOTrainer:
         dump(batch, self.config.trainer.rollout_data_dir, self.global_steps, self.tokenizer)
         self.on_batch(batch)
         metrics = read_mismatch(metrics) | self._step_metrics(batch, timer)
-        return metrics | self.alarms.check(batch, metrics, self.global_steps)
+        metrics |= self.alarms.check(batch, metrics, self.global_steps)
+        self.recorder.trained(batch, phases.take_update_records(), metrics, self.global_steps)
+        return metrics
 
     def learn(self, batch: DataProto) -> Metrics:
         """Makes a step of a batch that `generate` gave; returns its metrics."""
@@ -336,6 +341,7 @@ class RayPPOTrainer:
         self.saver.poll()
         self.in_step = True
         staleness = self.step_source.mask_stale_groups(generated.batch, self.global_steps)
+        self.recorder.begin_update(generated.batch)
         return generated.batch, generated.metrics | staleness
 
     def _end_step(self) -> None:
@@ -490,9 +496,12 @@ class RayPPOTrainer:
         if checkpoint is None:
             if not trainer.val_only:
                 set_aside(self.run_dir)
+            self.recorder.start_from(0)
             return
         self.saver.load_groups(checkpoint)
         self.load_driver_state(load_driver_state(checkpoint))
         self.step_source.restore(checkpoint)
+        restored = [step.result().batch.meta_info for step in self.step_source.in_flight()]
+        self.recorder.start_from(self.global_steps, [info["global_steps"] for info in restored])
         self.sync_weights()
         logger.info("resumed from %s", checkpoint)

@@ -30,6 +30,7 @@ from training.reward import RewardFunction, RewardInfos, compute_reward, compute
 from training.rollout_correction import apply_correction
 from training.rollout_mismatch import measure_mismatch
 from training.worker_groups import WorkerGroups
+from workers.model.token_record import UpdateRecord
 
 Metrics = dict[str, float]
 # Rewards (B, R), and further values by name, one a row.
@@ -60,6 +61,8 @@ class StepPhases:
         self.plan = config.batch_plan
         self.kl_controller = get_kl_controller(config.algorithm.kl_ctrl)
         self.estimator_state: dict[str, Any] = {}
+        # Rows of the run so far, which number those to come.
+        self.rows_so_far = 0
 
     def arrange(self, batch: DataProto) -> DataProto:
         """Orders the rows for the ranks; see `training.batch.rank_layout.arrange`."""
@@ -199,7 +202,13 @@ class StepPhases:
         )
 
     def _add_loss_fields(self, batch: DataProto) -> None:
-        """Adds what is read of `episode_share` (B,), `observation_mask`, `old_log_probs` (B, R)."""
+        """Adds what is read of `episode_share` (B,), `observation_mask`, `old_log_probs` (B, R).
+
+        And `row_number` (B,), by which the update's records find their rows again.
+        """
+        if self.config.agent.records_episodes:
+            batch.batch["row_number"] = torch.arange(len(batch)) + self.rows_so_far
+            self.rows_so_far += len(batch)
         if self.config.actor_rollout_ref.actor.loss_agg_counts == "episodes":
             shares = EpisodeRows(batch).shares()
             if shares is not None:
@@ -228,6 +237,12 @@ class StepPhases:
         if self.config.critic.share_backbone:
             return self.groups.policy.update_actor_and_values(batch)
         return self.groups.policy.update_actor(batch)
+
+    def take_update_records(self) -> list[UpdateRecord | None]:
+        """Returns what each rank's update made of its tokens, where that is recorded."""
+        if not self.config.agent.records_episodes:
+            return []
+        return self.groups.policy.take_update_record()
 
 
 def scores_of_last_rows(batch: DataProto, row_scores: Tensor) -> Tensor:

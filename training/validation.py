@@ -28,6 +28,7 @@ def validate(trainer: Any) -> dict[str, float]:
     infos: dict[str, list[Any]] = {}
     n = trainer.config.actor_rollout_ref.rollout.val_kwargs.n
     source_key = trainer.config.data.reward_fn_key
+    trainer.recorder.begin_validation(trainer.global_steps)
     for rows in trainer.val_dataloader:
         batch, scored = _validate_batch(trainer, rows, n, first_group=len(uids) // n)
         size = len(batch)
@@ -51,6 +52,7 @@ def _validate_batch(
     batch = trainer._generate_multi_turn_sequences(prompts)
     scores, infos = trainer.score(batch, trainer.val_reward_fn)
     batch.batch["token_level_scores"] = scores
+    trainer.recorder.scored(batch)
     dump(
         batch,
         settings.validation_data_dir,

@@ -36,6 +36,7 @@ from workers.rollout.episode import Episode, Row, TurnLimits
 from workers.rollout.episode_descriptions import describe_episodes
 from workers.rollout.episode_records import episode_facts, episode_record
 from workers.rollout.failure_policy import apply_failure_policy
+from workers.rollout.token_origins import RowOrigins, TokenOrigins
 from workers.rollout.turn_loop import Batch, TurnLoop
 
 AgentSpecs = Sequence[AgentSpec]
@@ -85,6 +86,7 @@ class AgentRollout:
             template_kwargs=dict(config.data.apply_chat_template_kwargs),
             eos_token_ids=engine.eos_token_ids,
         )
+        self.origins = TokenOrigins(self.tokens)
         self.pool = open_pool(config, specs) if is_leader(group) else None
         schemas = self.pool.tool_schemas if self.pool is not None else None
         self.tools: Sequence[Tools] = from_leader(schemas, group)
@@ -138,14 +140,21 @@ class AgentRollout:
         """Makes a batch of the episodes' rows, in order, once the failure policy was applied.
 
         Returns:
-            What `build_batch` gives, `environment_rewards` (B, R), the description's columns,
-            `anchors`, `ending`, `episode_row` (number of the row in its episode) and
-            `episode_facts` (a dict in each episode's first row, None in others).
+            What `build_batch` gives, `environment_rewards` (B, R), where episodes are recorded
+            `token_origins` (B, R), the description's columns, `anchors`, `ending`, `episode_row`
+            (number of the row in its episode) and `episode_facts` (a dict in each episode's first
+            row, None in others).
         """
-        facts = self._apply_failure_policy(episodes)
+        origins = self._token_origins(episodes)
+        facts = self._apply_failure_policy(episodes, origins)
         training_rows = list_training_rows(episodes)
         rows = [each.row for each in training_rows]
         batch = self.engine.build_batch(rows, self.config.data.max_prompt_length)
+        if self.config.agent.records_episodes:
+            flat_origins = [row.origins for of_episode in origins for row in of_episode]
+            batch.batch["token_origins"] = torch.from_numpy(
+                origin_matrix(flat_origins, self.engine.response_length)
+            )  # (B, R)
         rewards = reward_matrix(rows, self.engine.response_length)
         batch.batch["environment_rewards"] = torch.from_numpy(rewards)  # (B, R)
         descriptions = np.array(
@@ -162,17 +171,25 @@ class AgentRollout:
         )
         return replace(batch, non_tensor_batch=columns, meta_info=dict(described.meta_info))
 
-    def _apply_failure_policy(self, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+    def _token_origins(self, episodes: Sequence[Episode]) -> list[list[RowOrigins]]:
+        """Tells where the tokens of each episode's rows come from, where episodes are recorded."""
+        if not self.config.agent.records_episodes:
+            return [[] for _ in episodes]
+        return [self.origins.of_episode(episode) for episode in episodes]
+
+    def _apply_failure_policy(
+        self, episodes: Sequence[Episode], origins: Sequence[Sequence[RowOrigins]]
+    ) -> list[dict[str, Any]]:
         """Applies the failure policy to each episode, and returns their facts.
 
-        Where episodes are written to files, the facts hold a `record`: of the episode before that.
+        Where episodes are recorded, the facts hold a `record`: of the episode before that.
         """
         agent = self.config.agent
         facts = []
-        for episode in episodes:
+        for episode, of_rows in zip(episodes, origins, strict=True):
             record = {}
-            if agent.episodes_dir is not None:
-                record = {"record": episode_record(episode)}
+            if agent.records_episodes:
+                record = {"record": episode_record(episode, of_rows)}
             apply_failure_policy(episode, agent)
             facts.append(episode_facts(episode) | record)
         return facts
@@ -199,6 +216,14 @@ def reward_matrix(rows: Sequence[Row], width: int) -> np.ndarray:
         for position, reward in row.reward_at.items():
             rewards[i, position] = reward
     return rewards
+
+
+def origin_matrix(origins: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Returns where each row's tokens come from, 0 on padding: (B, width) int8."""
+    matrix = np.zeros((len(origins), width), np.int8)
+    for i, of_row in enumerate(origins):
+        matrix[i, : len(of_row)] = of_row
+    return matrix
 
 
 # How agents and their environments are built.

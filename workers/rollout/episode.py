@@ -112,6 +112,14 @@ class Turn:
     anchor: str = ""
 
 
+class FailedAttempt(NamedTuple):
+    """Holds an attempt at an episode that failed, and that was played again."""
+
+    turns: list[Turn]
+    ending: str
+    error: str
+
+
 @dataclass(kw_only=True)
 class Episode:
     """Holds one conversation with an environment.
@@ -123,7 +131,7 @@ class Episode:
         rows: one, or more where the chat template rewrites history; the last one grows.
         messages: the whole conversation, of which `initial_messages` came from the reset.
         final_reward: what replaces the rewards of the turns, if the environment gave it.
-        attempt: counts restarts after a crash.
+        attempt: counts restarts after a crash; `failed_attempts` holds what was played before it.
         ending: one of ENDINGS; of an answer to a prompt the engine's finish reason.
         error: why it failed; `first_error` is of the first attempt that did.
         env_seconds: the environment's own time.
@@ -141,6 +149,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     final_reward: float | None = None
     attempt: int = 0
+    failed_attempts: list[FailedAttempt] = field(default_factory=list)
     ending: str = ""
     error: str = ""
     first_error: str = ""
@@ -171,7 +180,8 @@ class Episode:
             row.reward_at = {}
 
     def restart(self) -> None:
-        """Forgets what was played, and counts another attempt."""
+        """Puts what was played aside, and counts another attempt."""
+        self.failed_attempts.append(FailedAttempt(self.turns, self.ending, self.error))
         self.rows = []
         self.initial_messages = []
         self.messages = []

@@ -1,15 +1,19 @@
 """What leaves the engine's process of an episode: the facts for a step's metrics, and its record.
 
 `episode_facts` is what the batch's column of that name holds, once for each episode; the metrics
-(training/run) read nothing else of episodes. `episode_record` is a line of the files under
-`agent.episodes_dir`, which scripts/replay.py reads. Invariant: both are plain data, as JSON holds
-it.
+(training/run) read nothing else of episodes. `episode_record` is a line of the run's episode files
+(docs/episodes.md), which scripts/replay.py reads. Invariant: both are plain data, as JSON holds it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from data.packed_arrays import pack_array
 from workers.environments.reply import StepReply
-from workers.rollout.episode import FAILURES, Episode, Row, Turn, digest
+from workers.rollout.episode import FAILURES, Episode, FailedAttempt, Row, Turn, digest
+from workers.rollout.token_origins import OVER_LIMIT, TEMPLATE, RowOrigins
 
 
 def episode_facts(episode: Episode) -> dict[str, Any]:
@@ -73,14 +77,24 @@ def reward_paid(episode: Episode) -> float:
     return sum(turn.reply.reward or 0.0 for turn in episode.turns if turn.reply)
 
 
-def episode_record(episode: Episode) -> dict[str, Any]:
-    """Returns all of an episode: the conversation, the ids, and the rewards that it was paid."""
+def episode_record(episode: Episode, origins: Sequence[RowOrigins] | None = None) -> dict[str, Any]:
+    """Returns all of an episode: the conversation, the ids, and the rewards that it was paid.
+
+    Args:
+        origins: of each row's tokens; None: they are not told.
+    """
+    told: Sequence[RowOrigins | None] = [None] * len(episode.rows) if origins is None else origins
+    parents = parents_of(episode.rows)
+    rows = []
+    for row, of_row, parent in zip(episode.rows, told, parents, strict=True):
+        rows.append({**row_record(row, of_row), "parent": parent})
     return {
         "attempt": episode.attempt,
         "task": episode.task,
         "initial_messages": episode.initial_messages,
         "turns": [turn_record(turn) for turn in episode.turns],
-        "rows": [row_record(row) for row in episode.rows],
+        "rows": rows,
+        "failed_attempts": [attempt_record(attempt) for attempt in episode.failed_attempts],
     }
 
 
@@ -96,19 +110,72 @@ def turn_record(turn: Turn) -> dict[str, Any]:
         "env_seconds": reply.seconds,
         "tool_calls": reply.tool_calls,
         "info": reply.info,
+        "anchor": turn.anchor,
     }
 
 
-def row_record(row: Row) -> dict[str, Any]:
-    """Returns a row, in lists with an entry a token; log-probs are 0 on what nobody sampled."""
-    turn_ids = [-1] * len(row.ids)
+def attempt_record(attempt: FailedAttempt) -> dict[str, Any]:
+    """Returns an attempt that failed and was played again."""
+    turns = []
+    for turn in attempt.turns:
+        observation = turn.reply.messages if turn.reply is not None else []
+        turns.append({"text": turn.text, "observation": observation})
+    return {"turns": turns, "ending": attempt.ending, "error": attempt.error}
+
+
+def row_record(row: Row, origins: RowOrigins | None = None) -> dict[str, Any]:
+    """Returns a row, in packed arrays with an entry a token.
+
+    Log-probs are 0 on what nobody sampled; `weight_versions` are there where tokens of several
+    occur; `template_mask` is null where the template's tokens cannot be told.
+    """
+    size = len(row.ids)
+    turn_ids = np.full(size, -1, np.int16)
+    rewards = np.zeros(size, np.float32)
     for span in row.spans:
-        turn_ids[span.start : span.end] = [span.turn] * (span.end - span.start)
-    return {
-        "prompt_ids": row.prompt_ids,
-        "response_ids": row.ids.tolist(),
-        "response_mask": [int(turn >= 0) for turn in turn_ids],
-        "log_probs": row.log_probs.tolist(),
-        "turn_ids": turn_ids,
-        "rewards": [row.reward_at.get(position, 0.0) for position in range(len(row.ids))],
+        turn_ids[span.start : span.end] = span.turn
+    for position, reward in row.reward_at.items():
+        rewards[position] = reward
+    record: dict[str, Any] = {
+        "prompt_ids": pack_array(row.prompt_ids, "<i4"),
+        "response_ids": pack_array(row.ids, "<i4"),
+        "response_mask": pack_array(turn_ids >= 0, "|i1"),
+        "log_probs": pack_array(row.log_probs, "<f4"),
+        "turn_ids": pack_array(turn_ids, "<i2"),
+        "rewards": pack_array(rewards, "<f4"),
+        "template_mask": None,
     }
+    if origins is not None and origins.is_told:
+        is_template = (origins.origins == TEMPLATE) | (origins.origins == OVER_LIMIT)
+        record["template_mask"] = pack_array(is_template, "|i1")
+    if len({span.version for span in row.spans}) > 1:
+        versions = np.full(size, -1, np.int32)
+        for span in row.spans:
+            versions[span.start : span.end] = span.version
+        record["weight_versions"] = pack_array(versions, "<i4")
+    return record
+
+
+def parents_of(rows: Sequence[Row]) -> list[dict[str, int] | None]:
+    """Finds, for each row, the earlier row whose ids it begins with, and how many these are.
+
+    Rewritten histories and branches share what came before them; None: there is no such row.
+    """
+    if len(rows) == 1:
+        return [None]
+    ids = [np.array(row.token_ids, dtype=np.int64) for row in rows]
+    parents: list[dict[str, int] | None] = []
+    for number, own in enumerate(ids):
+        shared = [common_length(own, earlier) for earlier in ids[:number]]
+        longest = max(shared, default=0)
+        # Of several the last one, from which the conversation went on.
+        last = len(shared) - 1 - shared[::-1].index(longest) if longest else 0
+        parents.append({"row": last, "tokens": longest} if longest else None)
+    return parents
+
+
+def common_length(first: np.ndarray, second: np.ndarray) -> int:
+    """Counts the entries with which both arrays begin alike."""
+    shorter = min(len(first), len(second))
+    differs = np.flatnonzero(first[:shorter] != second[:shorter])
+    return int(differs[0]) if len(differs) else shorter

@@ -8,7 +8,6 @@ from typing import Any
 from custom.env_calls import located
 from custom.env_factory import ENVIRONMENT_NAMES, LIBRARIES, taker_of
 from data.loading import load_object
-from training.config.resources.files import unwritable_folder
 from training.config.resources.user_code import loading_failure, unusable_object, value_errors
 from training.config.schema.agent import PASSED_AS_OBJECT, EnvironmentChoice
 from training.config.schema.ppo import PPOConfig
@@ -30,8 +29,6 @@ def check_agents(config: PPOConfig, own_data: bool = False) -> Iterator[str]:
         if not own_data or environment.name != PASSED_AS_OBJECT:
             yield from _check_environment(key, environment)
     yield from _check_tools(config)
-    if agent.episodes_dir is not None:
-        yield from unwritable_folder("agent.episodes_dir", agent.episodes_dir)
 
 
 def _check_environment(key: str, environment: EnvironmentChoice) -> Iterator[str]:
