@@ -5,8 +5,6 @@ types below and rows whose arrays are of one length; whatever is wrong with a li
 that says so, and costs that line alone.
 """
 
-import base64
-import binascii
 import json
 import re
 from collections.abc import Iterator
@@ -16,11 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from data.packed_arrays import unpack_array
+
 Kind = Literal["train", "val"]
 # Of a file's name: kind and step.
 EPISODE_FILE = re.compile(r"(?P<val>val-)?(?P<step>\d+)\.jsonl")
-# What an array of a row may be written as.
-DTYPES = ("<i4", "<f4", "|i1", "<i2", "<i8", "<f8", "|u1")
 # The arrays of a row that have one entry a token of the response.
 PER_TOKEN = {
     "response_ids": "<i4",
@@ -180,26 +178,18 @@ def _row(record: dict[str, Any], number: int) -> RecordedRow:
 
 
 def as_array(value: Any, dtype: str, what: str) -> np.ndarray:
-    """Makes a 1-D array of a list of numbers, null being NaN, or of {"dtype", "base64"}.
+    """Makes a 1-D array of a list of numbers, null being NaN, or of a packed one.
 
     Raises:
         ValueError: it is neither.
     """
     try:
-        if isinstance(value, dict):
-            if value.get("dtype") not in DTYPES:
-                raise ValueError(f"dtype {value.get('dtype')!r} is none of {', '.join(DTYPES)}")
-            data = base64.b64decode(value["base64"], validate=True)
-            return np.frombuffer(data, dtype=value["dtype"]).astype(dtype)
-        if not isinstance(value, list):
-            raise ValueError("it is no list")
-        numbers = [float("nan") if entry is None else entry for entry in value]
-        array = np.array(numbers, dtype=np.float64 if "f" in dtype else np.int64)
-        if array.ndim != 1:
-            raise ValueError("it is no flat list")
-        return array.astype(dtype)
-    except (TypeError, KeyError, OverflowError, ValueError, binascii.Error) as error:
+        array = unpack_array(value, dtype)
+    except (TypeError, OverflowError, ValueError) as error:
         raise ValueError(f"{what} cannot be read: {error}") from error
+    if array.ndim != 1:
+        raise ValueError(f"{what} is no flat list")
+    return array.astype(dtype)
 
 
 def as_text(value: Any) -> str:
